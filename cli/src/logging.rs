@@ -61,7 +61,7 @@ pub struct LogArgs {
 /// Starts logging; `HARVESTFS_LOG` sets the detail, `info` by default.
 pub fn start(args: LogArgs) {
     let filter = EnvFilter::try_from_env("HARVESTFS_LOG")
-        .unwrap_or_else(|_| EnvFilter::new("info,quinn=warn,fuser=warn,openraft=warn"));
+        .unwrap_or_else(|_| EnvFilter::new("info,quinn=warn,fuser=warn,openraft=error"));
     let lines = tracing_subscriber::fmt()
         .with_env_filter(filter)
         .with_ansi(std::io::stderr().is_terminal())

@@ -6,6 +6,7 @@ use std::time::Duration;
 use anyhow::Context;
 use harvestfs_protocol::admin::{AdminReply, AdminRequest};
 use harvestfs_protocol::error::FsError;
+use harvestfs_protocol::group::GroupRequest;
 use harvestfs_protocol::identity::{Peer, Role};
 use harvestfs_protocol::meta::Notice;
 use harvestfs_protocol::request_id::RequestId;
@@ -83,21 +84,27 @@ impl AdminLink {
         request: AdminRequest,
         deadline: Duration,
     ) -> anyhow::Result<AdminReply> {
+        let is_question = matches!(
+            request,
+            AdminRequest::Status | AdminRequest::Nodes | AdminRequest::Group(GroupRequest::List)
+        );
         let request = Request::Admin(request);
         let began = tokio::time::Instant::now();
         loop {
             let rpc = self.rpc.lock().clone();
-            let error = match rpc.call(&request, deadline).await? {
-                Ok(Reply::Admin(reply)) => return Ok(reply),
-                Ok(_) => return Err(unexpected()),
-                Err(error) => error,
+            let is_late = began.elapsed() >= ELECTION_DEADLINE;
+            let leader = match rpc.call(&request, deadline).await {
+                Ok(Ok(Reply::Admin(reply))) => return Ok(reply),
+                Ok(Ok(_)) => return Err(unexpected()),
+                Ok(Err(error @ FsError::NotLeader { .. })) if is_late => {
+                    return Err(error).context("no namenode leads: most of them have to work");
+                }
+                Ok(Err(FsError::NotLeader { leader })) => leader,
+                Ok(Err(error)) => return Err(error.into()),
+                // Another namenode leads, perhaps; a change may have been made.
+                Err(_) if is_question && self.namenodes.len() > 1 && !is_late => None,
+                Err(error) => return Err(error.into()),
             };
-            let FsError::NotLeader { leader } = error else {
-                return Err(error.into());
-            };
-            if began.elapsed() >= ELECTION_DEADLINE {
-                return Err(error).context("no namenode leads: most of them have to work");
-            }
             let next = match leader {
                 Some(leader) => self.dial(leader).await,
                 None => {

@@ -19,6 +19,8 @@ const ADDED_WITHIN: Duration = Duration::from_secs(3600);
 const CHANGED_WITHIN: Duration = Duration::from_secs(90);
 /// How long another one may take to lead.
 const HANDED_OVER_WITHIN: Duration = Duration::from_secs(10);
+/// How long there may be no leader before that is said.
+const ELECTED_WITHIN: Duration = Duration::from_secs(3);
 const POLL: Duration = Duration::from_millis(20);
 
 /// What to do with the namenodes.
@@ -119,11 +121,19 @@ pub async fn execute(link: &AdminLink, command: &GroupCommand) -> anyhow::Result
     Ok(())
 }
 
+/// The group as the leader sees it; as another one does, when there is none for a while.
 async fn list(link: &AdminLink) -> anyhow::Result<GroupStatus> {
-    let request = AdminRequest::Group(GroupRequest::List);
-    match link.ask(request, DEADLINE).await? {
-        AdminReply::Group(status) => Ok(status),
-        _ => Err(link::unexpected()),
+    let began = tokio::time::Instant::now();
+    loop {
+        let request = AdminRequest::Group(GroupRequest::List);
+        let AdminReply::Group(mut status) = link.ask(request, DEADLINE).await? else {
+            return Err(link::unexpected());
+        };
+        if status.leader.is_some() || began.elapsed() >= ELECTED_WITHIN {
+            status.members.sort_by_key(|it| it.addr);
+            return Ok(status);
+        }
+        tokio::time::sleep(POLL).await;
     }
 }
 

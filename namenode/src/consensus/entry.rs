@@ -67,6 +67,9 @@ pub enum EntryError {
     /// What it is is not known.
     #[error("the record is of the unknown kind {0}")]
     Kind(u8),
+    /// Its number or its term cannot follow that of the one before.
+    #[error("entries are not in the order of their numbers and terms")]
+    OutOfOrder,
     /// The members cannot be those of a group.
     #[error("the record names impossible members: {0}")]
     Members(String),

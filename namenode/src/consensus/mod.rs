@@ -12,6 +12,8 @@ mod runtime;
 mod service;
 mod snapshots;
 mod store;
+#[cfg(test)]
+mod tests;
 mod wire;
 
 use std::collections::BTreeMap;
@@ -363,6 +365,7 @@ impl Consensus {
                 run: machine::random(),
                 writes_at_start,
                 store: Some(store.clone()),
+                silent: parking_lot::Mutex::default(),
             }),
         };
         let raft = Raft::new(id, Arc::new(config), peers.clone(), store.clone(), applied)

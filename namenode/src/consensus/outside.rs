@@ -129,6 +129,7 @@ impl Outside {
             run: machine::random(),
             writes_at_start: 0,
             store: None,
+            silent: Mutex::default(),
         };
         Self {
             inner: Arc::new(Inner {

@@ -1,5 +1,6 @@
 //! Calls to the other members.
 
+use std::collections::BTreeSet;
 use std::future::Future;
 use std::io;
 use std::net::SocketAddr;
@@ -20,6 +21,7 @@ use openraft::raft::{
     AppendEntriesRequest, AppendEntriesResponse, SnapshotResponse, TransferLeaderRequest,
     TransferLeaderResponse, VoteRequest, VoteResponse,
 };
+use parking_lot::Mutex;
 use tokio::sync::mpsc;
 
 use super::applied::InJournal;
@@ -46,6 +48,8 @@ pub(super) struct Caller {
     pub(super) writes_at_start: u64,
     /// None: it is in no group.
     pub(super) store: Option<LogStore>,
+    /// Where nothing answers just now, for the log.
+    pub(super) silent: Mutex<BTreeSet<SocketAddr>>,
 }
 
 impl Caller {
@@ -147,9 +151,19 @@ impl Peer {
         deadline: Duration,
     ) -> Result<(MemberId, PeerReply), PeerError> {
         let called = self.call_within(request, deadline).await;
-        if called.is_err() {
-            // The next call dials again.
-            self.client = None;
+        let addr = self.addr;
+        match &called {
+            Ok(_) if self.caller.silent.lock().remove(&addr) => {
+                tracing::info!(%addr, "the namenode answers again");
+            }
+            Ok(_) => {}
+            Err(error) => {
+                // The next call dials again.
+                self.client = None;
+                if self.caller.silent.lock().insert(addr) {
+                    tracing::warn!(%addr, %error, "another namenode does not answer");
+                }
+            }
         }
         called
     }

@@ -121,7 +121,8 @@ impl Member {
                 is_trial,
                 is_transfer,
             } => {
-                let request = wire::asks_for_vote(ballot, last, is_transfer);
+                let request = wire::asks_for_vote(ballot, last, is_transfer)
+                    .map_err(|error| FsError::Protocol(error.to_string()))?;
                 let voted = if is_trial {
                     self.raft.pre_vote(request).await
                 } else {

@@ -6,7 +6,7 @@ use openraft::raft::{
 };
 
 use super::entry::{EntryError, encode, entry_of, log_id};
-use super::{Group, LogId, MemberId, Vote};
+use super::{Group, LogId, MemberId, Term, Vote};
 use crate::journal::Lsn;
 
 pub(super) fn ballot(vote: &Vote) -> Ballot {
@@ -86,15 +86,35 @@ pub(super) fn append(
     records: Vec<Vec<u8>>,
     committed: Option<Place>,
 ) -> Result<AppendEntriesRequest<Group>, EntryError> {
-    let first: Lsn = before.map_or(1, |before| before.record + 1);
-    let entries = (first..).zip(records);
-    let entries = entries.map(|(lsn, record)| entry_of(lsn, record));
+    let mut lsn: Lsn = before.map_or(0, |before| before.record);
+    let mut term = before.map_or(0, |before| before.term);
+    let mut entries = Vec::with_capacity(records.len());
+    for record in records {
+        lsn = lsn.checked_add(1).ok_or(EntryError::OutOfOrder)?;
+        let entry = entry_of(lsn, record)?;
+        let of: Term = entry.log_id.committed_leader_id().term;
+        if of < term {
+            return Err(EntryError::OutOfOrder);
+        }
+        term = of;
+        entries.push(entry);
+    }
+    check_not_later(leader, Some(Place { term, record: lsn }))?;
+    check_not_later(leader, committed)?;
     Ok(AppendEntriesRequest {
         vote: vote(leader),
         prev_log_id: before.map(entry),
-        entries: entries.collect::<Result<_, _>>()?,
+        entries,
         leader_commit: committed.map(entry),
     })
+}
+
+/// No entry is of a later term than the vote of the one that sends it.
+fn check_not_later(ballot: Ballot, place: Option<Place>) -> Result<(), EntryError> {
+    match place {
+        Some(place) if place.term > ballot.term => Err(EntryError::OutOfOrder),
+        _ => Ok(()),
+    }
 }
 
 pub(super) fn appended(response: &AppendEntriesResponse<Group>) -> PeerReply {
@@ -132,11 +152,12 @@ pub(super) fn asks_for_vote(
     ballot: Ballot,
     last: Option<Place>,
     is_transfer: bool,
-) -> VoteRequest<Group> {
-    VoteRequest {
+) -> Result<VoteRequest<Group>, EntryError> {
+    check_not_later(ballot, last)?;
+    Ok(VoteRequest {
         leadership_transfer: is_transfer,
         ..VoteRequest::new(vote(ballot), last.map(entry))
-    }
+    })
 }
 
 pub(super) fn transfer_request(request: &TransferLeaderRequest<Group>) -> PeerRequest {

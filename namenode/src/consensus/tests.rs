@@ -1,0 +1,206 @@
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::Path;
+
+use bytes::Bytes;
+use harvestfs_protocol::peer::{Ballot, Place};
+use openraft::EntryPayload;
+use openraft::Membership;
+use openraft::entry::RaftEntry;
+use proptest::prelude::*;
+
+use super::entry::{Record, decode, encode, entry_of, log_id};
+use super::member_file::{self, Kept};
+use super::outside::{Standing, found_alone, found_outside, standing};
+use super::*;
+use crate::engine::namespace::COMMAND_VERSION;
+use crate::journal::{Journal, JournalOptions};
+
+fn journal_in(dir: &Path) -> Journal {
+    let options = JournalOptions {
+        segment_bytes: 1 << 20,
+        create_if_empty: true,
+        ..JournalOptions::new(dir, 7)
+    };
+    Journal::open(&options).unwrap().0
+}
+
+fn member(port: u16) -> Member {
+    Member {
+        name: "nn".to_owned(),
+        addr: SocketAddr::from(([10, 0, 0, 1], port)),
+    }
+}
+
+fn members(ids: &[u64]) -> BTreeMap<MemberId, Member> {
+    let member = |id: &u64| (MemberId(*id), member(*id as u16));
+    ids.iter().map(member).collect()
+}
+
+fn stored(lsn: Lsn, ids: &[u64]) -> StoredMembers {
+    let voters = ids.iter().copied().map(MemberId).collect();
+    let members = Membership::new(vec![voters], members(ids)).unwrap();
+    StoredMembers::new(Some(log_id(1, lsn)), members)
+}
+
+#[test]
+fn what_a_member_keeps_is_read_back_and_damage_is_noticed() {
+    let dir = tempfile::tempdir().unwrap();
+    let journal = journal_in(dir.path());
+    let mut kept = Kept::founding(MemberId(2), members(&[1, 2, 3])).unwrap();
+    kept.vote = Some(Vote::new_committed(9, MemberId(3)));
+    kept.terms = vec![(1, 0), (5, 3), (9, 8)];
+    kept.add_members(stored(6, &[1, 2, 4]));
+    kept.writes = 17;
+    kept.known.insert(MemberId(1), (5, 6));
+    member_file::write(&journal.disk(), &kept).unwrap();
+    let read = member_file::read(&*journal.disk()).unwrap().unwrap();
+    assert_eq!((&read.kept, read.is_copy), (&kept, false));
+
+    let path = dir.path().join("member");
+    let bytes = fs::read(&path).unwrap();
+    for at in 0..bytes.len() {
+        let mut damaged = bytes.clone();
+        damaged[at] ^= 1;
+        fs::write(&path, &damaged).unwrap();
+        assert!(member_file::read(&*journal.disk()).is_err(), "byte {at}");
+        fs::write(&path, &bytes[..at]).unwrap();
+        assert!(member_file::read(&*journal.disk()).is_err(), "{at} bytes");
+    }
+}
+
+#[test]
+fn the_members_of_an_entry_are_those_that_were_named_last_before_it() {
+    let mut kept = Kept::founding(MemberId(1), members(&[1])).unwrap();
+    kept.add_members(stored(5, &[1, 2]));
+    kept.add_members(stored(9, &[1, 2, 3]));
+    let count = |kept: &Kept, lsn| kept.members_at(lsn).membership().nodes().count();
+    let counts = |kept: &Kept| [0, 4, 5, 8, 9, 100].map(|lsn| count(kept, lsn));
+    assert_eq!(counts(&kept), [1, 1, 2, 2, 3, 3]);
+    // The same entry again, as after a start.
+    kept.add_members(stored(9, &[1, 2, 3]));
+    assert_eq!(counts(&kept), [1, 1, 2, 2, 3, 3]);
+    kept.forget_before(7);
+    assert_eq!([7, 8, 9].map(|lsn| count(&kept, lsn)), [2, 2, 3]);
+    kept.forget_before(9);
+    assert_eq!(kept.members.len(), 1);
+}
+
+#[test]
+fn a_copy_of_a_member_is_recognised_and_the_only_one_is_not_asked() {
+    let (dir, other) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let journal = journal_in(dir.path());
+    assert_eq!(standing(&journal).unwrap(), Standing::Member, "no file");
+    for (ids, of_copy) in [(&[1, 2, 3][..], Standing::Copy), (&[1], Standing::Member)] {
+        let kept = Kept::founding(MemberId(1), members(ids)).unwrap();
+        member_file::write(&journal.disk(), &kept).unwrap();
+        assert_eq!(standing(&journal).unwrap(), Standing::Member);
+        let copied = journal_in(other.path());
+        fs::copy(dir.path().join("member"), other.path().join("member")).unwrap();
+        assert_eq!(standing(&copied).unwrap(), of_copy);
+    }
+    // Also one that is put back in its place.
+    let kept = Kept::founding(MemberId(1), members(&[1, 2, 3])).unwrap();
+    member_file::write(&journal.disk(), &kept).unwrap();
+    let (path, aside) = (dir.path().join("member"), other.path().join("aside"));
+    fs::copy(&path, &aside).unwrap();
+    member_file::write(&journal.disk(), &kept).unwrap();
+    assert_eq!(standing(&journal).unwrap(), Standing::Member);
+    fs::copy(&aside, &path).unwrap();
+    assert_eq!(standing(&journal).unwrap(), Standing::Copy);
+}
+
+#[test]
+fn one_that_goes_on_alone_has_another_number_and_the_term() {
+    let dir = tempfile::tempdir().unwrap();
+    let journal = journal_in(dir.path());
+    assert!(found_alone(&journal, 0).is_err(), "it is in no group");
+    found_outside(&journal, MemberId(4)).unwrap();
+    assert_eq!(
+        standing(&journal).unwrap(),
+        Standing::New(MemberId(4)),
+        "it was never taken in"
+    );
+    assert!(found_alone(&journal, 0).is_err());
+    let mut kept = Kept::founding(MemberId(1), members(&[1, 2, 3])).unwrap();
+    kept.vote = Some(Vote::new(12, MemberId(3)));
+    kept.is_forgetful = true;
+    member_file::write(&journal.disk(), &kept).unwrap();
+    assert_eq!(standing(&journal).unwrap(), Standing::Forgetful);
+    found_alone(&journal, 0).unwrap();
+    assert_eq!(standing(&journal).unwrap(), Standing::Member);
+    let alone = member_file::read(&*journal.disk()).unwrap().unwrap().kept;
+    assert_ne!(alone.this, MemberId(1));
+    assert_eq!(alone.vote.map(|vote| vote.leader_id.term), Some(12));
+    let left = alone.members_at(0).membership();
+    assert!(members::is_sole_voter(left, alone.this));
+    assert_eq!(left.get_node(&alone.this), Some(&member(1)), "its address");
+}
+
+#[test]
+fn impossible_messages_of_other_namenodes_are_refused() {
+    let ballot = |term| Ballot {
+        term,
+        candidate: 1,
+        is_elected: true,
+    };
+    let place = |term, record| Some(Place { term, record });
+    let record = |term| {
+        let entry = Entry::new(log_id(term, 1), EntryPayload::Blank);
+        encode(&entry)
+    };
+    assert!(
+        wire::append(
+            ballot(3),
+            place(2, 8),
+            vec![record(2), record(3)],
+            place(2, 8)
+        )
+        .is_ok()
+    );
+    for (before, records, committed) in [
+        // There is no next number.
+        (place(1, Lsn::MAX), vec![record(3)], None),
+        (place(1, Lsn::MAX - 1), vec![record(3), record(3)], None),
+        // From the future.
+        (place(4, 8), vec![], None),
+        (place(2, 8), vec![record(4)], None),
+        (place(2, 8), vec![record(3)], place(4, 9)),
+        // Terms go backwards.
+        (place(2, 8), vec![record(1)], None),
+        (None, vec![record(3), record(2)], None),
+        // No entry.
+        (None, vec![vec![]], None),
+        (None, vec![vec![99, 1]], None),
+    ] {
+        let what = format!("{before:?} {records:?} {committed:?}");
+        assert!(
+            wire::append(ballot(3), before, records, committed).is_err(),
+            "{what}"
+        );
+    }
+    assert!(wire::asks_for_vote(ballot(3), place(3, 9), false).is_ok());
+    assert!(wire::asks_for_vote(ballot(3), place(4, 9), false).is_err());
+}
+
+proptest! {
+    #[test]
+    fn entries_are_read_back(term in any::<u64>(), lsn in 1..Lsn::MAX, command in prop::collection::vec(any::<u8>(), 0..50), kind in 0..3) {
+        let payload = match kind {
+            0 => EntryPayload::Blank,
+            1 => EntryPayload::Normal(Record { command: Bytes::from(command), awaited: false }),
+            _ => EntryPayload::Membership(stored(1, &[1, 2, 5]).membership().clone()),
+        };
+        let entry = Entry::new(log_id(term, lsn), payload);
+        let read = entry_of(lsn, encode(&entry)).unwrap();
+        prop_assert_eq!(read.log_id(), entry.log_id());
+        prop_assert_eq!(read.payload, entry.payload);
+    }
+
+    #[test]
+    fn no_record_makes_decoding_panic(bytes in prop::collection::vec(any::<u8>(), 0..200)) {
+        if let Ok((term, Content::Command(_))) = decode(&bytes) {
+            prop_assert!(term == 0 || bytes[0] > COMMAND_VERSION);
+        }
+    }
+}
