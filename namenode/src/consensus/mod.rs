@@ -94,6 +94,8 @@ pub struct Commits {
     is_sole_voter: AtomicBool,
     changed: Notify,
     ended: AtomicBool,
+    /// What the leader said last that it has committed. It may be more than this member has.
+    of_leader: AtomicU64,
 }
 
 impl Commits {
@@ -105,6 +107,11 @@ impl Commits {
             &self.committed
         };
         last.load(Ordering::Acquire)
+    }
+
+    /// The last record that the leader is known to have committed.
+    pub fn of_leader(&self) -> Lsn {
+        self.of_leader.load(Ordering::Acquire).max(self.last())
     }
 
     /// Waits until more is, or the consensus ended. One waits at a time.
@@ -250,6 +257,19 @@ pub enum Leadership {
     This(Term),
 }
 
+/// The group, as far as a member knows.
+#[derive(Clone, Debug)]
+pub struct GroupView {
+    /// This member.
+    pub this: MemberId,
+    /// Who leads; none: nobody, for now.
+    pub leader: Option<MemberId>,
+    /// The last term that it knows of.
+    pub term: Term,
+    /// All members.
+    pub members: BTreeMap<MemberId, Member>,
+}
+
 impl Consensus {
     /// Takes part in the group with the journal, of which `read` was read.
     ///
@@ -381,6 +401,20 @@ impl Consensus {
         acknowledged.is_some_and(|at| at.elapsed() < LEASE)
     }
 
+    /// The group, as far as this member knows.
+    #[must_use]
+    pub fn group(&self) -> GroupView {
+        let metrics = self.raft.server_metrics();
+        let metrics = metrics.borrow_watched();
+        let nodes = metrics.membership_config.nodes();
+        GroupView {
+            this: metrics.id,
+            leader: metrics.current_leader,
+            term: metrics.vote.leader_id.term,
+            members: nodes.map(|(id, member)| (*id, member.clone())).collect(),
+        }
+    }
+
     /// Whether this member leads, as far as it knows, and who does otherwise.
     #[must_use]
     pub fn leadership(&self) -> LeadershipReceiver {
@@ -430,6 +464,7 @@ impl Consensus {
     pub fn service(&self) -> Service {
         Service {
             raft: self.raft.clone(),
+            commits: Arc::clone(&self.commits),
         }
     }
 
@@ -477,6 +512,7 @@ impl Consensus {
 #[derive(Clone)]
 pub struct Service {
     raft: Raft<Group, Applied>,
+    commits: Arc<Commits>,
 }
 
 impl Service {
@@ -507,8 +543,10 @@ impl Service {
                 records,
                 committed,
             } => {
+                let of_leader = committed.map_or(0, |place| place.record);
                 let request = wire::append(ballot, before, records, committed)
                     .map_err(|error| FsError::Protocol(error.to_string()))?;
+                (self.commits.of_leader).fetch_max(of_leader, Ordering::AcqRel);
                 let appended = self.raft.append_entries(request).await;
                 Ok(wire::appended(&appended.map_err(|error| stopped(&error))?))
             }

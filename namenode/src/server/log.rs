@@ -8,7 +8,7 @@ use bytes::Bytes;
 use harvestfs_telemetry::metrics::{Histogram, Timer};
 
 use super::NamenodeError;
-use crate::consensus::{Commits, Consensus, ConsensusError, Record, Term};
+use crate::consensus::{Commits, Consensus, ConsensusError, GroupView, Record, Term};
 use crate::journal::{JournalCounters, JournalError, JournalWriter, Lsn};
 
 /// Records of a group of one of which openraft hears at once.
@@ -75,6 +75,17 @@ impl Log {
     /// Whether the engine has something that another leader replaced.
     pub(crate) fn is_replaced(&self) -> bool {
         self.consensus.is_replaced()
+    }
+
+    /// The group, as far as this member knows.
+    pub(crate) fn group(&self) -> GroupView {
+        self.consensus.group()
+    }
+
+    /// How many records the leader committed that the engine does not have.
+    pub(crate) fn behind_records(&self) -> u64 {
+        // A leader has records that are not committed yet.
+        self.commits.of_leader().saturating_sub(self.last_lsn)
     }
 
     /// Whether it is the only voter.
