@@ -304,18 +304,22 @@ fn a_part_that_is_killed_comes_back() {
     ok(run(&["down"], &data));
 }
 
-/// What a namenode says of itself and its group, by its page's address.
-fn metric_of_each(said: &str, metric: &str) -> Vec<u64> {
+/// What each namenode answers at a path of its page.
+fn answers_of_each(said: &str, path: &str) -> Vec<String> {
     let pages = said.split_whitespace().filter_map(|word| {
         word.strip_prefix("http://")
             .and_then(|rest| rest.split_once("/?token="))
     });
-    let values = pages.map(|(host, token)| {
-        let metrics = get(
-            host,
-            "/metrics",
-            &format!("Authorization: Bearer {token}\r\n"),
-        );
+    let shown = |token| format!("Authorization: Bearer {token}\r\n");
+    pages
+        .map(|(host, token)| get(host, path, &shown(token)))
+        .collect()
+}
+
+/// What each namenode measures.
+fn metric_of_each(said: &str, metric: &str) -> Vec<u64> {
+    let all = answers_of_each(said, "/metrics");
+    let values = all.iter().map(|metrics| {
         let line = metrics.lines().find_map(|it| it.strip_prefix(metric));
         let value = line.unwrap_or_else(|| panic!("no {metric}: {metrics}"));
         value.trim().parse().expect("a whole number")
@@ -344,6 +348,14 @@ fn three_namenodes_go_on_when_one_is_killed_and_after_a_restart() {
         terms[0] > 0 && terms.iter().all(|it| *it == terms[0]),
         "{terms:?}"
     );
+
+    for (page, leads) in answers_of_each(&said, "/api/cluster").iter().zip(&leads) {
+        let part = if *leads == 1 { "leader" } else { "standby" };
+        let group = format!("\"group\":{{\"part\":\"{part}\"");
+        assert!(page.contains(&group), "{page}");
+        assert_eq!(page.matches("\"is_this\":true").count(), 1, "{page}");
+        assert_eq!(page.matches("\"leads\":true").count(), 1, "{page}");
+    }
 
     let file = data.join("mnt/f");
     fs::write(&file, "kept").expect("write");

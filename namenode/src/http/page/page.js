@@ -146,12 +146,13 @@ function glance(c) {
 
 /** What a namenode that does not lead says of the cluster is its own view, and may be old. */
 function groupVerdict(group) {
+  if (group.members.length < 2) return null;
   if (group.part === "nobody-leads") return ["bad", "No namenode leads, as far as this one knows: nothing is changed until most of them can reach each other. All below is this namenode's own view"];
   if (group.part === "standby") {
     const leader = group.members.find((it) => it.leads);
     return ["warn", `This namenode is a standby: all below is its own view. ${leader ? leader.addr : "Another one"} leads`];
   }
-  if (group.part === "taking-over" && group.members.length > 1) return ["warn", "This namenode was elected, and is taking over"];
+  if (group.part === "taking-over") return ["warn", "This namenode was elected, and is taking over"];
   return null;
 }
 
