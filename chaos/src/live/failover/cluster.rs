@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use tokio::runtime::Runtime;
 
-use super::FaultKind;
+use super::{FaultKind, Wrong};
 use crate::live::admin::Admin;
 use crate::live::cluster::START_DEADLINE;
 use crate::live::disk::FailingDisk;
@@ -47,6 +47,8 @@ pub(super) struct Group<'a> {
     admins: Vec<Admin>,
     /// Of namenodes, where syncs are to fail.
     disks: Vec<FailingDisk>,
+    /// What namenodes said last that ended by themselves, and were started again as a supervisor does.
+    pub ended: Wrong,
 }
 
 /// The directory of a namenode, as `init` names it.
@@ -83,6 +85,7 @@ impl<'a> Group<'a> {
             mount: None,
             admins: Vec::new(),
             disks: Vec::new(),
+            ended: Wrong::default(),
         };
         let addresses: Vec<SocketAddr> = (0..NAMENODES).map(namenode_address).collect();
         let listed: Vec<String> = addresses.iter().map(ToString::to_string).collect();
@@ -215,8 +218,20 @@ impl<'a> Group<'a> {
     }
 
     fn is_ready(&mut self) -> Result<bool, LiveError> {
-        let processes = self.namenodes.iter_mut().flatten();
-        for process in processes.chain(&mut self.datanodes).chain(&mut self.mount) {
+        for number in 0..self.namenodes.len() {
+            let process = &mut self.namenodes[number];
+            let Some(status) = process.as_mut().and_then(Process::ended) else {
+                continue;
+            };
+            let name = namenode_name(number);
+            let log = fs::read_to_string(self.path(&format!("{name}.log"))).unwrap_or_default();
+            let last = log.lines().next_back().unwrap_or("it logged nothing");
+            self.ended
+                .note(format!("{name} ended by itself ({status}): {last}"));
+            self.start_namenode(number)?;
+        }
+        let namenodes = self.namenodes.iter_mut().flatten();
+        for process in namenodes.chain(&mut self.datanodes).chain(&mut self.mount) {
             if let Some(status) = process.ended() {
                 return Err(LiveError::Cluster(format!(
                     "a part ended by itself ({status})"

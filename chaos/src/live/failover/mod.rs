@@ -173,5 +173,6 @@ fn hurt(
         errors: promised.errors,
         looked_for,
         missing,
+        ended: std::mem::take(&mut group.ended),
     })
 }

@@ -75,7 +75,7 @@ pub struct Wrong {
 }
 
 impl Wrong {
-    fn note(&mut self, text: String) {
+    pub(super) fn note(&mut self, text: String) {
         self.count += 1;
         if self.first.len() < TEXTS_MAX {
             self.first.push(text);

@@ -96,6 +96,8 @@ pub struct FaultReport {
     pub looked_for: u64,
     /// Those that were not there in the end.
     pub missing: Wrong,
+    /// Namenodes that ended by themselves and were not meant to: no program notices, but it is a bug.
+    pub ended: Wrong,
 }
 
 impl FaultReport {
@@ -162,10 +164,18 @@ impl Report {
             }
             let _ = writeln!(
                 text,
-                "  {} operations, {} errors; {} names and records looked for, {} missing",
-                fault.operations, fault.errors.count, fault.looked_for, fault.missing.count
+                "  {} operations, {} errors; {} names and records looked for, {} missing; {} times a namenode ended by itself",
+                fault.operations,
+                fault.errors.count,
+                fault.looked_for,
+                fault.missing.count,
+                fault.ended.count
             );
-            for wrong in fault.errors.first.iter().chain(&fault.missing.first) {
+            for wrong in [&fault.errors, &fault.missing, &fault.ended]
+                .map(|it| &it.first)
+                .into_iter()
+                .flatten()
+            {
                 let _ = writeln!(text, "    {wrong}");
             }
         }
@@ -215,6 +225,7 @@ mod tests {
                 errors: Wrong::default(),
                 looked_for: 2,
                 missing: Wrong::default(),
+                ended: Wrong::default(),
             }],
         };
         assert!(report.passed());
