@@ -8,6 +8,7 @@ use std::thread::{self, available_parallelism};
 
 use anyhow::{Context, ensure};
 use clap::{Args, Subcommand};
+use harvestfs_chaos::live::failover::{self, FailoverOptions, FaultKind};
 use harvestfs_chaos::live::{
     self, LiveError, Loss, Metrics, Options, Plan, Progress, Scenario, SlowdownOptions,
 };
@@ -61,6 +62,25 @@ enum ChaosCommand {
         #[arg(long, value_name = "DIR", default_value = "/dev/shm")]
         memory: PathBuf,
     },
+    /// Hurt the namenode that leads, again and again, while a program works on a mount: how long it waits, whether it
+    /// sees an error, and whether all is there that it was promised. Needs root.
+    #[command(after_help = "Examples:\n  \
+        harvestfs chaos failover\n  \
+        harvestfs chaos failover --kind kill --kind partition --rounds 100 --json failover.json")]
+    Failover {
+        /// What is done to it: kill, hang, partition, disk or transfer; can be repeated [default: each].
+        #[arg(long, value_name = "KIND")]
+        kind: Vec<FaultKind>,
+        /// How often each is done.
+        #[arg(long, value_name = "N", default_value_t = 20)]
+        rounds: usize,
+        /// Decides when exactly.
+        #[arg(long, value_name = "S", default_value_t = 1)]
+        seed: u64,
+        /// Write everything that was seen to this file.
+        #[arg(long, value_name = "FILE")]
+        json: Option<PathBuf>,
+    },
     /// Work on mounts as `chaos run` says on standard input.
     #[command(hide = true)]
     WorkOnMounts,
@@ -106,6 +126,12 @@ pub fn run(args: &ChaosArgs) -> anyhow::Result<()> {
             pairs,
             memory,
         } => measure_slowdown(*threads, *pairs, memory),
+        ChaosCommand::Failover {
+            kind,
+            rounds,
+            seed,
+            json,
+        } => measure_failover(kind, *rounds, *seed, json.as_deref()),
         ChaosCommand::WorkOnMounts => Ok(live::work_on_mounts()?),
         ChaosCommand::Plan { scenario, seed } => {
             let scenario = Scenario::load(scenario)?;
@@ -148,6 +174,51 @@ fn measure_slowdown(threads: Option<usize>, pairs: usize, memory: &Path) -> anyh
         slowdown.losses.len(),
         slowdown.operations_per_s
     );
+    Ok(())
+}
+
+fn measure_failover(
+    kinds: &[FaultKind],
+    rounds: usize,
+    seed: u64,
+    json: Option<&Path>,
+) -> anyhow::Result<()> {
+    let interrupted = interrupts()?;
+    let binary = std::env::current_exe().context("where is this program?")?;
+    let directory = temporary_directory()?;
+    let options = FailoverOptions {
+        binary: &binary,
+        directory: directory.path(),
+        kinds: if kinds.is_empty() {
+            &FaultKind::ALL
+        } else {
+            kinds
+        },
+        rounds,
+        seed,
+        interrupted: &interrupted,
+    };
+    let measured = failover::measure(&options, &mut |kind, round| {
+        println!(
+            "{}: longest stat {:.0} ms, create {:.0} ms, write {:.0} ms, read {:.0} ms",
+            kind.name(),
+            round.stat_ms,
+            round.create_ms,
+            round.write_ms,
+            round.read_ms
+        );
+    });
+    let passed = matches!(&measured, Ok(report) if report.passed());
+    if !passed && !matches!(measured, Err(LiveError::Interrupted)) {
+        // To find out why.
+        eprintln!("harvestfs: logs are kept in {}", directory.keep().display());
+    }
+    let report = measured?;
+    print!("\n{}", report.table());
+    if let Some(file) = json {
+        write_file(file, &serde_json::to_string_pretty(&report)?)?;
+    }
+    ensure!(passed, "not everything is as it was promised; seed {seed}");
     Ok(())
 }
 

@@ -23,7 +23,7 @@ use crate::http::HttpConfig;
 use crate::units::Size;
 
 /// How many namenodes a cluster may have.
-const NAMENODES: [usize; 3] = [1, 3, 5];
+pub const NAMENODES: [usize; 3] = [1, 3, 5];
 
 /// The name in the certificates of all namenodes of a cluster.
 pub const NAMENODE_NAME: &str = "namenode";
@@ -467,7 +467,7 @@ fn check_addresses(listen: &[SocketAddr], http: &[SocketAddr]) -> anyhow::Result
 }
 
 /// The directory of a namenode in that of the cluster; the first one's is `namenode`.
-fn namenode_directory(at: usize) -> String {
+pub fn namenode_directory(at: usize) -> String {
     match at {
         0 => "namenode".to_owned(),
         _ => format!("namenode-{}", at + 1),

@@ -304,6 +304,105 @@ fn a_part_that_is_killed_comes_back() {
     ok(run(&["down"], &data));
 }
 
+/// What each namenode answers at a path of its page.
+fn answers_of_each(said: &str, path: &str) -> Vec<String> {
+    let pages = said.split_whitespace().filter_map(|word| {
+        word.strip_prefix("http://")
+            .and_then(|rest| rest.split_once("/?token="))
+    });
+    let shown = |token| format!("Authorization: Bearer {token}\r\n");
+    pages
+        .map(|(host, token)| get(host, path, &shown(token)))
+        .collect()
+}
+
+/// What each namenode measures.
+fn metric_of_each(said: &str, metric: &str) -> Vec<u64> {
+    let all = answers_of_each(said, "/metrics");
+    let values = all.iter().map(|metrics| {
+        let line = metrics.lines().find_map(|it| it.strip_prefix(metric));
+        let value = line.unwrap_or_else(|| panic!("no {metric}: {metrics}"));
+        value.trim().parse().expect("a whole number")
+    });
+    values.collect()
+}
+
+#[test]
+fn three_namenodes_go_on_when_one_is_killed_and_after_a_restart() {
+    if !can_mount() {
+        return;
+    }
+    let directory = tempfile::tempdir().expect("a directory");
+    let data = directory.path().join("cluster");
+    let _down = DownOnDrop(&data);
+    let up = ["up", "--detach", "--namenodes", "3", "--datanodes", "3"];
+    let said = ok(run(&[&up[..], &["--quota", "1GiB"]].concat(), &data));
+    for name in ["(namenode,", "(namenode-2,", "(namenode-3,"] {
+        assert!(said.contains(name), "{said}");
+    }
+    let leads = metric_of_each(&said, "harvestfs_namenode_leads");
+    assert_eq!(leads.len(), 3, "{said}");
+    assert_eq!(leads.iter().sum::<u64>(), 1, "one leads: {leads:?}");
+    let terms = metric_of_each(&said, "harvestfs_namenode_term");
+    assert!(
+        terms[0] > 0 && terms.iter().all(|it| *it == terms[0]),
+        "{terms:?}"
+    );
+
+    for (page, leads) in answers_of_each(&said, "/api/cluster").iter().zip(&leads) {
+        let part = if *leads == 1 { "leader" } else { "standby" };
+        let group = format!("\"group\":{{\"part\":\"{part}\"");
+        assert!(page.contains(&group), "{page}");
+        assert_eq!(page.matches("\"is_this\":true").count(), 1, "{page}");
+        assert_eq!(page.matches("\"leads\":true").count(), 1, "{page}");
+    }
+
+    let file = data.join("mnt/f");
+    fs::write(&file, "kept").expect("write");
+    let leader = leads.iter().position(|it| *it == 1).expect("one leads");
+    let config = match leader {
+        0 => "/namenode/namenode.toml".to_owned(),
+        _ => format!("/namenode-{}/namenode.toml", leader + 1),
+    };
+    let supervisor = fs::read_to_string(data.join("up.pid")).expect("the supervisor's id");
+    let children = children_of_pid(supervisor.trim().parse().expect("a number"));
+    assert_eq!(children.len(), 7, "namenodes, datanodes, mount");
+    let victim = children.into_iter().find(|pid| {
+        let line = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+        String::from_utf8_lossy(&line).contains(&config)
+    });
+    let pid = victim.unwrap_or_else(|| panic!("no process has {config}"));
+    let pid = Pid::from_raw(pid.try_into().expect("a pid")).expect("not 0");
+    kill_process(pid, Signal::KILL).expect("it runs");
+    fs::write(data.join("mnt/after"), "another one leads").expect("write");
+    wait_until("the killed one follows", Duration::from_secs(60), || {
+        let up_again = run(&["admin", "status", "--json"], &data).status.success();
+        let port = said.split("http://").nth(leader + 1).expect("its page");
+        let host = port.split('/').next().expect("an address");
+        up_again && TcpStream::connect(host).is_ok()
+    });
+    let now = metric_of_each(&said, "harvestfs_namenode_term");
+    assert!(
+        now.iter().max() > terms.iter().max(),
+        "{now:?} after {terms:?}"
+    );
+
+    let more = run(&["up", "--detach", "--namenodes", "5"], &data);
+    assert_eq!(more.status.code(), Some(1));
+    let error = String::from_utf8_lossy(&more.stderr);
+    assert!(
+        error.contains("--namenodes 3, and cannot be given 5"),
+        "{error}"
+    );
+    assert!(error.contains("another cluster with --data"), "{error}");
+    ok(run(&["down"], &data));
+    ok(run(&up, &data));
+    assert_eq!(fs::read(&file).expect("read"), b"kept");
+    let after = fs::read(data.join("mnt/after")).expect("read");
+    assert_eq!(after, b"another one leads");
+    ok(run(&["down"], &data));
+}
+
 #[test]
 fn a_user_who_is_not_root_can_run_it() {
     if !can_mount() || have_program("fusermount3", "apt install fuse3").is_none() {

@@ -9,6 +9,7 @@
 //! - `rollback`, `double`: older copies of the namenode, in its place or beside it;
 //! - `watch`, `ledger`: the cluster looked at from outside: which replica lay where and when it went, seen from outside;
 //! - [`Metrics`]: the metrics of it while it goes on;
+//! - [`failover`]: how long programs wait when the namenode that leads is hurt;
 //! - `probe`, [`measure_slowdown`]: what it costs a primary that computes;
 //! - [`run()`]: one run, from the start to the comparison with the model;
 //! - [`report`]: what came of it, as a table, JSON and one HTML page.
@@ -18,6 +19,7 @@ mod cluster;
 mod disk;
 mod double;
 mod error;
+pub mod failover;
 mod faults;
 mod ledger;
 mod metrics;

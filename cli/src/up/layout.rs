@@ -33,10 +33,74 @@ const QUOTA_MIN_BYTES: u64 = 64 << 20;
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Made {
+    /// One where the file does not say: before there were groups.
+    #[serde(default = "one_namenode")]
+    namenodes: usize,
     datanodes: u16,
     replication: u8,
     block_size: Size,
     quota: Size,
+}
+
+fn one_namenode() -> usize {
+    1
+}
+
+/// A namenode of the cluster.
+#[derive(Debug)]
+pub struct Namenode {
+    /// Its name among the parts, and its directory's.
+    pub name: String,
+    directory: PathBuf,
+    listen: SocketAddr,
+    /// Where its page is, and how it is protected.
+    page: HttpConfig,
+}
+
+impl Namenode {
+    /// Its configuration.
+    pub fn config(&self) -> PathBuf {
+        self.directory.join("namenode.toml")
+    }
+
+    /// Sets the policy, and a page that needs the token. The page shows all names that root sees, and other users of
+    /// this machine can reach it.
+    fn configure(data: &Path, at: usize, args: &UpArgs) -> anyhow::Result<Self> {
+        let name = init::namenode_directory(at);
+        let directory = data.join(&name);
+        let path = directory.join("namenode.toml");
+        let mut config: NamenodeConfig = config::load(&path)?;
+        config.policy = args.policy.unwrap_or(config.policy);
+        let page = match config.http {
+            Some(page) if page.access != AccessConfig::Anyone => page,
+            Some(open) => HttpConfig::with_token(open.listen, &directory)?,
+            None => HttpConfig::with_token(free_page_address()?, &directory)?,
+        };
+        config.http = Some(page.clone());
+        config::store(&path, &config)?;
+        Ok(Self {
+            name,
+            directory,
+            listen: config.listen,
+            page,
+        })
+    }
+
+    fn move_page_if_address_is_taken(&mut self) -> anyhow::Result<()> {
+        let page = self.page.listen;
+        if !page.ip().is_loopback() || TcpListener::bind(page).is_ok() {
+            return Ok(());
+        }
+        let mut config: NamenodeConfig = config::load(&self.config())?;
+        self.page.listen = free_page_address()?;
+        config.http = Some(self.page.clone());
+        config::store(&self.config(), &config)
+    }
+
+    /// The address of its page, with the token.
+    fn page_address(&self) -> anyhow::Result<String> {
+        self.page.address(&self.directory)
+    }
 }
 
 /// A cluster's directories on this machine.
@@ -46,10 +110,8 @@ pub struct Layout {
     pub data: PathBuf,
     /// Where it is mounted.
     pub mount: PathBuf,
-    /// Where the namenode listens.
-    pub namenode: SocketAddr,
-    /// Where its page is, and how it is protected.
-    page: HttpConfig,
+    /// One, or those that agree.
+    pub namenodes: Vec<Namenode>,
     made: Made,
     /// What the datanodes replay as their primary tenants, if anything.
     pub cast: Option<Cast>,
@@ -73,7 +135,7 @@ impl Layout {
             if !data.join("ca").exists() {
                 init::cluster(
                     &data,
-                    &[free_address()?],
+                    &free_addresses(made.namenodes)?,
                     &[],
                     &LayoutArgs {
                         replication: Some(made.replication),
@@ -87,8 +149,9 @@ impl Layout {
         };
         std::fs::create_dir_all(Self::log_directory(&data))?;
         let layout = Self {
-            namenode: Self::configured_address(&data)?,
-            page: Self::configure_namenode(&data, args)?,
+            namenodes: (0..made.namenodes)
+                .map(|at| Namenode::configure(&data, at, args))
+                .collect::<anyhow::Result<_>>()?,
             data,
             mount,
             made,
@@ -140,14 +203,14 @@ impl Layout {
     /// What to tell the user when everything runs.
     ///
     /// # Errors
-    /// When the token of the page cannot be read.
+    /// When the token of a page cannot be read.
     pub fn welcome(&self) -> anyhow::Result<String> {
         Ok(format!(
             "HarvestFS is mounted at {}\n\
              Look at it at {}\n\
              ({} with {} each, {} of each block; logs in {})",
             self.mount.display(),
-            self.page_address()?,
+            self.page_addresses()?,
             count(self.made.datanodes.into(), "datanode"),
             units::human(self.made.quota.0),
             count(self.made.replication.into(), "replica"),
@@ -155,66 +218,71 @@ impl Layout {
         ))
     }
 
-    /// The address of the namenode's page, with the token.
+    /// The address of the namenode's page, with the token; of several namenodes, one a line with where each listens.
     ///
     /// # Errors
-    /// When the token cannot be read.
-    pub fn page_address(&self) -> anyhow::Result<String> {
-        self.page.address(&self.data.join("namenode"))
+    /// When a token cannot be read.
+    pub fn page_addresses(&self) -> anyhow::Result<String> {
+        if let [only] = &self.namenodes[..] {
+            return only.page_address();
+        }
+        let lines = self.namenodes.iter().map(|namenode| {
+            let Namenode { name, listen, .. } = namenode;
+            let page = namenode.page_address()?;
+            Ok(format!("\n  {page}  ({name}, listens on {listen})"))
+        });
+        lines.collect()
     }
 
-    /// Before a start: somebody else may listen where the namenode did, so it moves.
+    /// Before a start: somebody else may listen where a namenode did, so it moves. What a group agreed on are the
+    /// addresses of its members: they do not move.
     pub fn move_if_address_is_taken(&mut self) -> anyhow::Result<()> {
-        let page = self.page.listen;
-        if page.ip().is_loopback() && TcpListener::bind(page).is_err() {
-            let path = self.data.join("namenode/namenode.toml");
-            let mut config: NamenodeConfig = config::load(&path)?;
-            self.page.listen = free_page_address()?;
-            config.http = Some(self.page.clone());
-            config::store(&path, &config)?;
+        for namenode in &mut self.namenodes {
+            namenode.move_page_if_address_is_taken()?;
         }
-        if UdpSocket::bind(self.namenode).is_ok() {
-            return Ok(());
-        }
-        self.namenode = free_address()?;
-        let path = self.data.join("namenode/namenode.toml");
-        let mut config: NamenodeConfig = config::load(&path)?;
-        config.listen = self.namenode;
-        config::store(&path, &config)?;
-        for name in ["admin", "client"] {
-            let path = self.data.join(name).join("client.toml");
-            let mut config: ClientConfig = config::load(&path)?;
-            config.namenodes = vec![self.namenode];
-            config::store(&path, &config)?;
-        }
-        for (_, path) in self.datanodes() {
-            let mut config: DatanodeConfig = config::load(&path)?;
-            config.namenodes = vec![self.namenode];
-            config::store(&path, &config)?;
+        let is_group = self.namenodes.len() > 1;
+        for namenode in &mut self.namenodes {
+            if UdpSocket::bind(namenode.listen).is_ok() {
+                continue;
+            }
+            if is_group {
+                bail!(
+                    "{} listens on {}, which another program uses now: end that (`ss -ulpn` names it), and \
+                     start the cluster again",
+                    namenode.name,
+                    namenode.listen
+                );
+            }
+            let [moved] = free_addresses(1)?[..] else {
+                unreachable!("one was asked for");
+            };
+            namenode.listen = moved;
+            let mut config: NamenodeConfig = config::load(&namenode.config())?;
+            config.listen = moved;
+            config::store(&namenode.config(), &config)?;
+            return self.tell_addresses();
         }
         Ok(())
     }
 
-    fn configured_address(data: &Path) -> anyhow::Result<SocketAddr> {
-        let config: NamenodeConfig = config::load(&data.join("namenode/namenode.toml"))?;
-        Ok(config.listen)
+    /// Where clients and datanodes find the namenodes.
+    fn addresses(&self) -> Vec<SocketAddr> {
+        self.namenodes.iter().map(|it| it.listen).collect()
     }
 
-    /// Sets the policy, and a page that needs the token; returns the page. It shows all names that root
-    /// sees, and other users of this machine can reach it.
-    fn configure_namenode(data: &Path, args: &UpArgs) -> anyhow::Result<HttpConfig> {
-        let directory = data.join("namenode");
-        let path = directory.join("namenode.toml");
-        let mut config: NamenodeConfig = config::load(&path)?;
-        config.policy = args.policy.unwrap_or(config.policy);
-        let page = match config.http {
-            Some(page) if page.access != AccessConfig::Anyone => page,
-            Some(open) => HttpConfig::with_token(open.listen, &directory)?,
-            None => HttpConfig::with_token(free_page_address()?, &directory)?,
-        };
-        config.http = Some(page.clone());
-        config::store(&path, &config)?;
-        Ok(page)
+    fn tell_addresses(&self) -> anyhow::Result<()> {
+        for name in ["admin", "client"] {
+            let path = self.data.join(name).join("client.toml");
+            let mut config: ClientConfig = config::load(&path)?;
+            config.namenodes = self.addresses();
+            config::store(&path, &config)?;
+        }
+        for (_, path) in self.datanodes() {
+            let mut config: DatanodeConfig = config::load(&path)?;
+            config.namenodes = self.addresses();
+            config::store(&path, &config)?;
+        }
+        Ok(())
     }
 
     fn make_datanodes(&self) -> anyhow::Result<()> {
@@ -236,7 +304,7 @@ impl Layout {
                     environment: format!("environment-{number}"),
                     machine_function: format!("function-{number}"),
                     listen: SocketAddr::from(([127, 0, 0, 1], 0)),
-                    namenodes: vec![self.namenode],
+                    namenodes: self.addresses(),
                     identity: "identity".into(),
                     scrub_bytes_per_s: config::default_scrub_rate(),
                     scrub_every_s: config::default_scrub_interval(),
@@ -282,6 +350,7 @@ impl Layout {
 
 impl Made {
     fn decide(args: &UpArgs, data: &Path) -> anyhow::Result<Self> {
+        let namenodes = args.namenodes.unwrap_or_else(one_namenode);
         let datanodes = args.datanodes.unwrap_or(DATANODES);
         let replication = args.layout.replication.unwrap_or_else(|| {
             LayoutArgs::REPLICATION.min(datanodes.try_into().unwrap_or(u8::MAX))
@@ -294,6 +363,7 @@ impl Made {
             None => Size(default_quota_bytes(data, datanodes)?),
         };
         Ok(Self {
+            namenodes,
             datanodes,
             replication,
             block_size: args.layout.block_size.unwrap_or(LayoutArgs::BLOCK_SIZE),
@@ -302,6 +372,16 @@ impl Made {
     }
 
     fn refuse_changes(&self, args: &UpArgs, data: &Path) -> anyhow::Result<()> {
+        if let Some(asked) = args.namenodes
+            && asked != self.namenodes
+        {
+            bail!(
+                "the cluster in {} was made with --namenodes {}, and cannot be given {asked}: leave that out, or \
+                 make another cluster with --data and copy the files there",
+                data.display(),
+                self.namenodes
+            );
+        }
         let same = args.datanodes.is_none_or(|n| n == self.datanodes)
             && args
                 .layout
@@ -328,9 +408,12 @@ fn datanode_name(number: u16) -> String {
     format!("datanode-{number}")
 }
 
-fn free_address() -> anyhow::Result<SocketAddr> {
-    UdpSocket::bind("127.0.0.1:0")
-        .and_then(|socket| socket.local_addr())
+/// Distinct ones: all are in use until the last is found.
+fn free_addresses(count: usize) -> anyhow::Result<Vec<SocketAddr>> {
+    let sockets: std::io::Result<Vec<UdpSocket>> =
+        (0..count).map(|_| UdpSocket::bind("127.0.0.1:0")).collect();
+    sockets
+        .and_then(|sockets| sockets.iter().map(UdpSocket::local_addr).collect())
         .context("no free port on 127.0.0.1")
 }
 

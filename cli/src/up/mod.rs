@@ -19,7 +19,7 @@ use harvestfs_placement::PolicyKind;
 use rustix::fs::{FlockOperation, flock};
 
 use self::layout::Layout;
-use crate::init::LayoutArgs;
+use crate::init::{self, LayoutArgs};
 use crate::primary::Cast;
 use crate::units::Size;
 
@@ -33,6 +33,7 @@ const STOP_DEADLINE: Duration = Duration::from_secs(150);
 #[command(after_help = "Examples:\n  \
         harvestfs up\n  \
         harvestfs up --detach --data /srv/try --datanodes 5\n  \
+        harvestfs up --namenodes 3                the cluster goes on when one of them is killed\n  \
         harvestfs up --mount /mnt/harvestfs       where other users can reach it, if root runs it")]
 pub struct UpArgs {
     /// Directory of the cluster; made when it does not exist [default: ~/.local/share/harvestfs].
@@ -42,6 +43,10 @@ pub struct UpArgs {
     /// cannot enter].
     #[arg(long, env = "HARVESTFS_MOUNT")]
     mount: Option<PathBuf>,
+    /// Number of namenodes, 1, 3 or 5; for a new cluster [default: 1]. Of several, most have to run: one leads, and
+    /// when it ends another one takes over.
+    #[arg(long, value_name = "N", value_parser = namenode_count)]
+    namenodes: Option<usize>,
     /// Number of datanodes; for a new cluster [default: 9].
     #[arg(long, value_parser = clap::value_parser!(u16).range(1..=500))]
     datanodes: Option<u16>,
@@ -70,6 +75,11 @@ pub struct UpArgs {
     /// Return when the mount is ready; `harvestfs down` ends it.
     #[arg(long)]
     detach: bool,
+}
+
+fn namenode_count(text: &str) -> Result<usize, String> {
+    let count = text.parse().ok().filter(|it| init::NAMENODES.contains(it));
+    count.ok_or_else(|| "a cluster has 1, 3 or 5 namenodes: most of them have to run".into())
 }
 
 impl UpArgs {
@@ -309,7 +319,7 @@ fn take_lock(layout: &Layout) -> anyhow::Result<File> {
 
 /// Says where to look at the cluster, too.
 fn already_running(layout: &Layout) -> String {
-    let page = match layout.page_address() {
+    let page = match layout.page_addresses() {
         Ok(address) => format!(": look at it at {address}"),
         Err(error) => format!("; its page cannot be opened: {error:#}"),
     };

@@ -47,7 +47,7 @@ async fn supervise(layout: &Layout) -> anyhow::Result<()> {
     println!("{}", layout.welcome()?);
     println!("Stop it with Ctrl-C.");
     tokio::select! {
-        _ = join_all(parts.iter_mut().map(keep)) => {}
+        _ = join_all(parts.all().map(keep)) => {}
         () = &mut stop => {}
     }
     println!("Stopping ...");
@@ -77,30 +77,40 @@ async fn keep(part: &mut Part) {
 
 const MOUNT: &str = "mount";
 
-/// Namenode first, mount last.
-fn parts(layout: &Layout) -> Vec<Part> {
+/// In the order in which they are started: all of a step at once.
+struct Parts {
+    namenodes: Vec<Part>,
+    datanodes: Vec<Part>,
+    mount: Part,
+}
+
+impl Parts {
+    fn all(&mut self) -> impl Iterator<Item = &mut Part> {
+        let servers = self.namenodes.iter_mut().chain(&mut self.datanodes);
+        servers.chain([&mut self.mount])
+    }
+}
+
+fn parts(layout: &Layout) -> Parts {
     let logs = Layout::log_directory(&layout.data);
-    let mut parts = vec![Part::new(
-        "namenode",
-        vec![
+    let namenodes = layout.namenodes.iter().map(|namenode| {
+        let arguments = vec![
             "namenode".into(),
             "--config".into(),
-            layout.data.join("namenode/namenode.toml").into(),
-        ],
-        &logs,
-    )];
-    parts.extend(
-        layout
-            .datanodes()
-            .enumerate()
-            .map(|(index, (name, config))| {
-                let mut arguments = vec!["datanode".into(), "--config".into(), config.into()];
-                if let Some(cast) = &layout.cast {
-                    arguments.extend(cast.flags(index));
-                }
-                Part::new(&name, arguments, &logs)
-            }),
-    );
+            namenode.config().into(),
+        ];
+        Part::new(&namenode.name, arguments, &logs)
+    });
+    let datanodes = layout
+        .datanodes()
+        .enumerate()
+        .map(|(index, (name, config))| {
+            let mut arguments = vec!["datanode".into(), "--config".into(), config.into()];
+            if let Some(cast) = &layout.cast {
+                arguments.extend(cast.flags(index));
+            }
+            Part::new(&name, arguments, &logs)
+        });
     let mut mount = vec![
         "mount".into(),
         layout.mount.clone().into(),
@@ -110,39 +120,27 @@ fn parts(layout: &Layout) -> Vec<Part> {
     if rustix::process::geteuid().is_root() {
         mount.push("--allow-other".into());
     }
-    parts.push(Part::new(MOUNT, mount, &logs));
-    parts
+    Parts {
+        namenodes: namenodes.collect(),
+        datanodes: datanodes.collect(),
+        mount: Part::new(MOUNT, mount, &logs),
+    }
 }
 
-async fn start(parts: &mut [Part]) -> anyhow::Result<()> {
-    let Some(([namenode, datanodes @ ..], mount)) = parts
-        .split_last_mut()
-        .map(|(mount, others)| (others, mount))
-    else {
-        return Ok(());
-    };
-    namenode.start(PART_START_DEADLINE).await?;
-    futures::future::try_join_all(
-        datanodes
-            .iter_mut()
-            .map(|datanode| datanode.start(PART_START_DEADLINE)),
-    )
-    .await?;
-    mount.start(PART_START_DEADLINE).await
+async fn start(parts: &mut Parts) -> anyhow::Result<()> {
+    for step in [&mut parts.namenodes, &mut parts.datanodes] {
+        let starting = step.iter_mut().map(|part| part.start(PART_START_DEADLINE));
+        futures::future::try_join_all(starting).await?;
+    }
+    parts.mount.start(PART_START_DEADLINE).await
 }
 
-/// The mount first, so that it can still write back; the namenode last.
-async fn finish(parts: &mut [Part], layout: &Layout) -> anyhow::Result<()> {
+/// The mount first, so that it can still write back; the namenodes last.
+async fn finish(parts: &mut Parts, layout: &Layout) -> anyhow::Result<()> {
     super::remove_if_there(&layout.ready_path())?;
-    let Some(([namenode, datanodes @ ..], mount)) = parts
-        .split_last_mut()
-        .map(|(mount, others)| (others, mount))
-    else {
-        return Ok(());
-    };
-    let mut result = stop(std::slice::from_mut(mount)).await;
-    result = result.and(stop(datanodes).await);
-    result.and(stop(std::slice::from_mut(namenode)).await)
+    let mut result = stop(std::slice::from_mut(&mut parts.mount)).await;
+    result = result.and(stop(&mut parts.datanodes).await);
+    result.and(stop(&mut parts.namenodes).await)
 }
 
 async fn stop(parts: &mut [Part]) -> anyhow::Result<()> {

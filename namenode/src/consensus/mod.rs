@@ -8,10 +8,12 @@ mod member_file;
 mod members;
 mod outside;
 mod peers;
+mod progress;
 mod runtime;
 mod service;
 mod snapshots;
 mod store;
+mod tail;
 #[cfg(test)]
 mod tests;
 mod wire;
@@ -20,7 +22,7 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::net::SocketAddr;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use harvestfs_protocol::machine;
@@ -30,13 +32,14 @@ use openraft::async_runtime::WatchReceiver;
 use openraft::impls::leader_id_std;
 use openraft::{Config, Raft, SnapshotPolicy};
 use serde::{Deserialize, Serialize};
-use tokio::sync::{Notify, mpsc};
+use tokio::sync::mpsc;
 
 use self::applied::Applied;
 use self::entry::log_id;
 use self::member_file::Kept;
 use self::members::is_sole_voter;
 use self::peers::{Caller, Peers};
+use self::progress::Executed;
 use self::snapshots::Fetching;
 use self::store::{Deposed, LogStore};
 use crate::journal::{
@@ -47,6 +50,7 @@ pub use applied::Committed;
 pub use entry::{Content, EntryError, Record, decode};
 pub use members::{Change, Changing, FindError, Found, GroupView, Progress};
 pub use outside::{Asked, Joining, Outside, Standing, found_alone, found_outside, standing};
+pub use progress::Commits;
 pub use runtime::MachineRuntime;
 pub use service::Service;
 
@@ -103,79 +107,10 @@ type StoredMembers = openraft::alias::StoredMembershipOf<Group>;
 type SnapshotMeta = openraft::alias::SnapshotMetaOf<Group>;
 type Snapshot = openraft::alias::SnapshotOf<Group, applied::InJournal>;
 
-/// How far the log is committed.
-#[derive(Debug, Default)]
-pub struct Commits {
-    committed: AtomicU64,
-    durable: AtomicU64,
-    /// This member is the only voter: what is durable is committed.
-    is_sole_voter: AtomicBool,
-    changed: Notify,
-    ended: AtomicBool,
-}
-
-impl Commits {
-    /// The last record that is committed.
-    pub fn last(&self) -> Lsn {
-        let last = if self.is_alone() {
-            &self.durable
-        } else {
-            &self.committed
-        };
-        last.load(Ordering::Acquire)
-    }
-
-    /// Waits until more is, or the consensus ended. One waits at a time.
-    pub async fn changed(&self) {
-        self.changed.notified().await;
-    }
-
-    fn set_alone(&self, is_sole_voter: bool) {
-        self.is_sole_voter.store(is_sole_voter, Ordering::Release);
-        self.changed.notify_one();
-    }
-
-    /// This member is the only voter.
-    pub fn is_alone(&self) -> bool {
-        self.is_sole_voter.load(Ordering::Acquire)
-    }
-
-    /// Nothing more will be committed.
-    pub fn is_ended(&self) -> bool {
-        self.ended.load(Ordering::Acquire)
-    }
-
-    /// The journal is durable up to there, or failed.
-    fn progress(&self, durable: Option<Lsn>) {
-        match durable {
-            Some(durable) => self.durable.store(durable, Ordering::Release),
-            None => self.ended.store(true, Ordering::Release),
-        }
-        self.changed.notify_one();
-    }
-
-    /// Entries were removed: those up to there are left.
-    fn removed_after(&self, lsn: Lsn) {
-        let committed = self.committed.load(Ordering::Acquire);
-        assert!(
-            committed <= lsn,
-            "record {committed} is committed, and all after {lsn} are removed"
-        );
-        self.durable.fetch_min(lsn, Ordering::AcqRel);
-    }
-
-    fn committed(&self, lsn: Lsn) {
-        self.committed.fetch_max(lsn, Ordering::AcqRel);
-        if !self.is_alone() {
-            self.changed.notify_one();
-        }
-    }
-}
-
 /// Milliseconds between two heartbeats of a leader.
 const HEARTBEAT_MS: u64 = 50;
 /// A member that heard nothing of a leader for so long asks for an election: at least, and at most.
-const ELECTION_MS: (u64, u64) = (200, 400);
+const ELECTION_MS: (u64, u64) = (100, 200);
 /// How long after its heartbeat reached a majority a leader may answer by itself: a tenth less than others wait with
 /// elections, for clocks that do not run alike.
 const LEASE: Duration = Duration::from_millis(ELECTION_MS.1 * 9 / 10);
@@ -219,44 +154,6 @@ pub struct Consensus {
     fetching: Fetching,
     /// Another member was asked to lead: it may do so already.
     is_handing_over: AtomicBool,
-}
-
-/// What the engine has of the log: a standby what is committed, and what was in the journal when it started; a leader
-/// also what is not committed yet.
-#[derive(Debug)]
-struct Executed {
-    last: AtomicU64,
-    /// Another leader replaced some of it: what the engine has is not what the log says.
-    is_replaced: AtomicBool,
-}
-
-impl Executed {
-    fn new(last: Lsn) -> Self {
-        Self {
-            last: AtomicU64::new(last),
-            is_replaced: AtomicBool::new(false),
-        }
-    }
-
-    fn last(&self) -> Lsn {
-        self.last.load(Ordering::Acquire)
-    }
-
-    /// The engine has to be built anew.
-    fn replaced(&self) {
-        self.is_replaced.store(true, Ordering::Release);
-    }
-
-    fn up_to(&self, lsn: Lsn) {
-        self.last.fetch_max(lsn, Ordering::AcqRel);
-    }
-
-    /// The entries after this one are gone.
-    fn removed_after(&self, lsn: Lsn) {
-        if lsn < self.last() {
-            self.replaced();
-        }
-    }
 }
 
 /// Makes a new journal that of a member of a group that begins with these members.
@@ -443,7 +340,7 @@ impl Consensus {
     /// Whether the engine has something that another leader replaced: it has to be built anew.
     #[must_use]
     pub fn is_replaced(&self) -> bool {
-        self.executed.is_replaced.load(Ordering::Acquire)
+        self.executed.is_replaced()
     }
 
     /// Writes records of the leader of a term, which follow the last one. openraft has to hear of them next, by

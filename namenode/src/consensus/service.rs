@@ -138,6 +138,8 @@ impl Member {
             } => {
                 let request = wire::append(ballot, before, records, committed)
                     .map_err(|error| FsError::Protocol(error.to_string()))?;
+                let of_leader = committed.map_or(0, |place| place.record);
+                self.store.commits().leader_has(of_leader);
                 let appended = self.raft.append_entries(request).await;
                 let reply = wire::appended(&appended.map_err(|error| stopped(&error))?);
                 let acknowledged = known.and_then(|it| it.acknowledged).unwrap_or(0);

@@ -1,6 +1,5 @@
 //! The journal as the log of openraft.
 
-use std::collections::VecDeque;
 use std::fmt::Debug;
 use std::io;
 use std::ops::{Bound, RangeBounds};
@@ -13,28 +12,21 @@ use openraft::{EntryPayload, OptionalSend, RaftLogReader};
 use parking_lot::Mutex;
 use tokio::sync::{Notify, oneshot};
 
-use super::entry::{Record, encode, entry_of, log_id};
+use super::entry::{Record, entry_of, log_id};
 use super::member_file::{self, Kept, term_of};
 use super::members::is_sole_voter;
 use super::snapshots::{Fetched, blocking};
+use super::tail::{Batches, Tail, bytes_of};
 use super::{
     Commits, Entry, Executed, Group, LogId, MemberId, SnapshotMeta, StoredMembers, Term, Vote,
 };
 use crate::journal::disk::Disk;
 use crate::journal::{
-    Batch, Journal, JournalCounters, JournalError, JournalReader, JournalWriter,
-    JournalWriterOptions, Lsn,
+    Journal, JournalCounters, JournalError, JournalReader, JournalWriter, JournalWriterOptions, Lsn,
 };
-
-/// Bytes of records that are handed to the journal as one batch; the record that reaches it is the last. Far
-/// below the size of a segment, into which a batch has to fit.
-const BATCH_BYTES_MAX: usize = 1 << 20;
 
 /// Bytes of records that are read from the journal at once.
 const READ_BYTES_MAX: usize = 4 << 20;
-
-/// Bytes of commands of the newest entries that are kept in memory, to be applied and sent.
-const RECENT_BYTES_MAX: usize = 32 << 20;
 
 /// This member has voted in a later term.
 #[derive(Debug)]
@@ -61,121 +53,6 @@ struct Shared {
     /// The last entry with members that was added, until somebody has waited for it.
     members_added: Mutex<Option<Lsn>>,
     added: Notify,
-}
-
-/// The end of the log.
-#[derive(Default)]
-struct Tail {
-    /// The newest entries, without gaps, in order.
-    recent: VecDeque<Entry>,
-    recent_bytes: usize,
-    /// The last entry that cannot be read any more.
-    purged: Option<LogId>,
-    last: Option<LogId>,
-    durable: Lsn,
-    /// The newest term that this member voted in: no leader of one before adds an entry any more.
-    term: Term,
-    /// Appends that are to be durable, in order.
-    pending: VecDeque<(Lsn, IOFlushed<Group>)>,
-}
-
-impl Tail {
-    fn push(&mut self, entry: Entry) {
-        assert!(
-            self.last
-                .is_none_or(|last| last.index() + 1 == entry.index()),
-            "{} follows {:?}",
-            entry.log_id(),
-            self.last
-        );
-        self.recent_bytes += bytes_of(&entry);
-        self.last = Some(entry.log_id());
-        self.recent.push_back(entry);
-        while self.recent_bytes > RECENT_BYTES_MAX
-            && let Some(oldest) = self.recent.pop_front()
-        {
-            self.recent_bytes -= bytes_of(&oldest);
-        }
-    }
-
-    /// Appends are durable up to there, or none will be.
-    fn progress(&mut self, durable: Result<Lsn, &Arc<JournalError>>) {
-        if let Ok(durable) = durable {
-            self.durable = durable;
-        }
-        let ended = durable.unwrap_or(Lsn::MAX);
-        while self.pending.front().is_some_and(|(lsn, _)| *lsn <= ended)
-            && let Some((_, flushed)) = self.pending.pop_front()
-        {
-            flushed.io_completed(match durable {
-                Ok(_) => Ok(()),
-                Err(error) => Err(io::Error::other(Arc::clone(error))),
-            });
-        }
-    }
-
-    fn last_recent_is_after(&self, lsn: Lsn) -> bool {
-        self.recent
-            .back()
-            .is_some_and(|newest| newest.index() > lsn)
-    }
-
-    /// The entry with this number, if it is in memory.
-    fn recent(&self, lsn: Lsn) -> Option<&Entry> {
-        let oldest = self.recent.front()?.index();
-        let at = usize::try_from(lsn.checked_sub(oldest)?).ok()?;
-        self.recent.get(at)
-    }
-}
-
-/// Records on their way to the journal.
-#[derive(Default)]
-struct Batches {
-    full: Vec<Batch>,
-    records: Vec<Vec<u8>>,
-    bytes: usize,
-    wants_durable: bool,
-}
-
-impl Batches {
-    fn add(&mut self, entry: &Entry) {
-        let record = encode(entry);
-        self.bytes += record.len();
-        self.wants_durable |= match &entry.payload {
-            EntryPayload::Normal(record) => record.awaited,
-            EntryPayload::Blank | EntryPayload::Membership(_) => true,
-        };
-        self.records.push(record);
-        if self.bytes >= BATCH_BYTES_MAX {
-            self.end();
-        }
-    }
-
-    fn end(&mut self) {
-        self.bytes = 0;
-        self.full.push(Batch {
-            records: std::mem::take(&mut self.records),
-            wants_durable: std::mem::take(&mut self.wants_durable),
-            // The journal's progress says when.
-            done: Box::new(|_| ()),
-        });
-    }
-
-    async fn commit(mut self, writer: &JournalWriter) {
-        if !self.records.is_empty() {
-            self.end();
-        }
-        for batch in self.full {
-            writer.commit(batch).await;
-        }
-    }
-}
-
-fn bytes_of(entry: &Entry) -> usize {
-    match &entry.payload {
-        EntryPayload::Normal(record) => size_of::<Entry>() + record.command.len(),
-        _ => size_of::<Entry>(),
-    }
 }
 
 impl LogStore {
@@ -329,6 +206,10 @@ impl LogStore {
     pub(super) fn newest_snapshot_end(&self) -> Option<LogId> {
         let end = self.newest_snapshot().last_log_id;
         end.filter(|end| end.index() > 0)
+    }
+
+    pub(super) fn commits(&self) -> &Commits {
+        &self.shared.commits
     }
 
     /// Reads the journal from another place.

@@ -80,6 +80,17 @@ impl Log {
         self.consensus.is_replaced()
     }
 
+    /// The group, as far as this member knows.
+    pub(crate) fn group(&self) -> GroupView {
+        self.consensus.group()
+    }
+
+    /// How many records the leader committed that the engine does not have.
+    pub(crate) fn behind_records(&self) -> u64 {
+        // A leader has records that are not committed yet.
+        self.commits.of_leader().saturating_sub(self.last_lsn)
+    }
+
     /// Whether it is the only voter.
     pub(crate) fn is_alone(&self) -> bool {
         self.commits.is_alone()
@@ -176,11 +187,6 @@ impl Log {
     /// A snapshot was written.
     pub(crate) fn snapshot_installed(&self) {
         self.consensus.snapshot_installed();
-    }
-
-    /// The group, for what is done in the background.
-    pub(crate) fn group(&self) -> GroupView {
-        self.consensus.group()
     }
 
     /// Begins to change the members. The entry that this adds is the last one then.

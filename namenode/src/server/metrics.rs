@@ -12,23 +12,24 @@ use harvestfs_protocol::request_id::RequestId;
 use harvestfs_protocol::rpc::{Request, Response};
 use harvestfs_protocol::transport;
 use harvestfs_telemetry::metrics::{
-    Gauge, Histogram, NAMENODE_BALANCE_MOVES_TOTAL, NAMENODE_BLOCKS, NAMENODE_CELL_CAPACITY_BYTES,
-    NAMENODE_CELL_FREE_BYTES, NAMENODE_CELL_SERVERS, NAMENODE_CLASS_CPU_RATIO,
-    NAMENODE_CLASS_HEADROOM_RATIO, NAMENODE_CLASS_SERVERS, NAMENODE_CLASSES,
-    NAMENODE_CURTAILED_BLOCKS, NAMENODE_DATANODES, NAMENODE_DIVERSITY_BLOCKS,
+    Gauge, Histogram, NAMENODE_BALANCE_MOVES_TOTAL, NAMENODE_BEHIND_RECORDS, NAMENODE_BLOCKS,
+    NAMENODE_CELL_CAPACITY_BYTES, NAMENODE_CELL_FREE_BYTES, NAMENODE_CELL_SERVERS,
+    NAMENODE_CLASS_CPU_RATIO, NAMENODE_CLASS_HEADROOM_RATIO, NAMENODE_CLASS_SERVERS,
+    NAMENODE_CLASSES, NAMENODE_CURTAILED_BLOCKS, NAMENODE_DATANODES, NAMENODE_DIVERSITY_BLOCKS,
     NAMENODE_ENGINE_BYTES, NAMENODE_INODES, NAMENODE_JOURNAL_BYTES_TOTAL, NAMENODE_JOURNAL_RECORD,
-    NAMENODE_JOURNAL_SECONDS, NAMENODE_LOST_BLOCKS, NAMENODE_MISPLACED_BLOCKS,
-    NAMENODE_MISSING_REPLICAS_BLOCKS, NAMENODE_OPERATION_SECONDS, NAMENODE_QUARANTINED_BLOCKS,
-    NAMENODE_QUARANTINED_BYTES, NAMENODE_QUOTA_BYTES, NAMENODE_READY, NAMENODE_RECOVERING,
-    NAMENODE_REFUSALS_TOTAL, NAMENODE_REFUSED_DATANODES, NAMENODE_REIMAGES_TOTAL,
-    NAMENODE_REPAIR_HELD_SECONDS, NAMENODE_REPAIR_OLDEST_SECONDS, NAMENODE_REPAIRS_TOTAL,
-    NAMENODE_REPAIRS_UNDER_WAY, NAMENODE_REPAIRS_WAITING, NAMENODE_SERVER_USE_RATIO,
-    NAMENODE_SESSIONS, NAMENODE_TOO_FULL_VOLUMES, NAMENODE_USED_BYTES, NAMENODE_WRITABLE_BYTES,
+    NAMENODE_JOURNAL_SECONDS, NAMENODE_KNOWS_LEADER, NAMENODE_LEADS, NAMENODE_LOST_BLOCKS,
+    NAMENODE_MEMBER, NAMENODE_MISPLACED_BLOCKS, NAMENODE_MISSING_REPLICAS_BLOCKS,
+    NAMENODE_OPERATION_SECONDS, NAMENODE_QUARANTINED_BLOCKS, NAMENODE_QUARANTINED_BYTES,
+    NAMENODE_QUOTA_BYTES, NAMENODE_READY, NAMENODE_RECOVERING, NAMENODE_REFUSALS_TOTAL,
+    NAMENODE_REFUSED_DATANODES, NAMENODE_REIMAGES_TOTAL, NAMENODE_REPAIR_HELD_SECONDS,
+    NAMENODE_REPAIR_OLDEST_SECONDS, NAMENODE_REPAIRS_TOTAL, NAMENODE_REPAIRS_UNDER_WAY,
+    NAMENODE_REPAIRS_WAITING, NAMENODE_SERVER_USE_RATIO, NAMENODE_SESSIONS, NAMENODE_TERM,
+    NAMENODE_TOO_FULL_VOLUMES, NAMENODE_USED_BYTES, NAMENODE_WRITABLE_BYTES,
     NAMENODE_WRITE_REPLICAS, Part, Registry, WholeCounter, raise_to,
 };
 
 use super::classes::of_pattern;
-use super::overview::Overview;
+use super::overview::{GroupPart, Overview};
 
 /// The names of requests that are no metadata operations.
 const OTHERS: [&str; 9] = [
@@ -157,6 +158,10 @@ pub(crate) struct Metrics {
 struct Gauges {
     journal_bytes: WholeCounter,
     journal_record: Gauge,
+    leads: Gauge,
+    knows_leader: Gauge,
+    term: Gauge,
+    behind: Gauge,
     ready: Gauge,
     recovering: Gauge,
     refused_nodes: Gauge,
@@ -207,6 +212,10 @@ impl Metrics {
         let gauges = Gauges {
             journal_bytes: registry.counter(&NAMENODE_JOURNAL_BYTES_TOTAL, &[]),
             journal_record: gauge(&NAMENODE_JOURNAL_RECORD),
+            leads: gauge(&NAMENODE_LEADS),
+            knows_leader: gauge(&NAMENODE_KNOWS_LEADER),
+            term: gauge(&NAMENODE_TERM),
+            behind: gauge(&NAMENODE_BEHIND_RECORDS),
             ready: gauge(&NAMENODE_READY),
             recovering: gauge(&NAMENODE_RECOVERING),
             refused_nodes: gauge(&NAMENODE_REFUSED_DATANODES),
@@ -262,6 +271,10 @@ impl Metrics {
         let Gauges {
             journal_bytes,
             journal_record,
+            leads,
+            knows_leader,
+            term,
+            behind,
             ready,
             recovering,
             refused_nodes,
@@ -319,6 +332,13 @@ impl Metrics {
         let busy = now.nodes_busy;
         for (gauge, value) in [
             (journal_record, status.journal_lsn),
+            (leads, u64::from(now.group.part == GroupPart::Leader)),
+            (
+                knows_leader,
+                u64::from(now.group.part != GroupPart::NobodyLeads),
+            ),
+            (term, now.group.term),
+            (behind, now.group.behind_records),
             (ready, u64::from(status.ready)),
             (recovering, u64::from(status.recovery.is_some())),
             (refused_nodes, status.refused_nodes.len() as u64),
@@ -381,6 +401,12 @@ impl Metrics {
                 let gauge = self.registry.gauge(metric, &[&row, &column]);
                 gauge.set(value as f64);
             }
+        }
+        for member in &now.group.members {
+            let gauge = self
+                .registry
+                .gauge(&NAMENODE_MEMBER, &[&member.addr.to_string()]);
+            gauge.set(f64::from(u8::from(member.leads)));
         }
         self.set_classes(classes);
         self.registry.render()

@@ -1,5 +1,7 @@
 //! What the namenode shows of itself: to Prometheus, and to the page.
 
+use std::net::SocketAddr;
+
 use harvestfs_protocol::admin::{ClusterStatus, NodeStatus};
 use harvestfs_protocol::ids::BlockId;
 use harvestfs_protocol::node::PrimaryLoad;
@@ -12,12 +14,54 @@ use serde::Serialize;
 use super::activity::{LoadPoint, NumberedHappening};
 use crate::engine::cluster::BlockAtRisk;
 
+/// What a namenode is in its group.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum GroupPart {
+    /// It leads and serves.
+    Leader,
+    /// It was elected, and takes over.
+    TakingOver,
+    /// Another one leads.
+    Standby,
+    /// Nobody leads, as far as it knows.
+    NobodyLeads,
+}
+
+/// The namenodes that agree, as one of them sees it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct GroupOverview {
+    /// What this one is.
+    pub part: GroupPart,
+    /// The last term that it knows of.
+    pub term: u64,
+    /// How many records it lacks that the leader committed.
+    pub behind_records: u64,
+    /// All members, by number.
+    pub members: Vec<GroupMember>,
+}
+
+/// A namenode of the group.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct GroupMember {
+    /// Its number, in hexadecimal digits.
+    pub number: String,
+    /// Where it listens.
+    pub addr: SocketAddr,
+    /// It is the one that is asked.
+    pub is_this: bool,
+    /// It leads.
+    pub leads: bool,
+}
+
 /// The cluster in numbers.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Overview {
     /// What `harvestfs admin status` shows.
     #[serde(flatten)]
     pub status: ClusterStatus,
+    /// The namenodes that agree.
+    pub group: GroupOverview,
     /// What is wrong with writes, and what to do.
     pub write_trouble: Option<WriteTrouble>,
     /// Name of the policy that places replicas.

@@ -39,6 +39,16 @@ table! {
         Stable: "Bytes of records written to the journal.";
     NAMENODE_JOURNAL_RECORD = Namenode Gauge "records" "harvestfs_namenode_journal_record" []
         Internal: "Number of the last record of the journal.";
+    NAMENODE_LEADS = Namenode Gauge "1" "harvestfs_namenode_leads" []
+        Stable: "1 while this namenode leads and serves clients, 0 while it is a standby or nobody leads.";
+    NAMENODE_KNOWS_LEADER = Namenode Gauge "1" "harvestfs_namenode_knows_leader" []
+        Stable: "1 while this namenode knows of one that leads, itself or another, 0 otherwise.";
+    NAMENODE_TERM = Namenode Gauge "1" "harvestfs_namenode_term" []
+        Stable: "The last term that this namenode knows of; each leadership has another one.";
+    NAMENODE_BEHIND_RECORDS = Namenode Gauge "records" "harvestfs_namenode_behind_records" []
+        Stable: "Records that the leader committed and that this namenode has not executed; 0 of the leader.";
+    NAMENODE_MEMBER = Namenode Gauge "1" "harvestfs_namenode_member" ["address"]
+        Stable: "The namenodes of the group, as this one sees it, by address: 1 for the one that leads, 0 for the others.";
     NAMENODE_READY = Namenode Gauge "1" "harvestfs_namenode_ready" []
         Stable: "1 once the locations of blocks are known after a start, 0 before.";
     NAMENODE_RECOVERING = Namenode Gauge "1" "harvestfs_namenode_recovering" []

@@ -9,10 +9,11 @@ use harvestfs_protocol::limits::KEEPALIVE_INTERVAL;
 /// suspended, and the lease does not.
 const LEASE_LOOKS: u32 = 5;
 /// Where there are several namenodes: after a request had no answer for so long, the one that leads
-/// is asked for a sign of life.
-pub(crate) const DOUBT_AFTER: Duration = Duration::from_millis(300);
+/// is asked for a sign of life. With the next one less than an election takes: the others are connected and asked by the
+/// time that one of them leads.
+pub(crate) const DOUBT_AFTER: Duration = Duration::from_millis(150);
 /// Without one for so long, the others are asked whether one of them leads.
-pub(crate) const SIGN_OF_LIFE_WITHIN: Duration = Duration::from_millis(300);
+pub(crate) const SIGN_OF_LIFE_WITHIN: Duration = Duration::from_millis(100);
 const RECONNECT_PAUSE_MIN: Duration = Duration::from_millis(20);
 const RECONNECT_PAUSE_MAX: Duration = Duration::from_secs(1);
 

@@ -22,9 +22,12 @@ pub(crate) const DIAL_DEADLINE: Duration = Duration::from_secs(3);
 const FAILURE_PAUSE_MIN: Duration = Duration::from_millis(20);
 const FAILURE_PAUSE_MAX: Duration = Duration::from_secs(1);
 /// Before one that does not lead is asked again, but for chance. An election takes some hundred
-/// milliseconds, and all clients wait for it.
+/// milliseconds, and all clients wait for it: pauses grow slowly, or the last one would be most of what programs
+/// notice of it.
 const ASK_PAUSE_MIN: Duration = Duration::from_millis(30);
 const ASK_PAUSE_MAX: Duration = Duration::from_millis(240);
+/// After so many answers the pause doubles.
+const ASKS_OF_ONE_PAUSE: u32 = 4;
 /// How long one may take to open a session while another one says that it leads.
 const OPEN_PATIENCE: Duration = Duration::from_millis(500);
 
@@ -201,7 +204,7 @@ impl Search {
             }
             Outcome::Stands { leader } => {
                 candidate.answered();
-                let doublings = candidate.refusals.min(16);
+                let doublings = (candidate.refusals / ASKS_OF_ONE_PAUSE).min(16);
                 candidate.refusals += 1;
                 let pause = (ASK_PAUSE_MIN * 2_u32.pow(doublings)).min(ASK_PAUSE_MAX);
                 candidate.due = now + pause.mul_f64(0.5 + chance);
@@ -352,7 +355,7 @@ mod tests {
             search.came(index, Outcome::Connected, 0.0, now);
         }
         let mut pauses = Vec::new();
-        for _ in 0..6 {
+        for _ in 0..16 {
             assert_eq!(steps(&mut search, now), [(0, Step::Ask), (1, Step::Ask)]);
             for index in 0..2 {
                 search.came(index, Outcome::Stands { leader: None }, 0.5, now);
@@ -361,8 +364,8 @@ mod tests {
             pauses.push(due - now);
             now = due;
         }
-        let expected = [30, 60, 120, 240, 240, 240].map(|ms| MS * ms);
-        assert_eq!(pauses, expected);
+        let expected = [30, 60, 120, 240].map(|ms| [MS * ms; ASKS_OF_ONE_PAUSE as usize]);
+        assert_eq!(pauses, expected.concat());
     }
 
     #[derive(Clone, Copy, Debug)]

@@ -72,6 +72,8 @@ function show(element, ...children) {
 const dead = (c) => c.nodes_known - c.nodes_alive - c.nodes_in_maintenance;
 
 function verdict(c) {
+  const own = groupVerdict(c.group);
+  if (own) return own;
   if (c.recovery) {
     const names = c.recovery.ahead.map((it) => it.name).join(", ");
     return ["bad", `In recovery, nothing is changed: the namenode's directory ends at record ${number(c.recovery.restored_record)}, and ${names} obeyed more. Put the newest copy back, or give up what is missing: harvestfs admin recover --accept-loss`];
@@ -138,6 +140,32 @@ function glance(c) {
     tile("Reimages", number(c.reimages), "since the namenode started"));
   const facts = `policy ${c.policy} · ${plural(c.sessions, "session")} · up ${duration(c.uptime_s * 1000)} · ${c.version}`;
   if ($("facts").textContent !== facts) $("facts").textContent = facts;
+}
+
+// --- the namenodes that agree ---
+
+/** What a namenode that does not lead says of the cluster is its own view, and may be old. */
+function groupVerdict(group) {
+  if (group.members.length < 2) return null;
+  if (group.part === "nobody-leads") return ["bad", "No namenode leads, as far as this one knows: nothing is changed until most of them can reach each other. All below is this namenode's own view"];
+  if (group.part === "standby") {
+    const leader = group.members.find((it) => it.leads);
+    return ["warn", `This namenode is a standby: all below is its own view. ${leader ? leader.addr : "Another one"} leads`];
+  }
+  if (group.part === "taking-over") return ["warn", "This namenode was elected, and is taking over"];
+  return null;
+}
+
+const PARTS = { "leader": "leads", "taking-over": "is taking over", "standby": "is a standby", "nobody-leads": "knows of nobody that leads" };
+
+function namenodes(group) {
+  $("group-section").hidden = group.members.length < 2;
+  const text = `This namenode ${PARTS[group.part]}, in term ${number(group.term)}, ${group.behind_records ? `${plural(group.behind_records, "record")} behind what is committed` : "and has all that is committed"}.`;
+  if ($("group-text").textContent !== text) $("group-text").textContent = text;
+  show($("group"), ...group.members.map((it) => el("tr", {},
+    el("th", { scope: "row" }, `${number(it.number)}${it.is_this ? " (this one)" : ""}`),
+    el("td", {}, it.addr),
+    el("td", {}, it.leads ? "leads" : group.part === "nobody-leads" ? "unknown" : "standby"))));
 }
 
 // --- the grid ---
@@ -452,6 +480,7 @@ async function update() {
     uptime_s = c.uptime_s;
     document.body.dataset.updates = Number(document.body.dataset.updates ?? 0) + 1;
     glance(c);
+    namenodes(c.group);
     grid(c);
     diversity(c);
     nodes(c);

@@ -12,7 +12,8 @@ use percent_encoding::{NON_ALPHANUMERIC, percent_encode};
 
 use super::Owner;
 use crate::server::overview::{
-    BlockUser, FilePlaces, ListedEntry, Listing, Overview, RepairOverview, Watched, WatchedNode,
+    BlockUser, FilePlaces, GroupMember, GroupOverview, GroupPart, ListedEntry, Listing, Overview,
+    RepairOverview, Watched, WatchedNode,
 };
 
 /// Datanodes that are shown.
@@ -32,6 +33,7 @@ impl Owner {
         let summary = self.cluster.summary(now_ms);
         let status = self.status();
         Overview {
+            group: self.group_overview(),
             write_trouble: status.writes.trouble(),
             status,
             policy: self.cluster.policy().name().into(),
@@ -53,6 +55,29 @@ impl Owner {
                 failed: summary.repairs_failed,
             },
             cells: self.cluster.cells(),
+        }
+    }
+
+    /// The namenodes that agree.
+    fn group_overview(&self) -> GroupOverview {
+        let view = self.log.group().status();
+        let part = match view.leader {
+            _ if self.leads() => GroupPart::Leader,
+            Some(leader) if leader == view.this => GroupPart::TakingOver,
+            Some(_) => GroupPart::Standby,
+            None => GroupPart::NobodyLeads,
+        };
+        let members = view.members.iter().map(|member| GroupMember {
+            number: format!("{:x}", member.id),
+            addr: member.addr,
+            is_this: member.id == view.this,
+            leads: Some(member.id) == view.leader,
+        });
+        GroupOverview {
+            part,
+            term: view.term,
+            behind_records: self.log.behind_records(),
+            members: members.collect(),
         }
     }
 

@@ -1,0 +1,178 @@
+//! How long programs wait when the namenode that leads is hurt, and whether they get to know.
+//!
+//! - `cluster`: three namenodes, three datanodes and a mount, each in a network of its own;
+//! - `probe`: a program on the mount that notices every pause, and what it was promised;
+//! - `report`: pauses in numbers, and whether the goals were met.
+
+mod cluster;
+mod probe;
+mod report;
+
+use std::path::Path;
+use std::str::FromStr;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use rand::RngExt;
+use serde::Serialize;
+
+use self::cluster::Group;
+use self::probe::{Probe, STRANGE};
+use super::network::Network;
+use super::{LiveError, disk};
+use crate::random;
+
+pub use probe::{Operation, Wrong};
+pub use report::{FaultReport, Quantiles, Report, Round};
+
+/// What is done to the namenode that leads.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum FaultKind {
+    /// SIGKILL; it is started again a little later.
+    Kill,
+    /// SIGSTOP, then SIGCONT.
+    Hang,
+    /// It reaches nobody, then everybody.
+    Partition,
+    /// A sync of its disk fails; it ends, loses what no sync stored, and is started again.
+    Disk,
+    /// It is asked to hand over.
+    Transfer,
+}
+
+impl FaultKind {
+    /// All, in the order in which they are done.
+    pub const ALL: [Self; 5] = [
+        Self::Kill,
+        Self::Hang,
+        Self::Partition,
+        Self::Disk,
+        Self::Transfer,
+    ];
+
+    /// Its name on the command line.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Kill => "kill",
+            Self::Hang => "hang",
+            Self::Partition => "partition",
+            Self::Disk => "disk",
+            Self::Transfer => "transfer",
+        }
+    }
+}
+
+impl FromStr for FaultKind {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let kind = Self::ALL.into_iter().find(|it| it.name() == text);
+        kind.ok_or_else(|| {
+            let names = Self::ALL.map(Self::name);
+            format!("it is one of: {}", names.join(", "))
+        })
+    }
+}
+
+/// How long a namenode that was killed is down.
+const DOWN: Duration = Duration::from_secs(2);
+/// How long a namenode hangs or is cut off.
+const AWAY: Duration = Duration::from_secs(5);
+/// Between two rounds: a namenode that was away catches up.
+const SETTLE: Duration = Duration::from_secs(2);
+/// A fault comes at any time between two heartbeats, elections and syncs.
+const JITTER_MS_MAX: u64 = 300;
+/// The names of the mount with the program, and of the one on which all is compared.
+const PROBED: &str = "mount";
+const COMPARED: &str = "mount-after";
+
+/// How it is measured.
+pub struct FailoverOptions<'a> {
+    /// The binary whose parts make the cluster.
+    pub binary: &'a Path,
+    /// Where the clusters' directories are made; nothing of it is removed.
+    pub directory: &'a Path,
+    /// What is done, each to a cluster of its own.
+    pub kinds: &'a [FaultKind],
+    /// How often each is done.
+    pub rounds: usize,
+    /// Decides when exactly, and what is read.
+    pub seed: u64,
+    /// Set by Ctrl-C.
+    pub interrupted: &'a AtomicBool,
+}
+
+/// Hurts the leader again and again while a program works on a mount, and looks in the end for all that the program was
+/// promised. `progress` gets each round.
+///
+/// Must be called on a thread that lives until it returns, and before the process has other threads: it moves to a
+/// network and a mount table of its own.
+///
+/// # Errors
+/// When the cluster cannot be run, or it is interrupted.
+pub fn measure(
+    options: &FailoverOptions<'_>,
+    progress: &mut dyn FnMut(FaultKind, &Round),
+) -> Result<Report, LiveError> {
+    disk::own_mounts()?;
+    let network = Network::new(cluster::LINKS, options.seed)?;
+    // Children are started by this thread, which is the one that the kernel watches for them.
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(2)
+        .enable_all()
+        .build()
+        .map_err(LiveError::io("start the runtime"))?;
+    let go_on = || !options.interrupted.load(Ordering::Relaxed);
+    let mut faults = Vec::new();
+    for &kind in options.kinds {
+        let data = options.directory.join(kind.name());
+        let mut group = Group::start(options.binary, data, &network, &runtime, kind, &go_on)?;
+        faults.push(hurt(&mut group, kind, options, &go_on, progress)?);
+    }
+    runtime.shutdown_timeout(Duration::from_secs(5));
+    Ok(Report {
+        seed: options.seed,
+        faults,
+    })
+}
+
+fn hurt(
+    group: &mut Group<'_>,
+    kind: FaultKind,
+    options: &FailoverOptions<'_>,
+    go_on: &dyn Fn() -> bool,
+    progress: &mut dyn FnMut(FaultKind, &Round),
+) -> Result<FaultReport, LiveError> {
+    group.run(&["fs", "mkdir", &format!("/{STRANGE}")])?;
+    let mount = group.mount(PROBED)?;
+    let probe = Probe::start(&mount, options.seed)?;
+    let mut rng = random::stream(options.seed, kind.name());
+    let mut rounds = Vec::new();
+    for _ in 0..options.rounds {
+        group.rest(SETTLE)?;
+        let leader = group.leader()?;
+        probe.begin_round();
+        group.rest(Duration::from_millis(rng.random_range(0..=JITTER_MS_MAX)))?;
+        group.hurt(leader, kind)?;
+        group.wait_whole()?;
+        let round = Round::new(probe.end_round(go_on)?);
+        progress(kind, &round);
+        rounds.push(round);
+    }
+    let promised = probe.finish();
+    // What the mount only has in memory does not count.
+    group.kill_mount(&mount);
+    let after = group.mount(COMPARED)?;
+    let (looked_for, missing) = promised.compare(&after, go_on)?;
+    Ok(FaultReport {
+        kind,
+        rounds,
+        operations: promised.operations.iter().sum(),
+        errors: promised.errors,
+        looked_for,
+        missing,
+        ended: std::mem::take(&mut group.ended),
+    })
+}

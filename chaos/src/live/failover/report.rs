@@ -1,0 +1,236 @@
+//! Pauses in numbers, and whether the goals were met.
+
+use std::fmt::Write;
+use std::time::Duration;
+
+use serde::Serialize;
+
+use super::FaultKind;
+use super::probe::{Operation, Wrong};
+
+/// The longest pauses of one round, in milliseconds.
+#[derive(Clone, Copy, Debug, Serialize)]
+pub struct Round {
+    /// Of looking for a name.
+    pub stat_ms: f64,
+    /// Of creating, writing and syncing a file.
+    pub create_ms: f64,
+    /// Of writing to an open file and syncing it.
+    pub write_ms: f64,
+    /// Of reading.
+    pub read_ms: f64,
+}
+
+impl Round {
+    pub(super) fn new(longest: [Duration; Operation::ALL.len()]) -> Self {
+        let [stat_ms, create_ms, write_ms, read_ms] = longest.map(|it| it.as_secs_f64() * 1_000.0);
+        Self {
+            stat_ms,
+            create_ms,
+            write_ms,
+            read_ms,
+        }
+    }
+
+    /// Of one kind of operation.
+    #[must_use]
+    pub fn of(&self, operation: Operation) -> f64 {
+        match operation {
+            Operation::Stat => self.stat_ms,
+            Operation::Create => self.create_ms,
+            Operation::Write => self.write_ms,
+            Operation::Read => self.read_ms,
+        }
+    }
+
+    /// Of all kinds of operations.
+    #[must_use]
+    pub fn longest_ms(&self) -> f64 {
+        let all = Operation::ALL.map(|operation| self.of(operation));
+        all.into_iter().fold(0.0, f64::max)
+    }
+}
+
+/// Quantiles by nearest rank.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct Quantiles {
+    /// Half of all are not larger.
+    pub median: f64,
+    /// Nine of ten are not larger.
+    pub p90: f64,
+    /// 99 of a hundred are not larger; of fewer than a hundred it is the largest.
+    pub p99: f64,
+    /// None is larger.
+    pub max: f64,
+}
+
+impl Quantiles {
+    /// None of no values.
+    #[must_use]
+    pub fn new(values: impl IntoIterator<Item = f64>) -> Option<Self> {
+        let mut values: Vec<f64> = values.into_iter().collect();
+        values.sort_by(f64::total_cmp);
+        let max = *values.last()?;
+        let at = |percent: usize| values[(values.len() * percent).div_ceil(100) - 1];
+        Some(Self {
+            median: at(50),
+            p90: at(90),
+            p99: at(99),
+            max,
+        })
+    }
+}
+
+/// What came of one kind of fault.
+#[derive(Clone, Debug, Serialize)]
+pub struct FaultReport {
+    /// What was done.
+    pub kind: FaultKind,
+    /// The longest pauses of each round.
+    pub rounds: Vec<Round>,
+    /// Operations of the program.
+    pub operations: u64,
+    /// Errors that the program saw.
+    pub errors: Wrong,
+    /// Names and records whose sync returned.
+    pub looked_for: u64,
+    /// Those that were not there in the end.
+    pub missing: Wrong,
+    /// Namenodes that ended by themselves and were not meant to: no program notices, but it is a bug.
+    pub ended: Wrong,
+}
+
+impl FaultReport {
+    /// Of the longest pause of each round, in milliseconds.
+    #[must_use]
+    pub fn pauses_ms(&self) -> Option<Quantiles> {
+        Quantiles::new(self.rounds.iter().map(Round::longest_ms))
+    }
+
+    /// What pauses are to be, in words, and whether they are.
+    fn goal(&self) -> Option<(&'static str, bool)> {
+        let it = self.pauses_ms()?;
+        Some(match self.kind {
+            FaultKind::Kill | FaultKind::Disk => (
+                "median <= 500 ms, p99 <= 1000 ms",
+                it.median <= 500.0 && it.p99 <= 1_000.0,
+            ),
+            FaultKind::Hang | FaultKind::Partition => ("p99 <= 2000 ms", it.p99 <= 2_000.0),
+            FaultKind::Transfer => ("p99 <= 100 ms", it.p99 <= 100.0),
+        })
+    }
+}
+
+/// What came of all.
+#[derive(Clone, Debug, Serialize)]
+pub struct Report {
+    /// Decided when each fault came.
+    pub seed: u64,
+    /// By kind.
+    pub faults: Vec<FaultReport>,
+}
+
+impl Report {
+    /// Whether no program saw an error, and nothing is missing. How long pauses are is another matter.
+    #[must_use]
+    pub fn passed(&self) -> bool {
+        let faults = &mut self.faults.iter();
+        faults.all(|it| it.errors.count == 0 && it.missing.count == 0)
+    }
+
+    /// For people.
+    #[must_use]
+    pub fn table(&self) -> String {
+        let mut text = String::from(
+            "longest pause of a round, ms   rounds  median     p90     p99     max  goal\n",
+        );
+        for fault in &self.faults {
+            let Some(all) = fault.pauses_ms() else {
+                continue;
+            };
+            line(&mut text, fault.kind.name(), fault.rounds.len(), all);
+            if let Some((goal, met)) = fault.goal() {
+                let met = if met { "met" } else { "MISSED" };
+                let _ = write!(text, "  {goal}: {met}");
+            }
+            text.push('\n');
+            for operation in Operation::ALL {
+                let of = fault.rounds.iter().map(|round| round.of(operation));
+                if let Some(of) = Quantiles::new(of) {
+                    let name = format!("  {}", operation.name());
+                    line(&mut text, &name, fault.rounds.len(), of);
+                    text.push('\n');
+                }
+            }
+            let _ = writeln!(
+                text,
+                "  {} operations, {} errors; {} names and records looked for, {} missing; {} times a namenode ended by itself",
+                fault.operations,
+                fault.errors.count,
+                fault.looked_for,
+                fault.missing.count,
+                fault.ended.count
+            );
+            for wrong in [&fault.errors, &fault.missing, &fault.ended]
+                .map(|it| &it.first)
+                .into_iter()
+                .flatten()
+            {
+                let _ = writeln!(text, "    {wrong}");
+            }
+        }
+        text
+    }
+}
+
+fn line(text: &mut String, name: &str, rounds: usize, it: Quantiles) {
+    let Quantiles {
+        median,
+        p90,
+        p99,
+        max,
+    } = it;
+    let _ = write!(
+        text,
+        "{name:30} {rounds:6} {median:7.0} {p90:7.0} {p99:7.0} {max:7.0}"
+    );
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn quantiles_are_values_that_were_seen() {
+        assert_eq!(Quantiles::new([]), None);
+        let of = Quantiles::new((1..=20).rev().map(f64::from)).unwrap();
+        assert_eq!(
+            (of.median, of.p90, of.p99, of.max),
+            (10.0, 18.0, 20.0, 20.0)
+        );
+        let of = Quantiles::new((1..=200).map(f64::from)).unwrap();
+        assert_eq!((of.p99, of.max), (198.0, 200.0));
+    }
+
+    #[test]
+    fn what_is_missing_fails_and_a_long_pause_does_not() {
+        let round = Round::new([5, 7_000, 6, 1].map(Duration::from_millis));
+        assert_eq!(round.longest_ms(), 7_000.0);
+        let mut report = Report {
+            seed: 1,
+            faults: vec![FaultReport {
+                kind: FaultKind::Kill,
+                rounds: vec![round],
+                operations: 4,
+                errors: Wrong::default(),
+                looked_for: 2,
+                missing: Wrong::default(),
+                ended: Wrong::default(),
+            }],
+        };
+        assert!(report.passed());
+        assert!(report.table().contains("MISSED"), "{}", report.table());
+        report.faults[0].missing.count = 1;
+        assert!(!report.passed());
+    }
+}

@@ -1,0 +1,121 @@
+//! `harvestfs chaos failover` on real processes, and what is left of it when it ends early.
+
+use std::fs;
+use std::path::Path;
+use std::process::{Child, Command, Output, Stdio};
+use std::time::Duration;
+
+use harvestfs_tests::{can_mount, have_program, skip, wait_until};
+use rustix::process::{Pid, Signal, kill_process};
+use serde_json::Value;
+
+const BINARY: &str = env!("CARGO_BIN_EXE_harvestfs");
+
+/// Whether this machine can cut links; skips if not.
+fn can_run() -> bool {
+    if !rustix::process::geteuid().is_root() || !Path::new("/dev/net/tun").exists() {
+        skip("networks for namenodes need root and /dev/net/tun");
+        return false;
+    }
+    can_mount() && have_program("ip", "apt install iproute2").is_some()
+}
+
+fn failover(temporary: &Path, arguments: &[&str]) -> Command {
+    let mut command = Command::new(BINARY);
+    command
+        .args(["chaos", "failover"])
+        .args(arguments)
+        .env("TMPDIR", temporary);
+    command
+}
+
+fn said(output: &Output) -> String {
+    let texts = [&output.stdout, &output.stderr];
+    texts.map(|it| String::from_utf8_lossy(it)).concat()
+}
+
+fn left_in(directory: &Path) -> usize {
+    fs::read_dir(directory).expect("a directory").count()
+}
+
+#[test]
+fn nothing_is_missing_when_the_leader_is_killed() {
+    if !can_run() {
+        return;
+    }
+    let temporary = tempfile::tempdir().expect("a directory");
+    let results = tempfile::tempdir().expect("a directory");
+    let json = results.path().join("failover.json");
+    let arguments = ["--kind", "kill", "--rounds", "2", "--seed", "3", "--json"];
+    let mut command = failover(temporary.path(), &arguments);
+    let output = command.arg(&json).output().expect("the binary runs");
+    let said = said(&output);
+    assert!(output.status.success(), "{said}");
+    assert!(said.contains(" 0 errors; "), "{said}");
+    assert_eq!(left_in(temporary.path()), 0, "{said}");
+
+    let text = fs::read_to_string(&json).expect("what was seen");
+    let report: Value = serde_json::from_str(&text).expect("JSON");
+    assert_eq!(report["seed"], 3);
+    let fault = &report["faults"][0];
+    assert_eq!(fault["kind"], "kill");
+    assert_eq!(fault["errors"]["count"], 0, "{text}");
+    assert_eq!(fault["missing"]["count"], 0, "{text}");
+    assert!(fault["looked_for"].as_u64() > Some(100), "{text}");
+    let rounds = fault["rounds"].as_array().expect("rounds");
+    assert_eq!(rounds.len(), 2);
+    for round in rounds {
+        // Others wait for so long at least before they ask for an election: whatever ends sooner did not need the leader.
+        for needs_the_leader in ["stat_ms", "create_ms", "write_ms"] {
+            assert!(round[needs_the_leader].as_f64() > Some(100.0), "{text}");
+        }
+    }
+}
+
+/// The processes of a cluster: its directory is in their arguments.
+fn processes_of(directory: &Path) -> usize {
+    let processes = fs::read_dir("/proc").expect("/proc").flatten();
+    let belongs = |process: &fs::DirEntry| {
+        let arguments = fs::read(process.path().join("cmdline")).unwrap_or_default();
+        String::from_utf8_lossy(&arguments).contains(&*directory.to_string_lossy())
+    };
+    processes.filter(belongs).count()
+}
+
+#[test]
+fn ctrl_c_ends_everything() {
+    if !can_run() {
+        return;
+    }
+    let temporary = tempfile::tempdir().expect("a directory");
+    let mut child: Child = failover(temporary.path(), &["--kind", "hang"])
+        .stdout(Stdio::null())
+        .stderr(Stdio::piped())
+        .spawn()
+        .expect("the binary runs");
+    // Namenodes, datanodes and the mount.
+    wait_until("all is started", Duration::from_secs(60), || {
+        processes_of(temporary.path()) == 7
+    });
+    let pid = Pid::from_raw(child.id().try_into().expect("a pid")).expect("not 0");
+    kill_process(pid, Signal::INT).expect("it runs");
+    wait_until("it ends", Duration::from_secs(30), || {
+        child.try_wait().expect("a child").is_some()
+    });
+    let output = child.wait_with_output().expect("it ended");
+    assert_eq!(output.status.code(), Some(1));
+    assert!(said(&output).contains("interrupted"), "{output:?}");
+    assert_eq!(processes_of(temporary.path()), 0);
+    assert_eq!(left_in(temporary.path()), 0);
+}
+
+#[test]
+fn a_fault_that_is_not_known_is_refused() {
+    let temporary = tempfile::tempdir().expect("a directory");
+    let mut command = failover(temporary.path(), &["--kind", "melt"]);
+    let output = command.output().expect("the binary runs");
+    assert_eq!(output.status.code(), Some(2));
+    let said = said(&output);
+    let names = "kill, hang, partition, disk, transfer";
+    assert!(said.contains(names), "{said}");
+}

@@ -1,0 +1,135 @@
+//! The end of the log: the newest entries, and records on their way to the journal.
+
+use std::collections::VecDeque;
+use std::io;
+use std::sync::Arc;
+
+use openraft::EntryPayload;
+use openraft::entry::RaftEntry;
+use openraft::storage::IOFlushed;
+
+use super::entry::encode;
+use super::{Entry, Group, LogId, Term};
+use crate::journal::{Batch, JournalError, JournalWriter, Lsn};
+
+/// Bytes of records that are handed to the journal as one batch; the record that reaches it is the last. Far
+/// below the size of a segment, into which a batch has to fit.
+const BATCH_BYTES_MAX: usize = 1 << 20;
+
+/// Bytes of commands of the newest entries that are kept in memory, to be applied and sent.
+const RECENT_BYTES_MAX: usize = 32 << 20;
+
+/// The end of the log.
+#[derive(Default)]
+pub(super) struct Tail {
+    /// The newest entries, without gaps, in order.
+    pub(super) recent: VecDeque<Entry>,
+    pub(super) recent_bytes: usize,
+    /// The last entry that cannot be read any more.
+    pub(super) purged: Option<LogId>,
+    pub(super) last: Option<LogId>,
+    pub(super) durable: Lsn,
+    /// The newest term that this member voted in: no leader of one before adds an entry any more.
+    pub(super) term: Term,
+    /// Appends that are to be durable, in order.
+    pub(super) pending: VecDeque<(Lsn, IOFlushed<Group>)>,
+}
+
+impl Tail {
+    pub(super) fn push(&mut self, entry: Entry) {
+        assert!(
+            self.last
+                .is_none_or(|last| last.index() + 1 == entry.index()),
+            "{} follows {:?}",
+            entry.log_id(),
+            self.last
+        );
+        self.recent_bytes += bytes_of(&entry);
+        self.last = Some(entry.log_id());
+        self.recent.push_back(entry);
+        while self.recent_bytes > RECENT_BYTES_MAX
+            && let Some(oldest) = self.recent.pop_front()
+        {
+            self.recent_bytes -= bytes_of(&oldest);
+        }
+    }
+
+    /// Appends are durable up to there, or none will be.
+    pub(super) fn progress(&mut self, durable: Result<Lsn, &Arc<JournalError>>) {
+        if let Ok(durable) = durable {
+            self.durable = durable;
+        }
+        let ended = durable.unwrap_or(Lsn::MAX);
+        while self.pending.front().is_some_and(|(lsn, _)| *lsn <= ended)
+            && let Some((_, flushed)) = self.pending.pop_front()
+        {
+            flushed.io_completed(match durable {
+                Ok(_) => Ok(()),
+                Err(error) => Err(io::Error::other(Arc::clone(error))),
+            });
+        }
+    }
+
+    pub(super) fn last_recent_is_after(&self, lsn: Lsn) -> bool {
+        self.recent
+            .back()
+            .is_some_and(|newest| newest.index() > lsn)
+    }
+
+    /// The entry with this number, if it is in memory.
+    pub(super) fn recent(&self, lsn: Lsn) -> Option<&Entry> {
+        let oldest = self.recent.front()?.index();
+        let at = usize::try_from(lsn.checked_sub(oldest)?).ok()?;
+        self.recent.get(at)
+    }
+}
+
+/// Records on their way to the journal.
+#[derive(Default)]
+pub(super) struct Batches {
+    full: Vec<Batch>,
+    records: Vec<Vec<u8>>,
+    bytes: usize,
+    wants_durable: bool,
+}
+
+impl Batches {
+    pub(super) fn add(&mut self, entry: &Entry) {
+        let record = encode(entry);
+        self.bytes += record.len();
+        self.wants_durable |= match &entry.payload {
+            EntryPayload::Normal(record) => record.awaited,
+            EntryPayload::Blank | EntryPayload::Membership(_) => true,
+        };
+        self.records.push(record);
+        if self.bytes >= BATCH_BYTES_MAX {
+            self.end();
+        }
+    }
+
+    pub(super) fn end(&mut self) {
+        self.bytes = 0;
+        self.full.push(Batch {
+            records: std::mem::take(&mut self.records),
+            wants_durable: std::mem::take(&mut self.wants_durable),
+            // The journal's progress says when.
+            done: Box::new(|_| ()),
+        });
+    }
+
+    pub(super) async fn commit(mut self, writer: &JournalWriter) {
+        if !self.records.is_empty() {
+            self.end();
+        }
+        for batch in self.full {
+            writer.commit(batch).await;
+        }
+    }
+}
+
+pub(super) fn bytes_of(entry: &Entry) -> usize {
+    match &entry.payload {
+        EntryPayload::Normal(record) => size_of::<Entry>() + record.command.len(),
+        _ => size_of::<Entry>(),
+    }
+}
