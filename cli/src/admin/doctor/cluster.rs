@@ -3,11 +3,12 @@
 use std::time::{Duration, Instant};
 
 use harvestfs_protocol::admin::{AdminReply, AdminRequest, ClusterStatus, NodeStatus};
+use harvestfs_protocol::group::GroupRequest;
 use harvestfs_protocol::outlook::count;
 use harvestfs_protocol::types::VolumeStatus;
 use harvestfs_protocol::unix_now_ms;
 
-use super::{Area, Diagnosis};
+use super::{Area, Diagnosis, group};
 use crate::admin::DEADLINE;
 use crate::admin::link::{self, AdminLink};
 use crate::units;
@@ -34,8 +35,14 @@ pub async fn examine(link: &AdminLink, diagnosis: &mut Diagnosis) {
         }
         other => refused(other, diagnosis),
     }
-    match link.ask(AdminRequest::Nodes, DEADLINE).await {
-        Ok(AdminReply::Nodes(nodes)) => judge_nodes(&nodes, diagnosis),
+    let nodes = match link.ask(AdminRequest::Nodes, DEADLINE).await {
+        Ok(AdminReply::Nodes(nodes)) => nodes,
+        other => return refused(other, diagnosis),
+    };
+    judge_nodes(&nodes, diagnosis);
+    let list = AdminRequest::Group(GroupRequest::List);
+    match link.ask(list, DEADLINE).await {
+        Ok(AdminReply::Group(group)) => group::judge(&group, &nodes, diagnosis),
         other => refused(other, diagnosis),
     }
 }
@@ -283,7 +290,7 @@ fn judge_volume(server: &str, volume: &VolumeStatus, diagnosis: &mut Diagnosis) 
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use harvestfs_protocol::admin::{AheadNode, RecoveryStatus};
     use harvestfs_protocol::ids::{ClusterId, NodeId, StorageId};
     use harvestfs_protocol::node::ServerDescription;
@@ -327,9 +334,9 @@ mod tests {
         }
     }
 
-    fn node() -> NodeStatus {
+    pub fn node(id: NodeId) -> NodeStatus {
         NodeStatus {
-            node: NodeId(1),
+            node: id,
             server: ServerDescription {
                 name: "a".into(),
                 rack: "r".into(),
@@ -368,11 +375,11 @@ mod tests {
     #[test]
     fn a_cluster_that_is_well_has_no_findings() {
         assert_eq!(found(|it| judge_status(&status(), it)), []);
-        assert_eq!(found(|it| judge_nodes(&[node()], it)), []);
+        assert_eq!(found(|it| judge_nodes(&[node(NodeId(1))], it)), []);
         let away = NodeStatus {
             alive: false,
             maintenance_left_ms: Some(1),
-            ..node()
+            ..node(NodeId(1))
         };
         assert_eq!(found(|it| judge_nodes(&[away], it)), []);
         let second = Duration::from_secs(1);
@@ -490,7 +497,7 @@ mod tests {
             ),
         ];
         for (spoil, area, severity) in faults {
-            let mut node = node();
+            let mut node = node(NodeId(1));
             spoil(&mut node);
             assert_eq!(found(|it| judge_nodes(&[node], it)), [(area, severity)]);
         }

@@ -1,6 +1,7 @@
 //! `harvestfs admin doctor`: looks at everything that an operator can put right, and says how.
 
 mod cluster;
+mod group;
 mod machine;
 
 use anyhow::bail;
