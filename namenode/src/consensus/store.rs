@@ -161,19 +161,20 @@ impl LogStore {
     pub(super) fn note_memory(&self, member: MemberId, memory: Memory) -> bool {
         let mut kept = self.shared.kept.lock();
         let known = kept.known.get(&member).copied();
-        let forgot = known.is_some_and(|(run, writes)| {
-            let least = if run == memory.run {
-                memory.writes
-            } else {
-                memory.writes_at_start
-            };
-            least < writes
-        });
-        if !forgot {
-            // Written with the next change: what this member does because of the other one is one.
-            (kept.known).insert(member, (memory.run, memory.writes));
+        match known {
+            // Messages of one start may come in another order.
+            Some((run, writes)) if run == memory.run => {
+                let most = writes.max(memory.writes);
+                kept.known.insert(member, (run, most));
+                true
+            }
+            Some((_, writes)) if memory.writes_at_start < writes => false,
+            Some(_) | None => {
+                // Written with the next change: what this member does because of the other one is one.
+                kept.known.insert(member, (memory.run, memory.writes));
+                true
+            }
         }
-        !forgot
     }
 
     /// Others know more of this member than it does itself: it takes part in nothing any more.

@@ -3,7 +3,7 @@ use std::fs;
 use std::path::Path;
 
 use bytes::Bytes;
-use harvestfs_protocol::peer::{Ballot, Place};
+use harvestfs_protocol::peer::{Ballot, Memory, Place};
 use openraft::EntryPayload;
 use openraft::Membership;
 use openraft::entry::RaftEntry;
@@ -12,9 +12,11 @@ use proptest::prelude::*;
 use super::entry::{Record, decode, encode, entry_of, log_id};
 use super::member_file::{self, Kept};
 use super::outside::{Standing, found_alone, found_outside, standing};
+use super::progress::Executed;
+use super::store::LogStore;
 use super::*;
 use crate::engine::namespace::COMMAND_VERSION;
-use crate::journal::{Journal, JournalOptions};
+use crate::journal::{Journal, JournalOptions, JournalWriterOptions};
 
 fn journal_in(dir: &Path) -> Journal {
     let options = JournalOptions {
@@ -135,6 +137,49 @@ fn one_that_goes_on_alone_has_another_number_and_the_term() {
     let left = alone.members_at(0).membership();
     assert!(members::is_sole_voter(left, alone.this));
     assert_eq!(left.get_node(&alone.this), Some(&member(1)), "its address");
+}
+
+#[tokio::test]
+async fn a_member_that_remembers_less_than_it_said_is_noticed() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = LogStore::start(
+        journal_in(dir.path()),
+        JournalWriterOptions::default(),
+        None,
+        Kept::founding(MemberId(1), members(&[1, 2, 3])).unwrap(),
+        Arc::default(),
+        Arc::new(Executed::new(0)),
+    )
+    .unwrap();
+    let remembers = |run, writes, writes_at_start| {
+        let memory = Memory {
+            run,
+            writes,
+            writes_at_start,
+        };
+        store.note_memory(MemberId(2), memory)
+    };
+    assert_eq!(store.known_memory(MemberId(2)), None);
+    assert!(remembers(1, 5, 3));
+    assert!(remembers(1, 5, 3) && remembers(1, 9, 3));
+    // A late message.
+    assert!(remembers(1, 8, 3));
+    // Started again with all that it knew, and once more with less.
+    assert!(remembers(2, 9, 9) && remembers(2, 12, 9));
+    assert!(!remembers(3, 30, 11) && !remembers(1, 9, 3));
+    let known = store.known_memory(MemberId(2)).unwrap();
+    assert_eq!((known.run, known.writes), (2, 12));
+    assert!(remembers(4, 12, 12));
+    // Others are others.
+    assert!(store.note_memory(
+        MemberId(3),
+        Memory {
+            run: 1,
+            writes: 0,
+            writes_at_start: 0
+        }
+    ));
+    store.close().unwrap();
 }
 
 #[test]

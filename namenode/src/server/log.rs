@@ -247,6 +247,11 @@ impl Log {
         self.commits.last() >= self.last_lsn
     }
 
+    /// The last record that is durable here.
+    pub(crate) fn durable_lsn(&self) -> Lsn {
+        self.counters.durable_lsn()
+    }
+
     /// Bytes of records since the start.
     pub(crate) fn appended_bytes(&self) -> u64 {
         self.counters.appended_bytes()

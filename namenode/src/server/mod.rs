@@ -32,6 +32,7 @@ mod overview;
 mod owner;
 mod recovery;
 mod sessions;
+mod slow_disk;
 mod timeline;
 mod token_keys;
 

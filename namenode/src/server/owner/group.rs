@@ -20,6 +20,7 @@ use crate::consensus::{Change, Changing, FindError, GroupView, Member, MemberId,
 use crate::journal::Lsn;
 use crate::server::NamenodeError;
 use crate::server::metrics::Responder;
+use crate::server::slow_disk::SlowDisk;
 
 /// How long a namenode that is added may take until it has what the others have.
 const CATCH_UP_WITHIN: Duration = Duration::from_secs(3600);
@@ -50,6 +51,7 @@ pub(super) struct Group {
     changing: Option<UnderWay>,
     /// The member that is to lead instead of this one.
     transfer_to: Option<MemberId>,
+    disk: SlowDisk,
 }
 
 struct UnderWay {
@@ -68,6 +70,7 @@ impl Default for Group {
             tasks: JoinSet::new(),
             changing: None,
             transfer_to: None,
+            disk: SlowDisk::default(),
         }
     }
 }
@@ -191,7 +194,27 @@ impl Owner {
         Ok(())
     }
 
-    /// Hands leadership over, if an operator wants that.
+    /// Hands leadership over when it is this namenode's disk that is slow.
+    pub(super) fn step_down_if_slow(&mut self) {
+        if !self.leads() || self.log.is_alone() {
+            return;
+        }
+        let (committed, durable) = (self.log.committed_lsn(), self.log.durable_lsn());
+        if !(self.group.disk).is_slow(self.clock.now_ms(), committed, durable) {
+            return;
+        }
+        match successor(&self.log.group().status(), None) {
+            Ok(to) => {
+                tracing::warn!(committed, durable, "the disk of this namenode is slow");
+                self.group.transfer_to = Some(to);
+            }
+            Err(error) => {
+                tracing::warn!(%error, "the disk of this namenode is slow, and no other one can lead");
+            }
+        }
+    }
+
+    /// Hands leadership over, if that is wanted.
     pub(super) async fn transfer_if_asked(&mut self) -> Result<(), NamenodeError> {
         let Some(to) = self.group.transfer_to.take() else {
             return Ok(());

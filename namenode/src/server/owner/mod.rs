@@ -457,6 +457,7 @@ impl Owner {
         let now_ms = self.clock.now_ms();
         self.last_tick_ms = now_ms;
         self.on_progress();
+        self.step_down_if_slow();
         self.cluster.tick(now_ms, &mut self.rng);
         self.note_happenings();
         self.ask_deferred();
