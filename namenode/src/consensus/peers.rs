@@ -30,6 +30,10 @@ use super::store::LogStore;
 use super::{Group, LogId, Member, MemberId, Snapshot, Vote, wire};
 use crate::journal::{JournalError, Lsn};
 
+/// How long it may take to connect to another namenode.
+const DIAL_DEADLINE: Duration = Duration::from_millis(250);
+/// How long another namenode's disk may take. openraft has no limit of its own for it.
+const DURABLE_DEADLINE: Duration = Duration::from_secs(2);
 /// How often another namenode is asked whether it has taken a snapshot.
 const TAKING_POLL: Duration = Duration::from_millis(100);
 
@@ -184,7 +188,8 @@ impl Peer {
                         reason: error.to_string(),
                     }
                 })?;
-                let dialled = self.endpoint.connect(self.addr, &expected, deadline);
+                let dialled =
+                    (self.endpoint).connect(self.addr, &expected, deadline.min(DIAL_DEADLINE));
                 // Notices are for clients; without a receiver they are ignored.
                 let (notices, _) = mpsc::channel(1);
                 let client = RpcClient::start(dialled.await?, notices).await?;
@@ -296,7 +301,13 @@ impl RaftNetworkV2<Group> for Peer {
     ) -> Result<AppendEntriesResponse<Group>, RPCError<Group>> {
         let call = wire::append_request(&request);
         let ballot = wire::ballot(&request.vote);
-        let (_, reply) = self.call(call, option.hard_ttl()).await?;
+        let deadline = if request.entries.is_empty() {
+            option.hard_ttl()
+        } else {
+            // Until they are durable there.
+            option.hard_ttl().max(DURABLE_DEADLINE)
+        };
+        let (_, reply) = self.call(call, deadline).await?;
         let response = wire::append_response(&reply).ok_or(PeerError::UnexpectedReply)?;
         let before = request.prev_log_id.map_or(0, |it| it.index());
         let acknowledged = match &response {
