@@ -17,15 +17,16 @@ const CLUSTER: ClusterId = ClusterId(7);
 /// The smallest that a namenode takes.
 const SEGMENT_BYTES: u64 = 4 * 1024 * 1024;
 
-/// The first byte says whether the checksum of the keys is put right. Then three parts: the file of
-/// the cluster's id (as it should be if empty), the file of the keys (absent if empty), and records
-/// for the journal after the one that formats the cluster (each with its length before it: u16,
-/// little-endian). The namenode starts, or says why not.
+/// The first byte says whether the checksum of the keys is put right, and whether the content of the
+/// file that a member of a group keeps gets its header. Then four parts: the file of the cluster's id
+/// (as it should be if empty), the file of the keys (absent if empty), the file of the member (absent if
+/// empty), and records for the journal after the one that formats the cluster (each with its length
+/// before it: u16, little-endian). The namenode starts, or says why not.
 pub fn namenode_directory(input: &[u8]) {
     let Some((flags, rest)) = input.split_first() else {
         return;
     };
-    let [cluster_id, keys, mut records] = parts(rest);
+    let [cluster_id, keys, member, mut records] = parts(rest);
     let directory = scratch().join("namenode");
     let _ = std::fs::remove_dir_all(&directory);
     make(&directory, &mut records);
@@ -38,6 +39,15 @@ pub fn namenode_directory(input: &[u8]) {
             keys.extend(crc32fast::hash(&keys).to_le_bytes());
         }
         put(&directory.join("token-keys"), &keys);
+    }
+    if !member.is_empty() {
+        let mut file = Vec::new();
+        if flags & 2 != 0 {
+            file.extend_from_slice(b"HFSMEMB\0\x01\0\0\0");
+            file.extend_from_slice(&crc32fast::hash(member).to_le_bytes());
+        }
+        file.extend_from_slice(member);
+        put(&directory.join("journal").join("member"), &file);
     }
     RUNTIME.with_borrow(|(runtime, identity)| {
         let any_port = SocketAddr::from((Ipv4Addr::LOCALHOST, 0));

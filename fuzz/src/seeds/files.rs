@@ -1,5 +1,6 @@
 //! Seeds for what is read from disks.
 
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 use harvestfs_namenode::engine::namespace::Command;
@@ -93,16 +94,33 @@ pub(super) fn namenode_directory() -> Vec<Vec<u8>> {
     let mut records = vec![session];
     records.extend(commands());
     vec![
-        flagged(Some(1), &[b"", &keys, &in_parts(&records)]),
+        flagged(Some(1), &[b"", &keys, b"", &in_parts(&records)]),
+        flagged(Some(2), &[b"", b"", &member(&[1]), &in_parts(&records)]),
+        flagged(Some(2), &[b"", b"", &member(&[1, 2, 3]), &[]]),
+        flagged(Some(2), &[b"", b"", &member(&[]), &[]]),
         flagged(
             Some(0),
             &[
                 b"00000000000000000000000000000007\n",
                 b"",
+                b"",
                 &in_parts(&records[..1]),
             ],
         ),
     ]
+}
+
+/// What a member of a group with these members keeps; without any, it is in no group.
+fn member(ids: &[u64]) -> Vec<u8> {
+    let addr = std::net::SocketAddr::from(([127, 0, 0, 1], 9));
+    let nodes: BTreeMap<u64, _> = ids.iter().map(|id| (*id, ("namenode", addr))).collect();
+    let members = postcard_of(&(vec![ids], nodes));
+    let named = (!ids.is_empty()).then_some((None::<(u64, u64)>, members));
+    let (vote, terms) = (Some((3_u64, 1_u64, true)), vec![(1_u64, 0_u64)]);
+    let named: Vec<_> = named.into_iter().collect();
+    let known = BTreeMap::from([(2_u64, (7_u64, 5_u64))]);
+    let file = None::<(u64, u64)>;
+    postcard_of(&(1_u64, vote, named, terms, 4_u64, known, false, file))
 }
 
 pub(super) fn config_files() -> Vec<Vec<u8>> {
