@@ -19,7 +19,7 @@ use super::network::Network;
 use crate::random;
 
 /// What the wall clocks of all machines say when a simulation begins, in milliseconds since 1970.
-const BEGAN_UNIX_MS: u64 = 1_800_000_000_000;
+pub const BEGAN_UNIX_MS: u64 = 1_800_000_000_000;
 
 /// See the module.
 pub struct Host {
