@@ -67,9 +67,12 @@ impl Group {
         let leaders: Rc<RefCell<BTreeMap<u64, u64>>> = Rc::default();
         let (addrs, bind, identity) = world.outside_operator()?;
         for addr in addrs {
-            let admin = Admin::with_identity(&identity, bind, addr).map_err(io::Error::other)?;
-            let (journal, leaders) = (self.journal.clone(), Rc::clone(&leaders));
-            world.spawn_outside(ask(admin, journal, leaders));
+            let (identity, journal) = (identity.clone(), self.journal.clone());
+            let leaders = Rc::clone(&leaders);
+            world.spawn_outside(async move {
+                let admin = Admin::with_identity(&identity, bind, addr).expect("a free port");
+                ask(admin, journal, leaders).await;
+            });
         }
         let connections = world.outside_connections()?;
         self.changed.set(world.now());

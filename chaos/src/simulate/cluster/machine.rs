@@ -219,6 +219,8 @@ impl Host {
         }
         if let Some(running) = self.running.as_ref().filter(|_| !self.is_stopped) {
             let _entered = machine::enter(self.clocks.clone());
+            // Of tasks that may run on any thread, as openraft's, some start others that may not.
+            let _local = running.tasks.enter();
             let until = tokio::time::sleep;
             running
                 .runtime

@@ -367,12 +367,12 @@ impl Simulation {
         if namenodes.len() == 1 {
             return Ok(());
         }
-        let admin = |namenode: &SocketAddr| Admin::with_identity(&identity, bind, *namenode);
-        let admins: Result<Vec<Admin>, _> = namenodes.iter().map(admin).collect();
-        let mut admins = admins.map_err(io::Error::other)?;
         let is_done = Rc::new(Cell::new(false));
         let (journal, done) = (self.journal.clone(), Rc::clone(&is_done));
         self.world.spawn_outside(async move {
+            let admin = |namenode: &SocketAddr| Admin::with_identity(&identity, bind, *namenode);
+            let admins = namenodes.iter().map(admin);
+            let mut admins: Vec<Admin> = admins.collect::<Result<_, _>>().expect("free ports");
             group::compare(&mut admins, &namenodes, &journal).await;
             done.set(true);
         });
