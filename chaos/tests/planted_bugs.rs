@@ -68,6 +68,7 @@ fn broken(bug: Bug, is_planted: bool, seed: u64, directory: &Path) -> Option<Str
     let options = Options {
         seed,
         length,
+        namenodes: 1,
         datanodes: 6,
         clients: 3,
         mounts: 2,

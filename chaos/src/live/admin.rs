@@ -5,6 +5,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use harvestfs_protocol::admin::{AdminReply, AdminRequest, ClusterStatus, FsckReport};
+use harvestfs_protocol::group::{GroupRequest, GroupStatus};
 use harvestfs_protocol::identity::{Identity, Peer, Role};
 use harvestfs_protocol::meta::Notice;
 use harvestfs_protocol::rpc::{Reply, Request, Response};
@@ -68,6 +69,21 @@ impl Admin {
     pub async fn accept_loss(&mut self) -> bool {
         let accepted = self.ask(AdminRequest::AcceptLoss, STATUS_DEADLINE).await;
         accepted.is_some()
+    }
+
+    /// The group of namenodes; none while the namenode does not answer, or another one leads.
+    pub async fn group(&mut self) -> Option<GroupStatus> {
+        let list = AdminRequest::Group(GroupRequest::List);
+        match self.ask(list, STATUS_DEADLINE).await? {
+            AdminReply::Group(status) => Some(status),
+            _ => None,
+        }
+    }
+
+    /// Has another namenode lead; whether that has begun.
+    pub async fn transfer(&mut self, to: SocketAddr) -> bool {
+        let transfer = AdminRequest::Group(GroupRequest::Transfer(Some(to)));
+        self.ask(transfer, STATUS_DEADLINE).await.is_some()
     }
 
     async fn ask(&mut self, request: AdminRequest, deadline: Duration) -> Option<AdminReply> {

@@ -19,6 +19,7 @@ use super::{bad_argument, choose, interrupts, write_file};
 const IN_MEMORY: &str = "/dev/shm";
 /// What is simulated when nothing is said.
 const SHAPE: Shape = Shape {
+    namenodes: 1,
     datanodes: 6,
     clients: 3,
     mounts: 2,
@@ -41,6 +42,9 @@ pub struct ClusterArgs {
     /// promised is compared [default: 1].
     #[arg(long, value_name = "MINUTES")]
     minutes: Option<f64>,
+    /// Namenodes: 1, or a group of 3 or 5 [default: 1].
+    #[arg(long, value_name = "COUNT", value_parser = namenodes)]
+    namenodes: Option<u8>,
     /// Datanodes, 1 to 250 [default: 6].
     #[arg(long, value_name = "COUNT", value_parser = clap::value_parser!(u8).range(1..=250))]
     datanodes: Option<u8>,
@@ -101,6 +105,7 @@ impl ClusterArgs {
         Ok(Options {
             seed: 0,
             length,
+            namenodes: count(self.namenodes, shape.namenodes)?,
             datanodes: count(self.datanodes, shape.datanodes)?,
             clients: count(self.clients, shape.clients)?,
             mounts: count(self.mounts, shape.mounts)?,
@@ -127,6 +132,7 @@ impl ClusterArgs {
         let Options {
             seed,
             length,
+            namenodes,
             datanodes,
             clients,
             mounts,
@@ -142,12 +148,27 @@ impl ClusterArgs {
             "harvestfs simulate cluster --seed {seed} --minutes {minutes} --datanodes {datanodes} --clients {clients} \
              --mounts {mounts} {faults}"
         );
+        if *namenodes > 1 {
+            let _ = write!(command, " --namenodes {namenodes}");
+        }
         if !without.is_empty() {
             let numbers: Vec<String> = without.iter().map(u32::to_string).collect();
             let _ = write!(command, " --without {}", numbers.join(","));
         }
         let _ = write!(command, " --trace seed-{seed}.txt");
         command
+    }
+}
+
+/// Groups of an even number survive no more failures than those with one less.
+fn namenodes(text: &str) -> Result<u8, String> {
+    match text.parse() {
+        Ok(count @ (1 | 3 | 5)) => Ok(count),
+        Ok(2 | 4) => Err(
+            "a group of an even number survives no more failures than one of one less: 1, 3 or 5"
+                .into(),
+        ),
+        _ => Err("1, 3 or 5".into()),
     }
 }
 

@@ -440,6 +440,7 @@ impl Scenario {
         // All are far fewer, as checked.
         let count = |count: usize| u16::try_from(count).unwrap_or(u16::MAX);
         Shape {
+            namenodes: 1,
             datanodes: count(self.cluster.servers.len()),
             clients: self.clients.count,
             mounts: count(self.mounts.count),

@@ -13,7 +13,8 @@ use harvestfs_namenode::server::journal_dir;
 use super::disk::SimulatedDisk;
 use super::journal::Journal as Trace;
 use super::operator::Look;
-use super::world::{CLUSTER, NAMENODE_PORT, Part, SEGMENT_BYTES, World};
+use super::part::{NAMENODE_PORT, Part};
+use super::world::{CLUSTER, SEGMENT_BYTES, World};
 use super::{FaultKind, START};
 
 /// Directories: the copy, what is read of it beforehand, the newest one while the copy is in its place, and the one
@@ -274,14 +275,14 @@ impl World {
     /// # Errors
     /// When it cannot be read, or the copy written.
     fn copy_namenode(&self) -> io::Result<Lsn> {
-        let disk = self.disk(Part::Namenode);
+        let disk = self.disk(Part::FIRST_NAMENODE);
         let [copy, scratch] = [COPY, SCRATCH].map(|name| self.directory().join(name));
         for directory in [&copy, &scratch] {
             if directory.exists() {
                 fs::remove_dir_all(directory)?;
             }
         }
-        disk.copy_synced(&self.path(Part::Namenode), &copy)?;
+        disk.copy_synced(&self.path(Part::FIRST_NAMENODE), &copy)?;
         // To open a journal changes it.
         disk.copy_synced(&copy, &scratch)?;
         let options = JournalOptions {
@@ -302,30 +303,30 @@ impl World {
 
     /// The namenode ends, and starts from the copy.
     fn put_copy_back(&mut self) -> io::Result<()> {
-        let namenode = self.path(Part::Namenode);
+        let namenode = self.path(Part::FIRST_NAMENODE);
         let [copy, newest] = [COPY, NEWEST].map(|name| self.directory().join(name));
-        self.host(Part::Namenode).crash();
-        self.disk(Part::Namenode).settle();
+        self.host(Part::FIRST_NAMENODE).crash();
+        self.disk(Part::FIRST_NAMENODE).settle();
         fs::rename(&namenode, newest)?;
         fs::rename(copy, namenode)?;
         self.look().begin_copy();
-        self.host(Part::Namenode).boot()?;
-        self.start(Part::Namenode)
+        self.host(Part::FIRST_NAMENODE).boot()?;
+        self.start(Part::FIRST_NAMENODE)
     }
 
     /// The namenode ends, and starts from its newest directory, unless its machine is down.
     fn put_newest_back(&mut self) -> io::Result<()> {
-        let namenode = self.path(Part::Namenode);
+        let namenode = self.path(Part::FIRST_NAMENODE);
         let newest = self.directory().join(NEWEST);
-        let was_up = self.host(Part::Namenode).is_up();
-        self.host(Part::Namenode).crash();
-        self.disk(Part::Namenode).settle();
+        let was_up = self.host(Part::FIRST_NAMENODE).is_up();
+        self.host(Part::FIRST_NAMENODE).crash();
+        self.disk(Part::FIRST_NAMENODE).settle();
         fs::remove_dir_all(&namenode)?;
         fs::rename(newest, namenode)?;
         self.look().end_copy();
         if was_up {
-            self.host(Part::Namenode).boot()?;
-            self.start(Part::Namenode)?;
+            self.host(Part::FIRST_NAMENODE).boot()?;
+            self.start(Part::FIRST_NAMENODE)?;
         }
         Ok(())
     }

@@ -11,138 +11,11 @@ use rand::{RngExt, SeedableRng};
 use super::copies::Copies;
 use super::disk::Trouble;
 use super::journal::Journal;
+use super::kind::FaultKind;
+use super::part::Part;
 use super::replay::Script;
-use super::world::{Part, World};
+use super::world::World;
 use super::{Link, Options};
-
-/// A kind of fault.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum FaultKind {
-    /// A machine stops, and starts again a moment later.
-    Crash,
-    /// Nothing on a machine runs for a while; its clocks go on.
-    Hang,
-    /// A machine sleeps for a while, and only the clock since its start goes on.
-    Suspend,
-    /// Nothing gets from a machine to some others, or from them to it, or both.
-    Partition,
-    /// Datagrams from and to a machine are lost.
-    Loss,
-    /// Datagrams from and to a machine take longer, and overtake each other.
-    Delay,
-    /// Datagrams from and to a machine come twice.
-    Duplicate,
-    /// A machine loses its power, and what its disk had not stored.
-    PowerLoss,
-    /// All machines do at the same time.
-    Blackout,
-    /// A sync of a server's disk fails, and what it was to write is lost.
-    FailedSync,
-    /// Some operations of a disk fail.
-    DiskError,
-    /// Nothing more fits on a disk.
-    DiskFull,
-    /// One bit of a replica changes.
-    Rot,
-    /// A datanode comes back with an empty disk.
-    Reimage,
-    /// Operations of a server's disk take long.
-    SlowDisk,
-    /// The owner of a server needs it.
-    Busy,
-    /// The clocks of all machines go faster or slower from then on, each by its own rate.
-    Drift,
-    /// The wall clock of a machine is wrong for a while.
-    Jump,
-    /// The namenode's directory is put back to an older copy, and the newest one back in its place later.
-    Rollback,
-    /// A copy of the namenode's directory is started beside it, and a datanode follows that.
-    Double,
-}
-
-impl FaultKind {
-    /// All of them.
-    pub const ALL: [Self; 20] = [
-        Self::Crash,
-        Self::Hang,
-        Self::Suspend,
-        Self::Partition,
-        Self::Loss,
-        Self::Delay,
-        Self::Duplicate,
-        Self::PowerLoss,
-        Self::Blackout,
-        Self::FailedSync,
-        Self::DiskError,
-        Self::DiskFull,
-        Self::Rot,
-        Self::Reimage,
-        Self::SlowDisk,
-        Self::Busy,
-        Self::Drift,
-        Self::Jump,
-        Self::Rollback,
-        Self::Double,
-    ];
-
-    /// The name that users give.
-    #[must_use]
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Crash => "crash",
-            Self::Hang => "hang",
-            Self::Suspend => "suspend",
-            Self::Partition => "partition",
-            Self::Loss => "loss",
-            Self::Delay => "delay",
-            Self::Duplicate => "duplicate",
-            Self::PowerLoss => "power-loss",
-            Self::Blackout => "blackout",
-            Self::FailedSync => "failed-sync",
-            Self::DiskError => "disk-error",
-            Self::DiskFull => "disk-full",
-            Self::Rot => "rot",
-            Self::Reimage => "reimage",
-            Self::SlowDisk => "slow-disk",
-            Self::Busy => "busy",
-            Self::Drift => "drift",
-            Self::Jump => "jump",
-            Self::Rollback => "rollback",
-            Self::Double => "double",
-        }
-    }
-
-    /// Whether nothing runs on a machine meanwhile that was not started anew.
-    fn is_down(self) -> bool {
-        matches!(
-            self,
-            Self::Crash | Self::PowerLoss | Self::Blackout | Self::Reimage
-        )
-    }
-
-    /// Whether it can happen to a machine. What a disk has lost for good, it loses on the `weak` datanode only: each
-    /// block has a replica on another one, as soon as it is acknowledged.
-    fn is_for(self, part: Part, weak: Part) -> bool {
-        match self {
-            Self::Crash
-            | Self::Hang
-            | Self::Suspend
-            | Self::Partition
-            | Self::Loss
-            | Self::Delay
-            | Self::Duplicate
-            | Self::PowerLoss
-            | Self::Blackout
-            | Self::Drift
-            | Self::Jump => true,
-            Self::Rollback => part == Part::Namenode,
-            Self::Double | Self::Busy => matches!(part, Part::Datanode(_)),
-            Self::FailedSync | Self::SlowDisk => matches!(part, Part::Namenode | Part::Datanode(_)),
-            Self::DiskError | Self::DiskFull => part == weak || part == Part::Namenode,
-            Self::Rot | Self::Reimage => part == weak,
-        }
-    }
-}
 
 /// Shortest and longest time between the beginnings of two faults, and that a fault lasts, in milliseconds.
 const BETWEEN_MS: std::ops::Range<u64> = 500..6_000;
@@ -192,6 +65,8 @@ pub struct Faults {
     next: Duration,
     under_way: Vec<UnderWay>,
     weak: Part,
+    /// There are several namenodes.
+    is_group: bool,
     copies: Copies,
     power_losses: u64,
     namenode_losses: u64,
@@ -201,6 +76,8 @@ impl Faults {
     /// The first one begins soon after `start`.
     pub fn new(options: &Options, mut rng: SmallRng, start: Duration) -> Self {
         let mut kinds = options.faults.clone();
+        let is_group = options.namenodes > 1;
+        kinds.retain(|kind| !is_group || !kind.is_of_copies());
         if rng.random() {
             kinds = kinds.sample(&mut rng, FEW_KINDS).copied().collect();
         }
@@ -212,7 +89,12 @@ impl Faults {
                 .as_ref()
                 .and_then(|it| it.weak(options.datanodes))
                 .unwrap_or(Part::Datanode(weak)),
-            copies: Copies::new(&script.as_ref().map_or_else(|| kinds.clone(), Script::kinds)),
+            copies: Copies::new(&match &script {
+                Some(_) if is_group => Vec::new(),
+                Some(script) => script.kinds(),
+                None => kinds.clone(),
+            }),
+            is_group,
             kinds,
             script,
             without: options.without.clone(),
@@ -298,15 +180,26 @@ impl Faults {
                 continue;
             }
             world.host(part).crash();
-            self.namenode_losses += u64::from(part == Part::Namenode);
+            self.namenode_losses += u64::from(part.is_namenode());
             self.add(FaultKind::Crash, part, began, RESTART_PAUSE);
         }
+    }
+
+    /// How many of these have nothing wrong with them.
+    pub fn sound(&self, parts: &[Part]) -> usize {
+        let is_sound = |part: &&Part| !self.under_way.iter().any(|fault| fault.part == **part);
+        parts.iter().filter(is_sound).count()
     }
 
     /// Whether a machine waits to be started again.
     fn is_down(&self, part: Part) -> bool {
         let mut faults = self.under_way.iter();
         faults.any(|fault| fault.part == part && fault.kind.is_down())
+    }
+
+    /// Whether a fault can happen to a machine of this cluster.
+    fn can_be(&self, kind: FaultKind, part: Part) -> bool {
+        kind.is_for(part, self.weak) && !(self.is_group && kind.is_of_copies())
     }
 
     fn begin(&mut self, world: &mut World, journal: &Journal) -> io::Result<()> {
@@ -316,12 +209,18 @@ impl Faults {
             return Ok(());
         };
         let parts = world.parts();
-        let of_kind = |part: &&Part| kind.is_for(**part, self.weak);
+        let of_kind = |part: &&Part| self.can_be(kind, **part);
         let of_kind: Vec<Part> = parts.iter().filter(of_kind).copied().collect();
-        let of_namenode = of_kind.contains(&Part::Namenode) && rng.random_ratio(1, NAMENODE);
-        let chosen = match of_namenode {
-            true => Some(Part::Namenode),
-            false => of_kind.choose(&mut rng).copied(),
+        let namenodes: Vec<Part> = of_kind
+            .iter()
+            .copied()
+            .filter(|it| it.is_namenode())
+            .collect();
+        let of_namenode = !namenodes.is_empty() && rng.random_ratio(1, NAMENODE);
+        let chosen = match (of_namenode, &namenodes[..]) {
+            (true, [only]) => Some(*only),
+            (true, several) => several.choose(&mut rng).copied(),
+            (false, _) => of_kind.choose(&mut rng).copied(),
         };
         let Some(part) = chosen else {
             return Ok(());
@@ -340,7 +239,7 @@ impl Faults {
         while let Some(given) = self.script.as_mut().and_then(|it| it.next(world.now())) {
             let rng = SmallRng::seed_from_u64(self.rng.random());
             match given.simulated(&parts) {
-                Some(fault) if fault.0.is_for(fault.1, self.weak) => {
+                Some(fault) if self.can_be(fault.0, fault.1) => {
                     self.begin_one(fault, world, journal, rng)?;
                 }
                 _ => {
@@ -383,7 +282,7 @@ impl Faults {
             &part.to_string(),
             format_args!("fault {number}: {} for {lasts:?}", kind.name()),
         );
-        self.namenode_losses += u64::from(kind.is_down() && part == Part::Namenode);
+        self.namenode_losses += u64::from(kind.is_down() && part.is_namenode());
         let usual = Link::default();
         let sound = Trouble::default();
         match kind {
@@ -416,7 +315,7 @@ impl Faults {
             FaultKind::PowerLoss => {
                 world.lose_power(part)?;
                 // What the namenode loses alone, clients tell it again.
-                self.power_losses += u64::from(part != Part::Namenode);
+                self.power_losses += u64::from(!part.is_namenode());
             }
             FaultKind::Reimage => world.reimage(part)?,
             FaultKind::Hang | FaultKind::Suspend => world.host(part).stop(),

@@ -19,7 +19,7 @@ use super::network::Network;
 use crate::random;
 
 /// What the wall clocks of all machines say when a simulation begins, in milliseconds since 1970.
-const BEGAN_UNIX_MS: u64 = 1_800_000_000_000;
+pub const BEGAN_UNIX_MS: u64 = 1_800_000_000_000;
 
 /// See the module.
 pub struct Host {
@@ -219,6 +219,8 @@ impl Host {
         }
         if let Some(running) = self.running.as_ref().filter(|_| !self.is_stopped) {
             let _entered = machine::enter(self.clocks.clone());
+            // Of tasks that may run on any thread, as openraft's, some start others that may not.
+            let _local = running.tasks.enter();
             let until = tokio::time::sleep;
             running
                 .runtime

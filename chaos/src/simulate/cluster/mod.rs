@@ -4,11 +4,14 @@
 mod copies;
 mod disk;
 mod faults;
+mod group;
 mod journal;
+mod kind;
 mod machine;
 mod mounts;
 mod network;
 mod operator;
+mod part;
 pub mod replay;
 mod shrink;
 #[cfg(test)]
@@ -19,24 +22,27 @@ mod world;
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeSet;
 use std::io;
+use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::rc::Rc;
 use std::time::Duration;
 
 use harvestfs_protocol::admin::FsckReport;
 
-pub use self::faults::FaultKind;
 use self::faults::Faults;
+use self::group::Group;
 use self::journal::Journal;
+pub use self::kind::FaultKind;
 use self::machine::Host;
 use self::mounts::Mounts;
 pub use self::mounts::history;
 use self::network::{Link, Network};
+use self::part::Part;
 use self::replay::Given;
 pub use self::shrink::shrink;
 use self::workload::log::number_of_client;
 use self::workload::{Board, History, Log, Memory, Worker, check_all};
-use self::world::{HEALING_TICK, Part, REPLICATION, TICK, World};
+use self::world::{HEALING_TICK, REPLICATION, TICK, World};
 use crate::live::admin::Admin;
 use crate::random;
 
@@ -57,6 +63,8 @@ pub struct Options {
     pub seed: u64,
     /// How long clients work and faults begin, in virtual time.
     pub length: Duration,
+    /// Namenodes: 1, or a group of several.
+    pub namenodes: u8,
     /// Datanodes, at least one.
     pub datanodes: u8,
     /// Clients, at least one.
@@ -104,13 +112,21 @@ pub fn run(options: &Options) -> io::Result<Report> {
     let directory = tempfile::Builder::new()
         .prefix("harvestfs-simulation-")
         .tempdir_in(&options.directory)?;
-    let mut world = World::new(options.seed, options.datanodes, options.clients, directory)?;
+    let (seed, namenodes) = (options.seed, options.namenodes);
+    let mut world = World::new(
+        seed,
+        namenodes,
+        options.datanodes,
+        options.clients,
+        directory,
+    )?;
     world.add_mounts(options.seed, options.mounts)?;
     let rng = random::stream(options.seed, "faults");
     let (journal, stop) = (Journal::default(), Rc::default());
     let (names, log) = (Rc::default(), Rc::default());
     let mut simulation = Simulation {
         faults: Faults::new(options, rng, START),
+        group: Group::new(&journal),
         world,
         mounts: Mounts::new(
             options.seed,
@@ -135,6 +151,7 @@ pub fn run(options: &Options) -> io::Result<Report> {
     for number in 0..options.clients {
         simulation.start_client(number)?;
     }
+    simulation.group.start(&simulation.world)?;
     simulation.mounts.start_all(&mut simulation.world)?;
     simulation.run_for(options.length)?;
     simulation.end_faults()?;
@@ -163,6 +180,7 @@ impl SimulatedClient {
 struct Simulation {
     world: World,
     faults: Faults,
+    group: Group,
     journal: Journal,
     /// Clients come to an end.
     stop: Rc<Cell<bool>>,
@@ -197,7 +215,11 @@ impl Simulation {
             }
             self.mounts.power_was_lost();
         }
-        if self.faults.namenode_losses() != namenode_losses {
+        let namenodes = self.world.namenodes();
+        let sound = self.faults.sound(&namenodes);
+        self.group.go_on(sound, namenodes.len());
+        let is_disturbed = namenodes.len() > 1 && self.group.is_disturbed();
+        if self.faults.namenode_losses() != namenode_losses || is_disturbed {
             self.log.borrow_mut().namenode_was_lost();
         }
         if self.faults.are_in_doubt() != self.journal.is_in_doubt() {
@@ -302,12 +324,18 @@ impl Simulation {
             return Ok(());
         }
         let health: Rc<RefCell<Option<FsckReport>>> = Rc::default();
-        let (namenode, bind, identity) = self.world.operator(0)?;
+        let (namenodes, bind, identity) = self.world.operator(0)?;
         let found = Rc::clone(&health);
         self.world.host(Part::Client(0)).spawn(async move {
-            let mut admin = Admin::with_identity(&identity, bind, namenode).expect("a free port");
+            let admin = |namenode| Admin::with_identity(&identity, bind, namenode);
+            let admins = namenodes.into_iter().map(admin);
+            let mut admins: Vec<Admin> = admins.collect::<Result<_, _>>().expect("free ports");
             loop {
-                let report = admin.fsck().await;
+                // One that does not lead answers at once that it does not.
+                let mut report = None;
+                for admin in &mut admins {
+                    report = report.or(admin.fsck().await);
+                }
                 let is_healthy = report.as_ref().is_some_and(is_whole);
                 *found.borrow_mut() = report;
                 if is_healthy {
@@ -329,7 +357,31 @@ impl Simulation {
                 .failure(format!("not whole within {HEAL_MAX:?}: {report:?}"));
         }
         self.world.set_tick(TICK);
-        self.check()
+        self.check()?;
+        self.compare_namenodes()
+    }
+
+    /// All namenodes have the same.
+    fn compare_namenodes(&mut self) -> io::Result<()> {
+        let (namenodes, bind, identity) = self.world.outside_operator()?;
+        if namenodes.len() == 1 {
+            return Ok(());
+        }
+        let is_done = Rc::new(Cell::new(false));
+        let (journal, done) = (self.journal.clone(), Rc::clone(&is_done));
+        self.world.spawn_outside(async move {
+            let admin = |namenode: &SocketAddr| Admin::with_identity(&identity, bind, *namenode);
+            let admins = namenodes.iter().map(admin);
+            let mut admins: Vec<Admin> = admins.collect::<Result<_, _>>().expect("free ports");
+            group::compare(&mut admins, &namenodes, &journal).await;
+            done.set(true);
+        });
+        if !self.wait_for(move |_| is_done.get())? {
+            self.journal.failure(format!(
+                "the namenodes do not lead one after the other within {HEAL_MAX:?}"
+            ));
+        }
+        Ok(())
     }
 
     fn check(&mut self) -> io::Result<()> {

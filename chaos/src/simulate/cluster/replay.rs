@@ -9,13 +9,16 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 
 use super::START;
-use super::faults::FaultKind;
-use super::world::Part;
+use super::kind::FaultKind;
+use super::part::Part;
 
 /// The cluster to which it was done.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Shape {
+    /// How many; one if nothing is said.
+    #[serde(default = "one")]
+    pub namenodes: u16,
     /// How many.
     pub datanodes: u16,
     /// How many.
@@ -24,6 +27,10 @@ pub struct Shape {
     pub mounts: u16,
     /// How long they worked, in milliseconds.
     pub length_ms: u64,
+}
+
+fn one() -> u16 {
+    1
 }
 
 /// One fault.
@@ -73,6 +80,9 @@ impl Replay {
         let shape: Shape = serde_json::from_str(first).map_err(|error| wrong(number, error))?;
         if shape.datanodes == 0 || shape.clients == 0 {
             return Err("line 1: a cluster has a datanode and a client at least".into());
+        }
+        if !matches!(shape.namenodes, 1 | 3 | 5) {
+            return Err("line 1: a cluster has 1, 3 or 5 namenodes".into());
         }
         let mut faults = Vec::new();
         for (number, line) in lines {
@@ -136,6 +146,7 @@ mod tests {
     use super::*;
 
     const SHAPE: Shape = Shape {
+        namenodes: 1,
         datanodes: 3,
         clients: 1,
         mounts: 0,
@@ -167,7 +178,11 @@ mod tests {
         for (text, wanted) in [
             (String::new(), "it is empty"),
             (format!("{first}\n{{}}\n"), "line 2: missing field `at_ms`"),
-            (first.replace("1", "0"), "line 1: a cluster has"),
+            (first.replace("1", "0"), "line 1: a cluster has a datanode"),
+            (
+                first.replace("\"namenodes\":1", "\"namenodes\":2"),
+                "line 1: a cluster has 1, 3 or 5",
+            ),
         ] {
             let said = Replay::parse(&text).unwrap_err();
             assert!(said.starts_with(wanted), "{said}");
@@ -186,7 +201,7 @@ mod tests {
         assert_eq!(script.weak(3), None);
         let at = |ms| START + Duration::from_millis(ms);
         assert_eq!(script.next(at(9)), None);
-        let parts = [Part::Namenode, Part::Datanode(0), Part::Datanode(1)];
+        let parts = [Part::FIRST_NAMENODE, Part::Datanode(0), Part::Datanode(1)];
         let first = script.next(at(15)).unwrap().simulated(&parts);
         let lasts = Duration::from_millis(500);
         assert_eq!(first, Some((FaultKind::Crash, Part::Datanode(1), lasts)));

@@ -14,7 +14,7 @@ const MINUTE: Duration = Duration::from_secs(60);
 
 fn world(seed: u64) -> World {
     let directory = tempfile::tempdir().expect("a directory");
-    let mut world = World::new(seed, 3, 1, directory).expect("a cluster");
+    let mut world = World::new(seed, 1, 3, 1, directory).expect("a cluster");
     world.run_for(Duration::from_secs(5));
     world
 }
@@ -130,6 +130,7 @@ fn options(seed: u64, faults: &[FaultKind]) -> Options {
     Options {
         seed,
         length: Duration::from_secs(12),
+        namenodes: 1,
         datanodes: 4,
         clients: 2,
         mounts: 2,

@@ -15,10 +15,12 @@ use std::time::{Duration, Instant};
 
 use harvestfs_client::{Client, ClientError, ClientOptions};
 use harvestfs_datanode::{Datanode, DatanodeOptions, VolumeOptions};
-use harvestfs_namenode::server::{FormatOptions, Namenode, NamenodeOptions, format, journal_dir};
+use harvestfs_namenode::server::{
+    FormatOptions, GroupOptions, Namenode, NamenodeOptions, format, journal_dir,
+};
 use harvestfs_protocol::identity::{CertificateAuthority, Identity, Role};
 use harvestfs_protocol::ids::ClusterId;
-use harvestfs_protocol::types::{Durability, PlacementRules, StorageClass};
+use harvestfs_protocol::types::{Durability, PlacementRules, StorageClass, Timestamp};
 use harvestfs_telemetry::gate::Load;
 use harvestfs_telemetry::primary::{SampleError, Sampler};
 use rand::rngs::SmallRng;
@@ -27,7 +29,9 @@ use tempfile::TempDir;
 use tokio::sync::oneshot;
 
 use super::disk::{Directory, SimulatedDisk};
+use super::machine::BEGAN_UNIX_MS;
 use super::operator::Look;
+use super::part::{NAMENODE_NAME, Part, member_id, members};
 use super::{Host, Link, Network};
 use crate::live::admin::Admin;
 
@@ -37,9 +41,7 @@ pub const TICK: Duration = Duration::from_millis(1);
 /// The same while nothing is done but waiting until the cluster is whole again.
 pub const HEALING_TICK: Duration = Duration::from_millis(10);
 const LATENCY: Duration = Duration::from_micros(200);
-pub const NAMENODE_PORT: u16 = 9_310;
 const DATANODE_PORT: u16 = 9_311;
-const NAMENODE_NAME: &str = "namenode";
 /// Longer than any simulation.
 const VALIDITY: Duration = Duration::from_secs(30 * 86_400);
 /// Where a datanode has the replicas that are complete.
@@ -70,42 +72,6 @@ impl Sampler for Owner {
     }
 }
 
-/// A machine of the cluster.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Part {
-    /// The one of the namenode.
-    Namenode,
-    /// One of a datanode, numbered from 0.
-    Datanode(u8),
-    /// One of a client, numbered from 0.
-    Client(u8),
-    /// One of a mount, numbered from 0.
-    Mount(u8),
-}
-
-impl Part {
-    fn ip(self) -> IpAddr {
-        let (subnet, host) = match self {
-            Part::Namenode => (0, 1),
-            Part::Datanode(number) => (1, number),
-            Part::Client(number) => (2, number),
-            Part::Mount(number) => (3, number),
-        };
-        IpAddr::from([10, 0, subnet, host])
-    }
-}
-
-impl std::fmt::Display for Part {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        match self {
-            Part::Namenode => f.write_str("namenode"),
-            Part::Datanode(number) => write!(f, "datanode-{number}"),
-            Part::Client(number) => write!(f, "client-{number}"),
-            Part::Mount(number) => write!(f, "mount-{number}"),
-        }
-    }
-}
-
 /// A session that is being opened.
 pub type Connecting = Pin<Box<dyn Future<Output = Result<Client, ClientError>>>>;
 
@@ -131,13 +97,20 @@ pub struct World {
 }
 
 impl World {
-    /// A new cluster whose namenode and datanodes have been started. What they write is below `directory`.
+    /// A new cluster whose namenodes and datanodes have been started. What they write is below `directory`.
     ///
     /// # Errors
     /// When its files cannot be written, or the system gives no runtimes.
-    pub fn new(seed: u64, datanodes: u8, clients: u8, directory: TempDir) -> io::Result<Self> {
+    pub fn new(
+        seed: u64,
+        namenodes: u8,
+        datanodes: u8,
+        clients: u8,
+        directory: TempDir,
+    ) -> io::Result<Self> {
         let network = Network::new(seed, LATENCY);
-        let parts = std::iter::once(Part::Namenode)
+        let parts = (0..namenodes)
+            .map(Part::Namenode)
             .chain((0..datanodes).map(Part::Datanode))
             .chain((0..clients).map(Part::Client));
         let seed_of = |number: usize| seed.wrapping_mul(1 << 16).wrapping_add(number as u64);
@@ -181,7 +154,19 @@ impl World {
             segment_bytes: SEGMENT_BYTES,
             group: None,
         };
-        format(&world.path(Part::Namenode), &options).map_err(io::Error::other)?;
+        let members = members(namenodes);
+        for number in 0..namenodes {
+            let group = (namenodes > 1).then(|| GroupOptions {
+                this: member_id(number),
+                members: members.clone(),
+                now: Timestamp(BEGAN_UNIX_MS as i64 * 1_000_000),
+            });
+            let options = FormatOptions {
+                group,
+                ..options.clone()
+            };
+            format(&world.path(Part::Namenode(number)), &options).map_err(io::Error::other)?;
+        }
         for part in world.parts() {
             world.start(part)?;
         }
@@ -218,6 +203,20 @@ impl World {
         &self.network
     }
 
+    /// Namenodes only.
+    pub fn namenodes(&self) -> Vec<Part> {
+        self.parts()
+            .into_iter()
+            .filter(|part| part.is_namenode())
+            .collect()
+    }
+
+    /// Where the namenodes listen.
+    fn namenode_addrs(&self) -> Vec<SocketAddr> {
+        let parts = self.namenodes().into_iter();
+        parts.map(Part::namenode_addr).collect()
+    }
+
     /// Datanodes only.
     pub fn datanodes(&self) -> Vec<Part> {
         let is_datanode = |part: &Part| matches!(part, Part::Datanode(_));
@@ -244,10 +243,7 @@ impl World {
     /// # Errors
     /// When no identity can be issued.
     pub fn start_operator(&self) -> io::Result<()> {
-        self.look_at(
-            SocketAddr::new(Part::Namenode.ip(), NAMENODE_PORT),
-            &self.look,
-        )
+        self.look_at(Part::FIRST_NAMENODE.namenode_addr(), &self.look)
     }
 
     /// An operator looks at a namenode from now on.
@@ -379,8 +375,8 @@ impl World {
     pub fn start(&mut self, part: Part) -> io::Result<()> {
         let path = self.path(part);
         match part {
-            Part::Namenode => {
-                let addr = SocketAddr::new(part.ip(), NAMENODE_PORT);
+            Part::Namenode(_) => {
+                let addr = part.namenode_addr();
                 let found = self.hosts.iter().find(|(other, _)| *other == part);
                 let (_, host) = found.ok_or(io::ErrorKind::NotFound)?;
                 let served = self.start_namenode_on(host, self.disk(part), path, addr)?;
@@ -442,11 +438,11 @@ impl World {
     fn datanode_options(&self, number: u8, path: PathBuf) -> io::Result<DatanodeOptions> {
         let part = Part::Datanode(number);
         let identity = self.identity(Role::Datanode, &part.to_string())?;
-        let namenode = match &self.double {
-            Some((_, astray, addr)) if *astray == part => *addr,
-            _ => SocketAddr::new(Part::Namenode.ip(), NAMENODE_PORT),
+        let namenodes = match &self.double {
+            Some((_, astray, addr)) if *astray == part => vec![*addr],
+            _ => self.namenode_addrs(),
         };
-        let mut options = DatanodeOptions::new(identity, NAMENODE_NAME.into(), vec![namenode]);
+        let mut options = DatanodeOptions::new(identity, NAMENODE_NAME.into(), namenodes);
         options.listen = SocketAddr::new(part.ip(), DATANODE_PORT);
         options.rack = format!("rack-{number}");
         options.environment = format!("environment-{number}");
@@ -464,21 +460,54 @@ impl World {
     /// # Errors
     /// When no identity can be issued.
     pub fn connections(&self, part: Part) -> io::Result<impl Fn() -> Connecting + use<>> {
-        let namenode = SocketAddr::new(Part::Namenode.ip(), NAMENODE_PORT);
-        let identity = self.identity(Role::Client, &part.to_string())?;
-        let mut options = ClientOptions::new(vec![namenode], NAMENODE_NAME, identity);
-        options.bind = Some(SocketAddr::new(part.ip(), 0));
+        self.connections_from(part.ip(), &part.to_string())
+    }
+
+    fn connections_from(
+        &self,
+        ip: IpAddr,
+        name: &str,
+    ) -> io::Result<impl Fn() -> Connecting + use<>> {
+        let identity = self.identity(Role::Client, name)?;
+        let mut options = ClientOptions::new(self.namenode_addrs(), NAMENODE_NAME, identity);
+        options.bind = Some(SocketAddr::new(ip, 0));
         Ok(move || -> Connecting { Box::pin(Client::connect(options.clone())) })
     }
 
-    /// An operator's connection, from a client's machine: namenode, address to bind and identity.
+    /// An operator's connections, from a client's machine: namenodes, address to bind and identity.
     ///
     /// # Errors
     /// When no identity can be issued.
-    pub fn operator(&self, number: u8) -> io::Result<(SocketAddr, SocketAddr, Identity)> {
-        let namenode = SocketAddr::new(Part::Namenode.ip(), NAMENODE_PORT);
+    pub fn operator(&self, number: u8) -> io::Result<(Vec<SocketAddr>, SocketAddr, Identity)> {
         let bind = SocketAddr::new(Part::Client(number).ip(), 0);
-        Ok((namenode, bind, self.identity(Role::Admin, OPERATOR_NAME)?))
+        let identity = self.identity(Role::Admin, OPERATOR_NAME)?;
+        Ok((self.namenode_addrs(), bind, identity))
+    }
+
+    /// As [`World::operator`], from the machine to which nothing happens.
+    ///
+    /// # Errors
+    /// When no identity can be issued.
+    pub(super) fn outside_operator(&self) -> io::Result<(Vec<SocketAddr>, SocketAddr, Identity)> {
+        let identity = self.identity(Role::Admin, OPERATOR_NAME)?;
+        Ok((
+            self.namenode_addrs(),
+            SocketAddr::new(OPERATOR_IP, 0),
+            identity,
+        ))
+    }
+
+    /// As [`World::connections`], from the machine to which nothing happens.
+    ///
+    /// # Errors
+    /// When no identity can be issued.
+    pub(super) fn outside_connections(&self) -> io::Result<impl Fn() -> Connecting + use<>> {
+        self.connections_from(OPERATOR_IP, OPERATOR_NAME)
+    }
+
+    /// Runs something on the machine to which nothing happens.
+    pub(super) fn spawn_outside(&self, work: impl Future<Output = ()> + 'static) {
+        self.operator.spawn(work);
     }
 
     /// How datagrams get from one machine to another from now on.

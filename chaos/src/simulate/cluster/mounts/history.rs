@@ -17,7 +17,8 @@ use rustix::io::Errno;
 
 use super::kernel::{Fd, Kernel, PAGE_BYTES, Thread};
 use crate::random;
-use crate::simulate::cluster::world::{Part, TICK, World};
+use crate::simulate::cluster::part::Part;
+use crate::simulate::cluster::world::{TICK, World};
 
 /// Mounts that a history uses.
 pub const MOUNTS: usize = 2;
@@ -306,7 +307,7 @@ impl Generator {
 /// # Panics
 /// When a call takes longer than a minute of virtual time.
 pub fn answers_of_model(seed: u64, calls: &[Call]) -> io::Result<Vec<Answer>> {
-    let mut world = World::new(seed, DATANODES, 0, tempfile::tempdir()?)?;
+    let mut world = World::new(seed, 1, DATANODES, 0, tempfile::tempdir()?)?;
     world.add_mounts(seed, MOUNTS as u8)?;
     world.run_for(START);
     let mut machines = Vec::new();

@@ -24,8 +24,9 @@ use self::kernel::{Kernel, Thread};
 use self::private::Files;
 use self::shared::Board;
 use super::journal::Journal;
+use super::part::Part;
 use super::workload::{History, Log};
-use super::world::{Part, World};
+use super::world::World;
 use crate::random;
 
 /// Mean time between two operations of a program.

@@ -13,8 +13,8 @@ use rustix::io::Errno;
 use super::Program;
 use super::kernel::{Fd, PAGE_BYTES};
 use crate::simulate::cluster::journal::Journal;
+use crate::simulate::cluster::part::Part;
 use crate::simulate::cluster::workload::{difference, sizes};
-use crate::simulate::cluster::world::Part;
 
 /// Names in use at a time.
 const NAMES: usize = 10;

@@ -37,7 +37,7 @@ use self::names::{NAMES_DIRECTORY, NAMES_MODE};
 pub use self::shared::Board;
 use self::shared::SHARED_DIRECTORY;
 use super::journal::Journal;
-use super::world::Part;
+use super::part::Part;
 use crate::random;
 
 /// Names in a client's own directory.
