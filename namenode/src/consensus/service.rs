@@ -20,7 +20,7 @@ pub struct Service {
 
 #[derive(Clone)]
 enum Part {
-    Member(Member),
+    Member(Box<Member>),
     Outside(Outside),
 }
 
@@ -46,7 +46,7 @@ impl Service {
             fetching,
         };
         Self {
-            part: Part::Member(member),
+            part: Part::Member(Box::new(member)),
         }
     }
 

@@ -266,7 +266,7 @@ async fn prepare(
         journal,
         read,
     } = match recover(options, disk).await? {
-        Found::Restored(restored) => restored,
+        Found::Restored(restored) => *restored,
         Found::Outside(journal, standing) => {
             let (id, is_stale) = outside::number(standing, options);
             let outside = Outside::new(id, &journal, is_stale, endpoint.clone());

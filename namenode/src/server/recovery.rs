@@ -20,7 +20,7 @@ const PROGRESS_EVERY: u64 = 1_000_000;
 /// What was on the disk.
 pub(crate) enum Found {
     /// A namespace.
-    Restored(Restored),
+    Restored(Box<Restored>),
     /// A namenode that is in no group, for this reason.
     Outside(Journal, Standing),
 }
@@ -100,7 +100,7 @@ pub(crate) fn recover(
         elapsed_ms = started.elapsed().as_millis(),
         "the namespace was restored"
     );
-    Ok(Found::Restored(Restored {
+    Ok(Found::Restored(Box::new(Restored {
         namespace,
         formatted,
         journal,
@@ -109,7 +109,7 @@ pub(crate) fn recover(
             last_lsn,
             terms,
         },
-    }))
+    })))
 }
 
 /// What was replayed.

@@ -1,0 +1,47 @@
+//! The end of a namenode that is stopped in good order.
+
+use std::time::Duration;
+
+use tokio::sync::mpsc;
+
+use super::Owner;
+use crate::server::connection::Event;
+
+/// How long requests in flight may take when the namenode stops.
+const SHUTDOWN_DEADLINE: Duration = Duration::from_secs(5);
+
+impl Owner {
+    /// Takes what has arrived before the stop and waits until it is answered.
+    pub(super) async fn answer_what_is_in_flight(&mut self, mut events: mpsc::Receiver<Event>) {
+        let deadline = tokio::time::Instant::now() + SHUTDOWN_DEADLINE;
+        let commits = self.log.commits();
+        for _ in 0..events.len() {
+            if let Ok(event) = events.try_recv() {
+                self.on_event(event);
+            }
+        }
+        self.stopping = true;
+        let mut tick = tokio::time::interval(self.options.tick);
+        loop {
+            self.log.flush().await;
+            self.on_progress();
+            if self.gate.len() == 0 || self.log.failure().is_some() {
+                return;
+            }
+            tokio::select! {
+                biased;
+                () = tokio::time::sleep_until(deadline) => break,
+                () = commits.changed() => {}
+                _ = tick.tick() => {
+                    let expired = self.leases.expire(self.clock.now_ms());
+                    self.release(expired.released);
+                }
+                Some(event) = events.recv() => self.on_event(event),
+            }
+        }
+        tracing::warn!(
+            requests = self.gate.len(),
+            "some requests were not answered in time; clients will repeat them"
+        );
+    }
+}
