@@ -108,7 +108,7 @@ fn prepare(
 /// that was interrupted can be repeated.
 ///
 /// # Errors
-/// As [`format`].
+/// As [`format()`].
 pub fn format_outside(
     data_dir: &Path,
     cluster: ClusterId,
