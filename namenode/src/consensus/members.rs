@@ -49,7 +49,17 @@ impl From<Change> for ChangeMembers<MemberId, Member> {
 /// A change under way. It goes on only when its user says so: the numbers of entries are given by the
 /// user otherwise.
 pub struct Changing {
-    future: BoxFuture<'static, Result<(), String>>,
+    future: BoxFuture<'static, Result<(), Refusal>>,
+}
+
+/// Why a change was refused.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Refusal {
+    /// This member does not lead, or has no lease just now: nothing was changed, and it can be asked
+    /// again.
+    NotLeading,
+    /// The change is impossible, for this reason.
+    Impossible(String),
 }
 
 /// How a change goes on.
@@ -57,7 +67,7 @@ pub enum Progress {
     /// There is this entry, which has to be committed next.
     Added(Lsn),
     /// Nothing more is to be added; why it was refused, if it was.
-    Over(Result<(), String>),
+    Over(Result<(), Refusal>),
 }
 
 /// Whether this is the only member with a vote.
@@ -82,14 +92,18 @@ impl Consensus {
             let changed = raft
                 .change_membership(ChangeMembers::from(change), false)
                 .await;
-            changed.map(drop).map_err(|error| error.to_string())
+            changed
+                .map(drop)
+                .map_err(|error| match error.forward_to_leader() {
+                    Some(_) => Refusal::NotLeading,
+                    None => Refusal::Impossible(error.to_string()),
+                })
         };
         let mut changing = Changing {
             future: future.boxed(),
         };
         if self.heard().await? != last {
-            let why = "not enough namenodes answer just now: try again".to_owned();
-            return Ok((changing, Progress::Over(Err(why))));
+            return Ok((changing, Progress::Over(Err(Refusal::NotLeading))));
         }
         let progress = self.go_on(&mut changing, last).await?;
         Ok((changing, progress))

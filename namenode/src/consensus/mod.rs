@@ -48,7 +48,7 @@ use crate::journal::{
 
 pub use applied::Committed;
 pub use entry::{Content, EntryError, Record, decode};
-pub use members::{Change, Changing, FindError, Found, GroupView, Progress};
+pub use members::{Change, Changing, FindError, Found, GroupView, Progress, Refusal};
 pub use outside::{Asked, Joining, Outside, Standing, found_alone, found_outside, standing};
 pub use progress::Commits;
 pub use runtime::MachineRuntime;

@@ -16,7 +16,9 @@ use tokio::sync::{mpsc, oneshot};
 use tokio::task::JoinSet;
 
 use super::Owner;
-use crate::consensus::{Change, Changing, FindError, GroupView, Member, MemberId, Progress};
+use crate::consensus::{
+    Change, Changing, FindError, GroupView, Member, MemberId, Progress, Refusal,
+};
 use crate::journal::Lsn;
 use crate::server::NamenodeError;
 use crate::server::metrics::Responder;
@@ -186,7 +188,11 @@ impl Owner {
                 self.group.changing = Some(under_way);
             }
             Progress::Over(result) => {
-                let result = result.map_err(FsError::InvalidArgument);
+                let result = result.map_err(|refusal| match refusal {
+                    // The operator's command asks again.
+                    Refusal::NotLeading => FsError::NotLeader { leader: None },
+                    Refusal::Impossible(why) => FsError::InvalidArgument(why),
+                });
                 // It may have given up.
                 let _ = under_way.done.send(result);
             }
@@ -251,7 +257,8 @@ impl Steps {
         step: Step,
         answer: oneshot::Receiver<Result<(), FsError>>,
     ) -> Result<(), FsError> {
-        let gone = || FsError::Internal("the namenode stops leading".to_owned());
+        // It does not lead any more: the operator's command asks the one that does.
+        let gone = || FsError::NotLeader { leader: None };
         self.sender.send(step).await.map_err(|_| gone())?;
         answer.await.map_err(|_| gone())?
     }
