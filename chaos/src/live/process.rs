@@ -11,6 +11,7 @@ use std::thread;
 use harvestfs_protocol::READY;
 use rustix::process::{Pid, Signal, kill_process};
 
+use super::LiveError;
 use super::network::Home;
 
 /// A running part. Killed when dropped.
@@ -91,4 +92,19 @@ impl Drop for Process {
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
+}
+
+/// Runs a command of the binary against the cluster in a directory, and gives what it printed.
+pub(crate) fn run(binary: &Path, data: &Path, arguments: &[&str]) -> Result<String, LiveError> {
+    let output = Command::new(binary)
+        .args(arguments)
+        .env("HARVESTFS_DATA", data)
+        .output()
+        .map_err(LiveError::io(format!("run {}", binary.display())))?;
+    if output.status.success() {
+        return Ok(String::from_utf8_lossy(&output.stdout).into_owned());
+    }
+    let said = String::from_utf8_lossy(&output.stderr);
+    let what = arguments.join(" ");
+    Err(LiveError::Cluster(format!("{what}: {}", said.trim())))
 }

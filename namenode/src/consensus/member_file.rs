@@ -19,7 +19,7 @@ use openraft::Membership;
 use serde::{Deserialize, Serialize};
 
 use super::entry::{decode_members, encode_members, log_id};
-use super::{ConsensusError, Member, MemberId, StoredMembers, Term, Vote};
+use super::{ConsensusError, LogId, Member, MemberId, StoredMembers, Term, Vote};
 use crate::journal::disk::{Disk, FileId};
 use crate::journal::{JournalError, Lsn};
 
@@ -108,6 +108,11 @@ impl Kept {
         let at = |it: StoredMembers| StoredMembers::new(entry, it.membership().clone());
         self.members = members.map(at).collect();
         Ok(())
+    }
+
+    /// The entry with this number, which is in the log or was the last one before it.
+    pub(super) fn entry(&self, lsn: Lsn) -> LogId {
+        log_id(term_of(&self.terms, lsn), lsn)
     }
 
     /// The members as of an entry; those that the group began with if it is before the first that is

@@ -105,7 +105,7 @@ impl Consensus {
         if self.heard().await? != last {
             return Ok((changing, Progress::Over(Err(Refusal::NotLeading))));
         }
-        let progress = self.go_on(&mut changing, last).await?;
+        let progress = self.advance(&mut changing).await?;
         Ok((changing, progress))
     }
 
@@ -126,6 +126,10 @@ impl Consensus {
                 "records after {heard} up to {last} were refused"
             )));
         }
+        self.advance(changing).await
+    }
+
+    async fn advance(&self, changing: &mut Changing) -> Result<Progress, ConsensusError> {
         tokio::select! {
             biased;
             lsn = self.store.members_added() => {

@@ -35,7 +35,6 @@ use serde::{Deserialize, Serialize};
 use tokio::sync::mpsc;
 
 use self::applied::Applied;
-use self::entry::log_id;
 use self::member_file::Kept;
 use self::members::is_sole_voter;
 use self::peers::{Caller, Peers};
@@ -201,10 +200,7 @@ impl Consensus {
         let id = kept.this;
         kept.terms.retain(|(first, _)| *first <= read.snapshot_lsn);
         kept.terms.extend(read.terms);
-        let last = log_id(
-            member_file::term_of(&kept.terms, read.last_lsn),
-            read.last_lsn,
-        );
+        let last = kept.entry(read.last_lsn);
         let commits = Arc::new(Commits::default());
         commits.progress(Some(read.last_lsn));
         let members = kept.members_at(read.last_lsn).membership();
@@ -217,11 +213,7 @@ impl Consensus {
         let applied = if is_sole_voter {
             last
         } else {
-            let snapshot_lsn = read.snapshot_lsn;
-            log_id(
-                member_file::term_of(&kept.terms, snapshot_lsn),
-                snapshot_lsn,
-            )
+            kept.entry(read.snapshot_lsn)
         };
         commits.set_alone(is_sole_voter);
         let executed = Arc::new(Executed::new(read.last_lsn));

@@ -68,7 +68,7 @@ impl LogStore {
         let disk = journal.disk();
         let purged = journal.reader().first_lsn() - 1;
         let tail = Arc::new(Mutex::new(Tail {
-            purged: Some(log_id(term_of(&kept.terms, purged), purged)),
+            purged: Some(kept.entry(purged)),
             last,
             durable: journal.durable_lsn(),
             term: kept.vote.map_or(0, |vote| vote.leader_id.term),
@@ -198,7 +198,7 @@ impl LogStore {
         let (newest, _) = self.reader.snapshot_lsns();
         let kept = self.shared.kept.lock();
         SnapshotMeta {
-            last_log_id: Some(log_id(term_of(&kept.terms, newest), newest)),
+            last_log_id: Some(kept.entry(newest)),
             last_membership: kept.members_at(newest).clone(),
         }
     }
@@ -222,7 +222,7 @@ impl LogStore {
     pub(super) fn entry_at(&self, lsn: Lsn) -> Option<LogId> {
         let last = self.shared.tail.lock().last?;
         let kept = self.shared.kept.lock();
-        (lsn <= last.index()).then(|| log_id(term_of(&kept.terms, lsn), lsn))
+        (lsn <= last.index()).then(|| kept.entry(lsn))
     }
 
     /// The end of the log.
@@ -313,7 +313,7 @@ impl LogStore {
                 tail.recent_bytes -= bytes_of(&newest);
             }
             let mut kept = self.shared.kept.lock();
-            tail.last = Some(log_id(term_of(&kept.terms, lsn), lsn));
+            tail.last = Some(kept.entry(lsn));
             tail.durable = tail.durable.min(lsn);
             kept.terms.retain(|(first, _)| *first <= lsn);
         }

@@ -145,6 +145,13 @@ impl Log {
         self.remember(proposed);
     }
 
+    /// Has openraft hear of everything that was pushed, unless it refuses it again.
+    async fn propose_all(&mut self) {
+        self.flush().await;
+        self.propose().await;
+        self.propose_refused().await;
+    }
+
     /// Proposes again what openraft refused, since it had no lease.
     pub(crate) async fn propose_refused(&mut self) {
         if self.term.is_none() || self.is_alone() || self.commits.last() >= self.last_lsn {
@@ -194,9 +201,7 @@ impl Log {
         &mut self,
         change: Change,
     ) -> Result<(Changing, Progress), NamenodeError> {
-        self.flush().await;
-        self.propose().await;
-        self.propose_refused().await;
+        self.propose_all().await;
         let begun = self.consensus.begin_change(change, self.last_lsn).await;
         let (changing, progress) = begun.map_err(NamenodeError::from)?;
         self.added(&progress);
@@ -208,9 +213,7 @@ impl Log {
         &mut self,
         changing: &mut Changing,
     ) -> Result<Progress, NamenodeError> {
-        self.flush().await;
-        self.propose().await;
-        self.propose_refused().await;
+        self.propose_all().await;
         let progress = self.consensus.go_on(changing, self.last_lsn).await;
         let progress = progress.map_err(NamenodeError::from)?;
         self.added(&progress);

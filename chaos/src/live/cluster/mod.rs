@@ -7,7 +7,6 @@ use std::ffi::OsString;
 use std::fs;
 use std::net::{SocketAddr, UdpSocket};
 use std::path::{Path, PathBuf};
-use std::process::Command;
 use std::time::Duration;
 
 use harvestfs_protocol::unix_now_ms;
@@ -19,7 +18,7 @@ use super::mounted::{self, Order, Programs};
 use super::network::{self, Home, Network};
 use super::plan::{Part, Plan};
 use super::primary::Loads;
-use super::process::Process;
+use super::process::{self, Process};
 use super::scenario::{Kind, Scenario, Variant};
 pub(crate) use conditions::Condition;
 
@@ -161,17 +160,7 @@ impl<'a> Cluster<'a> {
 
     /// Runs a command of the binary against this cluster.
     pub fn run(&self, arguments: &[&str]) -> Result<String, LiveError> {
-        let what = arguments.join(" ");
-        let output = Command::new(self.binary)
-            .args(arguments)
-            .env("HARVESTFS_DATA", &self.data)
-            .output()
-            .map_err(LiveError::io(format!("run {}", self.binary.display())))?;
-        if output.status.success() {
-            return Ok(String::from_utf8_lossy(&output.stdout).into_owned());
-        }
-        let said = String::from_utf8_lossy(&output.stderr);
-        Err(LiveError::Cluster(format!("{what}: {}", said.trim())))
+        process::run(self.binary, &self.data, arguments)
     }
 
     /// A path below the cluster's directory.

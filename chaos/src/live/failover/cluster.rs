@@ -4,7 +4,6 @@ use std::ffi::OsString;
 use std::fs;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
-use std::process::Command;
 use std::time::{Duration, Instant};
 
 use tokio::runtime::Runtime;
@@ -14,7 +13,7 @@ use crate::live::admin::Admin;
 use crate::live::cluster::START_DEADLINE;
 use crate::live::disk::FailingDisk;
 use crate::live::network::{self, Network};
-use crate::live::process::Process;
+use crate::live::process::{self, Process};
 use crate::live::{LiveError, mounted};
 
 const NAMENODES: usize = 3;
@@ -127,17 +126,7 @@ impl<'a> Group<'a> {
 
     /// Runs a command of the binary against this cluster.
     pub fn run(&self, arguments: &[&str]) -> Result<(), LiveError> {
-        let output = Command::new(self.binary)
-            .args(arguments)
-            .env("HARVESTFS_DATA", &self.data)
-            .output()
-            .map_err(LiveError::io(format!("run {}", self.binary.display())))?;
-        if output.status.success() {
-            return Ok(());
-        }
-        let said = String::from_utf8_lossy(&output.stderr);
-        let what = arguments.join(" ");
-        Err(LiveError::Cluster(format!("{what}: {}", said.trim())))
+        process::run(self.binary, &self.data, arguments).map(drop)
     }
 
     fn start_process(

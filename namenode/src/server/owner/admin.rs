@@ -125,10 +125,12 @@ impl Owner {
                     let report = self.fsck_report(self.namespace.check());
                     responder.send(&Ok(Reply::Admin(AdminReply::Fsck(report))));
                 } else {
-                    self.want_checkpoint(Purpose::Check, responder);
+                    self.want_checkpoint(Purpose::Check, Waiter::Operator(responder));
                 }
             }
-            AdminRequest::Snapshot => self.want_checkpoint(Purpose::Snapshot, responder),
+            AdminRequest::Snapshot => {
+                self.want_checkpoint(Purpose::Snapshot, Waiter::Operator(responder));
+            }
             AdminRequest::AcceptLoss => match self.accept_loss() {
                 Ok(record) => {
                     self.answer(responder, Ok(Reply::Admin(AdminReply::Done)), Some(record));
@@ -323,19 +325,15 @@ impl Owner {
         orphans.iter().map(finding).collect()
     }
 
-    fn want_checkpoint(&mut self, purpose: Purpose, responder: Responder) {
-        let waiter = Waiter::Operator(responder);
-        let wanted = Wanted { purpose, waiter };
-        self.checkpoints.wanted.push_back(wanted);
+    fn want_checkpoint(&mut self, purpose: Purpose, waiter: Waiter) {
+        self.checkpoints
+            .wanted
+            .push_back(Wanted { purpose, waiter });
     }
 
     /// Writes a snapshot, for a namenode that is to take it.
     pub(super) fn want_snapshot(&mut self, done: oneshot::Sender<Result<(), FsError>>) {
-        let purpose = Purpose::Snapshot;
-        let waiter = Waiter::Group(done);
-        self.checkpoints
-            .wanted
-            .push_back(Wanted { purpose, waiter });
+        self.want_checkpoint(Purpose::Snapshot, Waiter::Group(done));
     }
 
     /// Begins a checkpoint if an operator waits for one or the journal has grown enough. Everything
