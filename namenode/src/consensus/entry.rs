@@ -159,8 +159,8 @@ pub(super) fn entry_of(lsn: Lsn, record: Vec<u8>) -> Result<Entry, EntryError> {
         Content::Blank => EntryPayload::Blank,
         Content::Command(command) => EntryPayload::Normal(Record {
             command: record.slice_ref(command),
-            // It is in the journal already.
-            awaited: false,
+            // Where it is not in the journal yet, a leader waits for it.
+            awaited: true,
         }),
         Content::Members(members) => EntryPayload::Membership(members),
     };

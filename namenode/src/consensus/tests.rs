@@ -233,7 +233,7 @@ proptest! {
     fn entries_are_read_back(term in any::<u64>(), lsn in 1..Lsn::MAX, command in prop::collection::vec(any::<u8>(), 0..50), kind in 0..3) {
         let payload = match kind {
             0 => EntryPayload::Blank,
-            1 => EntryPayload::Normal(Record { command: Bytes::from(command), awaited: false }),
+            1 => EntryPayload::Normal(Record { command: Bytes::from(command), awaited: true }),
             _ => EntryPayload::Membership(stored(1, &[1, 2, 5]).membership().clone()),
         };
         let entry = Entry::new(log_id(term, lsn), payload);

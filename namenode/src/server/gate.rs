@@ -17,6 +17,8 @@ use crate::journal::Lsn;
 pub(crate) struct Gate<T> {
     held: FxHashMap<WaitId, Held<T>>,
     by_lsn: BTreeSet<(Lsn, WaitId)>,
+    /// All records up to this one are durable.
+    durable: Lsn,
     next: WaitId,
 }
 
@@ -32,6 +34,7 @@ impl<T> Gate<T> {
         Self {
             held: FxHashMap::default(),
             by_lsn: BTreeSet::new(),
+            durable: 0,
             next: 0,
         }
     }
@@ -51,6 +54,7 @@ impl<T> Gate<T> {
         record: Option<Lsn>,
         waits_for_others: bool,
     ) -> Option<T> {
+        let record = record.filter(|lsn| *lsn > self.durable);
         let record = record.filter(|_| !planted::is(Bug::AnswersBeforeDurable));
         let waits_for_others = waits_for_others && !planted::is(Bug::DoesNotWaitForInvalidation);
         if record.is_none() && !waits_for_others {
@@ -76,6 +80,7 @@ impl<T> Gate<T> {
     /// All records up to `lsn` are durable; the items that need not wait any longer, in the order
     /// of their records.
     pub(crate) fn durable(&mut self, lsn: Lsn) -> Vec<T> {
+        self.durable = self.durable.max(lsn);
         let mut free = Vec::new();
         while let Some(&(first, id)) = self.by_lsn.first()
             && first <= lsn
@@ -168,6 +173,19 @@ mod tests {
         let id = gate.next_id();
         assert_eq!(gate.hold(id, "now", None, false), Some("now"));
         assert_eq!(gate.len(), 0);
+    }
+
+    #[test]
+    fn what_waits_for_a_record_that_is_durable_passes() {
+        let mut gate = Gate::new();
+        assert_eq!(gate.durable(5), Vec::<&str>::new());
+        let id = gate.next_id();
+        assert_eq!(gate.hold(id, "now", Some(5), false), Some("now"));
+        let id = gate.next_id();
+        assert_eq!(gate.hold(id, "later", Some(6), false), None);
+        let id = gate.next_id();
+        assert_eq!(gate.hold(id, "after others", Some(5), true), None);
+        assert_eq!(gate.acknowledged(id), Some("after others"));
     }
 
     #[test]

@@ -2,6 +2,7 @@
 
 use std::pin::pin;
 use std::sync::Arc;
+use std::time::Instant;
 
 use harvestfs_protocol::error::FsError;
 use harvestfs_protocol::meta::Notice;
@@ -14,6 +15,7 @@ use tokio::sync::mpsc;
 use super::listener::Invalidation;
 use super::search::Searching;
 use super::{KEEPALIVE_DEADLINE, Link, LinkState, Session};
+use crate::driver::clock;
 use crate::engine::session::connection::{Due, KeepAlive, Reconnect, SIGN_OF_LIFE_WITHIN};
 
 /// Keeps the session alive and reconnects until the client is closed.
@@ -29,6 +31,8 @@ pub(super) async fn maintain(
             return;
         }
         tracing::warn!(reason, "the connection to the namenode was lost");
+        let lost = clock::now();
+        session.lost(&link);
         session.link.send_if_modified(|state| {
             let open = !matches!(state, LinkState::Closed);
             if open {
@@ -40,11 +44,17 @@ pub(super) async fn maintain(
         let Some(connected) = reconnect(&session, &link).await else {
             return;
         };
+        let resumed_ms = since_ms(lost);
         session.notify_listener(vec![Invalidation::All]).await;
         link = session.publish(connected.0);
         notices = connected.1;
-        tracing::info!("connected to the namenode again");
+        let after_ms = since_ms(lost);
+        tracing::info!(resumed_ms, after_ms, "connected to the namenode again");
     }
+}
+
+fn since_ms(then: Instant) -> u128 {
+    (clock::now() - then).as_millis()
 }
 
 /// Tries until it works; none when the client is closed.
@@ -86,6 +96,7 @@ async fn resume(
     let mut searching = Searching::everywhere(session);
     let connected = searching.open(Some(link), false).await;
     let (link, notices) = connected.map_err(|error| error.to_string())?;
+    tracing::debug!(namenode = link.namenode, "the session is open there");
     let repeated = tokio::select! {
         biased;
         repeated = session.repeat_unconfirmed(&link) => repeated.map_err(|error| error.to_string()),

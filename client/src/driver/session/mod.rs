@@ -295,6 +295,14 @@ impl Session {
             .close(CloseCode::DONE, "another namenode leads");
     }
 
+    /// The connection of this link is lost. Where others can lead, its namenode is not likely to lead any more than they are.
+    pub(crate) fn lost(&self, link: &Link) {
+        let mut leader = self.leader.lock();
+        if *leader == Some(link.namenode) {
+            *leader = None;
+        }
+    }
+
     fn has_several_namenodes(&self) -> bool {
         self.options.namenodes.len() > 1
     }

@@ -24,7 +24,7 @@ const FAILURE_PAUSE_MAX: Duration = Duration::from_secs(1);
 /// Before one that does not lead is asked again, but for chance. An election takes some hundred
 /// milliseconds, and all clients wait for it: pauses grow slowly, or the last one would be most of what programs
 /// notice of it.
-const ASK_PAUSE_MIN: Duration = Duration::from_millis(30);
+const ASK_PAUSE_MIN: Duration = Duration::from_millis(8);
 const ASK_PAUSE_MAX: Duration = Duration::from_millis(240);
 /// After so many answers the pause doubles.
 const ASKS_OF_ONE_PAUSE: u32 = 4;
@@ -314,7 +314,7 @@ mod tests {
         let stands = Outcome::Stands { leader: Some(2) };
         search.came(1, stands, 0.5, now);
         assert_eq!(steps(&mut search, now), [(2, FIRST_DIAL)]);
-        assert_eq!(search.due(), Some(now + HEAD_START), "the last one");
+        assert_eq!(search.due(), Some(now + ASK_PAUSE_MIN), "the first one");
         search.came(2, Outcome::Connected, 0.5, now);
         assert_eq!(steps(&mut search, now), [(2, Step::Ask)]);
         search.came(2, Outcome::Leads, 0.5, now);
@@ -364,7 +364,7 @@ mod tests {
             pauses.push(due - now);
             now = due;
         }
-        let expected = [30, 60, 120, 240].map(|ms| [MS * ms; ASKS_OF_ONE_PAUSE as usize]);
+        let expected = [8, 16, 32, 64].map(|ms| [MS * ms; ASKS_OF_ONE_PAUSE as usize]);
         assert_eq!(pauses, expected.concat());
     }
 

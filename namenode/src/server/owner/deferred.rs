@@ -120,6 +120,9 @@ impl Owner {
 
     /// Something was committed or returned, or time has passed: asks again.
     pub(super) fn ask_deferred(&mut self) {
+        if !self.may_answer() {
+            return;
+        }
         for deferred in std::mem::take(&mut self.deferred) {
             self.meta(deferred.connection, deferred.call, deferred.responder);
         }

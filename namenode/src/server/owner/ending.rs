@@ -16,7 +16,9 @@ impl Owner {
         let deadline = tokio::time::Instant::now() + SHUTDOWN_DEADLINE;
         let commits = self.log.commits();
         for _ in 0..events.len() {
-            if let Ok(event) = events.try_recv() {
+            if let Ok(event) = events.try_recv()
+                && self.may_answer()
+            {
                 self.on_event(event);
             }
         }

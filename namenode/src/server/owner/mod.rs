@@ -269,14 +269,13 @@ impl Owner {
         tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
         let mut round = Vec::with_capacity(ROUND_EVENTS_MAX);
         loop {
-            // What may have been deposed answers nothing until it knows.
-            let may_answer = !self.leads() || self.log.has_lease();
+            let may_answer = self.may_answer();
             tokio::select! {
                 biased;
                 how = &mut *stop => return Ok(how.unwrap_or(Stop::AtOnce)),
                 Ok(()) = leadership.changed() => {}
                 Some(committed) = self.committed.recv() => self.on_committed(committed)?,
-                () = tokio::time::sleep(LEASE_POLL), if !may_answer => {}
+                () = tokio::time::sleep(LEASE_POLL), if !may_answer || !round.is_empty() => {}
                 () = commits.changed() => self.on_progress(),
                 _ = tick.tick() => {
                     self.on_tick();
@@ -286,16 +285,21 @@ impl Owner {
                 Some(result) = self.checkpoints.finished() => self.on_checkpoint(result),
                 Some(finished) = self.historian.finished() => self.on_history(finished),
                 step = self.group.next() => self.on_step(step).await?,
-                taken = events.recv_many(&mut round, ROUND_EVENTS_MAX), if may_answer => {
+                taken = events.recv_many(&mut round, ROUND_EVENTS_MAX),
+                    if may_answer && round.is_empty() =>
+                {
                     if taken == 0 {
                         return Ok(Stop::Gracefully);
-                    }
-                    for event in round.drain(..) {
-                        self.on_event(event);
                     }
                 }
             }
             self.take_over_if_elected()?;
+            // Asked again: it may have waited for longer than its lease was.
+            if self.may_answer() {
+                for event in round.drain(..) {
+                    self.on_event(event);
+                }
+            }
             self.log.flush().await;
             self.transfer_if_asked().await?;
             if self.serves() {

@@ -32,6 +32,11 @@ impl Owner {
         self.leads() || !self.log.is_alone()
     }
 
+    /// Whether it may answer just now: what leads and may have been deposed answers nothing until it knows.
+    pub(super) fn may_answer(&self) -> bool {
+        !self.leads() || self.log.has_lease()
+    }
+
     /// The reply to a client while this namenode does not lead.
     pub(super) fn not_leader(&self) -> FsError {
         let leader = match *self.leadership.borrow() {

@@ -23,42 +23,53 @@ const DOWN_LIMIT: Duration = Duration::from_secs(60);
 #[derive(Debug)]
 pub struct Harvestfs {
     binary: PathBuf,
+    namenodes: u32,
+    label: String,
     scratch: PathBuf,
     marker: Marker,
     dir: Option<TempDir>,
 }
 
 impl Harvestfs {
-    /// A cluster of the program `binary`, with its data below `scratch`.
-    pub fn new(binary: &Path, scratch: &Path) -> Result<Self> {
+    /// A cluster of the program `binary` with so many namenodes, with its data below `scratch`.
+    pub fn new(binary: &Path, namenodes: u32, scratch: &Path) -> Result<Self> {
         let binary = fs::canonicalize(binary).with_context(|| {
             format!(
                 "{}: not there; build it with `cargo build --release` or give --harvestfs-binary",
                 binary.display()
             )
         })?;
+        let label = match namenodes {
+            1 => "harvestfs".to_owned(),
+            _ => format!("harvestfs-{namenodes}"),
+        };
         Ok(Self {
             binary,
+            namenodes,
             scratch: scratch.to_owned(),
-            marker: Marker::new("harvestfs"),
+            marker: Marker::new(&label),
+            label,
             dir: None,
         })
     }
 
     fn up(&self) -> Result<()> {
         let (data, mount) = self.paths()?;
-        self.run(
-            Command::new(&self.binary)
-                .arg("up")
-                .arg("--data")
-                .arg(data)
-                .arg("--mount")
-                .arg(&mount)
-                .args(["--datanodes", &DATANODES.to_string()])
-                .args(["--replication", &REPLICATION.to_string()])
-                .arg("--detach"),
-            UP_LIMIT,
-        )?;
+        let mut command = Command::new(&self.binary);
+        command
+            .arg("up")
+            .arg("--data")
+            .arg(data)
+            .arg("--mount")
+            .arg(&mount)
+            .args(["--datanodes", &DATANODES.to_string()])
+            .args(["--replication", &REPLICATION.to_string()])
+            .arg("--detach");
+        // Builds of before there were groups are measured, too.
+        if self.namenodes != 1 {
+            command.args(["--namenodes", &self.namenodes.to_string()]);
+        }
+        self.run(&mut command, UP_LIMIT)?;
         ensure!(
             is_mounted(&mount),
             "`harvestfs up --detach` returned, but nothing is mounted"
@@ -117,7 +128,7 @@ fn wait_for_success(child: &mut Child, limit: Duration) -> Result<()> {
 
 impl Target for Harvestfs {
     fn label(&self) -> &str {
-        "harvestfs"
+        &self.label
     }
 
     fn start(&mut self) -> Result<PathBuf> {

@@ -71,6 +71,10 @@ struct Options {
     #[arg(long)]
     harvestfs: bool,
 
+    /// How many namenodes the HarvestFS cluster has: each of these numbers is measured
+    #[arg(long, value_name = "N", value_delimiter = ',', default_value = "1")]
+    namenodes: Vec<u32>,
+
     /// The harvestfs program for --harvestfs [default: the one beside this program]
     #[arg(long, value_name = "FILE")]
     harvestfs_binary: Option<PathBuf>,
@@ -201,10 +205,10 @@ fn targets(options: &Options) -> Result<Vec<Box<dyn Target>>> {
             // Not the one in the working directory: it may be another build.
             None => env::current_exe()?.with_file_name("harvestfs"),
         };
-        targets.push(Box::new(harvestfs::Harvestfs::new(
-            &binary,
-            &options.scratch,
-        )?));
+        for &namenodes in &options.namenodes {
+            let target = harvestfs::Harvestfs::new(&binary, namenodes, &options.scratch)?;
+            targets.push(Box::new(target));
+        }
     }
     if targets.is_empty() {
         bail!("nothing to measure: give --dir, --fuse, --moosefs or --harvestfs (see --help)");

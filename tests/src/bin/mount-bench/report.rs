@@ -127,6 +127,8 @@ impl Report {
             header.push(format!("{SUBJECT} / {REFERENCE}"));
             header.push("goal".to_owned());
         }
+        let groups = self.groups();
+        header.extend(groups.iter().map(|group| format!("{group} / {SUBJECT}")));
         table_row(text, &header);
         table_row(text, &vec!["---".to_owned(); header.len()]);
         for row in Row::ALL {
@@ -136,15 +138,28 @@ impl Report {
             let summary = |target: &str| self.summary(row, target, |sample| Some(sample.value));
             let mut cells = vec![row.title().to_owned(), row.unit().name().to_owned()];
             cells.extend(self.targets.iter().map(|target| cell(summary(target), 0)));
+            let ratio = |subject: &str, reference: &str| {
+                let medians = summary(subject).zip(summary(reference));
+                let ratio = medians.map(|(subject, reference)| subject.median / reference.median);
+                ratio.map_or("-".to_owned(), |ratio| format!("{ratio:.2}"))
+            };
             if compared {
-                let ratio = summary(SUBJECT)
-                    .zip(summary(REFERENCE))
-                    .map(|(subject, reference)| subject.median / reference.median);
-                cells.push(ratio.map_or("-".to_owned(), |ratio| format!("{ratio:.2}")));
+                cells.push(ratio(SUBJECT, REFERENCE));
                 cells.push(row.goal().map_or("-".to_owned(), |goal| goal.to_string()));
             }
+            cells.extend(groups.iter().map(|group| ratio(group, SUBJECT)));
             table_row(text, &cells);
         }
+    }
+
+    /// HarvestFS with several namenodes, where it was measured with one, too.
+    fn groups(&self) -> Vec<&String> {
+        let is_group = |target: &&String| {
+            let rest = target.strip_prefix(SUBJECT);
+            rest.is_some_and(|rest| rest.starts_with('-'))
+        };
+        let groups = self.targets.iter().filter(is_group);
+        groups.filter(|_| self.is_target(SUBJECT)).collect()
     }
 
     /// CPU seconds per GiB, as `processes / whole machine`.
@@ -256,12 +271,18 @@ mod tests {
         let report = Report::new(
             0,
             &plan,
-            vec!["moosefs".to_owned(), "harvestfs".to_owned()],
-            vec![sample("moosefs", 100.0), sample("harvestfs", 450.0)],
+            ["moosefs", "harvestfs", "harvestfs-3"]
+                .map(str::to_owned)
+                .into(),
+            vec![
+                sample("moosefs", 100.0),
+                sample("harvestfs", 450.0),
+                sample("harvestfs-3", 360.0),
+            ],
         );
         let text = report.to_markdown();
         assert!(
-            text.contains("| 100 (100-100) | 450 (450-450) | 4.50 | 4 |"),
+            text.contains("| 100 (100-100) | 450 (450-450) | 360 (360-360) | 4.50 | 4 | 0.80 |"),
             "{text}"
         );
         assert!(
