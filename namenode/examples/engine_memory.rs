@@ -67,7 +67,8 @@ fn main() {
         .nth(1)
         .and_then(|text| text.parse().ok())
         .unwrap_or(1_000_000);
-    let mut driver = Driver::new();
+    let mut driver = Driver::new(None);
+    driver.open_session();
     let allocated_before = ALLOCATED_BYTES.load(Ordering::Relaxed);
     let resident_before = resident_bytes();
     make_small_files(&mut driver, files);

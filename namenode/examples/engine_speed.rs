@@ -72,7 +72,8 @@ fn main() {
 }
 
 fn run(files: u64, files_per_directory: u64) {
-    let mut driver = Driver::new();
+    let mut driver = Driver::new(None);
+    driver.open_session();
     let directories: Vec<InodeId> = (0..files.div_ceil(files_per_directory))
         .map(|number| {
             driver.make(Mutation::MakeDir(mutation::MakeDir {

@@ -26,39 +26,52 @@ pub struct Driver {
     sequence: u64,
     block: BlockId,
     block_used_bytes: u64,
+    /// What was applied, encoded, where somebody takes it.
+    pub records: Option<Vec<Vec<u8>>>,
 }
 
 impl Driver {
-    /// A fresh cluster.
-    pub fn new() -> Self {
+    /// A fresh cluster, or a namespace that is continued.
+    pub fn new(continued: Option<Namespace>) -> Self {
+        let is_fresh = continued.is_none();
         let mut driver = Self {
-            namespace: Namespace::new(),
+            namespace: continued.unwrap_or_default(),
             session: SessionId(0),
             sequence: 0,
             block: BlockId(0),
             block_used_bytes: BLOCK_BYTES_MAX,
+            records: None,
         };
-        driver.apply(&Command::Format {
-            cluster: ClusterId(1),
-            now: Timestamp(0),
-            root_uid: 0,
-            root_gid: 0,
-            block_bytes: BLOCK_BYTES_MAX,
-            default_rules: RULES,
-        });
-        let open = Command::OpenSession {
-            client: "example".into(),
-            now: Timestamp(0),
-        };
-        match driver.apply(&open).reply {
-            Outcome::Session(session) => driver.session = session,
-            other => panic!("{other:?}"),
+        if is_fresh {
+            driver.apply(&Command::Format {
+                cluster: ClusterId(1),
+                now: Timestamp(0),
+                root_uid: 0,
+                root_gid: 0,
+                block_bytes: BLOCK_BYTES_MAX,
+                default_rules: RULES,
+            });
         }
         driver
     }
 
+    /// Begins a session. What is run next is in it.
+    pub fn open_session(&mut self) {
+        let open = Command::OpenSession {
+            client: "example".into(),
+            now: Timestamp(0),
+        };
+        match self.apply(&open).reply {
+            Outcome::Session(session) => self.session = session,
+            other => panic!("{other:?}"),
+        }
+    }
+
     /// Applies a command that must succeed.
     pub fn apply(&mut self, command: &Command) -> Applied {
+        if let Some(records) = &mut self.records {
+            records.push(command.encode().expect("commands of examples are small"));
+        }
         match self.namespace.apply(command) {
             Ok(applied) => applied,
             Err(error) => panic!("{error}: {command:?}"),

@@ -25,6 +25,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
+use harvestfs_protocol::codec::MAX_HEADER_BYTES;
 use harvestfs_protocol::machine;
 use harvestfs_protocol::transport::Endpoint;
 use openraft::Instant as _;
@@ -105,6 +106,10 @@ type Vote = openraft::alias::VoteOf<Group>;
 type StoredMembers = openraft::alias::StoredMembershipOf<Group>;
 type SnapshotMeta = openraft::alias::SnapshotMetaOf<Group>;
 type Snapshot = openraft::alias::SnapshotOf<Group, applied::InJournal>;
+
+/// The largest command in bytes: it has to fit into a message to another namenode. What clients and operators may ask
+/// for at once is far below.
+pub const COMMAND_BYTES_MAX: usize = MAX_HEADER_BYTES / 2;
 
 /// Milliseconds between two heartbeats of a leader.
 const HEARTBEAT_MS: u64 = 50;

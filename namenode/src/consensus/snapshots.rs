@@ -5,6 +5,7 @@ use std::io::Write;
 use std::sync::Arc;
 use std::time::Duration;
 
+use harvestfs_protocol::codec::MAX_HEADER_BYTES;
 use harvestfs_protocol::machine;
 use harvestfs_protocol::peer::{PeerReply, PeerRequest, SnapshotPart};
 
@@ -17,8 +18,8 @@ use crate::journal::{
     Journal, JournalError, JournalReader, Lsn, ReceivedSnapshot, SnapshotReceiver,
 };
 
-/// Bytes that are read at once.
-const PART_BYTES: usize = 1 << 20;
+/// Bytes that are read at once: with what is sent beside them, they fit into a message.
+const PART_BYTES: usize = MAX_HEADER_BYTES / 2;
 /// How long one part may take.
 const PART_DEADLINE: Duration = Duration::from_secs(10);
 

@@ -5,6 +5,7 @@ use std::io;
 use std::ops::{Bound, RangeBounds};
 use std::sync::Arc;
 
+use harvestfs_protocol::codec::MAX_HEADER_BYTES;
 use harvestfs_protocol::peer::{Known, Memory};
 use openraft::entry::RaftEntry;
 use openraft::storage::{IOFlushed, LogState, RaftLogStorage};
@@ -27,6 +28,9 @@ use crate::journal::{
 
 /// Bytes of records that are read from the journal at once.
 const READ_BYTES_MAX: usize = 4 << 20;
+/// Bytes of entries after which no more are sent with them. The last one may be as large as [`super::COMMAND_BYTES_MAX`]; all
+/// fit into a message.
+const SENT_BYTES: usize = MAX_HEADER_BYTES / 4;
 
 /// This member has voted in a later term.
 #[derive(Debug)]
@@ -280,7 +284,7 @@ impl LogStore {
 
     /// Records of a leader, from one up to another one; fewer if they are many.
     pub(super) fn records(mut self, from: Lsn, to: Lsn) -> Result<Vec<Record>, io::Error> {
-        let entries = self.entries(from, to + 1)?;
+        let entries = self.entries(from, to + 1, READ_BYTES_MAX)?;
         let record = |entry: Entry| match entry.payload {
             EntryPayload::Normal(record) => Some(record),
             EntryPayload::Blank | EntryPayload::Membership(_) => None,
@@ -349,45 +353,47 @@ impl LogStore {
 }
 
 impl LogStore {
-    /// The entries from `first` on that are not in memory any more.
-    fn read_before_recent(&mut self, first: Lsn, end: Lsn) -> Result<Vec<Entry>, io::Error> {
-        let oldest = {
-            let tail = self.shared.tail.lock();
-            let last = tail.last.map_or(0, |last| last.index());
-            tail.recent.front().map_or(last + 1, RaftEntry::index)
-        };
-        let (mut next, end) = (first.max(1), end.min(oldest));
+    /// The entries from `first` on, up to and without `end`, without gaps; not all, if they are more than
+    /// `bytes`.
+    fn entries(&mut self, first: Lsn, end: Lsn, bytes: usize) -> Result<Vec<Entry>, io::Error> {
+        let mut next = first.max(1);
         let mut entries = Vec::new();
-        while next < end {
-            let read = (self.reader.read(next, end, READ_BYTES_MAX)).map_err(io::Error::other)?;
+        let mut left = bytes;
+        loop {
+            let oldest = {
+                let tail = self.shared.tail.lock();
+                let last = tail.last.map_or(0, |last| last.index());
+                let end = end.min(last + 1);
+                let oldest = tail.recent.front().map_or(last + 1, RaftEntry::index);
+                // None: they are older. What is read below may have become so meanwhile, so that more has to be read.
+                let recent = next.checked_sub(oldest).into_iter();
+                let recent = recent.flat_map(|from| tail.recent.iter().skip(from as usize));
+                for entry in recent.take_while(|it| it.index() < end) {
+                    if left == 0 {
+                        break;
+                    }
+                    left = left.saturating_sub(bytes_of(entry));
+                    next = entry.index() + 1;
+                    entries.push(entry.clone());
+                }
+                if next >= end || left == 0 {
+                    return Ok(entries);
+                }
+                oldest.min(end)
+            };
+            let read = self.reader.read(next, oldest, READ_BYTES_MAX.min(left));
+            let read = read.map_err(io::Error::other)?;
             assert!(
                 !read.is_empty(),
-                "records from {next} to {end} are in the journal"
+                "records from {next} to {oldest} are in the journal"
             );
             for (lsn, record) in read {
-                entries.push(entry_of(lsn, record).map_err(io::Error::other)?);
+                let entry = entry_of(lsn, record).map_err(io::Error::other)?;
+                left = left.saturating_sub(bytes_of(&entry));
+                entries.push(entry);
                 next = lsn + 1;
             }
         }
-        Ok(entries)
-    }
-}
-
-impl LogStore {
-    /// The entries from `first` on, up to and without `end`, without gaps; the last may be missing.
-    fn entries(&mut self, first: Lsn, end: Lsn) -> Result<Vec<Entry>, io::Error> {
-        let mut entries = self.read_before_recent(first, end)?;
-        let tail = self.shared.tail.lock();
-        let next = entries.last().map_or(first, |last| last.index() + 1);
-        let Some(oldest) = tail.recent.front().map(RaftEntry::index) else {
-            return Ok(entries);
-        };
-        // They may have become older meanwhile: what is returned has no gaps, and may end early.
-        if let Some(skipped) = next.checked_sub(oldest) {
-            let from = tail.recent.iter().skip(skipped as usize);
-            entries.extend(from.take_while(|entry| entry.index() < end).cloned());
-        }
-        Ok(entries)
     }
 }
 
@@ -406,7 +412,15 @@ impl RaftLogReader<Group> for LogStore {
             Bound::Excluded(end) => *end,
             Bound::Unbounded => Lsn::MAX,
         };
-        self.entries(first, end)
+        self.entries(first, end, usize::MAX)
+    }
+
+    async fn limited_get_log_entries(
+        &mut self,
+        first: Lsn,
+        end: Lsn,
+    ) -> Result<Vec<Entry>, io::Error> {
+        self.entries(first, end, SENT_BYTES)
     }
 
     async fn read_vote(&mut self) -> Result<Option<Vote>, io::Error> {

@@ -13,7 +13,7 @@ use harvestfs_protocol::error::FsError;
 use harvestfs_protocol::group::{GroupMember, GroupRequest, GroupStatus};
 use harvestfs_protocol::rpc::Reply;
 use tokio::sync::{mpsc, oneshot};
-use tokio::task::JoinSet;
+use tokio::task::{AbortHandle, JoinSet};
 
 use super::Owner;
 use crate::consensus::{
@@ -33,6 +33,12 @@ const POLL: Duration = Duration::from_millis(50);
 const CAUGHT_UP_RECORDS: Lsn = 1_000;
 /// A member that the leader has not heard of for so long does not answer.
 const SILENT_MS: u64 = 1_000;
+/// Before a change is asked for again that could not be completed.
+const COMPLETE_PAUSE: Duration = Duration::from_millis(200);
+/// A change waits so long for the one before.
+const OTHER_CHANGE_WITHIN: Duration = Duration::from_secs(10);
+/// The leader hears of a member that was just started so soon.
+const HEARD_WITHIN: Duration = Duration::from_secs(2);
 
 /// What the owner is asked to do next.
 pub(super) enum Step {
@@ -51,6 +57,8 @@ pub(super) struct Group {
     /// Tasks end with the owner.
     tasks: JoinSet<()>,
     changing: Option<UnderWay>,
+    /// The task that completes a change.
+    completing: Option<AbortHandle>,
     /// The member that is to lead instead of this one.
     transfer_to: Option<MemberId>,
     disk: SlowDisk,
@@ -71,6 +79,7 @@ impl Default for Group {
             sender,
             tasks: JoinSet::new(),
             changing: None,
+            completing: None,
             transfer_to: None,
             disk: SlowDisk::default(),
         }
@@ -137,17 +146,25 @@ impl Owner {
         }
     }
 
-    /// Completes a change of the members that another leader began.
+    /// Completes a change of the members that another leader began, or that this one did not go on with for want of a
+    /// lease.
     pub(super) fn complete_change(&mut self) {
-        if !self.log.group().status().is_changing {
+        let completing = self.group.completing.as_ref();
+        let view = self.log.group();
+        if completing.is_some_and(|it| !it.is_finished()) || !view.status().is_changing {
             return;
         }
         let steps = self.group.steps();
-        self.group.tasks.spawn(async move {
-            if let Err(error) = steps.change(Change::Complete).await {
-                tracing::error!(%error, "a change of the members cannot be completed");
+        let completing = self.group.tasks.spawn(async move {
+            while let Err(error) = steps.change(Change::Complete).await {
+                tracing::warn!(%error, "a change of the members is not completed yet");
+                tokio::time::sleep(COMPLETE_PAUSE).await;
+                if !view.status().is_changing {
+                    return;
+                }
             }
         });
+        self.group.completing = Some(completing);
     }
 
     pub(super) async fn on_step(&mut self, step: Step) -> Result<(), NamenodeError> {
@@ -193,8 +210,12 @@ impl Owner {
                     Refusal::NotLeading => FsError::NotLeader { leader: None },
                     Refusal::Impossible(why) => FsError::InvalidArgument(why),
                 });
+                let is_refused = result.is_err();
                 // It may have given up.
                 let _ = under_way.done.send(result);
+                if is_refused {
+                    self.complete_change();
+                }
             }
         }
         Ok(())
@@ -269,8 +290,7 @@ async fn add(view: &GroupView, steps: &Steps, addr: SocketAddr) -> Result<(), Fs
     let unreachable = |error: FindError| {
         FsError::InvalidArgument(format!("the namenode at {addr} cannot be added: {error}"))
     };
-    let status = view.status();
-    check_may_change(&status)?;
+    let status = once_unchanging(view).await?;
     let this = this_member(&status)?;
     if this.addr.ip().is_unspecified() {
         return Err(FsError::InvalidArgument(format!(
@@ -326,13 +346,12 @@ async fn add(view: &GroupView, steps: &Steps, addr: SocketAddr) -> Result<(), Fs
         .filter(replaced);
     let mut voters: BTreeSet<MemberId> = voters.map(|it| MemberId(it.id)).collect();
     voters.insert(id);
-    vote(steps, voters).await
+    vote(view, steps, voters).await
 }
 
 /// Has the member at an address leave the group.
 async fn remove(view: &GroupView, steps: &Steps, addr: SocketAddr) -> Result<(), FsError> {
-    let status = view.status();
-    check_may_change(&status)?;
+    let status = once_unchanging(view).await?;
     let member = member_at(&status, addr)?;
     let id = MemberId(member.id);
     if member.id == status.this {
@@ -345,28 +364,43 @@ async fn remove(view: &GroupView, steps: &Steps, addr: SocketAddr) -> Result<(),
     if !member.is_voter {
         return steps.change(Change::Leave(id)).await;
     }
-    let left = status
-        .members
-        .iter()
-        .filter(|it| it.is_voter && it.id != id.0);
-    let left: Vec<&GroupMember> = left.collect();
-    let answer = left.iter().filter(|it| answers(&status, it)).count();
-    if answer * 2 <= left.len() {
-        return Err(FsError::InvalidArgument(format!(
-            "without the namenode at {addr}, {answer} of {} would answer, which is no majority: start \
-             the others first",
-            left.len()
-        )));
+    let deadline = tokio::time::Instant::now() + HEARD_WITHIN;
+    loop {
+        let status = view.status();
+        let left = status.members.iter();
+        let left = left.filter(|it| it.is_voter && it.id != id.0);
+        let left: Vec<&GroupMember> = left.collect();
+        let answer = left.iter().filter(|it| answers(&status, it)).count();
+        if answer * 2 > left.len() {
+            return vote(view, steps, left.iter().map(|it| MemberId(it.id)).collect()).await;
+        }
+        if tokio::time::Instant::now() >= deadline {
+            return Err(FsError::InvalidArgument(format!(
+                "without the namenode at {addr}, {answer} of {} would answer, which is no majority: start \
+                 the others first",
+                left.len()
+            )));
+        }
+        tokio::time::sleep(POLL).await;
     }
-    vote(steps, left.iter().map(|it| MemberId(it.id)).collect()).await
 }
 
-async fn vote(steps: &Steps, voters: BTreeSet<MemberId>) -> Result<(), FsError> {
-    let changed = tokio::time::timeout(STEP_WITHIN, steps.change(Change::Vote(voters))).await;
-    changed.unwrap_or_else(|_| {
-        let what = "the change is under way, and not enough namenodes answer to complete it";
-        Err(FsError::Internal(what.to_owned()))
-    })
+async fn vote(view: &GroupView, steps: &Steps, voters: BTreeSet<MemberId>) -> Result<(), FsError> {
+    let change = steps.change(Change::Vote(voters.clone()));
+    match tokio::time::timeout(STEP_WITHIN, change).await {
+        // The first of its entries may be committed, so that it is completed without this.
+        Ok(Err(refused @ FsError::NotLeader { .. })) => {
+            let status = once_unchanging(view).await?;
+            let now = status.members.iter().filter(|it| it.is_voter);
+            let now: BTreeSet<MemberId> = now.map(|it| MemberId(it.id)).collect();
+            if now == voters { Ok(()) } else { Err(refused) }
+        }
+        Ok(changed) => changed,
+        Err(_) => {
+            let what = "the change is under way, and not enough namenodes answer to complete it";
+            Err(FsError::Internal(what.to_owned()))
+        }
+    }
 }
 
 /// The member that is to lead next.
@@ -425,10 +459,18 @@ fn this_member(status: &GroupStatus) -> Result<&GroupMember, FsError> {
     this.ok_or_else(|| FsError::Internal("this namenode is not among the members".to_owned()))
 }
 
-fn check_may_change(status: &GroupStatus) -> Result<(), FsError> {
-    if status.is_changing {
-        let what = "another change of the members is under way";
-        return Err(FsError::InvalidArgument(what.to_owned()));
+/// The group, once no change of its members is under way. The one that leads now may be completing one.
+async fn once_unchanging(view: &GroupView) -> Result<GroupStatus, FsError> {
+    let deadline = tokio::time::Instant::now() + OTHER_CHANGE_WITHIN;
+    loop {
+        let status = view.status();
+        if !status.is_changing {
+            return Ok(status);
+        }
+        if tokio::time::Instant::now() >= deadline {
+            let what = "another change of the members is under way";
+            return Err(FsError::InvalidArgument(what.to_owned()));
+        }
+        tokio::time::sleep(POLL).await;
     }
-    Ok(())
 }

@@ -62,7 +62,7 @@ use super::sessions::{ConnectionId, Sessions};
 use super::timeline::Timeline;
 use super::token_keys::TokenKeys;
 use super::{NamenodeError, NamenodeOptions};
-use crate::consensus::{Commits, Committed, LeadershipReceiver, Term};
+use crate::consensus::{COMMAND_BYTES_MAX, Commits, Committed, LeadershipReceiver, Term};
 use crate::engine::cluster::{Cluster, Happening};
 use crate::engine::namespace::{Applied, BlockChange, Command, Effects, Formatted, Namespace};
 use crate::journal::Lsn;
@@ -494,6 +494,12 @@ impl Owner {
         }
         // Encoded first: what cannot be journaled must not be applied.
         let record = command.encode()?;
+        if record.len() > COMMAND_BYTES_MAX {
+            return Err(FsError::InvalidArgument(format!(
+                "a change of {} bytes at once; at most {COMMAND_BYTES_MAX}",
+                record.len()
+            )));
+        }
         let applied = self.namespace.apply(command)?;
         let lsn = self.log.push(record, awaited);
         let Effects {

@@ -5,8 +5,12 @@ use std::path::Path;
 use std::process::Command;
 
 use harvestfs_namenode::server::journal_dir;
+use harvestfs_protocol::codec::MAX_HEADER_BYTES;
+use harvestfs_protocol::meta::{MetaReply, Mutation, SetXattrMode, mutation};
 
 use super::*;
+
+const XATTR_BYTES: usize = 60_000;
 
 /// Creates files, as a client of the one that leads, and gives their names.
 async fn create_files(group: &Group, prefix: &str, count: usize) -> Vec<String> {
@@ -15,6 +19,25 @@ async fn create_files(group: &Group, prefix: &str, count: usize) -> Vec<String> 
     for number in 0..count {
         let name = format!("{prefix}-{number}");
         client.create(ROOT, &name).await;
+        names.push(name);
+    }
+    names
+}
+
+/// Creates files whose attributes are together larger than a message.
+async fn create_large_files(group: &Group, prefix: &str) -> Vec<String> {
+    let (mut client, _) = group.client(prefix, None).await;
+    let mut names = Vec::new();
+    for number in 0..=MAX_HEADER_BYTES / XATTR_BYTES {
+        let name = format!("{prefix}-large-{number}");
+        let file = client.create(ROOT, &name).await;
+        let attribute = Mutation::SetXattr(mutation::SetXattr {
+            ino: file.ino,
+            name: b"user.large".to_vec(),
+            value: vec![b'x'; XATTR_BYTES],
+            mode: SetXattrMode::Create,
+        });
+        assert_eq!(client.call(attribute).await, Ok(MetaReply::Done));
         names.push(name);
     }
     names
@@ -75,7 +98,7 @@ async fn a_member_that_lacks_what_the_others_purged_takes_a_snapshot() {
     let leader = group.leader().await;
     let lagging = (leader + 1) % 3;
     let third = (leader + 2) % 3;
-    let mut names = create_files(&group, "before", 5).await;
+    let mut names = create_large_files(&group, "before").await;
     group.kill(lagging).await;
     names.extend(purge(&group, "without").await);
     let dir = group.data_dir(leader);
@@ -103,6 +126,20 @@ async fn a_member_that_lacks_what_the_others_purged_takes_a_snapshot() {
         tokio::time::sleep(Duration::from_millis(500)).await;
     }
     panic!("it never led");
+}
+
+#[tokio::test]
+async fn what_is_larger_than_a_message_reaches_a_member_that_lags() {
+    let mut group = Group::new(3).await;
+    let leader = group.leader().await;
+    let (lagging, third) = ((leader + 1) % 3, (leader + 2) % 3);
+    group.kill(lagging).await;
+    let mut names = create_large_files(&group, "without").await;
+    group.start(lagging).await;
+    // Now nothing is committed without it.
+    group.kill(third).await;
+    names.extend(create_large_files(&group, "with").await);
+    check_files(&group, &names).await;
 }
 
 #[tokio::test]

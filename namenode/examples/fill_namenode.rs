@@ -1,0 +1,77 @@
+//! Fills the journal of a namenode that was made and never started, as if clients had written many
+//! small files. It shows how long a large namespace takes to start, to reach another namenode, and to be
+//! written as a snapshot.
+//!
+//! ```text
+//! cargo run --release -p harvestfs-namenode --example fill_namenode -- DIR [FILES]
+//! ```
+//!
+//! `DIR` is the namenode's data directory, with `journal` in it. The files are of 4 KiB, 1,000 to a directory; no
+//! datanode has their blocks.
+
+use std::error::Error;
+use std::path::PathBuf;
+use std::time::Instant;
+
+#[path = "engine_common/mod.rs"]
+mod engine_common;
+
+use engine_common::{Driver, commit, create, name};
+use harvestfs_namenode::consensus::{Content, decode};
+use harvestfs_namenode::engine::namespace::{Command, Namespace};
+use harvestfs_namenode::journal::{Journal, JournalOptions};
+use harvestfs_namenode::server::{cluster_id, journal_dir};
+use harvestfs_protocol::ids::InodeId;
+use harvestfs_protocol::meta::{Mutation, mutation};
+
+const FILES_PER_DIRECTORY: u64 = 1_000;
+/// Files whose content is committed by one record.
+const FILES_PER_COMMIT: usize = 100;
+/// Records that are appended at once.
+const RECORDS_PER_APPEND: usize = 10_000;
+
+fn main() -> Result<(), Box<dyn Error>> {
+    let mut arguments = std::env::args().skip(1);
+    let dir = PathBuf::from(arguments.next().ok_or("which data directory?")?);
+    let files: u64 = arguments.next().map_or(Ok(10_000_000), |it| it.parse())?;
+    let options = JournalOptions::new(journal_dir(&dir), cluster_id(&dir)?.0);
+    let (mut journal, recovered) = Journal::open(&options)?;
+    let mut namespace = Namespace::new();
+    for record in recovered.records {
+        let (lsn, bytes) = record?;
+        let (0, Content::Command(command)) = decode(&bytes)? else {
+            return Err(format!("record {lsn} is that of a namenode that was started").into());
+        };
+        namespace.apply(&Command::decode(command)?)?;
+    }
+    let started = Instant::now();
+    let mut driver = Driver::new(Some(namespace));
+    driver.records = Some(Vec::new());
+    driver.open_session();
+    let mut parent = InodeId::ROOT;
+    let mut written = Vec::with_capacity(FILES_PER_COMMIT);
+    for number in 0..files {
+        if number % FILES_PER_DIRECTORY == 0 {
+            parent = driver.make(Mutation::MakeDir(mutation::MakeDir {
+                parent: InodeId::ROOT,
+                name: name("directory", number / FILES_PER_DIRECTORY),
+                mode: 0o755,
+            }));
+        }
+        let ino = driver.make(create(parent, number));
+        written.push((ino, driver.next_extent()));
+        if written.len() == FILES_PER_COMMIT || number + 1 == files {
+            driver.run(commit(std::mem::take(&mut written)));
+        }
+        let records = driver.records.get_or_insert_default();
+        if records.len() >= RECORDS_PER_APPEND || number + 1 == files {
+            journal.append(records)?;
+            records.clear();
+        }
+    }
+    journal.sync()?;
+    let (records, seconds) = (journal.last_lsn(), started.elapsed().as_secs());
+    println!("{files} files, {records} records, {seconds} s");
+    println!("{:?}", driver.namespace.counts());
+    Ok(())
+}
