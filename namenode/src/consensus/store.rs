@@ -5,6 +5,8 @@ use std::io;
 use std::ops::{Bound, RangeBounds};
 use std::sync::Arc;
 
+use harvestfs_protocol::ids::ClusterId;
+use harvestfs_protocol::limits::APPENDED_BYTES_MAX;
 use harvestfs_protocol::peer::{Known, Memory};
 use openraft::entry::RaftEntry;
 use openraft::storage::{IOFlushed, LogState, RaftLogStorage};
@@ -140,6 +142,11 @@ impl LogStore {
     /// This member.
     pub(super) fn this(&self) -> MemberId {
         self.shared.kept.lock().this
+    }
+
+    /// The cluster that it is in.
+    pub(super) fn cluster(&self) -> ClusterId {
+        ClusterId(self.reader.cluster_id())
     }
 
     /// How often this member has written down what it must not forget.
@@ -407,6 +414,24 @@ impl RaftLogReader<Group> for LogStore {
             Bound::Unbounded => Lsn::MAX,
         };
         self.entries(first, end)
+    }
+
+    /// As many as one message takes.
+    async fn limited_get_log_entries(
+        &mut self,
+        first: u64,
+        end: u64,
+    ) -> Result<Vec<Entry>, io::Error> {
+        let mut entries = self.entries(first, end)?;
+        let mut bytes = 0;
+        let fit = entries.iter().take_while(|entry| {
+            bytes += bytes_of(entry);
+            bytes <= APPENDED_BYTES_MAX
+        });
+        // One that is too large by itself goes alone.
+        let fit = fit.count().max(1);
+        entries.truncate(fit);
+        Ok(entries)
     }
 
     async fn read_vote(&mut self) -> Result<Option<Vote>, io::Error> {

@@ -4,9 +4,12 @@ use std::fs;
 use std::path::Path;
 use std::process::Command;
 
-use harvestfs_namenode::server::journal_dir;
+use harvestfs_namenode::server::{journal_dir, restore};
+use harvestfs_protocol::backup::BackupRequest;
+use harvestfs_protocol::meta::{Mutation, SetXattrMode, mutation};
 
 use super::*;
+use crate::backup;
 
 /// Creates files, as a client of the one that leads, and gives their names.
 async fn create_files(group: &Group, prefix: &str, count: usize) -> Vec<String> {
@@ -44,6 +47,24 @@ async fn purge(group: &Group, prefix: &str) -> Vec<String> {
         names.extend(create_files(group, &format!("{prefix}-{round}"), 5).await);
         let done = group.admin(AdminRequest::Snapshot).await;
         assert_eq!(done, Ok(AdminReply::Done));
+    }
+    names
+}
+
+/// More than one message between namenodes takes: files, each with an attribute as large as one may be.
+async fn create_large_files(group: &Group, prefix: &str) -> Vec<String> {
+    const FILES: usize = 40;
+    let names = create_files(group, prefix, FILES).await;
+    let (mut client, _) = group.client(prefix, None).await;
+    for name in &names {
+        let ino = client.lookup(ROOT, name).await.unwrap().ino;
+        let set = mutation::SetXattr {
+            ino,
+            name: b"user.large".to_vec(),
+            value: vec![b'x'; 60_000],
+            mode: SetXattrMode::Create,
+        };
+        client.call(Mutation::SetXattr(set)).await.unwrap();
     }
     names
 }
@@ -103,6 +124,79 @@ async fn a_member_that_lacks_what_the_others_purged_takes_a_snapshot() {
         tokio::time::sleep(Duration::from_millis(500)).await;
     }
     panic!("it never led");
+}
+
+#[tokio::test]
+async fn what_is_larger_than_a_message_reaches_a_member_that_lags() {
+    let mut group = Group::new(3).await;
+    let leader = group.leader().await;
+    let (lagging, third) = ((leader + 1) % 3, (leader + 2) % 3);
+    group.kill(lagging).await;
+    let mut names = create_large_files(&group, "records").await;
+    group.start(lagging).await;
+    // Now nothing is committed without it.
+    group.kill(third).await;
+    names.extend(create_files(&group, "with-records", 5).await);
+    group.start(third).await;
+
+    let leader = group.leader().await;
+    let (lagging, third) = ((leader + 1) % 3, (leader + 2) % 3);
+    group.kill(lagging).await;
+    names.extend(create_large_files(&group, "snapshot").await);
+    names.extend(purge(&group, "without").await);
+    let dir = group.data_dir(leader);
+    eventually("the leader has purged", async || !has_first_segment(&dir)).await;
+    group.start(lagging).await;
+    group.kill(third).await;
+    names.extend(create_files(&group, "with-snapshot", 5).await);
+    check_files(&group, &names).await;
+}
+
+#[tokio::test]
+async fn a_backup_of_any_member_becomes_a_group_of_one_that_grows_again() {
+    let mut group = Group::new(3).await;
+    let names = create_files(&group, "before", 5).await;
+    let leader = group.leader().await;
+    let follower = (leader + 1) % 3;
+    let (link, _notices) = group.link(follower, Role::Admin, "operator").await.unwrap();
+    let asks_leader = AdminRequest::Backup(BackupRequest::Begin { of_any: false });
+    let refused = link.ask(Request::Admin(asks_leader)).await;
+    let leads = Some(group.addrs[leader]);
+    assert_eq!(refused, Err(FsError::NotLeader { leader: leads }));
+    eventually("the follower has them", async || {
+        let (content, _) = backup::take(&link, true).await;
+        content.files == 5
+    })
+    .await;
+    let (content, file) = backup::take(&link, true).await;
+    assert!(!content.led);
+    assert_eq!(content.addr, group.addrs[follower]);
+    assert_eq!(content.namenodes.len(), 3);
+    let (link, _notices) = group.link(leader, Role::Admin, "operator").await.unwrap();
+    let (of_leader, _) = backup::take(&link, false).await;
+    assert!(of_leader.led && of_leader.record >= content.record);
+
+    // All are lost.
+    create_files(&group, "after", 5).await;
+    for at in 0..3 {
+        group.kill(at).await;
+        fs::remove_dir_all(group.data_dir(at)).unwrap();
+    }
+    restore(&file[..], &group.data_dir(0), None, 4 << 20).unwrap();
+    group.start(0).await;
+    check_files(&group, &names).await;
+    let accepted = group.admin(AdminRequest::AcceptLoss).await;
+    assert_eq!(accepted, Ok(AdminReply::Done));
+    assert_eq!(voters(&group.list().await), [group.addrs[0]]);
+    for at in 1..3 {
+        group.start_outside(at).await;
+        let added = group.group(GroupRequest::Add(group.addrs[at])).await;
+        assert_eq!(added, Ok(AdminReply::Done));
+    }
+    let restored = group.leader().await;
+    group.kill(restored).await;
+    create_files(&group, "again", 5).await;
+    check_files(&group, &names).await;
 }
 
 #[tokio::test]
