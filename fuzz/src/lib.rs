@@ -8,6 +8,7 @@
 // The sources that are compiled in have tests, which run where they belong: `--all-targets` would compile them here.
 #![cfg(not(test))]
 
+mod backups;
 mod checkpoints;
 mod data;
 mod directory;
@@ -37,6 +38,7 @@ mod store;
 #[path = "../../cli/src/units.rs"]
 mod units;
 
+pub use self::backups::backup_files;
 pub use self::checkpoints::checkpoint_files;
 pub use self::data::data_messages;
 pub use self::directory::namenode_directory;
@@ -53,6 +55,7 @@ pub type Target = fn(&[u8]);
 
 /// All targets by name.
 pub const TARGETS: &[(&str, Target)] = &[
+    ("backup_files", backup_files),
     ("checkpoint_files", checkpoint_files),
     ("config_files", config_files),
     ("data_messages", data_messages),

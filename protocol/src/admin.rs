@@ -3,12 +3,13 @@
 
 use serde::{Deserialize, Serialize};
 
+use crate::backup::{BackupReply, BackupRequest};
 use crate::classes::Classes;
 use crate::group::{GroupRequest, GroupStatus};
 use crate::history::{HistoryReply, HistoryRequest};
 use crate::ids::{BlockId, ClusterId, InodeId, NodeId};
 use crate::node::ServerDescription;
-use crate::outlook::WriteOutlook;
+use crate::outlook::{WriteOutlook, count};
 use crate::placement::{PlacementReply, PlacementRequest};
 use crate::timeline::{Epoch, Position};
 use crate::token::BlockToken;
@@ -41,6 +42,8 @@ pub enum AdminRequest {
     Classes,
     /// About the group of namenodes.
     Group(GroupRequest),
+    /// About a backup. Reply: [`AdminReply::Backup`].
+    Backup(BackupRequest),
 }
 
 /// Replies to [`AdminRequest`].
@@ -64,6 +67,8 @@ pub enum AdminReply {
     Classes(Box<Classes>),
     /// The namenodes.
     Group(GroupStatus),
+    /// About a backup.
+    Backup(BackupReply),
 }
 
 /// A block that the namenode does not know and whose replicas it keeps for a while: its number may
@@ -87,6 +92,8 @@ pub struct QuarantinedBlock {
 pub struct RecoveryStatus {
     /// The last record that it had when it started.
     pub restored_record: u64,
+    /// Its directory was made from a backup: it waits for an operator even if it lacks nothing that is known.
+    pub is_from_backup: bool,
     /// What datanodes obeyed that it does not know.
     pub ahead: Vec<AheadNode>,
 }
@@ -97,6 +104,35 @@ impl RecoveryStatus {
     pub fn missing_records(&self) -> u64 {
         let furthest = self.ahead.iter().map(|node| node.obeyed.record).max();
         furthest.unwrap_or(0).saturating_sub(self.restored_record)
+    }
+
+    /// What it has and what it lacks, in words that go on after "the namenode".
+    #[must_use]
+    pub fn describe(&self) -> String {
+        let names: Vec<&str> = self.ahead.iter().map(|node| node.name.as_str()).collect();
+        let names = names.join(", ");
+        let has = if self.is_from_backup {
+            format!(
+                "was restored from a backup up to record {}",
+                self.restored_record
+            )
+        } else {
+            format!(
+                "has a directory that ends at record {}",
+                self.restored_record
+            )
+        };
+        let lacks = match (names.as_str(), self.missing_records()) {
+            ("", _) => "no datanode is known to have obeyed more".to_owned(),
+            (_, 0) => {
+                format!("lacks what was written since in another epoch, which {names} obeyed")
+            }
+            (_, records) => format!(
+                "lacks {} or more that {names} obeyed",
+                count(records, "record")
+            ),
+        };
+        format!("{has}, and {lacks}")
     }
 }
 

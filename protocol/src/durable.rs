@@ -12,7 +12,7 @@ use std::ffi::OsStr;
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write};
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use rustix::fs::{CWD, RenameFlags};
 
@@ -34,25 +34,86 @@ fn replace_with(
     mode: u32,
     sync: impl FnOnce(&File) -> io::Result<()>,
 ) -> io::Result<()> {
-    let dir = directory_of(path);
-    let name = path.file_name().unwrap_or_default().to_string_lossy();
-    let random = rand::random::<u64>();
-    let temporary = dir.join(format!(".{name}.{random:016x}{TEMPORARY_SUFFIX}"));
-    let write = || {
-        let mut file = OpenOptions::new()
+    let mut file = PendingFile::create(path, mode)?;
+    file.file.write_all(content)?;
+    sync(&file.file)?;
+    file.put_in_place(true)
+}
+
+/// A file that is written piece by piece. It has a name of its own beside the one that it will have, and gets
+/// that as a whole; dropped before, it is removed.
+#[derive(Debug)]
+pub struct PendingFile {
+    file: File,
+    path: PathBuf,
+    temporary: PathBuf,
+    /// It has its name.
+    is_in_place: bool,
+}
+
+impl PendingFile {
+    /// Begins a file that will have this name. `mode` holds less what the process masks. It can be read, too.
+    ///
+    /// # Errors
+    /// What the operating system says.
+    pub fn create(path: &Path, mode: u32) -> io::Result<Self> {
+        let dir = directory_of(path);
+        let name = path.file_name().unwrap_or_default().to_string_lossy();
+        let random = rand::random::<u64>();
+        let temporary = dir.join(format!(".{name}.{random:016x}{TEMPORARY_SUFFIX}"));
+        let file = OpenOptions::new()
+            .read(true)
             .write(true)
             .create_new(true)
             .mode(mode)
             .open(&temporary)?;
-        file.write_all(content)?;
-        sync(&file)?;
-        fs::rename(&temporary, path)
-    };
-    write().inspect_err(|_| {
-        // The write failed already; what remains of it is of no use, and this may fail too.
-        let _ = fs::remove_file(&temporary);
-    })?;
-    sync_name_of(path)
+        Ok(Self {
+            file,
+            path: path.to_owned(),
+            temporary,
+            is_in_place: false,
+        })
+    }
+
+    /// Its content.
+    pub fn file(&mut self) -> &mut File {
+        &mut self.file
+    }
+
+    /// Makes it durable and gives it its name, replacing what has that if `replaces`.
+    ///
+    /// # Errors
+    /// What the operating system says; [`io::ErrorKind::AlreadyExists`] if something has the name, and it
+    /// is not to be replaced.
+    pub fn install(self, replaces: bool) -> io::Result<()> {
+        self.file.sync_all()?;
+        self.put_in_place(replaces)
+    }
+
+    fn put_in_place(mut self, replaces: bool) -> io::Result<()> {
+        let (from, to) = (&self.temporary, &self.path);
+        if replaces {
+            fs::rename(from, to)?;
+        } else {
+            match rustix::fs::renameat_with(CWD, from, CWD, to, RenameFlags::NOREPLACE) {
+                // Such as NFS, which cannot do it in one step.
+                Err(rustix::io::Errno::INVAL) if !to.try_exists()? => fs::rename(from, to)?,
+                Err(rustix::io::Errno::INVAL) => return Err(io::ErrorKind::AlreadyExists.into()),
+                renamed => renamed?,
+            }
+        }
+        self.is_in_place = true;
+        sync_name_of(&self.path)
+    }
+}
+
+impl Drop for PendingFile {
+    fn drop(&mut self) {
+        if !self.is_in_place {
+            // What is in it is of no use, and this may fail too.
+            let _ = fs::remove_file(&self.temporary);
+        }
+    }
 }
 
 /// Makes a directory and its missing ancestors; their names are durable when this returns. One that
@@ -171,6 +232,27 @@ mod tests {
             fs::metadata(&path).unwrap().permissions().mode() & 0o777,
             0o600
         );
+        assert_eq!(names(dir.path()), ["file"]);
+    }
+
+    #[test]
+    fn a_file_gets_its_name_as_a_whole_and_replaces_nothing_unasked() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("file");
+        let pending = |content: &str| {
+            let mut pending = PendingFile::create(&path, 0o600).unwrap();
+            pending.file().write_all(content.as_bytes()).unwrap();
+            pending
+        };
+        let (given_up, first) = (pending("half"), pending("first"));
+        assert!(!path.exists());
+        drop(given_up);
+        first.install(false).unwrap();
+        let refused = pending("second").install(false).unwrap_err();
+        assert_eq!(refused.kind(), io::ErrorKind::AlreadyExists);
+        assert_eq!(fs::read(&path).unwrap(), b"first");
+        pending("third").install(true).unwrap();
+        assert_eq!(fs::read(&path).unwrap(), b"third");
         assert_eq!(names(dir.path()), ["file"]);
     }
 

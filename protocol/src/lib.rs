@@ -15,6 +15,7 @@
 //! message is a change of [`PROTOCOL_VERSION`].
 
 pub mod admin;
+pub mod backup;
 pub mod classes;
 pub mod codec;
 pub mod data;
@@ -49,7 +50,7 @@ pub mod watch;
 pub use machine::{since_boot, unix_now_ms};
 
 /// The version of everything in this crate that goes over the wire.
-pub const PROTOCOL_VERSION: u32 = 11;
+pub const PROTOCOL_VERSION: u32 = 12;
 
 /// The first word of the line that a part prints on standard output once it serves: the process
 /// that started it waits for that.

@@ -70,6 +70,12 @@ pub const HISTORY_SAMPLES_PER_REQUEST_MAX: usize = 65_536;
 pub const BLOCKS_PER_REPORT_MAX: usize = 1_024;
 /// Most tenants in one reply.
 pub const TENANTS_PER_REPLY_MAX: usize = 1_024;
+/// Most bytes of a snapshot of the namespace in one message: a frame's header has room for them, and for what
+/// is said of them.
+pub const SNAPSHOT_PART_BYTES_MAX: usize = 512 << 10;
+/// One namenode adds no more records to a message for another one when they have so many bytes: the last may be as large
+/// as a change can be, and all fit into a frame's header.
+pub const APPENDED_BYTES_MAX: usize = 256 << 10;
 /// Most commands that one heartbeat's reply carries; the rest waits for the next.
 pub const COMMANDS_PER_HEARTBEAT_MAX: usize = 256;
 /// Most supplementary groups of a caller (Linux `NGROUPS_MAX` is 65536; NFS carries 16; no user has

@@ -5,6 +5,8 @@ use std::net::SocketAddr;
 
 use serde::{Deserialize, Serialize};
 
+use crate::ids::ClusterId;
+
 /// A vote: for whom in which term, and whether it won.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Ballot {
@@ -160,6 +162,8 @@ pub enum PeerReply {
     Outside,
     /// To `Identify`.
     Identity {
+        /// The cluster whose directory it has.
+        cluster: ClusterId,
         /// It waits to be taken into a group.
         is_outside: bool,
     },

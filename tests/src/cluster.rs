@@ -21,6 +21,8 @@ const HEALTHY_DEADLINE: Duration = Duration::from_secs(180);
 /// How a cluster is made.
 #[derive(Clone, Debug)]
 pub struct ClusterOptions {
+    /// Number of namenodes that agree.
+    pub namenodes: usize,
     /// Number of datanodes.
     pub datanodes: usize,
     /// Replicas of each block.
@@ -44,6 +46,7 @@ impl Default for ClusterOptions {
     /// Four datanodes, so that three replicas survive the loss of one.
     fn default() -> Self {
         Self {
+            namenodes: 1,
             datanodes: 4,
             replication: 3,
             block_size: "16MiB",
@@ -65,7 +68,7 @@ pub struct Cluster {
     policy: &'static str,
     environment: &'static [(&'static str, &'static str)],
     mounts: Vec<PathBuf>,
-    namenode: SocketAddr,
+    namenodes: Vec<SocketAddr>,
     http: BTreeMap<String, SocketAddr>,
     directory: TempDir,
 }
@@ -78,13 +81,13 @@ impl Cluster {
             .prefix("harvestfs-test-")
             .tempdir()
             .expect("a temporary directory");
-        let namenode = free_address();
+        let namenodes = free_addresses(options.namenodes);
         let mut cluster = Self {
             processes: BTreeMap::new(),
             policy: options.policy,
             environment: options.environment,
             mounts: Vec::new(),
-            namenode,
+            namenodes,
             http: BTreeMap::new(),
             directory,
         };
@@ -98,7 +101,8 @@ impl Cluster {
             let address = cluster.http.get(name);
             address.map_or_else(Vec::new, |address| vec![format!("--http={address}")])
         };
-        let namenode = namenode.to_string();
+        let namenodes: Vec<String> = cluster.namenodes.iter().map(ToString::to_string).collect();
+        let namenodes = namenodes.join(",");
         let data = cluster.path("");
         let run = |arguments: &[&str], more: &[String]| {
             let output = Command::new(harvestfs())
@@ -115,7 +119,7 @@ impl Cluster {
                 "init",
                 "cluster",
                 "--listen",
-                &namenode,
+                &namenodes,
                 "--replication",
                 &options.replication.to_string(),
                 "--block-size",
@@ -133,7 +137,7 @@ impl Cluster {
                     "--out",
                     &cluster.path(&name).to_string_lossy(),
                     "--namenode",
-                    &namenode,
+                    &namenodes,
                     "--listen",
                     "127.0.0.1:0",
                     "--rack",
@@ -154,7 +158,9 @@ impl Cluster {
             );
         }
         cluster.set_restart_wait(options.restart_wait_s);
-        cluster.start_namenode();
+        for number in 1..=options.namenodes {
+            cluster.start_namenode_number(number);
+        }
         for number in 1..=options.datanodes {
             cluster.start_datanode(number);
         }
@@ -162,7 +168,13 @@ impl Cluster {
     }
 
     fn set_restart_wait(&self, seconds: u32) {
-        let path = self.path("namenode/namenode.toml");
+        for number in 1..=self.namenodes.len() {
+            self.set_restart_wait_of(&Self::namenode_name(number), seconds);
+        }
+    }
+
+    fn set_restart_wait_of(&self, namenode: &str, seconds: u32) {
+        let path = self.path(namenode).join("namenode.toml");
         let text = fs::read_to_string(&path).expect("its configuration");
         let repair = "[repair]\n";
         assert!(text.contains(repair), "{text}");
@@ -196,10 +208,25 @@ impl Cluster {
         Some((cluster, one, other))
     }
 
-    /// Where the namenode listens.
+    /// Where the namenode listens; the first of several.
     #[must_use]
     pub fn namenode(&self) -> SocketAddr {
-        self.namenode
+        self.namenodes[0]
+    }
+
+    /// Where all namenodes listen.
+    #[must_use]
+    pub fn namenodes(&self) -> &[SocketAddr] {
+        &self.namenodes
+    }
+
+    /// The name of a namenode among the parts, and of its directory; they are numbered from 1.
+    #[must_use]
+    pub fn namenode_name(number: usize) -> String {
+        match number {
+            1 => "namenode".to_owned(),
+            _ => format!("namenode-{number}"),
+        }
     }
 
     /// Where a part serves HTTP.
@@ -258,11 +285,17 @@ impl Cluster {
         self.directory.path().join(below)
     }
 
-    /// Starts the namenode.
+    /// Starts the namenode; the first of several.
     pub fn start_namenode(&mut self) {
-        let config = self.path("namenode/namenode.toml");
+        self.start_namenode_number(1);
+    }
+
+    /// Starts a namenode; they are numbered from 1.
+    pub fn start_namenode_number(&mut self, number: usize) {
+        let name = Self::namenode_name(number);
+        let config = self.path(&name).join("namenode.toml");
         self.start_part(
-            "namenode",
+            &name,
             &[
                 "namenode".as_ref(),
                 "--policy".as_ref(),
@@ -538,6 +571,13 @@ pub fn free_tcp_address() -> SocketAddr {
 }
 
 fn free_address() -> SocketAddr {
-    let socket = std::net::UdpSocket::bind("127.0.0.1:0").expect("a free port");
-    socket.local_addr().expect("it is bound")
+    free_addresses(1)[0]
+}
+
+/// Distinct ones: all are in use until the last is found.
+fn free_addresses(count: usize) -> Vec<SocketAddr> {
+    let bind = |_| std::net::UdpSocket::bind("127.0.0.1:0").expect("a free port");
+    let sockets: Vec<_> = (0..count).map(bind).collect();
+    let address = |socket: &std::net::UdpSocket| socket.local_addr().expect("it is bound");
+    sockets.iter().map(address).collect()
 }

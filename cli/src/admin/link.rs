@@ -120,6 +120,22 @@ impl AdminLink {
         }
     }
 
+    /// Asks the namenode that is connected, whichever that is.
+    ///
+    /// # Errors
+    /// What it refuses with, or why it does not answer.
+    pub async fn ask_connected(
+        &self,
+        request: AdminRequest,
+        deadline: Duration,
+    ) -> anyhow::Result<AdminReply> {
+        let rpc = self.rpc.lock().clone();
+        match rpc.call(&Request::Admin(request), deadline).await?? {
+            Reply::Admin(reply) => Ok(reply),
+            _ => Err(unexpected()),
+        }
+    }
+
     async fn dial(&self, namenode: SocketAddr) -> anyhow::Result<Rpc> {
         dial_one(&self.endpoint, &self.namenode, &[namenode]).await
     }

@@ -1,5 +1,6 @@
 //! `harvestfs admin`: for the operator.
 
+mod backup;
 mod balance;
 mod decommission;
 mod doctor;
@@ -50,6 +51,11 @@ enum AdminCommand {
         #[arg(long)]
         json: bool,
     },
+    /// Write what the namenode has to a file: one moment of it, while it serves.
+    Backup(backup::BackupArgs),
+    /// Make a namenode's directory from such a file, when all namenodes are lost. It runs on the machine of the
+    /// namenode.
+    Restore(backup::RestoreArgs),
     /// Show, add and remove namenodes, and hand leadership over.
     #[command(subcommand)]
     Namenode(GroupCommand),
@@ -142,6 +148,8 @@ pub fn run(args: &AdminArgs) -> anyhow::Result<()> {
                 })
                 .await
             }
+            AdminCommand::Backup(backup) => backup::run(&args.cluster, backup).await,
+            AdminCommand::Restore(args) => backup::restore(args),
             AdminCommand::Doctor { json } => doctor::run(&args.cluster, *json).await,
             AdminCommand::OfNamenode(command) => {
                 AdminLink::with(&args.cluster, async |link| execute(link, command).await).await
@@ -219,11 +227,7 @@ fn print_status(status: &ClusterStatus) {
     };
     println!("namenode up for {} s, {ready}", status.uptime_s);
     if let Some(recovery) = &status.recovery {
-        println!(
-            "IN RECOVERY, changes nothing: ends at record {}, lacks {} or more",
-            recovery.restored_record,
-            count(recovery.missing_records(), "record")
-        );
+        println!("IN RECOVERY, changes nothing: it {}", recovery.describe());
         for node in &recovery.ahead {
             println!("  {} obeyed {}", node.name, node.obeyed);
         }

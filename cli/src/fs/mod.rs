@@ -30,6 +30,7 @@ use harvestfs_protocol::types::{Attr, Credentials, FileKind};
 use self::attributes::Owner;
 pub(crate) use self::find::DoesNotHold;
 use self::mode::ModeChange;
+pub(crate) use self::transfer::progress;
 use self::tree::Removal;
 use crate::cluster::{self, ClusterArgs};
 use crate::units::{self, Size};

@@ -314,7 +314,8 @@ fn total_bytes_here(sources: &[PathBuf], recursive: bool) -> Option<u64> {
 }
 
 /// A bar on a terminal, nothing elsewhere.
-fn progress(total_bytes: Option<u64>) -> ProgressBar {
+/// A bar on standard error, where somebody sees it.
+pub fn progress(total_bytes: Option<u64>) -> ProgressBar {
     if !std::io::stderr().is_terminal() {
         return ProgressBar::hidden();
     }

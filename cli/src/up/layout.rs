@@ -143,6 +143,14 @@ impl Layout {
                     },
                 )?;
             }
+            let namenodes = init::addresses(&data)?.len();
+            if namenodes != made.namenodes {
+                bail!(
+                    "the cluster in {} was interrupted while it was made, with --namenodes {namenodes}: say so \
+                     again, or remove it",
+                    data.display()
+                );
+            }
             // Last: a cluster without it was interrupted while it was made, and is finished now.
             config::store(&made_path, &made)?;
             made

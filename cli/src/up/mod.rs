@@ -45,7 +45,7 @@ pub struct UpArgs {
     mount: Option<PathBuf>,
     /// Number of namenodes, 1, 3 or 5; for a new cluster [default: 1]. Of several, most have to run: one leads, and
     /// when it ends another one takes over.
-    #[arg(long, value_name = "N", value_parser = namenode_count)]
+    #[arg(long, value_name = "N", value_parser = init::namenode_count)]
     namenodes: Option<usize>,
     /// Number of datanodes; for a new cluster [default: 9].
     #[arg(long, value_parser = clap::value_parser!(u16).range(1..=500))]
@@ -75,11 +75,6 @@ pub struct UpArgs {
     /// Return when the mount is ready; `harvestfs down` ends it.
     #[arg(long)]
     detach: bool,
-}
-
-fn namenode_count(text: &str) -> Result<usize, String> {
-    let count = text.parse().ok().filter(|it| init::NAMENODES.contains(it));
-    count.ok_or_else(|| "a cluster has 1, 3 or 5 namenodes: most of them have to run".into())
 }
 
 impl UpArgs {

@@ -3,11 +3,15 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
+use harvestfs_namenode::backup::BackupWriter;
 use harvestfs_namenode::engine::namespace::Command;
+use harvestfs_protocol::backup::BackupContent;
 use harvestfs_protocol::identity::{CertificateAuthority, Role};
+use harvestfs_protocol::ids::ClusterId;
+use harvestfs_protocol::timeline::Epoch;
 use harvestfs_protocol::token::TokenKey;
 
-use super::{commands, flagged, in_parts, postcard_of};
+use super::{commands, flagged, in_parts, noise, postcard_of};
 use crate::{journal, namespace};
 
 /// Owners, reimages and a few slots, as the namenode writes them.
@@ -77,6 +81,36 @@ pub(super) fn namespace_snapshot() -> Vec<Vec<u8>> {
         flagged(Some(0), &[&whole]),
         flagged(Some(1), &[&in_parts(&[payload])]),
     ]
+}
+
+/// A backup that becomes a directory, and what plans are made of.
+pub(super) fn backup_files() -> Vec<Vec<u8>> {
+    let state = namespace::formatted();
+    let snapshot = journal::snapshot_of_record_1(&namespace::snapshot(&state));
+    let (counts, addr) = (state.counts(), ([127, 0, 0, 1], 9_310).into());
+    let content = BackupContent {
+        cluster: ClusterId(7),
+        record: 1,
+        term: 0,
+        epoch: Epoch::default(),
+        unix_ms: 1,
+        version: "1.2.3".into(),
+        edition: state.edition(),
+        name: "namenode".into(),
+        addr,
+        led: true,
+        behind_records: 0,
+        namenodes: vec![addr],
+        files: counts.files,
+        directories: counts.directories,
+        blocks: counts.blocks,
+        length_bytes: snapshot.len() as u64,
+    };
+    let mut writer = BackupWriter::begin(Vec::new(), &content).expect("memory takes everything");
+    writer.part(&snapshot).expect("memory takes everything");
+    let mut seeds = vec![writer.end().expect("memory takes everything")];
+    seeds.extend((1..=32).map(noise));
+    seeds
 }
 
 pub(super) fn namenode_directory() -> Vec<Vec<u8>> {

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use harvestfs_namenode::engine::namespace::{Command, EDITION};
 use harvestfs_protocol::admin::{AdminReply, AdminRequest};
+use harvestfs_protocol::backup::{BackupReply, BackupRequest};
 use harvestfs_protocol::codec::records::END;
 use harvestfs_protocol::codec::{Hello, encode_frame};
 use harvestfs_protocol::data::{
@@ -41,6 +42,7 @@ use crate::namespace;
 /// The seeds of a target, in a fixed order. (Certificates and keys differ from call to call.)
 pub fn of(target: &str) -> Vec<Vec<u8>> {
     match target {
+        "backup_files" => files::backup_files(),
         "checkpoint_files" => files::checkpoint_files(),
         "config_files" => files::config_files(),
         "data_messages" => data_messages(),
@@ -269,6 +271,7 @@ fn requests() -> Vec<RequestFrame<Request>> {
         }),
         Request::KeepAlive,
         Request::AckInvalidation { id: 1 },
+        Request::Admin(AdminRequest::Backup(BackupRequest::Read { offset: 7 })),
         Request::Admin(AdminRequest::History(HistoryRequest::Import(vec![
             HistoryRecord::Owner {
                 server: "s".into(),
@@ -337,6 +340,9 @@ fn replies() -> Vec<ServerFrame<Response, Notice>> {
     let reply = |body| ServerFrame::Response { id: 1, body };
     vec![
         reply(Ok(Reply::Done)),
+        reply(Ok(Reply::Admin(AdminReply::Backup(BackupReply::Part(
+            vec![1, 2],
+        ))))),
         reply(Ok(Reply::Admin(AdminReply::History(
             HistoryReply::Refused {
                 record: 3,

@@ -14,8 +14,8 @@ use openraft::{ChangeMembers, Instant as _, Membership};
 use super::applied::Applied;
 use super::peers::{Peer, PeerError, Peers};
 use super::store::LogStore;
-use super::{Consensus, ConsensusError, Group, Member, MemberId, Raft};
-use crate::journal::Lsn;
+use super::{Consensus, ConsensusError, Group, Member, MemberId, Raft, Term};
+use crate::journal::{JournalReader, Lsn};
 
 /// How long openraft may take to add an entry with members to its log; nothing is answered meanwhile.
 const ADDED_WITHIN: Duration = Duration::from_secs(1);
@@ -221,7 +221,10 @@ impl GroupView {
         let (endpoint, caller) = (self.peers.endpoint.clone(), self.peers.caller.clone());
         let mut peer = Peer::new(endpoint, caller, None, name.to_owned(), addr);
         match peer.call(PeerRequest::Identify, IDENTIFY_DEADLINE).await? {
-            (id, PeerReply::Identity { is_outside }) => Ok(Found {
+            (_, PeerReply::Identity { cluster, .. }) if cluster != self.store.cluster() => {
+                Err(PeerError::WrongCluster(cluster).into())
+            }
+            (id, PeerReply::Identity { is_outside, .. }) => Ok(Found {
                 peer,
                 id,
                 is_outside,
@@ -239,6 +242,19 @@ impl GroupView {
         let last = self.store.newest_snapshot_end();
         let last = last.ok_or(PeerError::NoSnapshot)?;
         Ok(found.peer.have_taken(last, IDENTIFY_DEADLINE).await?)
+    }
+
+    /// The term of an entry that is in the log; none: there is no such entry.
+    #[must_use]
+    pub fn term_of(&self, lsn: Lsn) -> Option<Term> {
+        let entry = self.store.entry_at(lsn)?;
+        Some(entry.committed_leader_id().term)
+    }
+
+    /// Reads the journal.
+    #[must_use]
+    pub fn journal(&self) -> JournalReader {
+        self.store.reader()
     }
 
     /// Whether there is a snapshot that another namenode could take.

@@ -49,10 +49,13 @@ use crate::journal::{
 pub use applied::Committed;
 pub use entry::{Content, EntryError, Record, decode};
 pub use members::{Change, Changing, FindError, Found, GroupView, Progress, Refusal};
-pub use outside::{Asked, Joining, Outside, Standing, found_alone, found_outside, standing};
+pub use outside::{
+    Asked, Joining, Outside, Standing, found_alone, found_outside, found_with_snapshot, standing,
+};
 pub use progress::Commits;
 pub use runtime::MachineRuntime;
 pub use service::Service;
+pub(crate) use snapshots::blocking;
 
 /// The number of a leadership; one more than that of the one before.
 pub type Term = u64;

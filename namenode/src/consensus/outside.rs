@@ -1,8 +1,10 @@
 //! A namenode that is in no group: a new one, or one whose memory is not to be trusted. It waits until a
 //! leader has it take a snapshot.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
+use harvestfs_protocol::ids::ClusterId;
 use harvestfs_protocol::machine;
 use harvestfs_protocol::peer::{Memory, PeerReply, PeerRequest};
 use harvestfs_protocol::transport::Endpoint;
@@ -13,8 +15,8 @@ use super::member_file::{self, Kept};
 use super::members::is_sole_voter;
 use super::peers::{Caller, Peer};
 use super::snapshots::{Fetched, Fetching, fetch};
-use super::{ConsensusError, MemberId};
-use crate::journal::{Journal, JournalError, JournalReader, Lsn};
+use super::{ConsensusError, Member, MemberId, Term, Vote};
+use crate::journal::{Journal, JournalError, JournalReader, Lsn, ReceivedSnapshot};
 
 /// What a namenode is, as far as its own disk says.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -74,6 +76,31 @@ pub fn found_alone(journal: &Journal, last: Lsn) -> Result<(), ConsensusError> {
     };
     let alone = kept.alone(MemberId::random(), last)?;
     Ok(member_file::write(&journal.disk(), &alone)?)
+}
+
+/// Makes an empty journal that of the only member of a new group, which begins with a snapshot whose last entry is
+/// of this term.
+///
+/// # Errors
+/// The disk refuses.
+pub fn found_with_snapshot(
+    journal: &mut Journal,
+    received: ReceivedSnapshot,
+    term: Term,
+    member: Member,
+) -> Result<(), ConsensusError> {
+    // Another number than any member of the group before: what those say is not for it.
+    let this = MemberId::random();
+    let alone = Kept::founding(this, BTreeMap::from([(this, member)]))?;
+    let kept = Kept {
+        vote: Some(Vote::new(term, this)),
+        terms: vec![(received.lsn(), term)],
+        writes: 1,
+        ..alone
+    };
+    member_file::write(&journal.disk(), &kept)?;
+    journal.install_snapshot(received)?;
+    Ok(())
 }
 
 /// What a namenode in no group is asked for.
@@ -166,7 +193,10 @@ impl Outside {
 
     pub(super) fn answer(&self, request: PeerRequest) -> PeerReply {
         match request {
-            PeerRequest::Identify => PeerReply::Identity { is_outside: true },
+            PeerRequest::Identify => PeerReply::Identity {
+                cluster: ClusterId(self.inner.reader.cluster_id()),
+                is_outside: true,
+            },
             PeerRequest::TakeSnapshot { name, addr, .. } => {
                 let inner = Arc::clone(&self.inner);
                 if inner.is_stale {

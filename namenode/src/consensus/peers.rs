@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use harvestfs_protocol::error::FsError;
 use harvestfs_protocol::identity::{Peer as Identity, Role};
+use harvestfs_protocol::ids::ClusterId;
 use harvestfs_protocol::meta::Notice;
 use harvestfs_protocol::peer::{Ballot, Known, Memory, PeerCall, PeerReply, PeerRequest};
 use harvestfs_protocol::rpc::{Reply, Request, Response};
@@ -104,6 +105,8 @@ pub(super) enum PeerError {
     Forgetful(SocketAddr),
     #[error("the namenode at {0} is in no group")]
     Outside(SocketAddr),
+    #[error("its directory is of cluster {0}, which is another one")]
+    WrongCluster(ClusterId),
     #[error("there is no snapshot")]
     NoSnapshot,
     #[error(transparent)]

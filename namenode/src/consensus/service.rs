@@ -158,7 +158,10 @@ impl Member {
                 taken.map_err(|error| FsError::InvalidArgument(error.to_string()))?;
                 Ok(PeerReply::Transferred)
             }
-            PeerRequest::Identify => Ok(PeerReply::Identity { is_outside: false }),
+            PeerRequest::Identify => Ok(PeerReply::Identity {
+                cluster: self.store.cluster(),
+                is_outside: false,
+            }),
             PeerRequest::TakeSnapshot { last, name, addr } => {
                 let last = wire::entry(last);
                 if self.store.entry_at(last.index()) != Some(last) {

@@ -5,7 +5,7 @@ use std::io::Write;
 use std::sync::Arc;
 use std::time::Duration;
 
-use harvestfs_protocol::codec::MAX_HEADER_BYTES;
+use harvestfs_protocol::limits::SNAPSHOT_PART_BYTES_MAX;
 use harvestfs_protocol::machine;
 use harvestfs_protocol::peer::{PeerReply, PeerRequest, SnapshotPart};
 
@@ -18,8 +18,6 @@ use crate::journal::{
     Journal, JournalError, JournalReader, Lsn, ReceivedSnapshot, SnapshotReceiver,
 };
 
-/// Bytes that are read at once: with what is sent beside them, they fit into a message.
-const PART_BYTES: usize = MAX_HEADER_BYTES / 2;
 /// How long one part may take.
 const PART_DEADLINE: Duration = Duration::from_secs(10);
 
@@ -131,7 +129,8 @@ pub(super) fn read(
         0
     };
     let left = file.len_bytes().saturating_sub(offset);
-    let mut bytes = vec![0; PART_BYTES.min(usize::try_from(left).unwrap_or(PART_BYTES))];
+    let mut bytes =
+        vec![0; SNAPSHOT_PART_BYTES_MAX.min(usize::try_from(left).unwrap_or(usize::MAX))];
     let read = file.read_at(&mut bytes, offset)?;
     bytes.truncate(read);
     Ok(PeerReply::Snapshot(SnapshotPart {
@@ -145,7 +144,7 @@ pub(super) fn read(
 }
 
 /// Does what waits for the disk where that holds up nobody; in a simulation here.
-pub(super) async fn blocking<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> T {
+pub(crate) async fn blocking<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> T {
     if machine::is_simulated() {
         return work();
     }

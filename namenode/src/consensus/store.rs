@@ -5,7 +5,8 @@ use std::io;
 use std::ops::{Bound, RangeBounds};
 use std::sync::Arc;
 
-use harvestfs_protocol::codec::MAX_HEADER_BYTES;
+use harvestfs_protocol::ids::ClusterId;
+use harvestfs_protocol::limits::APPENDED_BYTES_MAX;
 use harvestfs_protocol::peer::{Known, Memory};
 use openraft::entry::RaftEntry;
 use openraft::storage::{IOFlushed, LogState, RaftLogStorage};
@@ -28,9 +29,6 @@ use crate::journal::{
 
 /// Bytes of records that are read from the journal at once.
 const READ_BYTES_MAX: usize = 4 << 20;
-/// Bytes of entries after which no more are sent with them. The last one may be as large as [`super::COMMAND_BYTES_MAX`]; all
-/// fit into a message.
-const SENT_BYTES: usize = MAX_HEADER_BYTES / 4;
 
 /// This member has voted in a later term.
 #[derive(Debug)]
@@ -144,6 +142,11 @@ impl LogStore {
     /// This member.
     pub(super) fn this(&self) -> MemberId {
         self.shared.kept.lock().this
+    }
+
+    /// The cluster that it is in.
+    pub(super) fn cluster(&self) -> ClusterId {
+        ClusterId(self.reader.cluster_id())
     }
 
     /// How often this member has written down what it must not forget.
@@ -415,12 +418,13 @@ impl RaftLogReader<Group> for LogStore {
         self.entries(first, end, usize::MAX)
     }
 
+    /// As many as one message takes, and one more.
     async fn limited_get_log_entries(
         &mut self,
         first: Lsn,
         end: Lsn,
     ) -> Result<Vec<Entry>, io::Error> {
-        self.entries(first, end, SENT_BYTES)
+        self.entries(first, end, APPENDED_BYTES_MAX)
     }
 
     async fn read_vote(&mut self) -> Result<Option<Vote>, io::Error> {

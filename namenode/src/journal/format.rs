@@ -287,7 +287,7 @@ pub(super) fn encode_record(
 }
 
 /// Little-endian u32 at `offset`, which the callers keep inside `bytes`.
-pub(super) fn u32_at(bytes: &[u8], offset: usize) -> u32 {
+pub(crate) fn u32_at(bytes: &[u8], offset: usize) -> u32 {
     let mut word = [0; 4];
     word.copy_from_slice(&bytes[offset..offset + 4]);
     u32::from_le_bytes(word)

@@ -119,11 +119,15 @@ mod store;
 mod writer;
 
 pub use error::JournalError;
+pub(crate) use format::u32_at;
 pub use log::{Journal, JournalOptions, Recovered, TailReport};
 pub use reader::{JournalReader, RecordReader, SnapshotFile};
 pub use received::{ReceivedSnapshot, SnapshotReceiver};
 pub use replicated::SnapshotReceived;
-pub use snapshot::{SnapshotInstalled, SnapshotPlan, SnapshotReader, SnapshotWriter};
+pub(crate) use snapshot::fill;
+pub use snapshot::{
+    SnapshotBytes, SnapshotInstalled, SnapshotPlan, SnapshotReader, SnapshotWriter,
+};
 pub use store::Purged;
 pub use writer::{
     Batch, Completion, InstallCompletion, JournalCounters, JournalWriter, JournalWriterOptions,

@@ -124,6 +124,11 @@ impl JournalReader {
         Self { store, at: None }
     }
 
+    /// The cluster whose journal it is.
+    pub fn cluster_id(&self) -> u128 {
+        self.store.cluster_id
+    }
+
     /// The first record that can be read, or the next one when there is none.
     pub fn first_lsn(&self) -> Lsn {
         self.store.live().first_lsn()
@@ -285,7 +290,7 @@ impl SnapshotFile {
 
     /// Size of the file in bytes.
     pub fn len_bytes(&self) -> u64 {
-        self.0.len_bytes
+        self.0.len_bytes()
     }
 
     /// Reads at `offset` until `buffer` is full or the file ends; returns the bytes read. They are

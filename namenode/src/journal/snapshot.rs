@@ -235,19 +235,34 @@ impl Drop for SnapshotWriter {
     }
 }
 
-/// Reads the content of a snapshot. Every chunk is verified before any of its bytes is
-/// returned; damage is an error of kind [`io::ErrorKind::InvalidData`].
-pub struct SnapshotReader {
-    file: Box<dyn DiskFile>,
+/// Reads the content of a snapshot, from its file or from where else its bytes come from. Every chunk is
+/// verified before any of its bytes is returned; damage is an error of kind
+/// [`io::ErrorKind::InvalidData`].
+pub struct SnapshotReader<R = SnapshotBytes> {
+    bytes: R,
     name: String,
     pub(super) header: FileHeader,
-    pub(super) len_bytes: u64,
     offset: u64,
     chunk: Vec<u8>,
     chunk_read: usize,
     chunk_index: u64,
     content_bytes: u64,
     ended: bool,
+}
+
+/// The bytes of a snapshot's file, from the start.
+pub struct SnapshotBytes {
+    file: Box<dyn DiskFile>,
+    len_bytes: u64,
+    offset: u64,
+}
+
+impl Read for SnapshotBytes {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        let read = self.file.read_at(buffer, self.offset)?;
+        self.offset += read as u64;
+        Ok(read)
+    }
 }
 
 impl SnapshotReader {
@@ -265,16 +280,54 @@ impl SnapshotReader {
         let file = disk
             .open(&name)
             .map_err(|e| JournalError::io("open", &name, e))?;
-        let read_error = |e| JournalError::io("read", &name, e);
-        let len_bytes = file.len_bytes().map_err(read_error)?;
-        let mut bytes = [0; FILE_HEADER_BYTES];
-        let read = file.read_at(&mut bytes, 0).map_err(read_error)?;
-        let header = FileHeader::decode(&bytes[..read], SNAPSHOT_MAGIC, &name, lsn, cluster_id)?;
-        Ok(Self {
+        let len_bytes = file
+            .len_bytes()
+            .map_err(|e| JournalError::io("read", &name, e))?;
+        let bytes = SnapshotBytes {
             file,
+            len_bytes,
+            offset: 0,
+        };
+        Self::begin(bytes, name, lsn, cluster_id)
+    }
+
+    /// Size of the file in bytes.
+    pub(super) fn len_bytes(&self) -> u64 {
+        self.bytes.len_bytes
+    }
+
+    /// Reads the file itself at `offset` until `buffer` is full or the file ends; returns the bytes
+    /// read.
+    pub(super) fn read_file_at(
+        &self,
+        buffer: &mut [u8],
+        offset: u64,
+    ) -> Result<usize, JournalError> {
+        self.bytes
+            .file
+            .read_at(buffer, offset)
+            .map_err(|e| JournalError::io("read", &self.name, e))
+    }
+}
+
+impl<R: Read> SnapshotReader<R> {
+    /// Reads the snapshot that covers the records up to `lsn` from its bytes, which may come from
+    /// anywhere, such as [`super::SnapshotFile`] gives them.
+    ///
+    /// # Errors
+    /// They are not those of such a snapshot of this cluster, or cannot be read.
+    pub fn of_bytes(bytes: R, lsn: Lsn, cluster_id: u128) -> Result<Self, JournalError> {
+        Self::begin(bytes, snapshot_name(lsn), lsn, cluster_id)
+    }
+
+    fn begin(mut bytes: R, name: String, lsn: Lsn, cluster_id: u128) -> Result<Self, JournalError> {
+        let mut header = [0; FILE_HEADER_BYTES];
+        let read = fill(&mut bytes, &mut header).map_err(|e| JournalError::io("read", &name, e))?;
+        let header = FileHeader::decode(&header[..read], SNAPSHOT_MAGIC, &name, lsn, cluster_id)?;
+        Ok(Self {
+            bytes,
             name,
             header,
-            len_bytes,
             offset: FILE_HEADER_BYTES as u64,
             chunk: Vec::new(),
             chunk_read: 0,
@@ -285,7 +338,10 @@ impl SnapshotReader {
     }
 
     /// Reads the snapshot to its end and checks it.
-    pub(super) fn verify(mut self) -> Result<(), JournalError> {
+    ///
+    /// # Errors
+    /// It is damaged, or cannot be read.
+    pub fn verify(mut self) -> Result<(), JournalError> {
         while !self.ended {
             self.next_chunk()?;
         }
@@ -295,7 +351,7 @@ impl SnapshotReader {
     /// Replaces `chunk` by the next one; the last one is empty and sets `ended`.
     fn next_chunk(&mut self) -> Result<(), JournalError> {
         let mut header = [0; CHUNK_HEADER_BYTES];
-        self.read_exact_at(&mut header, self.offset)?;
+        self.take_exact(&mut header)?;
         let len = u32_at(&header, 0) as usize;
         if len > CHUNK_BYTES {
             return Err(self.corrupt("a chunk is longer than the limit"));
@@ -303,7 +359,7 @@ impl SnapshotReader {
         let is_end = len == 0;
         let mut chunk = std::mem::take(&mut self.chunk);
         chunk.resize(if is_end { 8 } else { len }, 0);
-        self.read_exact_at(&mut chunk, self.offset + CHUNK_HEADER_BYTES as u64)?;
+        self.take_exact(&mut chunk)?;
         if payload_checksum(&chunk, self.chunk_index, self.header.salt) != u32_at(&header, 4) {
             return Err(self.corrupt("the checksum of a chunk does not match"));
         }
@@ -311,7 +367,7 @@ impl SnapshotReader {
         self.chunk_index += 1;
         self.chunk_read = 0;
         if is_end {
-            if u64_at(&chunk, 0) != self.content_bytes || self.offset != self.len_bytes {
+            if u64_at(&chunk, 0) != self.content_bytes || self.read_some(&mut [0])? > 0 {
                 return Err(self.corrupt("the snapshot does not end where it should"));
             }
             chunk.clear();
@@ -322,20 +378,12 @@ impl SnapshotReader {
         Ok(())
     }
 
-    /// Reads the file itself at `offset` until `buffer` is full or the file ends; returns the bytes
-    /// read.
-    pub(super) fn read_file_at(
-        &self,
-        buffer: &mut [u8],
-        offset: u64,
-    ) -> Result<usize, JournalError> {
-        self.file
-            .read_at(buffer, offset)
-            .map_err(|e| JournalError::io("read", &self.name, e))
+    fn read_some(&mut self, buffer: &mut [u8]) -> Result<usize, JournalError> {
+        fill(&mut self.bytes, buffer).map_err(|e| JournalError::io("read", &self.name, e))
     }
 
-    fn read_exact_at(&self, buffer: &mut [u8], offset: u64) -> Result<(), JournalError> {
-        if self.read_file_at(buffer, offset)? < buffer.len() {
+    fn take_exact(&mut self, buffer: &mut [u8]) -> Result<(), JournalError> {
+        if self.read_some(buffer)? < buffer.len() {
             return Err(self.corrupt("the snapshot ends too early"));
         }
         Ok(())
@@ -346,7 +394,21 @@ impl SnapshotReader {
     }
 }
 
-impl Read for SnapshotReader {
+/// Reads until `buffer` is full or there is no more; returns the bytes read.
+pub(crate) fn fill(from: &mut impl Read, buffer: &mut [u8]) -> io::Result<usize> {
+    let mut filled = 0;
+    while filled < buffer.len() {
+        match from.read(&mut buffer[filled..]) {
+            Ok(0) => break,
+            Ok(read) => filled += read,
+            Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
+            Err(e) => return Err(e),
+        }
+    }
+    Ok(filled)
+}
+
+impl<R: Read> Read for SnapshotReader<R> {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
         while self.chunk_read == self.chunk.len() && !self.ended {
             self.next_chunk()

@@ -6,6 +6,7 @@
 //! | `cluster-id` | the cluster's id, 32 hexadecimal digits |
 //! | `history/` | utilisation and reimages of the primary tenants (see `history/store.rs`) |
 //! | `token-keys` | the keys that sign block tokens |
+//! | `restored-from-backup` | the journal began with a backup, and no operator has accepted yet what that lacks |
 //! | `formatting/` | a journal that is being made; left behind by a `format` that was interrupted |
 //! | `journal-replaced-*/` | a journal that was not to be trusted, from before the namenode joined its group again |
 
@@ -22,7 +23,7 @@ use harvestfs_protocol::types::{PlacementRules, Timestamp};
 
 use super::NamenodeError;
 use super::options::check_segment_bytes;
-use crate::consensus::{self, Member, MemberId};
+use crate::consensus::{self, Member, MemberId, Standing};
 use crate::engine::namespace::{Command, Namespace};
 use crate::journal::disk::Disk;
 use crate::journal::{Journal, JournalOptions};
@@ -32,6 +33,7 @@ const JOURNAL_DIR: &str = "journal";
 const HISTORY_DIR: &str = "history";
 const FORMATTING_DIR: &str = "formatting";
 const TOKEN_KEYS_FILE: &str = "token-keys";
+const FROM_BACKUP_FILE: &str = "restored-from-backup";
 
 /// What a new cluster is to be.
 #[derive(Clone, Debug)]
@@ -82,26 +84,129 @@ fn prepare(
     cluster: ClusterId,
     make: impl FnOnce(&Path) -> Result<(), NamenodeError>,
 ) -> Result<(), NamenodeError> {
-    let dir_error = |source| NamenodeError::DataDir {
-        path: data_dir.to_owned(),
-        source,
-    };
     if journal_dir(data_dir).exists() {
         return Err(NamenodeError::AlreadyFormatted {
             path: data_dir.to_owned(),
         });
     }
+    make_aside(data_dir, cluster, make)?;
+    put_in_place(data_dir)
+}
+
+/// Makes everything but the name of the journal.
+fn make_aside<E: From<NamenodeError>>(
+    data_dir: &Path,
+    cluster: ClusterId,
+    make: impl FnOnce(&Path) -> Result<(), E>,
+) -> Result<(), E> {
+    let dir_error = |source| in_dir(data_dir, source);
     durable::create_directories(data_dir, 0o700).map_err(dir_error)?;
     let formatting = data_dir.join(FORMATTING_DIR);
-    match fs::remove_dir_all(&formatting) {
-        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(dir_error(error)),
-        _ => {}
-    }
+    remove_all(&formatting).map_err(dir_error)?;
     make(&formatting)?;
     let id = format!("{cluster}\n");
     durable::replace_file(&data_dir.join(CLUSTER_ID_FILE), id.as_bytes(), 0o644)
         .map_err(dir_error)?;
-    durable::rename(&formatting, &journal_dir(data_dir)).map_err(dir_error)
+    Ok(())
+}
+
+fn put_in_place(data_dir: &Path) -> Result<(), NamenodeError> {
+    durable::rename(&data_dir.join(FORMATTING_DIR), &journal_dir(data_dir))
+        .map_err(|source| in_dir(data_dir, source))
+}
+
+fn in_dir(data_dir: &Path, source: io::Error) -> NamenodeError {
+    NamenodeError::DataDir {
+        path: data_dir.to_owned(),
+        source,
+    }
+}
+
+/// Removes a directory with everything in it, if it is there.
+fn remove_all(dir: &Path) -> io::Result<()> {
+    match fs::remove_dir_all(dir) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
+        _ => Ok(()),
+    }
+}
+
+/// Makes the data directory of a namenode that was restored from a backup, in one that is vacant. `make` makes its
+/// journal.
+pub(super) fn prepare_restored<E: From<NamenodeError>>(
+    data_dir: &Path,
+    cluster: ClusterId,
+    make: impl FnOnce(&Path) -> Result<(), E>,
+) -> Result<(), E> {
+    if let Err(error) = make_aside(data_dir, cluster, make) {
+        // The next attempt removes it otherwise.
+        let _ = remove_all(&data_dir.join(FORMATTING_DIR));
+        return Err(error);
+    }
+    let dir_error = |source| in_dir(data_dir, source);
+    let why = "until `harvestfs admin recover --accept-loss`\n";
+    durable::replace_file(&data_dir.join(FROM_BACKUP_FILE), why.as_bytes(), 0o644)
+        .map_err(dir_error)?;
+    // That of a namenode that was in no group has nothing.
+    remove_all(&journal_dir(data_dir)).map_err(dir_error)?;
+    Ok(put_in_place(data_dir)?)
+}
+
+/// What is in the way of a namenode that is to be restored into a directory; none: nothing is, since it is not there,
+/// empty, what an attempt before left, or that of a namenode which has nothing and is in no group.
+pub(super) fn in_the_way(data_dir: &Path) -> Result<Option<PathBuf>, NamenodeError> {
+    let dir_error = |source| in_dir(data_dir, source);
+    let entries = match fs::read_dir(data_dir) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+        entries => entries.map_err(dir_error)?,
+    };
+    const LEFT: [&str; 4] = [
+        FORMATTING_DIR,
+        CLUSTER_ID_FILE,
+        FROM_BACKUP_FILE,
+        // Of the file system, where a disk is mounted.
+        "lost+found",
+    ];
+    for entry in entries {
+        let name = entry.map_err(dir_error)?.file_name();
+        let is_left = LEFT.iter().any(|it| name == *it) || durable::is_temporary(&name);
+        if !is_left && !(name == JOURNAL_DIR && has_nothing(data_dir)?) {
+            return Ok(Some(data_dir.join(name)));
+        }
+    }
+    Ok(None)
+}
+
+/// Whether the journal is that of a namenode which waits to be taken into a group.
+fn has_nothing(data_dir: &Path) -> Result<bool, NamenodeError> {
+    let options = JournalOptions::new(journal_dir(data_dir), cluster_id(data_dir)?.0);
+    let (journal, recovered) = Journal::open(&options)?;
+    let is_new = matches!(consensus::standing(&journal)?, Standing::New(_));
+    Ok(is_new && recovered.last_lsn == 0 && recovered.snapshot.is_none())
+}
+
+/// The cluster that a directory is for, also if it was not formatted yet; none: it does not say.
+pub(super) fn claimed_cluster(data_dir: &Path) -> Result<Option<ClusterId>, NamenodeError> {
+    let path = data_dir.join(CLUSTER_ID_FILE);
+    match path.try_exists() {
+        Ok(true) => read_cluster_id(path).map(Some),
+        Ok(false) => Ok(None),
+        Err(source) => Err(NamenodeError::DataDir { path, source }),
+    }
+}
+
+/// Whether the journal began with a backup, and no operator has accepted yet what that lacks.
+pub(crate) fn is_from_backup(data_dir: &Path) -> Result<bool, NamenodeError> {
+    let path = data_dir.join(FROM_BACKUP_FILE);
+    let there = path.try_exists();
+    there.map_err(|source| NamenodeError::DataDir { path, source })
+}
+
+/// An operator has accepted what a backup lacks.
+pub(crate) fn accept_backup(data_dir: &Path) -> io::Result<()> {
+    match fs::remove_file(data_dir.join(FROM_BACKUP_FILE)) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
+        _ => durable::sync_directory(data_dir),
+    }
 }
 
 /// Makes the data directory of a namenode that is to be taken into the group of a cluster. An attempt
@@ -157,6 +262,8 @@ pub(crate) fn make_room(
         source,
     };
     let aside = data_dir.join(format!("journal-replaced-{}", member.0));
+    // It is of the journal that goes.
+    accept_backup(data_dir).map_err(dir_error)?;
     durable::rename(&journal_dir(data_dir), &aside).map_err(dir_error)?;
     tracing::warn!(aside = %aside.display(), "the journal of before is kept beside the new one");
     prepare(data_dir, cluster, |formatting| {
@@ -164,7 +271,7 @@ pub(crate) fn make_room(
     })
 }
 
-fn empty(dir: &Path, cluster: ClusterId, segment_bytes: u64) -> JournalOptions {
+pub(super) fn empty(dir: &Path, cluster: ClusterId, segment_bytes: u64) -> JournalOptions {
     JournalOptions {
         segment_bytes,
         create_if_empty: true,
@@ -238,12 +345,15 @@ fn write_first_record(dir: &Path, options: &FormatOptions) -> Result<(), Namenod
 /// # Errors
 /// It is not formatted, or does not say.
 pub fn cluster_id(data_dir: &Path) -> Result<ClusterId, NamenodeError> {
-    let path = data_dir.join(CLUSTER_ID_FILE);
     if !journal_dir(data_dir).exists() {
         return Err(NamenodeError::NotFormatted {
             path: data_dir.to_owned(),
         });
     }
+    read_cluster_id(data_dir.join(CLUSTER_ID_FILE))
+}
+
+fn read_cluster_id(path: PathBuf) -> Result<ClusterId, NamenodeError> {
     let text = fs::read_to_string(&path).map_err(|source| NamenodeError::DataDir {
         path: path.clone(),
         source,

@@ -31,6 +31,7 @@ mod outside;
 mod overview;
 mod owner;
 mod recovery;
+mod restore;
 mod sessions;
 mod slow_disk;
 mod timeline;
@@ -59,6 +60,7 @@ pub use error::NamenodeError;
 pub(crate) use observer::Gone;
 pub use observer::Observer;
 pub use options::{NamenodeOptions, SnapshotTrigger};
+pub use restore::{RestoreError, restore};
 pub use token_keys::TokenKeyError;
 
 use self::clock::Clock;
@@ -265,6 +267,7 @@ async fn prepare(
         formatted,
         journal,
         read,
+        is_from_backup,
     } = match recover(options, disk).await? {
         Found::Restored(restored) => *restored,
         Found::Outside(journal, standing) => {
@@ -315,6 +318,7 @@ async fn prepare(
         cluster,
         log: Log::new(consensus, last_lsn, metrics.journal.clone()),
         records_since_snapshot: last_lsn - snapshot_lsn,
+        is_from_backup,
         tokens,
         historian,
         rng: match options.rng_seed {

@@ -35,6 +35,8 @@ pub(crate) struct Restored {
     pub journal: Journal,
     /// What was read of it.
     pub read: ReadLog,
+    /// It came from a backup, and waits for an operator.
+    pub is_from_backup: bool,
 }
 
 /// Reads the newest snapshot and the records after it, from `disk` if there is one. Refuses to guess: what was acknowledged and
@@ -109,6 +111,7 @@ pub(crate) fn recover(
             last_lsn,
             terms,
         },
+        is_from_backup: data_dir::is_from_backup(&options.data_dir)?,
     })))
 }
 

@@ -58,6 +58,8 @@ pub(crate) struct Timeline {
     epoch: Epoch,
     /// The last record that there was at the start.
     restored: Lsn,
+    /// What there was at the start came from a backup, and no operator has said since that this is all.
+    is_from_backup: bool,
     recovering: bool,
     /// Datanodes that registered and know no timeline but this one.
     following: FxHashSet<NodeId>,
@@ -66,11 +68,13 @@ pub(crate) struct Timeline {
 }
 
 impl Timeline {
-    pub(crate) fn new(epoch: Epoch, restored: Lsn) -> Self {
+    pub(crate) fn new(epoch: Epoch, restored: Lsn, is_from_backup: bool) -> Self {
         Self {
             epoch,
             restored,
-            recovering: false,
+            is_from_backup,
+            // Whatever datanodes know: a new client would change it before the first of them is there.
+            recovering: is_from_backup,
             following: FxHashSet::default(),
             ahead: BTreeMap::new(),
             refused: BTreeMap::new(),
@@ -137,6 +141,11 @@ impl Timeline {
         self.recovering
     }
 
+    /// Whether it waits for an operator since it came from a backup.
+    pub(crate) fn is_from_backup(&self) -> bool {
+        self.is_from_backup
+    }
+
     /// Why nothing is changed, if nothing is.
     pub(crate) fn check_serving(&self) -> Result<(), FsError> {
         let Some(status) = self.recovery() else {
@@ -149,6 +158,7 @@ impl Timeline {
     pub(crate) fn recovery(&self) -> Option<RecoveryStatus> {
         self.recovering.then(|| RecoveryStatus {
             restored_record: self.restored,
+            is_from_backup: self.is_from_backup,
             ahead: self.ahead.values().cloned().collect(),
         })
     }
@@ -169,6 +179,7 @@ impl Timeline {
         self.epoch = epoch;
         if gives_up {
             self.recovering = false;
+            self.is_from_backup = false;
             let nodes = std::mem::take(&mut self.ahead);
             self.following.extend(nodes.into_keys());
             // They may come now.
@@ -191,17 +202,10 @@ fn ahead(name: &str, obeyed: Position) -> AheadNode {
 
 /// In one sentence.
 fn describe(status: &RecoveryStatus) -> String {
-    let names: Vec<&str> = status.ahead.iter().map(|node| node.name.as_str()).collect();
-    let missing = match status.missing_records() {
-        0 => "what was written since in another epoch".to_owned(),
-        records => format!("{records} records or more"),
-    };
     format!(
-        "the namenode is in recovery and changes nothing: its directory ends at record {}, and lacks \
-         {missing} that {} obeyed; put the newest copy of the directory back, or give up what is \
-         missing with `harvestfs admin recover --accept-loss`",
-        status.restored_record,
-        names.join(", ")
+        "the namenode is in recovery and changes nothing: it {}; put the newest copy of its directory \
+         back, or give up what is missing with `harvestfs admin recover --accept-loss`",
+        status.describe()
     )
 }
 
@@ -239,8 +243,31 @@ mod tests {
     }
 
     #[test]
+    fn what_comes_from_a_backup_waits_for_an_operator_whatever_datanodes_know() {
+        let mut timeline = Timeline::new(EPOCH, 40, true);
+        assert!(timeline.is_recovering() && timeline.is_behind());
+        assert!(matches!(
+            timeline.check_serving(),
+            Err(FsError::Recovery(_))
+        ));
+        assert!(!timeline.registered(NodeId(1), "dn-1", timeline.judge(position(9, 40), true)));
+        // The epoch that begins when it leads changes nothing of that.
+        timeline.entered(Epoch { number: 12, id: 7 }, false);
+        assert_eq!(timeline.recovery().unwrap().ahead, []);
+        assert!(timeline.is_from_backup());
+        // One that started later is no reason to go on without a datanode.
+        let verdict = timeline.judge(position(99, 50), false);
+        assert!(matches!(verdict, Verdict::Recover(_)));
+        timeline.registered(NodeId(2), "dn-2", verdict);
+        assert_eq!(timeline.recovery().unwrap().missing_records(), 10);
+        timeline.entered(Epoch { number: 100, id: 8 }, true);
+        assert_eq!(timeline.recovery(), None);
+        assert!(!timeline.is_from_backup() && !timeline.is_behind());
+    }
+
+    #[test]
     fn a_namenode_recovers_when_a_datanode_knows_more() {
-        let mut timeline = Timeline::new(EPOCH, 40);
+        let mut timeline = Timeline::new(EPOCH, 40, false);
         assert_eq!(timeline.judge(None, false), Verdict::Behind);
         assert_eq!(timeline.judge(position(9, 1), true), Verdict::Behind);
         assert!(!timeline.registered(NodeId(1), "a", Verdict::Behind));
@@ -260,7 +287,7 @@ mod tests {
 
     #[test]
     fn a_later_namenode_takes_datanodes_but_not_the_service() {
-        let mut timeline = Timeline::new(EPOCH, 40);
+        let mut timeline = Timeline::new(EPOCH, 40, false);
         // No datanode follows yet: the clock may be wrong.
         let obeyed = position(11, 50).unwrap();
         assert_eq!(

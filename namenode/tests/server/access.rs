@@ -4,6 +4,7 @@ use std::net::UdpSocket;
 use std::time::Duration;
 
 use harvestfs_protocol::admin::{AdminReply, AdminRequest};
+use harvestfs_protocol::backup::BackupRequest;
 use harvestfs_protocol::codec::StreamKind;
 use harvestfs_protocol::error::FsError;
 use harvestfs_protocol::identity::{CertificateAuthority, Peer, Role};
@@ -14,6 +15,7 @@ use harvestfs_protocol::meta::{
     Query, housekeeping, mutation, query,
 };
 use harvestfs_protocol::node::{IncrementalReport, NodeRequest};
+use harvestfs_protocol::peer::{Memory, PeerCall, PeerRequest};
 use harvestfs_protocol::rpc::{Reply, Request};
 use harvestfs_protocol::transport::{CloseCode, Endpoint, TransportError, TransportOptions};
 use harvestfs_protocol::types::{Credentials, Extent, FileBlock, FileKind};
@@ -47,6 +49,24 @@ fn requests() -> Vec<(&'static str, Request)> {
         ("node", Request::Node(NodeRequest::Stopping)),
         ("operator", Request::Admin(AdminRequest::Status)),
         ("operator", Request::Admin(AdminRequest::Fsck)),
+        (
+            "operator",
+            Request::Admin(AdminRequest::Backup(BackupRequest::Begin { of_any: true })),
+        ),
+        (
+            "namenode",
+            Request::Peer(PeerCall {
+                from: 7,
+                to: None,
+                memory: Memory {
+                    run: 1,
+                    writes: 0,
+                    writes_at_start: 0,
+                },
+                known: None,
+                request: PeerRequest::Identify,
+            }),
+        ),
     ]
 }
 
@@ -57,7 +77,7 @@ async fn each_role_may_make_its_own_requests_and_no_others() {
         (Role::Client, vec!["client"]),
         (Role::Admin, vec!["client", "operator"]),
         (Role::Datanode, vec!["node"]),
-        (Role::Namenode, vec![]),
+        (Role::Namenode, vec!["namenode"]),
     ];
     for (role, kinds) in allowed {
         let (link, _notices) = cluster.rpc(role, "stranger").await;

@@ -14,9 +14,15 @@ use bytes::{Buf, Bytes, BytesMut};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
+use crate::limits::{APPENDED_BYTES_MAX, SNAPSHOT_PART_BYTES_MAX};
+
 /// Largest header in bytes. The largest messages (block reports, directory listings) are split into
 /// parts well below it, and an error in a length shows before much memory is taken.
 pub const MAX_HEADER_BYTES: usize = 1024 * 1024;
+const _: () = assert!(
+    2 * SNAPSHOT_PART_BYTES_MAX <= MAX_HEADER_BYTES && 2 * APPENDED_BYTES_MAX <= MAX_HEADER_BYTES,
+    "what travels in parts leaves room for the rest of a header"
+);
 
 /// Largest attached data in bytes: as much as one read or write of a block stream asks for at once;
 /// more per frame saves nothing, and a receiver must be able to hold it.

@@ -141,15 +141,11 @@ fn judge_writes(status: &ClusterStatus, diagnosis: &mut Diagnosis) {
 /// Whether somebody knows more than the namenode.
 fn judge_timeline(status: &ClusterStatus, diagnosis: &mut Diagnosis) {
     if let Some(recovery) = &status.recovery {
-        let names: Vec<&str> = recovery.ahead.iter().map(|it| it.name.as_str()).collect();
         diagnosis.error(
             Area::Namenode,
             format!(
-                "it is in recovery and changes nothing: its directory ends at record {}, and lacks \
-                 {} or more that {} obeyed",
-                recovery.restored_record,
-                count(recovery.missing_records(), "record"),
-                names.join(", ")
+                "it is in recovery and changes nothing: it {}",
+                recovery.describe()
             ),
             "put the newest copy of its directory back, or give up what is missing with \
              `harvestfs admin recover --accept-loss`",
@@ -403,6 +399,7 @@ pub(super) mod tests {
                 |it| {
                     it.recovery = Some(RecoveryStatus {
                         restored_record: 1,
+                        is_from_backup: false,
                         ahead: vec![ahead()],
                     });
                 },

@@ -75,8 +75,9 @@ function verdict(c) {
   const own = groupVerdict(c.group);
   if (own) return own;
   if (c.recovery) {
-    const names = c.recovery.ahead.map((it) => it.name).join(", ");
-    return ["bad", `In recovery, nothing is changed: the namenode's directory ends at record ${number(c.recovery.restored_record)}, and ${names} obeyed more. Put the newest copy back, or give up what is missing: harvestfs admin recover --accept-loss`];
+    const names = c.recovery.ahead.map((it) => it.name).join(", ") || "no datanode that is known";
+    const origin = c.recovery.is_from_backup ? "was restored from a backup up to" : "has a directory that ends at";
+    return ["bad", `In recovery, nothing is changed: the namenode ${origin} record ${number(c.recovery.restored_record)}, and ${names} obeyed more. Put the newest copy back, or give up what is missing: harvestfs admin recover --accept-loss`];
   }
   if (c.refused_nodes.length > 0) return ["bad", `Two namenodes run: ${c.refused_nodes.map((it) => it.name).join(", ")} obey another one, which started later`];
   if (!c.ready) return ["warn", "Starting: the locations of blocks are still being learned"];

@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use harvestfs_protocol::admin::{AdminReply, AdminRequest, ClusterStatus, FsckFinding, FsckReport};
+use harvestfs_protocol::backup::BackupContent;
 use harvestfs_protocol::error::FsError;
 use harvestfs_protocol::ids::{BlockId, InodeId};
 use harvestfs_protocol::rpc::Reply;
@@ -17,9 +18,12 @@ use crate::server::checkpoint::{Checkpoint, CheckpointError, Outcome, Purpose};
 use crate::server::clock;
 use crate::server::log::Log;
 use crate::server::metrics::Responder;
+use crate::server::sessions::ConnectionId;
 
 /// Findings that a report carries.
 const FINDINGS_MAX: usize = 1_000;
+/// How long a backup waits until all that the namenode has is committed.
+const COMMITTED_WITHIN_MS: u64 = 10_000;
 
 /// Checkpoints under way and waited for.
 pub(super) struct Checkpoints {
@@ -29,6 +33,8 @@ pub(super) struct Checkpoints {
     sender: mpsc::Sender<Result<Outcome, CheckpointError>>,
     /// What waits for the running one.
     waiting: Vec<Waiter>,
+    /// What the running one is of, if somebody waits for a backup.
+    content: Option<Box<BackupContent>>,
     /// Where the last snapshot left off.
     last: Covered,
     /// Where the one that is being written will have.
@@ -46,6 +52,8 @@ struct Wanted {
 /// What waits for a checkpoint.
 enum Waiter {
     Operator(Responder),
+    /// An operator who wants a backup on this connection, and since when.
+    Backup(ConnectionId, Responder, u64),
     /// A namenode is to be taken into the group.
     Group(oneshot::Sender<Result<(), FsError>>),
 }
@@ -53,7 +61,9 @@ enum Waiter {
 impl Waiter {
     fn answer(self, result: Result<AdminReply, FsError>) {
         match self {
-            Self::Operator(responder) => responder.send(&result.map(Reply::Admin)),
+            Self::Operator(responder) | Self::Backup(_, responder, _) => {
+                responder.send(&result.map(Reply::Admin));
+            }
             // It may have given up.
             Self::Group(sender) => drop(sender.send(result.map(drop))),
         }
@@ -80,6 +90,7 @@ impl Checkpoints {
             results,
             sender,
             waiting: Vec::new(),
+            content: None,
             last,
             next: last,
             content_bytes: 0,
@@ -102,7 +113,12 @@ impl Checkpoints {
 }
 
 impl Owner {
-    pub(super) fn admin(&mut self, request: AdminRequest, responder: Responder) {
+    pub(super) fn admin(
+        &mut self,
+        connection: ConnectionId,
+        request: AdminRequest,
+        responder: Responder,
+    ) {
         match request {
             AdminRequest::Status => {
                 let status = AdminReply::Status(Box::new(self.status()));
@@ -152,6 +168,7 @@ impl Owner {
                 self.answer(responder, reply, record);
             }
             AdminRequest::Group(request) => self.group_request(request, responder),
+            AdminRequest::Backup(request) => self.backup_request(connection, request, responder),
             AdminRequest::History(request) => {
                 // It answers with what has happened until now.
                 self.historian.tick(clock::unix_now_s());
@@ -336,6 +353,27 @@ impl Owner {
         self.want_checkpoint(Purpose::Snapshot, Waiter::Group(done));
     }
 
+    /// Writes a snapshot, for a backup.
+    pub(super) fn want_backup(&mut self, connection: ConnectionId, responder: Responder) {
+        let waiter = Waiter::Backup(connection, responder, self.clock.now_ms());
+        self.want_checkpoint(Purpose::Snapshot, waiter);
+    }
+
+    /// What this namenode has is not committed: who has waited for long for a backup of it is told.
+    fn refuse_late_backups(&mut self) {
+        let now_ms = self.clock.now_ms();
+        let is_late = |wanted: &Wanted| matches!(wanted.waiter, Waiter::Backup(_, _, since_ms) if now_ms.saturating_sub(since_ms) >= COMMITTED_WITHIN_MS);
+        let (late, waiting) = std::mem::take(&mut self.checkpoints.wanted)
+            .into_iter()
+            .partition(is_late);
+        self.checkpoints.wanted = waiting;
+        for Wanted { waiter, .. } in late {
+            waiter.answer(Err(FsError::Internal(
+                "what this namenode has is not committed: most namenodes have to work".to_owned(),
+            )));
+        }
+    }
+
     /// Begins a checkpoint if an operator waits for one or the journal has grown enough. Everything
     /// that was executed must have been handed to the journal.
     pub(super) async fn begin_checkpoint_if_due(&mut self) {
@@ -362,6 +400,7 @@ impl Owner {
         let is_committed = self.log.all_committed().await;
         self.on_progress();
         if !is_committed {
+            self.refuse_late_backups();
             return;
         }
         // One checkpoint serves all operators that wait for the same.
@@ -381,6 +420,9 @@ impl Owner {
             lsn: self.log.last_lsn(),
             appended_bytes: self.log.appended_bytes(),
         };
+        let is_backup = |waiter: &Waiter| matches!(waiter, Waiter::Backup(..));
+        self.checkpoints.content = (self.checkpoints.waiting.iter().any(is_backup))
+            .then(|| Box::new(self.backup_content()));
         let running = self.namespace.counts();
         let sender = self.checkpoints.sender.clone();
         match Checkpoint::start(purpose, running, sender) {
@@ -436,8 +478,15 @@ impl Owner {
             Ok(Outcome::Cancelled) => return,
             Err(error) => return self.checkpoint_failed(&error.to_string()),
         };
-        for waiter in self.checkpoints.waiting.drain(..) {
-            waiter.answer(Ok(reply.clone()));
+        let content = self.checkpoints.content.take();
+        for waiter in std::mem::take(&mut self.checkpoints.waiting) {
+            match (waiter, &content) {
+                (Waiter::Backup(connection, responder, _), Some(content)) => {
+                    self.begin_backup(connection, content.clone(), responder);
+                }
+                (Waiter::Backup(..), None) => unreachable!("it is known what a backup is of"),
+                (other, _) => other.answer(Ok(reply.clone())),
+            }
         }
     }
 

@@ -137,10 +137,14 @@ impl Owner {
             ));
         }
         let was_recovering = self.timeline.is_recovering();
+        let was_from_backup = self.timeline.is_from_backup();
         let epoch = following(&self.namespace, self.timeline.foreign_numbers());
         let started = self.timeline.epoch();
         let lsn = self.enter_epoch(epoch, true)?;
         tracing::warn!(%epoch, "all that other namenodes wrote is given up");
+        if was_from_backup {
+            self.backups.accepted(lsn);
+        }
         if !was_recovering {
             return Ok(lsn);
         }

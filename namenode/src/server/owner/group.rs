@@ -124,6 +124,12 @@ impl Owner {
             GroupRequest::List => {
                 responder.send(&Ok(Reply::Admin(AdminReply::Group(status))));
             }
+            GroupRequest::Add(_) if self.timeline.is_from_backup() => {
+                // It would not know that it has to wait for an operator.
+                let what = "this namenode was restored from a backup: accept first what that lacks, with \
+                            `harvestfs admin recover --accept-loss`";
+                responder.send(&Err(FsError::InvalidArgument(what.to_owned())));
+            }
             GroupRequest::Add(addr) => {
                 self.group.tasks.spawn(async move {
                     let added = add(&view, &steps, addr).await;

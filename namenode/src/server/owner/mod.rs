@@ -8,6 +8,7 @@
 
 mod admin;
 mod announce;
+mod backup;
 mod deferred;
 mod ending;
 mod epochs;
@@ -45,6 +46,7 @@ use tokio::sync::{mpsc, oneshot};
 use tokio::time::MissedTickBehavior;
 
 use self::admin::Checkpoints;
+use self::backup::Backups;
 use self::deferred::Deferred;
 use self::group::Group;
 use self::standby::Part;
@@ -121,6 +123,7 @@ pub(crate) struct Owner {
     /// Only what helps to answer earlier requests is still taken.
     stopping: bool,
     checkpoints: Checkpoints,
+    backups: Backups,
     historian: Historian,
     /// What the historian found last.
     analysis: Option<Arc<Analysis>>,
@@ -169,6 +172,7 @@ pub(super) struct Parts {
     pub cluster: Cluster,
     pub log: Log,
     pub records_since_snapshot: u64,
+    pub is_from_backup: bool,
     pub tokens: TokenKeys,
     pub historian: Historian,
     pub rng: StdRng,
@@ -187,6 +191,7 @@ impl Owner {
             cluster,
             log,
             records_since_snapshot,
+            is_from_backup,
             tokens,
             historian,
             rng,
@@ -199,6 +204,7 @@ impl Owner {
         let restored = log.last_lsn();
         let mut owner = Self {
             checkpoints: Checkpoints::new(&log, records_since_snapshot),
+            backups: Backups::default(),
             options,
             clock,
             rng,
@@ -224,7 +230,7 @@ impl Owner {
             historian,
             analysis: None,
             // Until it leads, it is in none.
-            timeline: Timeline::new(Epoch::default(), restored),
+            timeline: Timeline::new(Epoch::default(), restored, is_from_backup),
             part: Part::Standby,
             leadership,
             group: Group::default(),
@@ -382,7 +388,9 @@ impl Owner {
             (Role::Datanode, Request::Node(request)) => {
                 self.node_request(connection, request, responder);
             }
-            (Role::Admin, Request::Admin(request)) => self.admin(request, responder),
+            (Role::Admin, Request::Admin(request)) => {
+                self.admin(connection, request, responder);
+            }
             (role, request) => {
                 let what = match request {
                     Request::Node(_) => "requests of datanodes",
@@ -399,6 +407,7 @@ impl Owner {
         let Some(gone) = self.connections.remove(&connection) else {
             return;
         };
+        self.backups.disconnected(connection);
         if let Some(session) = gone.session.and_then(|id| self.sessions.get_mut(id))
             && session.connection == Some(connection)
         {
@@ -477,6 +486,7 @@ impl Owner {
         for answer in self.gate.durable(lsn) {
             self.send(answer);
         }
+        self.forget_backup(lsn);
         let durable = self
             .destructive
             .partition_point(|(record, _)| *record <= lsn);

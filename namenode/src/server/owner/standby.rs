@@ -55,11 +55,13 @@ impl Owner {
         if self.leads() || matches!(request, Request::Node(_)) {
             return Some((request, responder));
         }
+        // Any of them may be asked for a backup.
+        let asks_for_backup = matches!(request, Request::Admin(AdminRequest::Backup(_)));
         let asks_for_members = matches!(
             request,
             Request::Admin(AdminRequest::Group(GroupRequest::List))
         );
-        if asks_for_members && *self.leadership.borrow() == Leadership::Nobody {
+        if asks_for_backup || asks_for_members && *self.leadership.borrow() == Leadership::Nobody {
             return Some((request, responder));
         }
         responder.send(&Err(self.not_leader()));
@@ -138,6 +140,13 @@ impl Owner {
         self.enter_edition()?;
         let now_ms = self.clock.now_ms();
         self.cluster.take_over(now_ms);
+        if self.timeline.is_recovering() {
+            self.cluster.set_recovering(true);
+            tracing::warn!(
+                "this namenode was restored from a backup, and changes nothing before `harvestfs admin recover \
+                 --accept-loss`"
+            );
+        }
         for server in self.namespace.servers() {
             self.cluster.set_draining(now_ms, server.node, server.held);
             let until_ms =

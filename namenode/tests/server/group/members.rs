@@ -4,13 +4,12 @@ use std::fs;
 use std::path::Path;
 use std::process::Command;
 
-use harvestfs_namenode::server::journal_dir;
-use harvestfs_protocol::codec::MAX_HEADER_BYTES;
-use harvestfs_protocol::meta::{MetaReply, Mutation, SetXattrMode, mutation};
+use harvestfs_namenode::server::{journal_dir, restore};
+use harvestfs_protocol::backup::BackupRequest;
+use harvestfs_protocol::meta::{Mutation, SetXattrMode, mutation};
 
 use super::*;
-
-const XATTR_BYTES: usize = 60_000;
+use crate::backup;
 
 /// Creates files, as a client of the one that leads, and gives their names.
 async fn create_files(group: &Group, prefix: &str, count: usize) -> Vec<String> {
@@ -19,25 +18,6 @@ async fn create_files(group: &Group, prefix: &str, count: usize) -> Vec<String> 
     for number in 0..count {
         let name = format!("{prefix}-{number}");
         client.create(ROOT, &name).await;
-        names.push(name);
-    }
-    names
-}
-
-/// Creates files whose attributes are together larger than a message.
-async fn create_large_files(group: &Group, prefix: &str) -> Vec<String> {
-    let (mut client, _) = group.client(prefix, None).await;
-    let mut names = Vec::new();
-    for number in 0..=MAX_HEADER_BYTES / XATTR_BYTES {
-        let name = format!("{prefix}-large-{number}");
-        let file = client.create(ROOT, &name).await;
-        let attribute = Mutation::SetXattr(mutation::SetXattr {
-            ino: file.ino,
-            name: b"user.large".to_vec(),
-            value: vec![b'x'; XATTR_BYTES],
-            mode: SetXattrMode::Create,
-        });
-        assert_eq!(client.call(attribute).await, Ok(MetaReply::Done));
         names.push(name);
     }
     names
@@ -71,6 +51,24 @@ async fn purge(group: &Group, prefix: &str) -> Vec<String> {
     names
 }
 
+/// More than one message between namenodes takes: files, each with an attribute as large as one may be.
+async fn create_large_files(group: &Group, prefix: &str) -> Vec<String> {
+    const FILES: usize = 40;
+    let names = create_files(group, prefix, FILES).await;
+    let (mut client, _) = group.client(prefix, None).await;
+    for name in &names {
+        let ino = client.lookup(ROOT, name).await.unwrap().ino;
+        let set = mutation::SetXattr {
+            ino,
+            name: b"user.large".to_vec(),
+            value: vec![b'x'; 60_000],
+            mode: SetXattrMode::Create,
+        };
+        client.call(Mutation::SetXattr(set)).await.unwrap();
+    }
+    names
+}
+
 fn has_first_segment(data_dir: &Path) -> bool {
     journal_dir(data_dir)
         .join(format!("segment-{:020}", 1))
@@ -98,7 +96,7 @@ async fn a_member_that_lacks_what_the_others_purged_takes_a_snapshot() {
     let leader = group.leader().await;
     let lagging = (leader + 1) % 3;
     let third = (leader + 2) % 3;
-    let mut names = create_large_files(&group, "before").await;
+    let mut names = create_files(&group, "before", 5).await;
     group.kill(lagging).await;
     names.extend(purge(&group, "without").await);
     let dir = group.data_dir(leader);
@@ -134,11 +132,70 @@ async fn what_is_larger_than_a_message_reaches_a_member_that_lags() {
     let leader = group.leader().await;
     let (lagging, third) = ((leader + 1) % 3, (leader + 2) % 3);
     group.kill(lagging).await;
-    let mut names = create_large_files(&group, "without").await;
+    let mut names = create_large_files(&group, "records").await;
     group.start(lagging).await;
     // Now nothing is committed without it.
     group.kill(third).await;
-    names.extend(create_large_files(&group, "with").await);
+    names.extend(create_files(&group, "with-records", 5).await);
+    group.start(third).await;
+
+    let leader = group.leader().await;
+    let (lagging, third) = ((leader + 1) % 3, (leader + 2) % 3);
+    group.kill(lagging).await;
+    names.extend(create_large_files(&group, "snapshot").await);
+    names.extend(purge(&group, "without").await);
+    let dir = group.data_dir(leader);
+    eventually("the leader has purged", async || !has_first_segment(&dir)).await;
+    group.start(lagging).await;
+    group.kill(third).await;
+    names.extend(create_files(&group, "with-snapshot", 5).await);
+    check_files(&group, &names).await;
+}
+
+#[tokio::test]
+async fn a_backup_of_any_member_becomes_a_group_of_one_that_grows_again() {
+    let mut group = Group::new(3).await;
+    let names = create_files(&group, "before", 5).await;
+    let leader = group.leader().await;
+    let follower = (leader + 1) % 3;
+    let (link, _notices) = group.link(follower, Role::Admin, "operator").await.unwrap();
+    let asks_leader = AdminRequest::Backup(BackupRequest::Begin { of_any: false });
+    let refused = link.ask(Request::Admin(asks_leader)).await;
+    let leads = Some(group.addrs[leader]);
+    assert_eq!(refused, Err(FsError::NotLeader { leader: leads }));
+    eventually("the follower has them", async || {
+        let (content, _) = backup::take(&link, true).await;
+        content.files == 5
+    })
+    .await;
+    let (content, file) = backup::take(&link, true).await;
+    assert!(!content.led);
+    assert_eq!(content.addr, group.addrs[follower]);
+    assert_eq!(content.namenodes.len(), 3);
+    let (link, _notices) = group.link(leader, Role::Admin, "operator").await.unwrap();
+    let (of_leader, _) = backup::take(&link, false).await;
+    assert!(of_leader.led && of_leader.record >= content.record);
+
+    // All are lost.
+    create_files(&group, "after", 5).await;
+    for at in 0..3 {
+        group.kill(at).await;
+        fs::remove_dir_all(group.data_dir(at)).unwrap();
+    }
+    restore(&file[..], &group.data_dir(0), None, 4 << 20).unwrap();
+    group.start(0).await;
+    check_files(&group, &names).await;
+    let accepted = group.admin(AdminRequest::AcceptLoss).await;
+    assert_eq!(accepted, Ok(AdminReply::Done));
+    assert_eq!(voters(&group.list().await), [group.addrs[0]]);
+    for at in 1..3 {
+        group.start_outside(at).await;
+        let added = group.group(GroupRequest::Add(group.addrs[at])).await;
+        assert_eq!(added, Ok(AdminReply::Done));
+    }
+    let restored = group.leader().await;
+    group.kill(restored).await;
+    create_files(&group, "again", 5).await;
     check_files(&group, &names).await;
 }
 

@@ -1,6 +1,7 @@
 //! Namenodes that agree.
 
 mod members;
+mod strangers;
 
 use std::collections::BTreeMap;
 use std::net::{SocketAddr, UdpSocket};
@@ -88,7 +89,7 @@ impl Group {
         self.dir.path().join(format!("nn-{at}"))
     }
 
-    async fn start(&mut self, at: usize) {
+    fn options(&self, at: usize) -> NamenodeOptions {
         let validity = Duration::from_secs(3600);
         let identity = (self.authority)
             .issue(Role::Namenode, "nn", validity)
@@ -98,6 +99,11 @@ impl Group {
         options.tick = Duration::from_millis(10);
         // Clients go without a word here, and what they may have cached holds changes back until then.
         options.lease = Duration::from_millis(300);
+        options
+    }
+
+    async fn start(&mut self, at: usize) {
+        let options = self.options(at);
         self.namenodes[at] = Some(Namenode::start(options).await.unwrap());
     }
 

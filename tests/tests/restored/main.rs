@@ -1,6 +1,8 @@
 //! A namenode whose directory was put back from an older copy, that runs twice, or that was wiped:
 //! no file shows wrong bytes, and no replica is deleted before somebody could have noticed.
 
+mod group;
+
 use std::collections::BTreeSet;
 use std::fs::{self, File};
 use std::io::Write;

@@ -1,23 +1,22 @@
 //! `harvestfs init`: certificates, configuration and directories of a cluster and of its parts.
 
-use std::collections::BTreeSet;
+mod cluster;
+
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::{Context, bail};
 use clap::{Args, Subcommand};
-use harvestfs_namenode::consensus::{Member, MemberId};
-use harvestfs_namenode::server::{FormatOptions, GroupOptions};
-use harvestfs_placement::{Locality, PolicyKind};
 use harvestfs_protocol::identity::{CertificateAuthority, Role};
 use harvestfs_protocol::ids::ClusterId;
 use harvestfs_protocol::limits::{BLOCK_BYTES_MAX, BLOCK_BYTES_MIN, REPLICATION_MAX};
-use harvestfs_protocol::types::{Durability, PlacementRules, Timestamp};
+use harvestfs_protocol::outlook::count;
 
+pub use self::cluster::{addresses, cluster, namenode_directory};
 use crate::config::{
-    self, Class, ClientConfig, DatanodeConfig, NamenodeConfig, PrimaryConfig, PrimarySourceConfig,
-    Priority, RepairConfig, VolumeConfig,
+    self, Class, ClientConfig, DatanodeConfig, PrimaryConfig, PrimarySourceConfig, Priority,
+    VolumeConfig,
 };
 use crate::http::HttpConfig;
 use crate::units::Size;
@@ -32,7 +31,7 @@ pub const NAMENODE_NAME: &str = "namenode";
 const CERTIFICATE_LIFETIME: Duration = Duration::from_secs(3650 * 24 * 3600);
 
 /// Size of one segment of the journal: a few hundred thousand records.
-const SEGMENT_BYTES: u64 = 64 << 20;
+pub const SEGMENT_BYTES: u64 = 64 << 20;
 
 /// What to make.
 #[derive(Debug, Args)]
@@ -47,8 +46,10 @@ pub struct InitArgs {
 #[derive(Debug, Subcommand)]
 enum What {
     /// A new cluster: certificate authority, namenode, an administrator and a client.
-    #[command(after_help = "Example:\n  \
-        harvestfs init cluster --data /srv/harvestfs --listen 10.0.0.1:9310 --http 10.0.0.1:9312")]
+    #[command(after_help = "Examples:\n  \
+        harvestfs init cluster --data /srv/harvestfs --listen 10.0.0.1:9310 --http 10.0.0.1:9312\n  \
+        harvestfs init cluster --data /srv/harvestfs --namenodes 3 \\\n      \
+        --listen 10.0.0.1:9310,10.0.0.2:9310,10.0.0.3:9310")]
     Cluster {
         /// Directory of the cluster; must not hold one.
         #[arg(long, env = "HARVESTFS_DATA")]
@@ -57,6 +58,9 @@ enum What {
         /// cluster works as long as most of them do. They belong on servers of different racks.
         #[arg(long, default_value = "127.0.0.1:9310", value_delimiter = ',')]
         listen: Vec<SocketAddr>,
+        /// How many namenodes that is: 1, 3 or 5. It may be left out; given, it has to be the number of addresses.
+        #[arg(long, value_name = "N", value_parser = namenode_count)]
+        namenodes: Option<usize>,
         /// Address of its page and metrics; one for each namenode. They need an administrator's certificate, or the
         /// token that is made.
         #[arg(long, value_name = "ADDRESS", value_delimiter = ',')]
@@ -80,7 +84,7 @@ enum What {
         /// Address of its page and metrics.
         #[arg(long, value_name = "ADDRESS")]
         http: Option<SocketAddr>,
-        /// The cluster's id, as `admin status` says it; needed where `--data` has no namenode any more.
+        /// The cluster's id, as `admin status` and `admin backup --check` say it; needed where `--data` has no namenode any more.
         #[arg(long, value_parser = cluster_id)]
         cluster: Option<ClusterId>,
     },
@@ -190,11 +194,18 @@ fn block_size(text: &str) -> Result<Size, String> {
     }
 }
 
-fn cluster_id(text: &str) -> Result<ClusterId, String> {
+/// The id of a cluster as it is written.
+pub fn cluster_id(text: &str) -> Result<ClusterId, String> {
     match u128::from_str_radix(text, 16) {
         Ok(id) if text.len() == 32 => Ok(ClusterId(id)),
         _ => Err("a cluster has an id of 32 hexadecimal digits".into()),
     }
+}
+
+/// How many namenodes a cluster is to have.
+pub fn namenode_count(text: &str) -> Result<usize, String> {
+    let count = text.parse().ok().filter(|it| NAMENODES.contains(it));
+    count.ok_or_else(|| "a cluster has 1, 3 or 5 namenodes: most of them have to run".into())
 }
 
 fn primary_source(text: &str) -> Result<PrimarySourceConfig, String> {
@@ -219,10 +230,26 @@ pub fn run(args: &InitArgs) -> anyhow::Result<()> {
         What::Cluster {
             data,
             listen,
+            namenodes,
             http,
             layout,
         } => {
-            cluster(data, listen, http, layout)?;
+            if let Some(namenodes) = namenodes
+                && *namenodes != listen.len()
+            {
+                bail!(
+                    "--namenodes {namenodes}, and {} in --listen: name the address of each, separated by commas",
+                    count(listen.len() as u64, "address")
+                );
+            }
+            let made = cluster(data, listen, http, layout)?;
+            if made != *listen {
+                bail!(
+                    "an attempt before this one was interrupted, and is finished instead: {} holds a cluster for \
+                     the addresses that it was given. Remove that, and begin again, to have others",
+                    data.display()
+                );
+            }
             println!("Made a cluster in {}.", data.display());
             for (at, listen) in listen.iter().enumerate() {
                 let directory = data.join(namenode_directory(at));
@@ -261,7 +288,7 @@ pub fn run(args: &InitArgs) -> anyhow::Result<()> {
                     .context("name the cluster with --cluster, as `admin status` shows it")?,
             };
             let authority = CertificateAuthority::load(&data.join("ca"))?;
-            configure(&authority, out, *listen, *http)?;
+            cluster::configure(&authority, out, *listen, *http)?;
             let directory = out.join("data");
             harvestfs_namenode::server::format_outside(&directory, cluster, SEGMENT_BYTES)
                 .context("cannot make the namenode's journal")?;
@@ -349,143 +376,6 @@ pub fn run(args: &InitArgs) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Makes a cluster: `ca/`, `namenode/`, `admin/` and `client/` below `data`.
-///
-/// # Errors
-/// When there is one already, or something cannot be written.
-pub fn cluster(
-    data: &Path,
-    listen: &[SocketAddr],
-    http: &[SocketAddr],
-    layout: &LayoutArgs,
-) -> anyhow::Result<()> {
-    if data.join("ca").exists() {
-        bail!("{} holds a cluster already", data.display());
-    }
-    check_addresses(listen, http)?;
-    make_private_directory(data)?;
-    let authority = CertificateAuthority::create(&data.join("ca"))?;
-    for (role, name) in [(Role::Admin, "admin"), (Role::Client, "client")] {
-        client(data, &data.join(name), role, name, listen, None)?;
-    }
-    let format = FormatOptions {
-        cluster: new_cluster_id()?,
-        root_uid: rustix::process::geteuid().as_raw(),
-        root_gid: rustix::process::getegid().as_raw(),
-        block_bytes: layout.block_size.unwrap_or(LayoutArgs::BLOCK_SIZE).0,
-        default_rules: PlacementRules {
-            replication: layout.replication.unwrap_or(LayoutArgs::REPLICATION),
-            durability: Durability::Strict,
-            class: None,
-        },
-        segment_bytes: SEGMENT_BYTES,
-        group: None,
-    };
-    let now = Timestamp::now();
-    let members = members(listen);
-    for (at, address) in listen.iter().enumerate() {
-        let group = (listen.len() > 1).then(|| GroupOptions {
-            this: members[at].0,
-            members: members.iter().cloned().collect(),
-            now,
-        });
-        let format = FormatOptions {
-            group,
-            ..format.clone()
-        };
-        let http = http.get(at).copied();
-        namenode(
-            &authority,
-            &data.join(namenode_directory(at)),
-            *address,
-            http,
-            &format,
-        )?;
-    }
-    Ok(())
-}
-
-/// Makes the certificate, the configuration and the data directory of a namenode.
-fn namenode(
-    authority: &CertificateAuthority,
-    directory: &Path,
-    listen: SocketAddr,
-    http: Option<SocketAddr>,
-    format: &FormatOptions,
-) -> anyhow::Result<()> {
-    configure(authority, directory, listen, http)?;
-    harvestfs_namenode::server::format(&directory.join("data"), format)
-        .context("cannot format the namenode's journal")
-}
-
-/// Makes the certificate and the configuration of a namenode.
-fn configure(
-    authority: &CertificateAuthority,
-    directory: &Path,
-    listen: SocketAddr,
-    http: Option<SocketAddr>,
-) -> anyhow::Result<()> {
-    make_private_directory(directory)?;
-    let identity = directory.join("identity");
-    issue(authority, Role::Namenode, NAMENODE_NAME, &identity)?;
-    config::store(
-        &directory.join("namenode.toml"),
-        &NamenodeConfig {
-            listen,
-            identity: "identity".into(),
-            data: "data".into(),
-            policy: PolicyKind::default(),
-            locality: Locality::default(),
-            min_write_replicas: config::default_min_write_replicas(),
-            repair: RepairConfig::default(),
-            quarantine_s: config::default_quarantine(),
-            http: proven(http, directory)?,
-        },
-    )
-}
-
-fn check_addresses(listen: &[SocketAddr], http: &[SocketAddr]) -> anyhow::Result<()> {
-    let distinct: BTreeSet<SocketAddr> = listen.iter().copied().collect();
-    if distinct.len() != listen.len() {
-        bail!("two namenodes cannot listen on the same address");
-    }
-    if !NAMENODES.contains(&listen.len()) {
-        bail!(
-            "{} namenodes were named: make it one, three or five. Most of them have to work, so that an even number \
-             survives no more failures than one less",
-            listen.len()
-        );
-    }
-    if !http.is_empty() && http.len() != listen.len() {
-        bail!(
-            "{} addresses for pages and {} for namenodes: name one for each, or none",
-            http.len(),
-            listen.len()
-        );
-    }
-    Ok(())
-}
-
-/// The directory of a namenode in that of the cluster; the first one's is `namenode`.
-pub fn namenode_directory(at: usize) -> String {
-    match at {
-        0 => "namenode".to_owned(),
-        _ => format!("namenode-{}", at + 1),
-    }
-}
-
-/// Members with these addresses, in their order, and their numbers.
-fn members(listen: &[SocketAddr]) -> Vec<(MemberId, Member)> {
-    let member = |addr: &SocketAddr| {
-        let member = Member {
-            name: NAMENODE_NAME.to_owned(),
-            addr: *addr,
-        };
-        (MemberId::random(), member)
-    };
-    listen.iter().map(member).collect()
-}
-
 /// Makes the certificate and the configuration of a datanode below `out`.
 ///
 /// # Errors
@@ -555,11 +445,4 @@ fn make_private_directory(path: &Path) -> anyhow::Result<()> {
         .mode(0o700)
         .create(path)
         .with_context(|| format!("cannot make {}", path.display()))
-}
-
-fn new_cluster_id() -> anyhow::Result<ClusterId> {
-    let mut bytes = [0; 16];
-    rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::empty())
-        .context("the kernel gives no random bytes")?;
-    Ok(ClusterId(u128::from_le_bytes(bytes)))
 }
