@@ -131,6 +131,9 @@ async fn what_was_restored_changes_nothing_until_that_is_accepted_also_after_res
     let (content, file) = take(&link, false).await;
     let position = node.heartbeat().await.authority.position;
     let newer = alice.create(ROOT, "newer").await.ino;
+    // The first record after the backup is that of a term, and the same in both timelines for all that datanodes say.
+    alice.create(ROOT, "newer-too").await;
+    alice.create(ROOT, "newest").await;
     let newer_position = node.heartbeat().await.authority.position;
 
     // No datanode knows more: it waits all the same.
