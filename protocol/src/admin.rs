@@ -13,6 +13,8 @@ use crate::placement::{PlacementReply, PlacementRequest};
 use crate::timeline::{Epoch, Position};
 use crate::token::BlockToken;
 use crate::types::{NodeInfo, VolumeStatus};
+use crate::upgrade::{UpgradeRequest, UpgradeStatus};
+use crate::version::Version;
 
 /// Requests of an operator.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -41,6 +43,8 @@ pub enum AdminRequest {
     Classes,
     /// About the group of namenodes.
     Group(GroupRequest),
+    /// About the version of the cluster.
+    Upgrade(UpgradeRequest),
 }
 
 /// Replies to [`AdminRequest`].
@@ -64,6 +68,11 @@ pub enum AdminReply {
     Classes(Box<Classes>),
     /// The namenodes.
     Group(GroupStatus),
+    /// The version of the cluster, and those of its parts.
+    Upgrade(Box<UpgradeStatus>),
+    /// How many records of the next version there are.
+    #[cfg(feature = "next-version")]
+    Probes(u64),
 }
 
 /// A block that the namenode does not know and whose replicas it keeps for a while: its number may
@@ -169,6 +178,11 @@ pub struct ClusterStatus {
     pub quarantined_blocks: u64,
     /// What their replicas take, in bytes.
     pub quarantined_bytes: u64,
+    /// The version of the cluster.
+    pub cluster_version: Version,
+    /// The newest version that a namenode or datanode has. Above that of the cluster, an upgrade is under
+    /// way.
+    pub newest_version: Version,
 }
 
 /// One datanode.

@@ -27,6 +27,7 @@ use std::time::Duration;
 
 use harvestfs_protocol::machine;
 use harvestfs_protocol::transport::Endpoint;
+use harvestfs_protocol::version::Version;
 use openraft::Instant as _;
 use openraft::async_runtime::WatchReceiver;
 use openraft::impls::leader_id_std;
@@ -37,7 +38,7 @@ use tokio::sync::mpsc;
 use self::applied::Applied;
 use self::member_file::Kept;
 use self::members::is_sole_voter;
-use self::peers::{Caller, Peers};
+use self::peers::{Caller, Peers, Releases};
 use self::progress::Executed;
 use self::snapshots::Fetching;
 use self::store::{Deposed, LogStore};
@@ -49,6 +50,7 @@ pub use applied::Committed;
 pub use entry::{Content, EntryError, Record, decode};
 pub use members::{Change, Changing, FindError, Found, GroupView, Progress, Refusal};
 pub use outside::{Asked, Joining, Outside, Standing, found_alone, found_outside, standing};
+pub use peers::Running;
 pub use progress::Commits;
 pub use runtime::MachineRuntime;
 pub use service::Service;
@@ -255,6 +257,7 @@ impl Consensus {
                 writes_at_start,
                 store: Some(store.clone()),
                 silent: parking_lot::Mutex::default(),
+                releases: Releases::default(),
             }),
         };
         let raft = Raft::new(id, Arc::new(config), peers.clone(), store.clone(), applied)
@@ -420,6 +423,11 @@ impl Consensus {
                 tracing::warn!(%error, "what a snapshot made superfluous is kept until the next one");
             }
         });
+    }
+
+    /// The cluster has this version: namenodes that do not are refused.
+    pub fn set_cluster_version(&self, version: Version) {
+        self.peers.caller.releases.set_cluster(version);
     }
 
     /// How far the log is committed.

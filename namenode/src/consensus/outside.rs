@@ -11,7 +11,7 @@ use tokio::sync::Notify;
 
 use super::member_file::{self, Kept};
 use super::members::is_sole_voter;
-use super::peers::{Caller, Peer};
+use super::peers::{Caller, Peer, Releases};
 use super::snapshots::{Fetched, Fetching, fetch};
 use super::{ConsensusError, MemberId};
 use crate::journal::{Journal, JournalError, JournalReader, Lsn};
@@ -130,6 +130,7 @@ impl Outside {
             writes_at_start: 0,
             store: None,
             silent: Mutex::default(),
+            releases: Releases::default(),
         };
         Self {
             inner: Arc::new(Inner {
