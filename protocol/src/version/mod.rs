@@ -8,6 +8,10 @@
 //! What exists since when is one table, [`since`]. A message is never changed once it was released: one
 //! with other fields is a new kind, behind the others.
 
+#[cfg(test)]
+mod recorded;
+#[cfg(test)]
+mod samples;
 mod since;
 
 use std::fmt;
