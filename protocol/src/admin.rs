@@ -13,7 +13,7 @@ use crate::placement::{PlacementReply, PlacementRequest};
 use crate::timeline::{Epoch, Position};
 use crate::token::BlockToken;
 use crate::types::{NodeInfo, VolumeStatus};
-use crate::upgrade::{UpgradeRequest, UpgradeStatus};
+use crate::upgrade::{UpgradeReply, UpgradeRequest};
 use crate::version::Version;
 
 /// Requests of an operator.
@@ -68,11 +68,8 @@ pub enum AdminReply {
     Classes(Box<Classes>),
     /// The namenodes.
     Group(GroupStatus),
-    /// The version of the cluster, and those of its parts.
-    Upgrade(Box<UpgradeStatus>),
-    /// How many records of the next version there are.
-    #[cfg(feature = "next-version")]
-    Probes(u64),
+    /// About the version of the cluster.
+    Upgrade(UpgradeReply),
 }
 
 /// A block that the namenode does not know and whose replicas it keeps for a while: its number may

@@ -7,14 +7,25 @@ use crate::version::{Version, Versions};
 /// A request about the version of the cluster.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum UpgradeRequest {
-    /// Reply: [`crate::admin::AdminReply::Upgrade`].
+    /// Reply: [`UpgradeReply::Status`].
     Status,
     /// Raise the version of the cluster to the newest one that its namenodes and datanodes have. Refused
-    /// while one of them has an older one. Reply: [`crate::admin::AdminReply::Upgrade`].
+    /// while one of them has an older one. Reply: [`UpgradeReply::Status`].
     Finish,
-    /// Write a record that exists since the next version. Reply: [`crate::admin::AdminReply::Probes`].
+    /// Write a record that exists since the next version. Reply: [`UpgradeReply::Probes`]. Always the last
+    /// one, or the two builds would give others different numbers.
     #[cfg(feature = "next-version")]
     Probe,
+}
+
+/// Replies to [`UpgradeRequest`].
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum UpgradeReply {
+    /// The version of the cluster, and those of its parts.
+    Status(Box<UpgradeStatus>),
+    /// How many records of the next version there are. Always the last one.
+    #[cfg(feature = "next-version")]
+    Probes(u64),
 }
 
 /// The version of the cluster, and those of its parts.

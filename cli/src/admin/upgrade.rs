@@ -4,8 +4,7 @@ use std::collections::BTreeMap;
 
 use clap::Subcommand;
 use harvestfs_protocol::admin::{AdminReply, AdminRequest};
-use harvestfs_protocol::outlook::count;
-use harvestfs_protocol::upgrade::{UpgradePart, UpgradeRequest, UpgradeStatus};
+use harvestfs_protocol::upgrade::{UpgradePart, UpgradeReply, UpgradeRequest, UpgradeStatus};
 
 use super::DEADLINE;
 use super::link::{self, AdminLink};
@@ -64,7 +63,9 @@ pub async fn execute(link: &AdminLink, command: &UpgradeCommand) -> anyhow::Resu
         UpgradeCommand::Probe => {
             let request = AdminRequest::Upgrade(UpgradeRequest::Probe);
             match link.ask(request, DEADLINE).await? {
-                AdminReply::Probes(probes) => println!("{}", count(probes, "probe")),
+                AdminReply::Upgrade(UpgradeReply::Probes(probes)) => {
+                    println!("{}", harvestfs_protocol::outlook::count(probes, "probe"));
+                }
                 _ => return Err(link::unexpected()),
             }
         }
@@ -74,7 +75,7 @@ pub async fn execute(link: &AdminLink, command: &UpgradeCommand) -> anyhow::Resu
 
 async fn ask(link: &AdminLink, request: UpgradeRequest) -> anyhow::Result<UpgradeStatus> {
     match link.ask(AdminRequest::Upgrade(request), DEADLINE).await? {
-        AdminReply::Upgrade(status) => Ok(*status),
+        AdminReply::Upgrade(UpgradeReply::Status(status)) => Ok(*status),
         _ => Err(link::unexpected()),
     }
 }
@@ -82,7 +83,10 @@ async fn ask(link: &AdminLink, request: UpgradeRequest) -> anyhow::Result<Upgrad
 fn print(status: &UpgradeStatus) {
     println!("The cluster has version {}.", status.cluster);
     println!("{:<10} {:<32} {:<16} VERSIONS", "PART", "NAME", "RELEASE");
-    for (kind, parts) in [("namenode", &status.namenodes), ("datanode", &status.datanodes)] {
+    for (kind, parts) in [
+        ("namenode", &status.namenodes),
+        ("datanode", &status.datanodes),
+    ] {
         for part in parts {
             print_part(kind, &part.name, part);
         }
@@ -91,7 +95,10 @@ fn print(status: &UpgradeStatus) {
     let mut clients: BTreeMap<(&str, String), (usize, &UpgradePart)> = BTreeMap::new();
     for client in &status.clients {
         let release = client.release.clone().unwrap_or_default();
-        clients.entry((&client.name, release)).or_insert((0, client)).0 += 1;
+        clients
+            .entry((client.name.as_str(), release))
+            .or_insert((0, client))
+            .0 += 1;
     }
     for ((name, _), (number, client)) in clients {
         let name = match number {
@@ -167,7 +174,10 @@ mod tests {
     fn the_next_step_is_named() {
         assert_eq!(advice(&status(12, 12)), "No upgrade is under way.");
         let half = advice(&status(13, 12));
-        assert!(half.contains("  the datanode dn1: it runs 0.12.0"), "{half}");
+        assert!(
+            half.contains("  the datanode dn1: it runs 0.12.0"),
+            "{half}"
+        );
         assert!(advice(&status(13, 13)).contains("upgrade finish"));
     }
 }

@@ -39,7 +39,10 @@ fn configurations_of_releases_say_what_they_said() {
         assert_eq!(http.token, PathBuf::from("http-token"));
 
         let datanode: DatanodeConfig = load(&directory.join("datanode.toml")).unwrap();
-        assert_eq!((datanode.name.as_str(), datanode.rack.as_str()), ("dn1", "rack-1"));
+        assert_eq!(
+            (datanode.name.as_str(), datanode.rack.as_str()),
+            ("dn1", "rack-1")
+        );
         assert_eq!(datanode.namenodes.len(), 3);
         assert_eq!(datanode.scrub_bytes_per_s, Size(8 << 20));
         assert_eq!(datanode.scrub_every_s.get(), 6 * 3600);

@@ -19,6 +19,7 @@ use harvestfs_protocol::durable;
 use harvestfs_protocol::ids::ClusterId;
 use harvestfs_protocol::limits::{BLOCK_BYTES_MAX, BLOCK_BYTES_MIN, CHUNK_BYTES, REPLICATION_MAX};
 use harvestfs_protocol::types::{PlacementRules, Timestamp};
+use harvestfs_protocol::version::Version;
 
 use super::NamenodeError;
 use super::options::check_segment_bytes;

@@ -31,7 +31,10 @@ const LENGTH_OFFSET: u64 = 48;
 
 fn fixture(release: &str) -> PathBuf {
     let manifest = Path::new(env!("CARGO_MANIFEST_DIR"));
-    manifest.join("../tests/fixtures").join(release).join("namenode")
+    manifest
+        .join("../tests/fixtures")
+        .join(release)
+        .join("namenode")
 }
 
 fn files_below(directory: &Path) -> Vec<PathBuf> {
@@ -61,11 +64,18 @@ fn take_out(release: &str) -> tempfile::TempDir {
         if path.ends_with("state") {
             continue;
         }
-        let to = directory.path().join("nn").join(path.strip_prefix(&from).unwrap());
+        let to = directory
+            .path()
+            .join("nn")
+            .join(path.strip_prefix(&from).unwrap());
         fs::create_dir_all(to.parent().unwrap()).unwrap();
         fs::write(&to, fs::read(&path).unwrap()).unwrap();
         if is_segment(&to) {
-            let file = fs::File::options().write(true).read(true).open(&to).unwrap();
+            let file = fs::File::options()
+                .write(true)
+                .read(true)
+                .open(&to)
+                .unwrap();
             let mut length = [0; 8];
             file.read_exact_at(&mut length, LENGTH_OFFSET).unwrap();
             file.set_len(u64::from_le_bytes(length)).unwrap();
@@ -142,7 +152,11 @@ fn kinds_of_0_2_0() -> BTreeSet<String> {
         "remove_snapshot",
     ];
     let mutations = mutations.map(|name| format!("mutate {name}"));
-    kinds.map(str::to_owned).into_iter().chain(mutations).collect()
+    kinds
+        .map(str::to_owned)
+        .into_iter()
+        .chain(mutations)
+        .collect()
 }
 
 fn state(namespace: &Namespace) -> Vec<u8> {
@@ -184,7 +198,8 @@ fn read(directory: &Path) -> Read {
         let (lsn, bytes) = record.unwrap();
         match consensus::decode(&bytes).unwrap() {
             (_, Content::Command(bytes)) => {
-                let command = Command::decode(bytes).unwrap_or_else(|error| panic!("{lsn}: {error}"));
+                let command =
+                    Command::decode(bytes).unwrap_or_else(|error| panic!("{lsn}: {error}"));
                 // Later releases write it in the same bytes.
                 assert_eq!(command.encode().unwrap(), bytes, "{command:?}");
                 let applied = read.namespace.apply(&command);
@@ -312,7 +327,9 @@ async fn record_a_data_directory() {
             mode: 0o755,
         }))
         .await;
-    session.ok(xattr(brief, "user.harvestfs.lifetime_s", "1")).await;
+    session
+        .ok(xattr(brief, "user.harvestfs.lifetime_s", "1"))
+        .await;
     session.ok(create(brief, "passes")).await;
     session.ok(create(ROOT, "trash")).await;
     session

@@ -7,7 +7,7 @@ use harvestfs_protocol::admin::{AdminReply, AdminRequest};
 use harvestfs_protocol::error::FsError;
 use harvestfs_protocol::identity::Role;
 use harvestfs_protocol::types::Timestamp;
-use harvestfs_protocol::upgrade::{UpgradeRequest, UpgradeStatus};
+use harvestfs_protocol::upgrade::{UpgradeReply, UpgradeRequest, UpgradeStatus};
 use harvestfs_protocol::version::{Release, Unfit, Version, Versions};
 
 use crate::harness::*;
@@ -20,7 +20,7 @@ const NEWER: Versions = Versions {
 
 async fn upgrade(cluster: &Cluster, request: UpgradeRequest) -> Result<UpgradeStatus, FsError> {
     match cluster.admin(AdminRequest::Upgrade(request)).await? {
-        AdminReply::Upgrade(status) => Ok(*status),
+        AdminReply::Upgrade(UpgradeReply::Status(status)) => Ok(*status),
         other => panic!("unexpected {other:?}"),
     }
 }
@@ -58,7 +58,10 @@ async fn what_is_older_than_the_newest_part_is_named_and_nothing_is_raised() {
     assert_eq!(node.heartbeat().await.cluster_version, Version::NEWEST);
     let status = upgrade(&cluster, UpgradeRequest::Status).await.unwrap();
     assert!(status.is_under_way());
-    assert_eq!((status.cluster, status.newest), (Version::NEWEST, NEWER.newest));
+    assert_eq!(
+        (status.cluster, status.newest),
+        (Version::NEWEST, NEWER.newest)
+    );
     assert_eq!(status.datanodes[0].versions, Some(NEWER));
     let refused = upgrade(&cluster, UpgradeRequest::Finish).await.unwrap_err();
     let FsError::InvalidArgument(why) = &refused else {
@@ -66,7 +69,10 @@ async fn what_is_older_than_the_newest_part_is_named_and_nothing_is_raised() {
     };
     let address = cluster.addr().to_string();
     let namenode = &status.namenodes[0];
-    assert!(why.contains(&format!("the namenode {}", namenode.name)), "{why}, {address}");
+    assert!(
+        why.contains(&format!("the namenode {}", namenode.name)),
+        "{why}, {address}"
+    );
     let status = cluster.status().await;
     assert_eq!(status.cluster_version, Version::NEWEST);
     assert_eq!(status.newest_version, NEWER.newest);

@@ -352,7 +352,9 @@ impl Hello {
         let (release, rest) = rest.split_first_chunk().ok_or_else(too_short)?;
         let oldest = Version(u32::from_le_bytes(*oldest));
         if oldest > newest {
-            return Err(WireError::malformed("the oldest version is newer than the newest"));
+            return Err(WireError::malformed(
+                "the oldest version is newer than the newest",
+            ));
         }
         let hello = Self {
             versions: Versions { newest, oldest },

@@ -120,7 +120,12 @@ impl Connection {
         let (sender, receiver) =
             within(deadline, "opening a stream", inner.quinn.open_bi()).await?;
         Ok((
-            FrameSender::new(SendingWay::Remote(sender), inner.spoken, Some(kind), deadline),
+            FrameSender::new(
+                SendingWay::Remote(sender),
+                inner.spoken,
+                Some(kind),
+                deadline,
+            ),
             FrameReceiver::new(ReceivingWay::Remote(receiver)),
         ))
     }
@@ -129,7 +134,12 @@ impl Connection {
         let inner = &self.inner;
         let (sender, receiver) = stream.split(inner.quinn.clone())?;
         Ok((
-            FrameSender::new(SendingWay::Local(sender), inner.spoken, None, inner.send_deadline),
+            FrameSender::new(
+                SendingWay::Local(sender),
+                inner.spoken,
+                None,
+                inner.send_deadline,
+            ),
             FrameReceiver::new(ReceivingWay::Local(receiver)),
         ))
     }

@@ -70,7 +70,10 @@ impl FrameSender {
     /// # Errors
     /// [`TransportError::Wire`] if the message is too large, or newer than the connection (nothing was
     /// sent), else what broke the stream; after [`TransportError::Deadline`] the stream is reset.
-    pub async fn send<M: Serialize + Versioned>(&mut self, message: &M) -> Result<(), TransportError> {
+    pub async fn send<M: Serialize + Versioned>(
+        &mut self,
+        message: &M,
+    ) -> Result<(), TransportError> {
         self.send_parts(message, &mut []).await
     }
 

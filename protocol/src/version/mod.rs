@@ -22,9 +22,7 @@ use serde::{Deserialize, Serialize};
 pub const RELEASE_BYTES: usize = 24;
 
 /// A version of the wire and of the formats on disks.
-#[derive(
-    Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize,
-)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct Version(pub u32);
 
 impl Version {
@@ -223,8 +221,16 @@ mod tests {
         ];
         for ((a, b), (c, d), expected) in cases {
             let (one, other) = (versions(a, b), versions(c, d));
-            assert_eq!(one.in_common(other), expected.map(Version), "{one}; {other}");
-            assert_eq!(other.in_common(one), expected.map(Version), "{other}; {one}");
+            assert_eq!(
+                one.in_common(other),
+                expected.map(Version),
+                "{one}; {other}"
+            );
+            assert_eq!(
+                other.in_common(one),
+                expected.map(Version),
+                "{other}; {one}"
+            );
         }
     }
 
@@ -235,7 +241,10 @@ mod tests {
         assert_eq!(program.check_cluster(Version(14)), Ok(()));
         let behind = program.check_cluster(Version(15)).unwrap_err().to_string();
         assert!(behind.contains("version 15"), "{behind}");
-        assert!(behind.contains("13 to 14") && behind.contains("no way back"), "{behind}");
+        assert!(
+            behind.contains("13 to 14") && behind.contains("no way back"),
+            "{behind}"
+        );
         let ahead = program.check_cluster(Version(12)).unwrap_err().to_string();
         assert!(ahead.contains("the release before"), "{ahead}");
     }

@@ -131,11 +131,16 @@ impl Work for Reader<'_> {
             let numbers = script.split('.').filter(|it| !it.is_empty());
             let numbers: Vec<u32> = numbers.map(|it| it.parse().expect("a number")).collect();
             let recorded = bytes_of(recorded);
-            let read: T = decode_header(&recorded).unwrap_or_else(|error| panic!("{line}: {error}"));
+            let read: T =
+                decode_header(&recorded).unwrap_or_else(|error| panic!("{line}: {error}"));
             assert_eq!(read, samples::of::<T>(&numbers), "{line}");
             assert!(read.since() <= self.version, "{line}: {read:?}");
             let sent = postcard::to_stdvec(&read).expect("memory");
-            assert_eq!(hexadecimal(&sent), hexadecimal(&recorded), "{line}: {read:?}");
+            assert_eq!(
+                hexadecimal(&sent),
+                hexadecimal(&recorded),
+                "{line}: {read:?}"
+            );
             scripts.insert(numbers);
             self.read += 1;
         }
@@ -172,7 +177,10 @@ fn what_releases_sent_is_read_and_sent_as_it_was() {
             release: Release::cut(release),
         };
         assert_eq!((read, rest), (expected, &b""[..]));
-        assert!(Versions::OURS.in_common(read.versions).is_some(), "{read:?}");
+        assert!(
+            Versions::OURS.in_common(read.versions).is_some(),
+            "{read:?}"
+        );
     }
 }
 

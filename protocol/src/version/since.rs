@@ -18,7 +18,7 @@ use crate::peer::{PeerReply, PeerRequest};
 use crate::placement::{PlacementReply, PlacementRequest};
 use crate::rpc::{Reply, Request};
 use crate::short_circuit::FileRequest;
-use crate::upgrade::UpgradeRequest;
+use crate::upgrade::{UpgradeReply, UpgradeRequest};
 
 const V0_2: Version = Version::V0_2;
 
@@ -231,12 +231,10 @@ impl Versioned for AdminReply {
             | Self::Fsck(_)
             | Self::Quarantine(_)
             | Self::Classes(_)
-            | Self::Group(_)
-            | Self::Upgrade(_) => V0_2,
-            #[cfg(feature = "next-version")]
-            Self::Probes(_) => Version::NEXT,
+            | Self::Group(_) => V0_2,
             Self::History(reply) => reply.since(),
             Self::Placement(reply) => reply.since(),
+            Self::Upgrade(reply) => reply.since(),
         }
     }
 }
@@ -252,10 +250,9 @@ impl Versioned for HistoryRequest {
 impl Versioned for HistoryReply {
     fn since(&self) -> Version {
         match self {
-            Self::Imported(_)
-            | Self::Refused { .. }
-            | Self::Tenants { .. }
-            | Self::Overview(_) => V0_2,
+            Self::Imported(_) | Self::Refused { .. } | Self::Tenants { .. } | Self::Overview(_) => {
+                V0_2
+            }
         }
     }
 }
@@ -303,6 +300,16 @@ impl Versioned for UpgradeRequest {
             Self::Status | Self::Finish => V0_2,
             #[cfg(feature = "next-version")]
             Self::Probe => Version::NEXT,
+        }
+    }
+}
+
+impl Versioned for UpgradeReply {
+    fn since(&self) -> Version {
+        match self {
+            Self::Status(_) => V0_2,
+            #[cfg(feature = "next-version")]
+            Self::Probes(_) => Version::NEXT,
         }
     }
 }
@@ -481,7 +488,17 @@ macro_rules! plain {
     };
 }
 
-plain!((), u8, u32, i32, u64, String, &str, Vec<u8>, Option<PathBuf>);
+plain!(
+    (),
+    u8,
+    u32,
+    i32,
+    u64,
+    String,
+    &str,
+    Vec<u8>,
+    Option<PathBuf>
+);
 
 impl<A: Versioned, B: Versioned> Versioned for (A, B) {
     fn since(&self) -> Version {

@@ -73,7 +73,10 @@ impl Load {
 
     pub fn stop(self) -> Done {
         self.shared.stop.store(true, Ordering::Relaxed);
-        let files = self.programs.into_iter().flat_map(|program| program.join().expect("it ends"));
+        let files = self
+            .programs
+            .into_iter()
+            .flat_map(|program| program.join().expect("it ends"));
         let files = files.collect();
         let wrong = self.shared.wrong.lock();
         assert!(wrong.is_empty(), "{wrong:#?}");
@@ -178,7 +181,9 @@ impl Program {
         };
         let mut piece = vec![0; self.rng.random_range(1..bytes_max)];
         self.rng.fill_bytes(&mut piece);
-        self.shared.bytes.fetch_add(piece.len() as u64, Ordering::Relaxed);
+        self.shared
+            .bytes
+            .fetch_add(piece.len() as u64, Ordering::Relaxed);
         piece
     }
 

@@ -97,9 +97,16 @@ fn a_cluster_is_upgraded_part_by_part_while_programs_use_it() {
 
     step("parts of the build of before are refused");
     let said = parts.namenode_ends(3, Build::Old);
-    assert!(said.contains("the cluster has version 13, the program has 12"), "{said}");
+    assert!(
+        said.contains("the cluster has version 13, the program has 12"),
+        "{said}"
+    );
     parts.replace_namenode(3, Build::New);
-    parts.datanode_is_refused(1, Build::Old, "the cluster has version 13, the program has 12");
+    parts.datanode_is_refused(
+        1,
+        Build::Old,
+        "the cluster has version 13, the program has 12",
+    );
     parts.replace_datanode(1, Build::New);
     load.check();
 

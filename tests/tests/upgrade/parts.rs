@@ -51,7 +51,9 @@ impl Parts {
         let sockets: Vec<UdpSocket> = (0..NAMENODES)
             .map(|_| UdpSocket::bind("127.0.0.1:0").expect("a port"))
             .collect();
-        let addresses = sockets.iter().map(|it| it.local_addr().expect("an address"));
+        let addresses = sockets
+            .iter()
+            .map(|it| it.local_addr().expect("an address"));
         let mut parts = Self {
             next,
             processes: BTreeMap::new(),
@@ -170,9 +172,7 @@ impl Parts {
             let status = self.status();
             let parts = status.all[kind].as_array().expect("parts");
             let part = parts.iter().find(|part| part["name"] == name);
-            part.is_some_and(|part| {
-                part["versions"]["newest"] == newest && part["is_live"] == true
-            })
+            part.is_some_and(|part| part["versions"]["newest"] == newest && part["is_live"] == true)
         });
     }
 

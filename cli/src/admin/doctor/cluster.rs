@@ -64,7 +64,10 @@ fn judge_status(status: &ClusterStatus, diagnosis: &mut Diagnosis) {
     if status.version != own {
         diagnosis.warning(
             Area::Versions,
-            format!("the namenode is of release {}, this is {own}", status.version),
+            format!(
+                "the namenode is of release {}, this is {own}",
+                status.version
+            ),
             ONE_RELEASE,
         );
     }

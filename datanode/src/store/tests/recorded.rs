@@ -23,7 +23,10 @@ const OBEYED: Position = Position {
 
 fn fixture(release: &str) -> PathBuf {
     let manifest = Path::new(env!("CARGO_MANIFEST_DIR"));
-    manifest.join("../tests/fixtures").join(release).join("volume")
+    manifest
+        .join("../tests/fixtures")
+        .join(release)
+        .join("volume")
 }
 
 /// The same in every release, other than what a random generator gives.
@@ -87,7 +90,9 @@ async fn record_a_volume() {
     store.claim(CLUSTER).await;
     store.write_obeyed(OBEYED).await.unwrap();
     for (block, bytes) in SEALED {
-        write_sealed(&store, block, &content(block, bytes)).await.unwrap();
+        write_sealed(&store, block, &content(block, bytes))
+            .await
+            .unwrap();
     }
     let storage = store.status()[0].storage;
     let set = store.set_quota(storage, QUOTA_BYTES, Duration::from_secs(1));

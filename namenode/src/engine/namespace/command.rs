@@ -143,7 +143,8 @@ pub enum Command {
         /// When.
         now: Timestamp,
     },
-    /// Counted, and nothing else: a record that exists since the next version.
+    /// Counted, and nothing else: a record that exists since the next version. Always the last one, or the
+    /// two builds would give others different numbers.
     #[cfg(feature = "next-version")]
     Probe {
         /// When.

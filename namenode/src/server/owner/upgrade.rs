@@ -4,7 +4,7 @@ use harvestfs_protocol::admin::AdminReply;
 use harvestfs_protocol::error::FsError;
 use harvestfs_protocol::rpc::Reply;
 use harvestfs_protocol::types::Timestamp;
-use harvestfs_protocol::upgrade::{UpgradePart, UpgradeRequest, UpgradeStatus};
+use harvestfs_protocol::upgrade::{UpgradePart, UpgradeReply, UpgradeRequest, UpgradeStatus};
 use harvestfs_protocol::version::{Release, Version, Versions};
 
 use super::group::answers;
@@ -29,8 +29,8 @@ impl Owner {
             UpgradeRequest::Probe => {
                 return match self.probe() {
                     Ok((probes, record)) => {
-                        let reply = Reply::Admin(AdminReply::Probes(probes));
-                        self.answer(responder, Ok(reply), Some(record));
+                        let reply = AdminReply::Upgrade(UpgradeReply::Probes(probes));
+                        self.answer(responder, Ok(Reply::Admin(reply)), Some(record));
                     }
                     Err(error) => responder.send(&Err(error)),
                 };
@@ -38,7 +38,8 @@ impl Owner {
         };
         match result {
             Ok(record) => {
-                let status = AdminReply::Upgrade(Box::new(self.upgrade_status()));
+                let status = UpgradeReply::Status(Box::new(self.upgrade_status()));
+                let status = AdminReply::Upgrade(status);
                 self.answer(responder, Ok(Reply::Admin(status)), record);
             }
             Err(error) => responder.send(&Err(error)),

@@ -246,8 +246,14 @@ async fn what_only_one_side_knows_is_not_sent() {
 
 #[tokio::test]
 async fn a_request_that_the_server_does_not_know_is_refused_by_the_client() {
-    let server = endpoint_with(&identity(Role::Namenode, "nn"), of_versions(versions(12, 12)));
-    let client = endpoint_with(&identity(Role::Client, "c-1"), of_versions(versions(12, 13)));
+    let server = endpoint_with(
+        &identity(Role::Namenode, "nn"),
+        of_versions(versions(12, 12)),
+    );
+    let client = endpoint_with(
+        &identity(Role::Client, "c-1"),
+        of_versions(versions(12, 13)),
+    );
     let (dialled, accepted) = dial(&server, &client, &namenode()).await;
     let (dialled, accepted) = (dialled.unwrap(), accepted.unwrap());
     let serving = tokio::spawn(async move {
@@ -259,7 +265,9 @@ async fn a_request_that_the_server_does_not_know_is_refused_by_the_client() {
         }
     });
     let (notices, _) = tokio::sync::mpsc::channel(1);
-    let rpc = RpcClient::<Said, Said, ()>::start(dialled, notices).await.unwrap();
+    let rpc = RpcClient::<Said, Said, ()>::start(dialled, notices)
+        .await
+        .unwrap();
     let refused = rpc.call(&Said::Newly { has_simpler: true }, LONG).await;
     assert_eq!(
         refused,

@@ -167,7 +167,7 @@ enum Record {
     Unheld(Vec<InodeId>),
     /// The version of the cluster. Comes behind the header, before what it brings.
     Version(Version),
-    /// Of the next version.
+    /// Of the next version. Always the last one.
     #[cfg(feature = "next-version")]
     Probes(u64),
 }
