@@ -131,7 +131,7 @@ impl Owner {
     /// The version of the cluster, for those who write by it: not before its record is durable.
     pub(super) fn settled_version(&self) -> Version {
         match self.raised {
-            Some((record, before)) if self.log.committed_lsn() < record => before,
+            Some((record, before)) if self.log.commits().last() < record => before,
             _ => self.namespace.version(),
         }
     }
