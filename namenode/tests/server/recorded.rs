@@ -342,7 +342,7 @@ async fn record_a_data_directory() {
     let servers = || vec!["dn-1".to_owned()];
     place(&cluster, PlacementRequest::SetPolicy("stock".to_owned())).await;
     let change = RepairChange {
-        per_hour: Some(7),
+        per_node: Some(7),
         ..RepairChange::default()
     };
     place(&cluster, PlacementRequest::Repair(change)).await;
