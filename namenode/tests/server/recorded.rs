@@ -3,7 +3,7 @@
 
 use std::collections::BTreeSet;
 use std::fs;
-use std::os::unix::fs::FileExt;
+use std::os::unix::fs::{FileExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
 use harvestfs_namenode::consensus::{self, Content};
@@ -70,6 +70,8 @@ fn take_out(release: &str) -> tempfile::TempDir {
             .join(path.strip_prefix(&from).unwrap());
         fs::create_dir_all(to.parent().unwrap()).unwrap();
         fs::write(&to, fs::read(&path).unwrap()).unwrap();
+        // A repository does not keep who may read it.
+        fs::set_permissions(&to, fs::Permissions::from_mode(0o600)).unwrap();
         if is_segment(&to) {
             let file = fs::File::options()
                 .write(true)
