@@ -26,6 +26,12 @@ suite name word="":
 fuzz:
     cargo test -p harvestfs-fuzz
 
+# A rolling upgrade to a build with a later version, under load through mounts; needs /dev/fuse. The second build is in
+# a directory of its own, and takes minutes the first time.
+upgrade:
+    cargo build --locked --workspace --bin harvestfs --features harvestfs-cli/next-version --target-dir target/next
+    HARVESTFS_TESTS_NEXT="$PWD/target/next/debug/harvestfs" cargo test --workspace --test upgrade -- --ignored --nocapture
+
 # Everything, as before a change is accepted; about 40 minutes.
 all:
     .ci/run

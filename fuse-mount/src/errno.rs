@@ -48,7 +48,7 @@ pub fn of_fs(error: &FsError) -> Errno {
         FsError::FileTooLarge => Errno::EFBIG,
         FsError::NoAttribute => Errno::ENODATA,
         FsError::AttributeTooLarge => Errno::E2BIG,
-        FsError::NotSupported(_) => Errno::EOPNOTSUPP,
+        FsError::NotSupported(_) | FsError::ClusterVersion { .. } => Errno::EOPNOTSUPP,
         FsError::Stale => Errno::ESTALE,
         FsError::QuotaExceeded => Errno::EDQUOT,
         FsError::ReadOnly => Errno::EROFS,
@@ -67,7 +67,8 @@ pub fn of_fs(error: &FsError) -> Errno {
         | FsError::NotLeader { .. }
         | FsError::SessionExpired
         | FsError::Protocol(_)
-        | FsError::Internal(_) => {
+        | FsError::Internal(_)
+        | FsError::Unfit(_) => {
             tracing::warn!(%error, "an operation failed");
             Errno::EIO
         }

@@ -14,6 +14,8 @@ use crate::placement::{PlacementReply, PlacementRequest};
 use crate::timeline::{Epoch, Position};
 use crate::token::BlockToken;
 use crate::types::{NodeInfo, VolumeStatus};
+use crate::upgrade::{UpgradeReply, UpgradeRequest};
+use crate::version::Version;
 
 /// Requests of an operator.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -42,6 +44,8 @@ pub enum AdminRequest {
     Classes,
     /// About the group of namenodes.
     Group(GroupRequest),
+    /// About the version of the cluster.
+    Upgrade(UpgradeRequest),
     /// About a backup. Reply: [`AdminReply::Backup`].
     Backup(BackupRequest),
 }
@@ -67,6 +71,8 @@ pub enum AdminReply {
     Classes(Box<Classes>),
     /// The namenodes.
     Group(GroupStatus),
+    /// About the version of the cluster.
+    Upgrade(UpgradeReply),
     /// About a backup.
     Backup(BackupReply),
 }
@@ -205,6 +211,11 @@ pub struct ClusterStatus {
     pub quarantined_blocks: u64,
     /// What their replicas take, in bytes.
     pub quarantined_bytes: u64,
+    /// The version of the cluster.
+    pub cluster_version: Version,
+    /// The newest version that a namenode or datanode has. Above that of the cluster, an upgrade is under
+    /// way.
+    pub newest_version: Version,
 }
 
 /// One datanode.

@@ -6,6 +6,7 @@ use std::net::SocketAddr;
 use serde::{Deserialize, Serialize};
 
 use crate::outlook::Shortage;
+use crate::version::{Unfit, Version};
 
 /// Why a metadata operation was refused. The comment names the errno it becomes at the mount.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, thiserror::Error)]
@@ -117,6 +118,20 @@ pub enum FsError {
         /// Where the one listens that leads, if that is known.
         leader: Option<SocketAddr>,
     },
+    /// `EOPNOTSUPP`: it exists since a version that the cluster does not have yet.
+    #[error(
+        "it exists since version {since}, and the cluster has version {cluster}: upgrade all parts, then \
+         run `harvestfs admin upgrade finish`"
+    )]
+    ClusterVersion {
+        /// Since when.
+        since: Version,
+        /// The cluster's.
+        cluster: Version,
+    },
+    /// `EIO`: the program cannot be a part of the cluster.
+    #[error(transparent)]
+    Unfit(Unfit),
 }
 
 /// Why a datanode refused or ended a block stream.

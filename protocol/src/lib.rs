@@ -8,11 +8,12 @@
 //! - [`codec`]: frames; [`transport`]: connections, streams, request multiplexing;
 //! - [`identity`]: the certificate authority of a cluster and the certificates of its parts;
 //! - [`timeline`]: which namenode says something, and how much it had seen;
+//! - [`version`]: what exists since when, and what two releases have in common;
 //! - [`durable`]: small files that survive a power loss;
 //! - [`settings`]: what is wrong with a file that a user wrote.
 //!
-//! Messages are encoded with postcard, whose format is written down and stable. Any change of a
-//! message is a change of [`PROTOCOL_VERSION`].
+//! Messages are encoded with postcard, whose format is written down and stable. What was released is
+//! never changed ([`version`]).
 
 pub mod admin;
 pub mod backup;
@@ -45,12 +46,11 @@ mod timestamp;
 pub mod token;
 pub mod transport;
 pub mod types;
+pub mod upgrade;
+pub mod version;
 pub mod watch;
 
 pub use machine::{since_boot, unix_now_ms};
-
-/// The version of everything in this crate that goes over the wire.
-pub const PROTOCOL_VERSION: u32 = 12;
 
 /// The first word of the line that a part prints on standard output once it serves: the process
 /// that started it waits for that.

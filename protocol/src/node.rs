@@ -8,6 +8,7 @@ use crate::ids::{BlockId, ClusterId, NodeId, StorageId};
 use crate::timeline::{Authority, Position};
 use crate::token::{BlockToken, TokenKey};
 use crate::types::{NodeInfo, VolumeStatus};
+use crate::version::Version;
 
 /// The server that a datanode runs on, as its configuration describes it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -53,6 +54,8 @@ pub struct NodeRegistered {
     pub block_bytes: u64,
     /// The authority of the namenode's commands.
     pub authority: Authority,
+    /// The version of the cluster: what is written on volumes is not newer.
+    pub cluster_version: Version,
 }
 
 /// What a datanode reports every [`crate::limits::HEARTBEAT_INTERVAL`], from values last found.
@@ -101,6 +104,8 @@ pub struct HeartbeatReply {
     pub keys: Option<Vec<TokenKey>>,
     /// The authority of the commands.
     pub authority: Authority,
+    /// The version of the cluster, which may have been raised.
+    pub cluster_version: Version,
 }
 
 /// What the namenode has a datanode do. Every command may come twice and is then a no-op.

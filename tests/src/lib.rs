@@ -22,6 +22,8 @@ pub use self::binary::harvestfs;
 pub use self::browser::Browser;
 pub use self::cluster::{Cluster, ClusterOptions, free_tcp_address};
 pub use self::data::{Pattern, assert_same_tree, count_files, library_sources, make_source_tree};
+pub use self::mounts::remove as unmount;
+pub use self::process::Process;
 pub use self::prometheus::{Prometheus, Server, Target, TargetAccess};
 pub use self::requirements::{
     can_mount, criu, free_bytes, have_program, have_space, postgresql, skip,

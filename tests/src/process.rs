@@ -30,7 +30,18 @@ impl Process {
         environment: &[(&str, &str)],
         log: &Path,
     ) -> Self {
-        let (process, is_ready) = Self::begin(name, arguments, environment, log);
+        Self::start_of(harvestfs(), name, arguments, environment, log)
+    }
+
+    /// As [`Process::start`], of another binary.
+    pub fn start_of(
+        binary: &Path,
+        name: &str,
+        arguments: &[&Path],
+        environment: &[(&str, &str)],
+        log: &Path,
+    ) -> Self {
+        let (process, is_ready) = Self::begin_of(binary, name, arguments, environment, log);
         let ready = is_ready.recv_timeout(READY_DEADLINE);
         assert_eq!(
             ready,
@@ -48,12 +59,23 @@ impl Process {
         environment: &[(&str, &str)],
         log: &Path,
     ) -> (Self, mpsc::Receiver<bool>) {
+        Self::begin_of(harvestfs(), name, arguments, environment, log)
+    }
+
+    /// As [`Process::begin`], of another binary.
+    pub fn begin_of(
+        binary: &Path,
+        name: &str,
+        arguments: &[&Path],
+        environment: &[(&str, &str)],
+        log: &Path,
+    ) -> (Self, mpsc::Receiver<bool>) {
         let log_file = File::options()
             .create(true)
             .append(true)
             .open(log)
             .expect("the log can be written");
-        let mut child = Command::new(harvestfs())
+        let mut child = Command::new(binary)
             .args(["--supervised-by", &std::process::id().to_string()])
             .args(arguments)
             .envs(environment.iter().copied())

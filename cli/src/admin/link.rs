@@ -12,6 +12,7 @@ use harvestfs_protocol::meta::Notice;
 use harvestfs_protocol::request_id::RequestId;
 use harvestfs_protocol::rpc::{Reply, Request, Response};
 use harvestfs_protocol::transport::{Connection, Endpoint, RpcClient, TransportOptions};
+use harvestfs_protocol::upgrade::UpgradeRequest;
 use parking_lot::Mutex;
 use tokio::sync::mpsc;
 
@@ -86,7 +87,10 @@ impl AdminLink {
     ) -> anyhow::Result<AdminReply> {
         let is_question = matches!(
             request,
-            AdminRequest::Status | AdminRequest::Nodes | AdminRequest::Group(GroupRequest::List)
+            AdminRequest::Status
+                | AdminRequest::Nodes
+                | AdminRequest::Group(GroupRequest::List)
+                | AdminRequest::Upgrade(UpgradeRequest::Status)
         );
         let request = Request::Admin(request);
         let began = tokio::time::Instant::now();

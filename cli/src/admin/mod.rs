@@ -10,6 +10,7 @@ mod maintenance;
 mod namenodes;
 mod placement;
 mod recovery;
+mod upgrade;
 
 use std::cmp::Ordering;
 use std::path::PathBuf;
@@ -130,6 +131,9 @@ enum NamenodeCommand {
     /// Let servers or racks be away for a while without their blocks being repaired, or end that.
     #[command(subcommand)]
     Maintenance(maintenance::MaintenanceCommand),
+    /// Show which versions the parts of the cluster have, and end an upgrade.
+    #[command(subcommand)]
+    Upgrade(upgrade::UpgradeCommand),
     #[command(flatten)]
     Placement(placement::PlacementCommand),
 }
@@ -214,12 +218,22 @@ async fn execute(link: &AdminLink, command: &NamenodeCommand) -> anyhow::Result<
         NamenodeCommand::Balance(args) => balance::execute(link, args).await,
         NamenodeCommand::Decommission(command) => decommission::execute(link, command).await,
         NamenodeCommand::Maintenance(command) => maintenance::execute(link, command).await,
+        NamenodeCommand::Upgrade(command) => upgrade::execute(link, command).await,
         NamenodeCommand::Placement(command) => placement::execute(link, command).await,
     }
 }
 
 fn print_status(status: &ClusterStatus) {
-    println!("cluster {} (version {})", status.cluster, status.version);
+    println!(
+        "cluster {} (release {}, version {})",
+        status.cluster, status.version, status.cluster_version
+    );
+    if status.newest_version > status.cluster_version {
+        println!(
+            "upgrade to version {} under way: harvestfs admin upgrade status",
+            status.newest_version
+        );
+    }
     let ready = if status.ready {
         "ready"
     } else {

@@ -1,6 +1,8 @@
 //! Configuration files (TOML). Flags win over environment variables, these over the file.
 
 mod primary;
+#[cfg(test)]
+mod recorded;
 
 use std::net::SocketAddr;
 use std::num::NonZero;

@@ -23,6 +23,7 @@ use harvestfs_protocol::transport::{Endpoint, NoticeSender};
 use harvestfs_protocol::types::{
     BlockInfo, Credentials, Durability, Located, NodeInfo, PlacementRules, Timestamp,
 };
+use harvestfs_protocol::version::Version;
 use parking_lot::Mutex;
 use tokio::sync::oneshot;
 
@@ -231,6 +232,7 @@ impl Shared {
             block_bytes: self.block_bytes,
             default_rules: rules(self.replication),
             position: Position::default(),
+            cluster_version: Version::default(),
         })
     }
 

@@ -17,7 +17,9 @@ use harvestfs_protocol::transport::{
     CloseCode, Connection, ConnectionCounts, Endpoint, FrameReceiver, FrameSender, Incoming,
     TransportError,
 };
+use harvestfs_protocol::version::Versioned;
 use parking_lot::Mutex;
+use serde::Serialize;
 use tokio::sync::{Semaphore, mpsc};
 
 use crate::driver::node::{Node, StreamCount};
@@ -297,7 +299,7 @@ fn log_request(peer: Role, request: &DataRequest) {
 }
 
 /// Sends the only message of a stream.
-async fn answer<M: serde::Serialize>(
+async fn answer<M: Serialize + Versioned>(
     mut sender: FrameSender,
     message: &M,
 ) -> Result<(), TransportError> {

@@ -21,6 +21,7 @@ use harvestfs_protocol::token::{BlockToken, Right, TokenKey, TokenSigner};
 use harvestfs_protocol::transport::{CloseCode, Connection, Endpoint, RpcServer, TransportOptions};
 use harvestfs_protocol::types::NodeInfo;
 use harvestfs_protocol::unix_now_ms;
+use harvestfs_protocol::version::Version;
 use parking_lot::{Mutex, MutexGuard};
 use tokio::time::Instant;
 
@@ -246,6 +247,7 @@ impl State {
                     keys: vec![key.clone()],
                     block_bytes: self.block_bytes,
                     authority: self.authority,
+                    cluster_version: Version::default(),
                 })
             }
             NodeRequest::Heartbeat(heartbeat) => {
@@ -254,6 +256,7 @@ impl State {
                     commands: self.commands.remove(&node).unwrap_or_default(),
                     keys: self.new_keys.take(),
                     authority: self.authority,
+                    cluster_version: Version::default(),
                 })
             }
             NodeRequest::BlockReport(report) => {

@@ -35,6 +35,7 @@ use harvestfs_protocol::types::{
     Credentials, Durability, Extent, FileKind, NodeInfo, PlacementRules, StorageClass, Timestamp,
     VolumeStatus,
 };
+use harvestfs_protocol::version::{Release, Version, Versions};
 use serde::Serialize;
 
 use crate::namespace;
@@ -361,6 +362,7 @@ fn replies() -> Vec<ServerFrame<Response, Notice>> {
                 }],
                 keys: None,
                 authority: harvestfs_protocol::timeline::Authority::default(),
+                cluster_version: Version::default(),
             },
         )))),
         ServerFrame::Abandoned { id: 1 },
@@ -381,7 +383,11 @@ fn frames() -> Vec<Vec<u8>> {
         encode_frame(&mut stream, &request, 0).expect("a seed is small");
     }
     let mut hello = vec![0, 0];
-    hello.extend(Hello { version: 1 }.encode());
+    let said = Hello {
+        versions: Versions::OURS,
+        release: Release::OURS,
+    };
+    hello.extend(said.encode());
     let records = [&[0, 0, 2, 0, 0, 0][..], b"ab", &[1, 0, 0, 0], b"c", &END].concat();
     vec![stream, hello, records]
 }

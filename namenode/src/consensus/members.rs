@@ -12,7 +12,7 @@ use openraft::async_runtime::WatchReceiver;
 use openraft::{ChangeMembers, Instant as _, Membership};
 
 use super::applied::Applied;
-use super::peers::{Peer, PeerError, Peers};
+use super::peers::{Peer, PeerError, Peers, Running};
 use super::store::LogStore;
 use super::{Consensus, ConsensusError, Group, Member, MemberId, Raft, Term};
 use crate::journal::{JournalReader, Lsn};
@@ -211,6 +211,12 @@ impl GroupView {
             members: members.nodes().map(member).collect(),
             is_changing: members.get_joint_config().len() > 1,
         }
+    }
+
+    /// What runs at the other members, as they said last.
+    #[must_use]
+    pub fn running(&self) -> BTreeMap<MemberId, Running> {
+        self.peers.caller.releases.others()
     }
 
     /// Asks the namenode at an address which one it is.

@@ -28,6 +28,7 @@ use std::time::Duration;
 use harvestfs_protocol::codec::MAX_HEADER_BYTES;
 use harvestfs_protocol::machine;
 use harvestfs_protocol::transport::Endpoint;
+use harvestfs_protocol::version::Version;
 use openraft::Instant as _;
 use openraft::async_runtime::WatchReceiver;
 use openraft::impls::leader_id_std;
@@ -38,7 +39,7 @@ use tokio::sync::mpsc;
 use self::applied::Applied;
 use self::member_file::Kept;
 use self::members::is_sole_voter;
-use self::peers::{Caller, Peers};
+use self::peers::{Caller, Peers, Releases};
 use self::progress::Executed;
 use self::snapshots::Fetching;
 use self::store::{Deposed, LogStore};
@@ -52,6 +53,7 @@ pub use members::{Change, Changing, FindError, Found, GroupView, Progress, Refus
 pub use outside::{
     Asked, Joining, Outside, Standing, found_alone, found_outside, found_with_snapshot, standing,
 };
+pub use peers::Running;
 pub use progress::Commits;
 pub use runtime::MachineRuntime;
 pub use service::Service;
@@ -263,6 +265,7 @@ impl Consensus {
                 writes_at_start,
                 store: Some(store.clone()),
                 silent: parking_lot::Mutex::default(),
+                releases: Releases::default(),
             }),
         };
         let raft = Raft::new(id, Arc::new(config), peers.clone(), store.clone(), applied)
@@ -428,6 +431,11 @@ impl Consensus {
                 tracing::warn!(%error, "what a snapshot made superfluous is kept until the next one");
             }
         });
+    }
+
+    /// The cluster has this version: namenodes that do not are refused.
+    pub fn set_cluster_version(&self, version: Version) {
+        self.peers.caller.releases.set_cluster(version);
     }
 
     /// How far the log is committed.

@@ -13,7 +13,7 @@ use tokio::sync::Notify;
 
 use super::member_file::{self, Kept};
 use super::members::is_sole_voter;
-use super::peers::{Caller, Peer};
+use super::peers::{Caller, Peer, Releases};
 use super::snapshots::{Fetched, Fetching, fetch};
 use super::{ConsensusError, Member, MemberId, Term, Vote};
 use crate::journal::{Journal, JournalError, JournalReader, Lsn, ReceivedSnapshot};
@@ -157,6 +157,7 @@ impl Outside {
             writes_at_start: 0,
             store: None,
             silent: Mutex::default(),
+            releases: Releases::default(),
         };
         Self {
             inner: Arc::new(Inner {

@@ -1,10 +1,11 @@
 //! Calls to the other members.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::future::Future;
 use std::io;
 use std::net::SocketAddr;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use harvestfs_protocol::error::FsError;
@@ -14,6 +15,7 @@ use harvestfs_protocol::meta::Notice;
 use harvestfs_protocol::peer::{Ballot, Known, Memory, PeerCall, PeerReply, PeerRequest};
 use harvestfs_protocol::rpc::{Reply, Request, Response};
 use harvestfs_protocol::transport::{Endpoint, RpcClient, RpcError, TransportError};
+use harvestfs_protocol::version::{Release, Unfit, Version, Versions};
 use openraft::OptionalSend;
 use openraft::errors::{RPCError, ReplicationClosed, StreamingError, Unreachable};
 use openraft::network::v2::RaftNetworkV2;
@@ -55,6 +57,44 @@ pub(super) struct Caller {
     pub(super) store: Option<LogStore>,
     /// Where nothing answers just now, for the log.
     pub(super) silent: Mutex<BTreeSet<SocketAddr>>,
+    pub(super) releases: Releases,
+}
+
+/// The version of the cluster, and what runs at the other members.
+#[derive(Default)]
+pub(super) struct Releases {
+    /// None (0): not known here.
+    cluster: AtomicU32,
+    /// As they said when they were connected to last.
+    others: Mutex<BTreeMap<MemberId, Running>>,
+}
+
+/// What runs at another member.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Running {
+    /// Its release.
+    pub release: Release,
+    /// The versions that it has.
+    pub versions: Versions,
+}
+
+impl Releases {
+    /// The cluster has this version.
+    pub(super) fn set_cluster(&self, version: Version) {
+        self.cluster.store(version.0, Ordering::Release);
+    }
+
+    /// Refuses a program that cannot be a namenode of the cluster.
+    pub(super) fn check(&self, versions: Versions) -> Result<(), Unfit> {
+        match self.cluster.load(Ordering::Acquire) {
+            0 => Ok(()),
+            cluster => versions.check_cluster(Version(cluster)),
+        }
+    }
+
+    pub(super) fn others(&self) -> BTreeMap<MemberId, Running> {
+        self.others.lock().clone()
+    }
 }
 
 impl Caller {
@@ -97,6 +137,8 @@ pub(super) enum PeerError {
     Rpc(#[from] RpcError),
     #[error("it refuses: {0}")]
     Refused(FsError),
+    #[error(transparent)]
+    Unfit(#[from] Unfit),
     #[error("its answer does not fit the request")]
     UnexpectedReply,
     #[error("the namenode at {0} is not the member that it is taken for: its disk was replaced")]
@@ -195,7 +237,9 @@ impl Peer {
                     (self.endpoint).connect(self.addr, &expected, deadline.min(DIAL_DEADLINE));
                 // Notices are for clients; without a receiver they are ignored.
                 let (notices, _) = mpsc::channel(1);
-                let client = RpcClient::start(dialled.await?, notices).await?;
+                let connection = dialled.await?;
+                self.caller.releases.check(connection.peer_versions())?;
+                let client = RpcClient::start(connection, notices).await?;
                 self.client.insert(client)
             }
         };
@@ -205,6 +249,10 @@ impl Peer {
             memory: self.caller.memory(),
             known,
             request,
+        };
+        let running = Running {
+            release: client.connection().peer_release(),
+            versions: client.connection().peer_versions(),
         };
         let answer = match client.call(&Request::Peer(call), deadline).await? {
             Ok(Reply::Peer(answer)) => answer,
@@ -224,6 +272,7 @@ impl Peer {
         if !self.caller.note(from, answer.memory) {
             return Err(PeerError::Forgetful(self.addr));
         }
+        self.caller.releases.others.lock().insert(from, running);
         Ok((from, answer.reply))
     }
 

@@ -4,6 +4,7 @@ use std::fmt;
 
 use harvestfs_protocol::error::FsError;
 use harvestfs_protocol::peer::{Known, Memory, PeerAnswer, PeerCall, PeerReply, PeerRequest};
+use harvestfs_protocol::version::Versions;
 
 use super::applied::Applied;
 use super::outside::Outside;
@@ -55,6 +56,20 @@ impl Service {
     pub fn outside(outside: Outside) -> Self {
         Self {
             part: Part::Outside(outside),
+        }
+    }
+
+    /// Refuses a program that cannot be a namenode of the cluster.
+    ///
+    /// # Errors
+    /// [`FsError::Unfit`]
+    pub fn check_versions(&self, versions: Versions) -> Result<(), FsError> {
+        match &self.part {
+            Part::Member(member) => {
+                let releases = &member.peers.caller.releases;
+                releases.check(versions).map_err(FsError::Unfit)
+            }
+            Part::Outside(_) => Ok(()),
         }
     }
 

@@ -18,7 +18,7 @@ use tokio::sync::mpsc;
 use super::metrics::{RequestMetrics, Responder};
 use super::observer::Question;
 use super::sessions::ConnectionId;
-use crate::consensus::Service;
+use crate::consensus::{Running, Service};
 
 /// How long a connection may take until it has opened its request stream.
 const FIRST_STREAM_DEADLINE: Duration = Duration::from_secs(10);
@@ -33,6 +33,8 @@ pub(crate) enum Event {
         peer: Peer,
         /// From where.
         ip: IpAddr,
+        /// What runs there.
+        running: Running,
         /// How to notify it without a request.
         notices: NoticeSender<Notice>,
     },
@@ -97,6 +99,10 @@ pub(crate) async fn serve(
         connection: id,
         peer: peer.clone(),
         ip: remote.ip().to_canonical(),
+        running: Running {
+            release: server.connection().peer_release(),
+            versions: server.connection().peer_versions(),
+        },
         notices: server.notice_sender(),
     };
     // The owner is gone when the namenode stops; then there is nothing to report.
@@ -192,8 +198,12 @@ async fn serve_member(
         };
         // Votes do not wait for entries on their way to the disk.
         let service = served.service.clone();
+        let versions = server.connection().peer_versions();
         tokio::spawn(async move {
-            let answer = service.answer(request).await;
+            let answer = match service.check_versions(versions) {
+                Ok(()) => service.answer(request).await,
+                Err(error) => Err(error),
+            };
             responder.send(&answer.map(Reply::Peer));
         });
     }

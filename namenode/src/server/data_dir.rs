@@ -20,6 +20,7 @@ use harvestfs_protocol::durable;
 use harvestfs_protocol::ids::ClusterId;
 use harvestfs_protocol::limits::{BLOCK_BYTES_MAX, BLOCK_BYTES_MIN, CHUNK_BYTES, REPLICATION_MAX};
 use harvestfs_protocol::types::{PlacementRules, Timestamp};
+use harvestfs_protocol::version::Version;
 
 use super::NamenodeError;
 use super::options::check_segment_bytes;
@@ -74,7 +75,7 @@ pub struct GroupOptions {
 pub fn format(data_dir: &Path, options: &FormatOptions) -> Result<(), NamenodeError> {
     check(options)?;
     prepare(data_dir, options.cluster, |formatting| {
-        write_first_record(formatting, options)
+        write_first_records(formatting, options)
     })
 }
 
@@ -313,26 +314,37 @@ fn check(options: &FormatOptions) -> Result<(), NamenodeError> {
     check_segment_bytes(options.segment_bytes)
 }
 
-fn write_first_record(dir: &Path, options: &FormatOptions) -> Result<(), NamenodeError> {
+fn write_first_records(dir: &Path, options: &FormatOptions) -> Result<(), NamenodeError> {
+    let now = match &options.group {
+        Some(group) => group.now,
+        None => Timestamp::now(),
+    };
     let command = Command::Format {
         cluster: options.cluster,
-        now: match &options.group {
-            Some(group) => group.now,
-            None => Timestamp::now(),
-        },
+        now,
         root_uid: options.root_uid,
         root_gid: options.root_gid,
         block_bytes: options.block_bytes,
         default_rules: options.default_rules,
     };
+    let mut commands = vec![command];
+    // A cluster that does not say its version is of the first one.
+    if Version::NEWEST > Version::default() {
+        commands.push(Command::RaiseVersion {
+            version: Version::NEWEST,
+            now,
+        });
+    }
     // What the engine refuses must not get into the journal.
-    Namespace::new()
-        .apply(&command)
-        .map_err(NamenodeError::Engine)?;
-    let record = command.encode().map_err(NamenodeError::Engine)?;
+    let mut namespace = Namespace::new();
+    for command in &commands {
+        namespace.apply(command).map_err(NamenodeError::Engine)?;
+    }
+    let records: Result<Vec<Vec<u8>>, _> = commands.iter().map(Command::encode).collect();
+    let records = records.map_err(NamenodeError::Engine)?;
     let journal_options = empty(dir, options.cluster, options.segment_bytes);
     let (mut journal, _) = Journal::open(&journal_options)?;
-    journal.append(&[record])?;
+    journal.append(&records)?;
     journal.sync()?;
     if let Some(group) = &options.group {
         consensus::found(&journal, group.this, group.members.clone())?;

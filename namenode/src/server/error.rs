@@ -8,6 +8,7 @@ use std::sync::Arc;
 use harvestfs_protocol::error::FsError;
 use harvestfs_protocol::ids::ClusterId;
 use harvestfs_protocol::transport::TransportError;
+use harvestfs_protocol::version::Unfit;
 
 use super::token_keys::TokenKeyError;
 use crate::consensus::{ConsensusError, EntryError};
@@ -113,6 +114,9 @@ pub enum NamenodeError {
         /// Why.
         source: FsError,
     },
+    /// The cluster has a version that this program does not have.
+    #[error(transparent)]
+    Unfit(#[from] Unfit),
     /// The engine refused to make a cluster.
     #[error("cannot make a cluster: {0}")]
     Engine(FsError),
@@ -130,6 +134,24 @@ pub enum NamenodeError {
     /// The thread of the namenode panicked.
     #[error("the namenode failed: its thread panicked; the log says where")]
     Panicked,
+}
+
+impl NamenodeError {
+    /// A snapshot cannot be read.
+    pub(crate) fn of_snapshot(lsn: Lsn, source: SnapshotError) -> Self {
+        match source {
+            SnapshotError::Unfit(unfit) => Self::Unfit(unfit),
+            source => Self::Snapshot { lsn, source },
+        }
+    }
+
+    /// A command of the journal is refused.
+    pub(crate) fn of_replay(lsn: Lsn, source: FsError) -> Self {
+        match source {
+            FsError::Unfit(unfit) => Self::Unfit(unfit),
+            source => Self::Replay { lsn, source },
+        }
+    }
 }
 
 impl From<ConsensusError> for NamenodeError {

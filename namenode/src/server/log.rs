@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
+use harvestfs_protocol::version::Version;
 use harvestfs_telemetry::metrics::{Histogram, Timer};
 
 use super::NamenodeError;
@@ -83,6 +84,11 @@ impl Log {
     /// The group, as far as this member knows.
     pub(crate) fn group(&self) -> GroupView {
         self.consensus.group()
+    }
+
+    /// The cluster has this version.
+    pub(crate) fn set_cluster_version(&self, version: Version) {
+        self.consensus.set_cluster_version(version);
     }
 
     /// How many records the leader committed that the engine does not have.

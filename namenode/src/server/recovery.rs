@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use harvestfs_protocol::durable;
+use harvestfs_protocol::version::Versions;
 
 use super::data_dir;
 use super::{NamenodeError, NamenodeOptions};
@@ -81,6 +82,7 @@ pub(crate) fn recover(
     let Some(Replayed { namespace, terms }) = replay(snapshot, records, || false)? else {
         unreachable!("a replay that cannot be cancelled was");
     };
+    Versions::OURS.check_cluster(namespace.version())?;
     let formatted = match namespace.formatted() {
         Some(formatted) if formatted.cluster == cluster => formatted,
         Some(formatted) => {
@@ -132,7 +134,7 @@ pub(crate) fn replay(
     let mut namespace = match snapshot {
         None => Namespace::new(),
         Some((lsn, mut reader)) => Namespace::read_snapshot(&mut reader)
-            .map_err(|source| NamenodeError::Snapshot { lsn, source })?,
+            .map_err(|source| NamenodeError::of_snapshot(lsn, source))?,
     };
     let mut terms: Vec<(Lsn, Term)> = Vec::new();
     for record in records {
@@ -147,7 +149,7 @@ pub(crate) fn replay(
                 Command::decode(command).map_err(|source| NamenodeError::Record { lsn, source })?;
             namespace
                 .apply(&command)
-                .map_err(|source| NamenodeError::Replay { lsn, source })?;
+                .map_err(|source| NamenodeError::of_replay(lsn, source))?;
         }
         if lsn.is_multiple_of(PROGRESS_EVERY) {
             tracing::info!(lsn, "replaying the journal");

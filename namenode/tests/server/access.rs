@@ -19,10 +19,21 @@ use harvestfs_protocol::peer::{Memory, PeerCall, PeerRequest};
 use harvestfs_protocol::rpc::{Reply, Request};
 use harvestfs_protocol::transport::{CloseCode, Endpoint, TransportError, TransportOptions};
 use harvestfs_protocol::types::{Credentials, Extent, FileBlock, FileKind};
+use harvestfs_protocol::version::{Version, Versioned};
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
 
 use crate::harness::*;
+
+/// Bytes that go out as they are.
+#[derive(serde::Serialize)]
+struct Raw([u8; 32]);
+
+impl Versioned for Raw {
+    fn since(&self) -> Version {
+        Version::default()
+    }
+}
 
 fn requests() -> Vec<(&'static str, Request)> {
     let open = OpenSession {
@@ -169,7 +180,7 @@ async fn nonsense_ends_the_connection_it_came_on_and_nothing_else() {
         let mut bytes = [0_u8; 32];
         rng.fill_bytes(&mut bytes);
         (bytes[0], bytes[1]) = (round, 0xff);
-        sender.send(&bytes).await.unwrap();
+        sender.send(&Raw(bytes)).await.unwrap();
         let ended = connection.closed().await;
         let violation = matches!(
             &ended,

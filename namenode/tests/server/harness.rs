@@ -24,6 +24,7 @@ use harvestfs_protocol::transport::{Connection, Endpoint, RpcClient, RpcError, T
 use harvestfs_protocol::types::{
     Attr, Credentials, Durability, FileKind, Located, PlacementRules, StorageClass, VolumeStatus,
 };
+use harvestfs_protocol::version::Versions;
 use tempfile::TempDir;
 use tokio::sync::mpsc;
 
@@ -59,6 +60,18 @@ impl Cluster {
             dir,
             namenode: None,
             adjust,
+        };
+        cluster.start().await;
+        cluster
+    }
+
+    /// On a directory with a data directory `nn`.
+    pub async fn on(dir: TempDir) -> Self {
+        let mut cluster = Self {
+            authority: CertificateAuthority::in_memory().unwrap(),
+            dir,
+            namenode: None,
+            adjust: |_| {},
         };
         cluster.start().await;
         cluster
@@ -119,16 +132,36 @@ impl Cluster {
     }
 
     pub async fn connect(&self, role: Role, name: &str) -> (Endpoint, Connection) {
+        self.connect_as(role, name, Versions::OURS).await
+    }
+
+    /// A program with other versions.
+    pub async fn connect_as(
+        &self,
+        role: Role,
+        name: &str,
+        versions: Versions,
+    ) -> (Endpoint, Connection) {
         let local = SocketAddr::from(([127, 0, 0, 1], 0));
         let identity = self.identity(role, name);
-        let endpoint = Endpoint::bind(local, &identity, TransportOptions::default()).unwrap();
+        let options = TransportOptions {
+            versions,
+            ..TransportOptions::default()
+        };
+        let endpoint = Endpoint::bind(local, &identity, options).unwrap();
         let namenode = Peer::new(Role::Namenode, "nn").unwrap();
         let connected = endpoint.connect(self.addr(), &namenode, DEADLINE).await;
         (endpoint, connected.unwrap())
     }
 
     pub async fn rpc(&self, role: Role, name: &str) -> (Link, mpsc::Receiver<Notice>) {
-        let (endpoint, connection) = self.connect(role, name).await;
+        self.rpc_on(self.connect(role, name).await).await
+    }
+
+    pub async fn rpc_on(
+        &self,
+        (endpoint, connection): (Endpoint, Connection),
+    ) -> (Link, mpsc::Receiver<Notice>) {
         let (sender, notices) = mpsc::channel(1_024);
         let rpc = RpcClient::start(connection, sender).await.unwrap();
         (Link { rpc, endpoint }, notices)
@@ -456,6 +489,15 @@ impl Datanode {
         obeyed: Option<Position>,
     ) -> Result<Self, FsError> {
         let (link, _notices) = cluster.rpc(Role::Datanode, name).await;
+        Self::register_on(link, name, obeyed).await
+    }
+
+    /// On a connection that there is.
+    pub async fn register_on(
+        link: Link,
+        name: &str,
+        obeyed: Option<Position>,
+    ) -> Result<Self, FsError> {
         let number = name.strip_prefix("dn-").and_then(|text| text.parse().ok());
         let volumes = vec![volume(number.expect("a name such as dn-1"))];
         let register = RegisterNode {

@@ -11,6 +11,8 @@ mod history;
 mod leases;
 mod nodes;
 mod operations;
+mod recorded;
 mod recovery;
 mod restored;
 mod sessions;
+mod upgrade;

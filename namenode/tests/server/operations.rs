@@ -15,13 +15,13 @@ use crate::harness::*;
 
 const ROOT: InodeId = InodeId::ROOT;
 
-struct Session {
-    client: Client,
+pub struct Session {
+    pub client: Client,
     seen: BTreeSet<&'static str>,
 }
 
 impl Session {
-    async fn ok(&mut self, op: impl Into<Op>) -> MetaReply {
+    pub async fn ok(&mut self, op: impl Into<Op>) -> MetaReply {
         let op = op.into();
         self.seen.insert(op.name());
         let what = format!("{op:?}");
@@ -31,7 +31,7 @@ impl Session {
         }
     }
 
-    async fn ino(&mut self, op: impl Into<Op>) -> InodeId {
+    pub async fn ino(&mut self, op: impl Into<Op>) -> InodeId {
         match self.ok(op).await {
             MetaReply::Attr(attr) | MetaReply::Created { attr, .. } => attr.ino,
             other => panic!("unexpected {other:?}"),
@@ -42,7 +42,15 @@ impl Session {
 #[tokio::test]
 async fn every_operation_works_over_the_wire() {
     let cluster = Cluster::new().await;
-    let node = Datanode::register(&cluster, "dn-1").await;
+    let (s, _node) = every_operation(&cluster).await;
+    let all = [Query::NAMES, Mutation::NAMES, Housekeeping::NAMES];
+    let all: BTreeSet<_> = all.into_iter().flatten().copied().collect();
+    assert_eq!(s.seen, all);
+}
+
+/// Every operation, once or more often.
+pub async fn every_operation(cluster: &Cluster) -> (Session, Datanode) {
+    let node = Datanode::register(cluster, "dn-1").await;
     let mut s = Session {
         client: cluster.client("alice").await,
         seen: BTreeSet::new(),
@@ -51,7 +59,7 @@ async fn every_operation_works_over_the_wire() {
     write_and_read_back(&mut s, &node, file).await;
     name_things(&mut s, file).await;
     set_attributes(&mut s, file).await;
-    compact(&mut s, &cluster, file).await;
+    compact(&mut s, cluster, file).await;
     s.ok(Housekeeping::ReturnDelegations(
         housekeeping::ReturnDelegations { inodes: vec![file] },
     ))
@@ -60,9 +68,7 @@ async fn every_operation_works_over_the_wire() {
         inodes: vec![file],
     }))
     .await;
-    let all = [Query::NAMES, Mutation::NAMES, Housekeeping::NAMES];
-    let all: BTreeSet<_> = all.into_iter().flatten().copied().collect();
-    assert_eq!(s.seen, all);
+    (s, node)
 }
 
 async fn compact(s: &mut Session, cluster: &Cluster, file: InodeId) {

@@ -15,6 +15,7 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 use crate::limits::{APPENDED_BYTES_MAX, SNAPSHOT_PART_BYTES_MAX};
+use crate::version::{RELEASE_BYTES, Release, Version, Versioned, Versions};
 
 /// Largest header in bytes. The largest messages (block reports, directory listings) are split into
 /// parts well below it, and an error in a length shows before much memory is taken.
@@ -31,8 +32,12 @@ pub const MAX_DATA_BYTES: usize = 4 * 1024 * 1024;
 /// Bytes before the header: the two lengths.
 pub const FRAME_PREFIX_BYTES: usize = 8;
 
-/// Bytes of a [`Hello`].
-pub const HELLO_BYTES: usize = 8;
+/// Bytes of a [`Hello`], in all versions.
+pub const HELLO_BYTES: usize = 12 + RELEASE_BYTES;
+
+/// Most bytes that may follow a [`Hello`]. Each version takes what it knows at their start, and skips the
+/// rest.
+pub const AFTER_HELLO_BYTES_MAX: usize = 4096;
 
 /// First bytes of a [`Hello`].
 const HELLO_MAGIC: [u8; 4] = *b"HVFS";
@@ -62,15 +67,26 @@ pub enum WireError {
         /// What is wrong.
         reason: String,
     },
-    /// The other side speaks another version of the protocol.
+    /// The two sides have no version of the protocol in common.
     #[error(
-        "this side speaks protocol version {ours}, the other side {theirs}: run the same release on both"
+        "this side speaks protocol version {ours}, the other side {theirs}: run releases that have one \
+         in common"
     )]
     VersionMismatch {
-        /// Version of this side.
-        ours: u32,
-        /// Version of the other side.
-        theirs: u32,
+        /// Versions of this side.
+        ours: Versions,
+        /// Versions of the other side.
+        theirs: Versions,
+    },
+    /// A message exists since a later version than the connection speaks; it was not sent.
+    #[error(
+        "the message exists since version {since}, and the other side speaks {spoken}: upgrade it first"
+    )]
+    NotSpoken {
+        /// Since when.
+        since: Version,
+        /// What the connection speaks.
+        spoken: Version,
     },
 }
 
@@ -160,6 +176,19 @@ fn encode_after_prefix<M: Serialize>(
     let prefix = FramePrefix::new(out.len() - header_start, data_len)?;
     out[start..header_start].copy_from_slice(&prefix.encode());
     Ok(())
+}
+
+/// Refuses a message that the version of a connection does not have.
+///
+/// # Errors
+/// [`WireError::NotSpoken`].
+pub fn check_spoken(message: &impl Versioned, spoken: Version) -> Result<(), WireError> {
+    let since = message.since();
+    if since <= spoken {
+        Ok(())
+    } else {
+        Err(WireError::NotSpoken { since, spoken })
+    }
 }
 
 /// Decodes a header, which must be exactly one message.
@@ -284,11 +313,13 @@ fn prefix_without_data(bytes: &[u8]) -> Result<FramePrefix, WireError> {
     Ok(prefix)
 }
 
-/// The first thing that both sides of a connection say.
+/// The first thing that both sides of a connection say. Its layout is the same in all versions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Hello {
-    /// Version of the protocol that the sender speaks.
-    pub version: u32,
+    /// The versions of the protocol that the sender speaks.
+    pub versions: Versions,
+    /// The sender's release.
+    pub release: Release,
 }
 
 impl Hello {
@@ -296,43 +327,55 @@ impl Hello {
     pub fn encode(self) -> [u8; HELLO_BYTES] {
         let mut bytes = [0; HELLO_BYTES];
         bytes[..4].copy_from_slice(&HELLO_MAGIC);
-        bytes[4..].copy_from_slice(&self.version.to_le_bytes());
+        bytes[4..8].copy_from_slice(&self.versions.newest.0.to_le_bytes());
+        bytes[8..12].copy_from_slice(&self.versions.oldest.0.to_le_bytes());
+        bytes[12..].copy_from_slice(&self.release.encode());
         bytes
     }
 
-    /// Decodes a hello.
+    /// Decodes a hello, and gives what follows it. What was before the first release said its version
+    /// only.
     ///
     /// # Errors
     /// [`WireError::Truncated`], or [`WireError::Malformed`] if the sender is no part of HarvestFS.
-    pub fn decode(bytes: &[u8]) -> Result<Self, WireError> {
-        let Some((magic, rest)) = bytes.split_first_chunk::<4>() else {
-            return Err(truncated(bytes.len(), HELLO_BYTES));
-        };
+    pub fn decode(bytes: &[u8]) -> Result<(Self, &[u8]), WireError> {
+        let too_short = || truncated(bytes.len(), HELLO_BYTES);
+        let (magic, rest) = bytes.split_first_chunk::<4>().ok_or_else(too_short)?;
         if *magic != HELLO_MAGIC {
             return Err(WireError::malformed("not a HarvestFS hello"));
         }
-        match <[u8; 4]>::try_from(rest) {
-            Ok(version) => Ok(Self {
-                version: u32::from_le_bytes(version),
-            }),
-            Err(_) if rest.len() < 4 => Err(truncated(bytes.len(), HELLO_BYTES)),
-            Err(_) => Err(WireError::malformed("bytes after the hello")),
+        let (newest, rest) = rest.split_first_chunk().ok_or_else(too_short)?;
+        let newest = Version(u32::from_le_bytes(*newest));
+        if newest < Version::V0_2 {
+            let hello = Self {
+                versions: Versions::only(newest),
+                release: Release::cut("unreleased"),
+            };
+            return Ok((hello, rest));
         }
+        let (oldest, rest) = rest.split_first_chunk().ok_or_else(too_short)?;
+        let (release, rest) = rest.split_first_chunk().ok_or_else(too_short)?;
+        let oldest = Version(u32::from_le_bytes(*oldest));
+        if oldest > newest {
+            return Err(WireError::malformed(
+                "the oldest version is newer than the newest",
+            ));
+        }
+        let hello = Self {
+            versions: Versions { newest, oldest },
+            release: Release::decode(*release),
+        };
+        Ok((hello, rest))
     }
 
-    /// Checks that the other side's version is ours.
+    /// The version that two sides speak with each other.
     ///
     /// # Errors
     /// [`WireError::VersionMismatch`].
-    pub fn check(self, theirs: Hello) -> Result<(), WireError> {
-        if self.version == theirs.version {
-            Ok(())
-        } else {
-            Err(WireError::VersionMismatch {
-                ours: self.version,
-                theirs: theirs.version,
-            })
-        }
+    pub fn agree(self, theirs: Hello) -> Result<Version, WireError> {
+        let (ours, theirs) = (self.versions, theirs.versions);
+        ours.in_common(theirs)
+            .ok_or(WireError::VersionMismatch { ours, theirs })
     }
 }
 

@@ -39,8 +39,15 @@ fn golden_bytes() {
         7, 8, 9, // data
     ];
     assert_eq!(encode(&put, &[7, 8, 9]), expected);
-    let hello = Hello { version: 0x0102 };
-    assert_eq!(hello.encode(), *b"HVFS\x02\x01\0\0");
+    let hello = Hello {
+        versions: Versions {
+            newest: Version(0x0103),
+            oldest: Version(0x0102),
+        },
+        release: Release::cut("1.2.3"),
+    };
+    let expected = b"HVFS\x03\x01\0\0\x02\x01\0\x001.2.3\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0";
+    assert_eq!(hello.encode(), *expected);
     assert_eq!(StreamKind::Rpc.encode(), 1);
     assert_eq!(StreamKind::Data.encode(), 2);
 }
@@ -76,20 +83,45 @@ fn bytes_after_the_message_are_malformed() {
 
 #[test]
 fn hellos_of_strangers_and_of_other_versions_are_distinguished() {
-    let ours = Hello { version: 1 };
-    let theirs = Hello::decode(&Hello { version: 7 }.encode()).unwrap();
+    let hello = |oldest, newest| Hello {
+        versions: Versions {
+            newest: Version(newest),
+            oldest: Version(oldest),
+        },
+        release: Release::OURS,
+    };
+    let (ours, theirs) = (hello(13, 15), hello(16, 17));
+    let decoded = Hello::decode(&theirs.encode()).unwrap();
+    assert_eq!(decoded, (theirs, &b""[..]));
     assert_eq!(
-        ours.check(theirs),
-        Err(WireError::VersionMismatch { ours: 1, theirs: 7 })
+        ours.agree(theirs),
+        Err(WireError::VersionMismatch {
+            ours: ours.versions,
+            theirs: theirs.versions
+        })
     );
-    assert_eq!(ours.check(ours), Ok(()));
+    assert_eq!(ours.agree(ours), Ok(Version(15)));
+    assert_eq!(ours.agree(hello(12, 14)), Ok(Version(14)));
+    let followed = [&theirs.encode()[..], b"more"].concat();
+    assert_eq!(Hello::decode(&followed).unwrap(), (theirs, &b"more"[..]));
+    assert!(Hello::decode(&hello(14, 13).encode()).is_err());
+    // As it was before the first release.
+    let (unreleased, _) = Hello::decode(b"HVFS\x0b\0\0\0").unwrap();
+    assert_eq!(unreleased.versions, Versions::only(Version(11)));
+    assert!(ours.agree(unreleased).is_err());
     let stranger = Hello::decode(b"GET / HT").unwrap_err();
     assert!(matches!(stranger, WireError::Malformed { .. }));
     assert_eq!(
         Hello::decode(b"HVFS\x01"),
-        Err(WireError::Truncated { missing_bytes: 3 })
+        Err(WireError::Truncated {
+            missing_bytes: HELLO_BYTES - 5
+        })
     );
-    assert!(Hello::decode(b"HVFS\x01\0\0\0\0").is_err());
+    let cut = &ours.encode()[..HELLO_BYTES - 1];
+    assert_eq!(
+        Hello::decode(cut),
+        Err(WireError::Truncated { missing_bytes: 1 })
+    );
 }
 
 #[test]

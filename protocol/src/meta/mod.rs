@@ -37,6 +37,7 @@ use crate::ids::{ClusterId, InodeId, SessionId};
 use crate::name::Name;
 use crate::timeline::Position;
 use crate::types::{Attr, Credentials, Extent, Located, PlacementRules};
+use crate::version::Version;
 
 /// Starts or resumes a session; the first request on a client's connection.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -70,6 +71,9 @@ pub struct SessionOpened {
     pub default_rules: PlacementRules,
     /// Where the namenode is.
     pub position: Position,
+    /// The version of the cluster: operations that exist since a later one are refused with
+    /// [`FsError::ClusterVersion`].
+    pub cluster_version: Version,
 }
 
 /// One metadata operation.

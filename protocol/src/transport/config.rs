@@ -11,6 +11,7 @@ use rustls::crypto::ring as ring_provider;
 
 use super::TransportError;
 use crate::identity::Identity;
+use crate::version::Versions;
 
 /// The protocol as TLS names it. The version is exchanged in the hello, so that a mismatch is
 /// distinguished from a stranger.
@@ -55,8 +56,8 @@ const INITIAL_RTT: Duration = Duration::from_millis(50);
 /// What can be chosen for an endpoint.
 #[derive(Clone, Debug)]
 pub struct TransportOptions {
-    /// Version of the protocol that this side speaks. Only tests change it.
-    pub protocol_version: u32,
+    /// Versions of the protocol that this side speaks. Only tests change them.
+    pub versions: Versions,
     /// How long one send may wait for the peer to read before the stream is given up.
     pub send_deadline: Duration,
     /// How long an accepted connection may take until peer and version are known.
@@ -73,7 +74,7 @@ pub struct TransportOptions {
 impl Default for TransportOptions {
     fn default() -> Self {
         Self {
-            protocol_version: crate::PROTOCOL_VERSION,
+            versions: Versions::OURS,
             send_deadline: Duration::from_secs(30),
             handshake_deadline: Duration::from_secs(5),
             // A burst of several connections' windows fits; the kernel drops what does not.

@@ -9,8 +9,9 @@ use tokio::sync::Mutex;
 use super::local::{LocalStreams, StreamSocket};
 use super::stream::{FrameReceiver, FrameSender, ReceivingWay, SendingWay};
 use super::{CloseCode, TransportError, TransportOptions, within};
-use crate::codec::{StreamKind, WireError};
+use crate::codec::{Hello, StreamKind, WireError};
 use crate::identity::Peer;
+use crate::version::{Release, Version, Versions};
 
 /// A connection to a peer whose identity and version are verified. Cheap to clone; it closes when
 /// the last clone and the last stream are gone.
@@ -19,10 +20,20 @@ pub struct Connection {
     inner: Arc<Inner>,
 }
 
+/// What the hello of both sides came to.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Agreed {
+    pub(super) spoken: Version,
+    /// The other side's.
+    pub(super) hello: Hello,
+}
+
 #[derive(Debug)]
 struct Inner {
     quinn: quinn::Connection,
     peer: Peer,
+    spoken: Version,
+    hello: Hello,
     send_deadline: Duration,
     handshake_deadline: Duration,
     /// A stream whose kind is still to be read, so that a cancelled accept loses none.
@@ -35,6 +46,7 @@ impl Connection {
     pub(super) fn new(
         quinn: quinn::Connection,
         peer: Peer,
+        Agreed { spoken, hello }: Agreed,
         options: &TransportOptions,
         local: LocalStreams,
     ) -> Self {
@@ -42,6 +54,8 @@ impl Connection {
             inner: Arc::new(Inner {
                 quinn,
                 peer,
+                spoken,
+                hello,
                 send_deadline: options.send_deadline,
                 handshake_deadline: options.handshake_deadline,
                 half_accepted: Mutex::new(None),
@@ -53,6 +67,21 @@ impl Connection {
     /// The peer at the other end.
     pub fn peer(&self) -> &Peer {
         &self.inner.peer
+    }
+
+    /// The version that both sides speak on it.
+    pub fn version(&self) -> Version {
+        self.inner.spoken
+    }
+
+    /// The versions that the other side has.
+    pub fn peer_versions(&self) -> Versions {
+        self.inner.hello.versions
+    }
+
+    /// The release that the other side is of, as it says.
+    pub fn peer_release(&self) -> Release {
+        self.inner.hello.release
     }
 
     /// Where the other end is.
@@ -91,7 +120,12 @@ impl Connection {
         let (sender, receiver) =
             within(deadline, "opening a stream", inner.quinn.open_bi()).await?;
         Ok((
-            FrameSender::new(SendingWay::Remote(sender), Some(kind), deadline),
+            FrameSender::new(
+                SendingWay::Remote(sender),
+                inner.spoken,
+                Some(kind),
+                deadline,
+            ),
             FrameReceiver::new(ReceivingWay::Remote(receiver)),
         ))
     }
@@ -100,7 +134,12 @@ impl Connection {
         let inner = &self.inner;
         let (sender, receiver) = stream.split(inner.quinn.clone())?;
         Ok((
-            FrameSender::new(SendingWay::Local(sender), None, inner.send_deadline),
+            FrameSender::new(
+                SendingWay::Local(sender),
+                inner.spoken,
+                None,
+                inner.send_deadline,
+            ),
             FrameReceiver::new(ReceivingWay::Local(receiver)),
         ))
     }
@@ -153,7 +192,7 @@ impl Connection {
             if let (Ok(Some(_)), Some((sender, receiver))) = (read, stream) {
                 let kind = StreamKind::decode(kind[0]).map_err(|error| self.violation(error))?;
                 let sender = SendingWay::Remote(sender);
-                let sender = FrameSender::new(sender, None, inner.send_deadline);
+                let sender = FrameSender::new(sender, inner.spoken, None, inner.send_deadline);
                 let receiver = FrameReceiver::new(ReceivingWay::Remote(receiver));
                 return Ok((kind, sender, receiver));
             }

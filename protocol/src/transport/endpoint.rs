@@ -9,15 +9,16 @@ use quinn::{AsyncUdpSocket, EndpointConfig, TokioRuntime};
 use tokio::sync::Semaphore;
 
 use super::config::{QuicConfigs, stays_on_host};
-use super::connection::Connection;
+use super::connection::{Agreed, Connection};
 use super::datagrams::Datagrams;
 use super::local::{Door, LocalStreams, OFFER_BYTES, Offer, Opener};
 use super::socket::{self, BatchLimiter};
 use super::system_socket::SystemSocket;
 use super::{CloseCode, TransportError, TransportOptions, reset, within};
-use crate::codec::{HELLO_BYTES, Hello, WireError};
+use crate::codec::{AFTER_HELLO_BYTES_MAX, HELLO_BYTES, Hello, WireError};
 use crate::identity::{Identity, Peer};
 use crate::machine;
+use crate::version::{Release, Version, Versions};
 
 /// Most handshakes in progress at once; more wait their turn. Each costs signatures, and after a
 /// restart all peers come back at the same time.
@@ -139,7 +140,7 @@ impl Endpoint {
     }
 
     /// Dials `addr`, proves this side's identity, and verifies that `expected` answers and that
-    /// both sides speak the same version.
+    /// both sides have a version in common.
     ///
     /// # Errors
     /// [`TransportError::PeerNotTrusted`] (another authority, another name),
@@ -169,14 +170,14 @@ impl Endpoint {
                 },
             })?;
         let quinn = connecting.await?;
-        let offer = exchange_hello(&quinn, shared.options.protocol_version, None).await?;
+        let (agreed, offer) = exchange_hello(&quinn, shared.options.versions, None).await?;
         let offer = offer.filter(|_| shared.goes_past_network(source, addr.ip()));
         let local = match offer {
             Some(offer) => LocalStreams::Opened(Box::new(Opener::new(offer))),
             None => LocalStreams::None,
         };
         let peer = expected.clone();
-        Ok(Connection::new(quinn, peer, &shared.options, local))
+        Ok(Connection::new(quinn, peer, agreed, &shared.options, local))
     }
 
     /// The address from which packets to `addr` leave.
@@ -240,7 +241,7 @@ impl Incoming {
         self.quinn.refuse();
     }
 
-    /// Identifies the peer and verifies that both sides speak the same version, within
+    /// Identifies the peer and verifies that both sides have a version in common, within
     /// [`TransportOptions::handshake_deadline`].
     ///
     /// # Errors
@@ -276,9 +277,9 @@ impl Incoming {
         let door = door.filter(|_| self.shared.goes_past_network(local, remote));
         let (offer, streams) = door.map(Door::offer).unzip();
         let options = &self.shared.options;
-        exchange_hello(&quinn, options.protocol_version, offer.as_ref()).await?;
+        let (agreed, _) = exchange_hello(&quinn, options.versions, offer.as_ref()).await?;
         let streams = streams.unwrap_or(LocalStreams::None);
-        Ok(Connection::new(quinn, peer, options, streams))
+        Ok(Connection::new(quinn, peer, agreed, options, streams))
     }
 }
 
@@ -298,14 +299,17 @@ fn peer_of(connection: &quinn::Connection) -> Result<Peer, TransportError> {
     Peer::from_certificate(certificate).map_err(|error| not_trusted(error.to_string()))
 }
 
-/// Sends this side's version and its offer to the other side, and receives the other's. That the
+/// Sends this side's versions and its offer to the other side, and receives the other's. That the
 /// answer comes also means that the other side has accepted this side's certificate.
 async fn exchange_hello(
     connection: &quinn::Connection,
-    version: u32,
+    versions: Versions,
     offer: Option<&Offer>,
-) -> Result<Option<Offer>, TransportError> {
-    let ours = Hello { version };
+) -> Result<(Agreed, Option<Offer>), TransportError> {
+    let ours = Hello {
+        versions,
+        release: Release::OURS,
+    };
     let result = async {
         let mut sender = connection.open_uni().await?;
         let offer = offer.map_or_else(Vec::new, Offer::encode);
@@ -315,30 +319,25 @@ async fn exchange_hello(
             .finish()
             .map_err(|_| TransportError::StreamUnusable)?;
         let mut receiver = connection.accept_uni().await?;
-        let mut bytes = [0; HELLO_BYTES];
-        receiver
-            .read_exact(&mut bytes)
-            .await
-            .map_err(|error| match error {
-                quinn::ReadExactError::FinishedEarly(read) => WireError::Truncated {
-                    missing_bytes: HELLO_BYTES - read,
-                }
-                .into(),
-                quinn::ReadExactError::ReadError(error) => TransportError::from(error),
-            })?;
-        ours.check(Hello::decode(&bytes)?)?;
-        let offered = receiver.read_to_end(OFFER_BYTES).await;
-        let offered = offered.map_err(|error| match error {
+        let bytes_max = HELLO_BYTES + AFTER_HELLO_BYTES_MAX;
+        let bytes = receiver.read_to_end(bytes_max).await;
+        let bytes = bytes.map_err(|error| match error {
             quinn::ReadToEndError::TooLong => WireError::TooLarge {
-                what: "what follows the hello",
-                actual_bytes: OFFER_BYTES + 1,
-                max_bytes: OFFER_BYTES,
+                what: "the hello",
+                actual_bytes: bytes_max + 1,
+                max_bytes: bytes_max,
             }
             .into(),
             quinn::ReadToEndError::Read(error) => TransportError::from(error),
         })?;
-        let is_offer = !offered.is_empty();
-        Ok(is_offer.then(|| Offer::decode(&offered)).transpose()?)
+        let (hello, after) = Hello::decode(&bytes)?;
+        let spoken = ours.agree(hello)?;
+        let offer = match after.get(..OFFER_BYTES) {
+            Some(offer) => Some(Offer::decode(offer)?),
+            None if after.is_empty() => None,
+            None => return Err(WireError::malformed("an offer of another length").into()),
+        };
+        Ok((Agreed { spoken, hello }, offer))
     }
     .await;
     match result {
@@ -347,16 +346,16 @@ async fn exchange_hello(
                 WireError::VersionMismatch { .. } => CloseCode::VERSION_MISMATCH,
                 _ => CloseCode::PROTOCOL_VIOLATION,
             };
-            connection.close(code.0.into(), closing_words(version).as_bytes());
+            connection.close(code.0.into(), closing_words(versions).as_bytes());
             Err(error.into())
         }
         // The other side saw the mismatch first.
         Err(TransportError::ClosedByPeer {
             code: CloseCode::VERSION_MISMATCH,
             reason,
-        }) => Err(match version_in(&reason) {
+        }) => Err(match versions_in(&reason) {
             Some(theirs) => WireError::VersionMismatch {
-                ours: version,
+                ours: versions,
                 theirs,
             }
             .into(),
@@ -371,10 +370,15 @@ async fn exchange_hello(
 
 const CLOSING_WORDS: &str = "this side speaks protocol version ";
 
-fn closing_words(version: u32) -> String {
-    format!("{CLOSING_WORDS}{version}")
+fn closing_words(versions: Versions) -> String {
+    format!("{CLOSING_WORDS}{versions}")
 }
 
-fn version_in(closing_words: &str) -> Option<u32> {
-    closing_words.strip_prefix(CLOSING_WORDS)?.parse().ok()
+fn versions_in(closing_words: &str) -> Option<Versions> {
+    let words = closing_words.strip_prefix(CLOSING_WORDS)?;
+    let (oldest, newest) = words.split_once(" to ").unwrap_or((words, words));
+    Some(Versions {
+        newest: Version(newest.parse().ok()?),
+        oldest: Version(oldest.parse().ok()?),
+    })
 }

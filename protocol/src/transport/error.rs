@@ -13,7 +13,7 @@ pub struct CloseCode(pub u32);
 impl CloseCode {
     /// The part stops, or needs the connection no more.
     pub const DONE: CloseCode = CloseCode(0);
-    /// The two sides speak different versions of the protocol.
+    /// The two sides have no version of the protocol in common.
     pub const VERSION_MISMATCH: CloseCode = CloseCode(1);
     /// The other side sent what the protocol does not allow.
     pub const PROTOCOL_VIOLATION: CloseCode = CloseCode(2);

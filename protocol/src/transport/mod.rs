@@ -2,7 +2,7 @@
 //!
 //! An [`Endpoint`] is one UDP socket that dials and, if its role allows, accepts. A [`Connection`]
 //! knows for certain its peer ([`crate::identity::Peer`]) and that both sides speak
-//! the same version of the protocol. It carries streams of frames ([`crate::codec`]): one stream per
+//! a version of the protocol that both have. It carries streams of frames ([`crate::codec`]): one stream per
 //! block transfer ([`FrameSender`], [`FrameReceiver`]), and one long-lived stream on which many
 //! requests are in flight at once ([`RpcClient`], [`RpcServer`]).
 //!

@@ -9,6 +9,7 @@ use serde::de::DeserializeOwned;
 use super::local::{LocalReceiver, LocalSender};
 use super::{StreamCode, TransportError, within};
 use crate::codec::{self, FRAME_PREFIX_BYTES, FramePrefix, StreamKind, WireError};
+use crate::version::{Version, Versioned};
 
 /// Most of a stream that is taken from the transport at once: more than one packet, so that it
 /// limits nothing.
@@ -22,6 +23,8 @@ const READ_BYTES_MAX: usize = 128 * 1024;
 #[derive(Debug)]
 pub struct FrameSender {
     way: SendingWay,
+    /// What the connection speaks.
+    spoken: Version,
     /// What goes before the next frame: the kind of a new stream.
     before: Option<StreamKind>,
     deadline: Duration,
@@ -36,9 +39,15 @@ pub(super) enum SendingWay {
 }
 
 impl FrameSender {
-    pub(super) fn new(way: SendingWay, before: Option<StreamKind>, deadline: Duration) -> Self {
+    pub(super) fn new(
+        way: SendingWay,
+        spoken: Version,
+        before: Option<StreamKind>,
+        deadline: Duration,
+    ) -> Self {
         Self {
             way,
+            spoken,
             before,
             deadline,
             usable: true,
@@ -59,9 +68,12 @@ impl FrameSender {
     /// Sends a message without data.
     ///
     /// # Errors
-    /// [`TransportError::Wire`] if the message is too large (nothing was sent), else what broke the
-    /// stream; after [`TransportError::Deadline`] the stream is reset.
-    pub async fn send<M: Serialize>(&mut self, message: &M) -> Result<(), TransportError> {
+    /// [`TransportError::Wire`] if the message is too large, or newer than the connection (nothing was
+    /// sent), else what broke the stream; after [`TransportError::Deadline`] the stream is reset.
+    pub async fn send<M: Serialize + Versioned>(
+        &mut self,
+        message: &M,
+    ) -> Result<(), TransportError> {
         self.send_parts(message, &mut []).await
     }
 
@@ -69,7 +81,7 @@ impl FrameSender {
     ///
     /// # Errors
     /// As [`FrameSender::send`].
-    pub async fn send_with_data<M: Serialize>(
+    pub async fn send_with_data<M: Serialize + Versioned>(
         &mut self,
         message: &M,
         data: Bytes,
@@ -82,7 +94,7 @@ impl FrameSender {
     ///
     /// # Errors
     /// As [`FrameSender::send`].
-    pub async fn send_parts<M: Serialize>(
+    pub async fn send_parts<M: Serialize + Versioned>(
         &mut self,
         message: &M,
         data: &mut [Bytes],
@@ -90,7 +102,14 @@ impl FrameSender {
         let data_len = data.iter().map(Bytes::len).sum();
         let mut head = Vec::with_capacity(256);
         head.extend(self.before.map(StreamKind::encode));
-        codec::encode_frame(&mut head, message, data_len)?;
+        let encoded = match codec::check_spoken(message, self.spoken) {
+            Ok(()) => codec::encode_frame(&mut head, message, data_len),
+            Err(error) => match message.older() {
+                Some(older) => codec::encode_frame(&mut head, &older, data_len),
+                None => Err(error),
+            },
+        };
+        encoded?;
         self.write(head.into(), data).await
     }
 

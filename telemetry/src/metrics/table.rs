@@ -45,6 +45,10 @@ table! {
         Stable: "1 while this namenode knows of one that leads, itself or another, 0 otherwise.";
     NAMENODE_TERM = Namenode Gauge "1" "harvestfs_namenode_term" []
         Stable: "The last term that this namenode knows of; each leadership has another one.";
+    NAMENODE_CLUSTER_VERSION = Namenode Gauge "1" "harvestfs_namenode_cluster_version" []
+        Stable: "The version of the cluster, as far as this namenode knows; `harvestfs admin upgrade finish` raises it.";
+    NAMENODE_NEWEST_VERSION = Namenode Gauge "1" "harvestfs_namenode_newest_version" []
+        Stable: "The newest version that a namenode or datanode has; above that of the cluster, an upgrade is under way.";
     NAMENODE_BEHIND_RECORDS = Namenode Gauge "records" "harvestfs_namenode_behind_records" []
         Stable: "Records that the leader committed and that this namenode has not executed; 0 of the leader.";
     NAMENODE_MEMBER = Namenode Gauge "1" "harvestfs_namenode_member" ["address"]

@@ -4,8 +4,7 @@ use std::net::UdpSocket;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use harvestfs_protocol::PROTOCOL_VERSION;
-use harvestfs_protocol::codec::{Hello, MAX_DATA_BYTES, MAX_HEADER_BYTES, WireError};
+use harvestfs_protocol::codec::{MAX_DATA_BYTES, MAX_HEADER_BYTES, WireError};
 use harvestfs_protocol::identity::{CertificateAuthority, Role};
 use harvestfs_protocol::ids::InodeId;
 use harvestfs_protocol::meta::{MetaCall, MetaOp, Query, query};
@@ -14,6 +13,7 @@ use harvestfs_protocol::request_id::RequestId;
 use harvestfs_protocol::rpc::Request;
 use harvestfs_protocol::transport::{CloseCode, RequestFrame, TransportError, TransportOptions};
 use harvestfs_protocol::types::Credentials;
+use harvestfs_protocol::version::{Version, Versions};
 use harvestfs_tests::{Cluster, ClusterOptions};
 use rand::rngs::StdRng;
 use rand::{Rng, RngExt, SeedableRng};
@@ -197,23 +197,20 @@ fn another_version_or_none_is_refused() {
     };
     block_on(async {
         for target in [wire::namenode(&cluster), wire::datanode(&cluster, 1)] {
-            let ours = PROTOCOL_VERSION + 1;
+            let theirs = Versions::OURS;
+            let ours = Versions::only(Version(theirs.newest.0 + 1));
             let options = TransportOptions {
-                protocol_version: ours,
+                versions: ours,
                 ..TransportOptions::default()
             };
             let error = wire::endpoint(&cluster, "client/identity", options)
                 .connect(target.addr, &target.peer, wire::DEADLINE)
                 .await
                 .expect_err("another version");
-            let theirs = PROTOCOL_VERSION;
             let expected = WireError::VersionMismatch { ours, theirs };
             assert_eq!(error, TransportError::Wire(expected));
 
-            let good = Hello {
-                version: PROTOCOL_VERSION,
-            }
-            .encode();
+            let good = wire::good_hello();
             for hello in [&b"GET / HTTP/1.1\r\n"[..], &[0; 8], &good[..5], &[]] {
                 let connection = wire::raw_after_hello(&cluster, &target, hello).await;
                 let error = wire::end_of(&connection).await;

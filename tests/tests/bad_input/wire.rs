@@ -5,8 +5,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-use harvestfs_protocol::PROTOCOL_VERSION;
-use harvestfs_protocol::codec::Hello;
+use harvestfs_protocol::codec::{HELLO_BYTES, Hello};
 use harvestfs_protocol::error::FsError;
 use harvestfs_protocol::identity::{CERT_FILE, Identity, KEY_FILE, Peer, Role};
 use harvestfs_protocol::ids::InodeId;
@@ -18,6 +17,7 @@ use harvestfs_protocol::transport::{
     CloseCode, Connection, Endpoint, RpcClient, TransportError, TransportOptions,
 };
 use harvestfs_protocol::types::Credentials;
+use harvestfs_protocol::version::{Release, Versions};
 use harvestfs_tests::Cluster;
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
@@ -218,11 +218,12 @@ pub async fn raw_after_hello(
 }
 
 /// The hello that the cluster expects.
-pub fn good_hello() -> [u8; 8] {
-    Hello {
-        version: PROTOCOL_VERSION,
-    }
-    .encode()
+pub fn good_hello() -> [u8; HELLO_BYTES] {
+    let hello = Hello {
+        versions: Versions::OURS,
+        release: Release::OURS,
+    };
+    hello.encode()
 }
 
 /// Waits for the end of a connection.

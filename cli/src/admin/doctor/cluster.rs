@@ -7,6 +7,7 @@ use harvestfs_protocol::group::GroupRequest;
 use harvestfs_protocol::outlook::count;
 use harvestfs_protocol::types::VolumeStatus;
 use harvestfs_protocol::unix_now_ms;
+use harvestfs_protocol::version::Release;
 
 use super::{Area, Diagnosis, group};
 use crate::admin::DEADLINE;
@@ -19,9 +20,8 @@ const CLOCK_DIFFERENCE_MAX: Duration = Duration::from_secs(30);
 /// Beyond this share of the quota in use, blocks soon find no room.
 const FULL_PERCENT: u64 = 90;
 
-const OWN_VERSION: &str = env!("CARGO_PKG_VERSION");
-const ONE_RELEASE: &str =
-    "all parts run the same release: copy the new binary everywhere and restart the parts";
+const ONE_RELEASE: &str = "an upgrade is under way: copy the new binary to where the old one is, and \
+    restart the parts one after another; `harvestfs admin upgrade status` shows which";
 const SET_CLOCKS: &str = "have a time service (chrony, systemd-timesyncd) set the clocks";
 
 /// Asks the namenode, and judges what it says.
@@ -60,14 +60,26 @@ fn judge_status(status: &ClusterStatus, diagnosis: &mut Diagnosis) {
     for area in [Area::Namenode, Area::Versions, Area::Blocks, Area::Quotas] {
         diagnosis.checked(area);
     }
-    if status.version != OWN_VERSION {
-        diagnosis.error(
+    let own = Release::OURS.to_string();
+    if status.version != own {
+        diagnosis.warning(
             Area::Versions,
             format!(
-                "the namenode is version {}, this is {OWN_VERSION}",
+                "the namenode is of release {}, this is {own}",
                 status.version
             ),
             ONE_RELEASE,
+        );
+    }
+    if status.newest_version > status.cluster_version {
+        diagnosis.warning(
+            Area::Versions,
+            format!(
+                "the cluster has version {}, and some of its parts have {}",
+                status.cluster_version, status.newest_version
+            ),
+            "when all parts have it, run `harvestfs admin upgrade finish`; `harvestfs admin upgrade \
+             status` shows what is missing",
         );
     }
     judge_timeline(status, diagnosis);
@@ -215,6 +227,7 @@ fn judge_nodes(nodes: &[NodeStatus], diagnosis: &mut Diagnosis) {
             "make one with `harvestfs init datanode` and start it",
         );
     }
+    let own = Release::OURS.to_string();
     for node in nodes {
         let name = &node.server.name;
         if !node.alive && node.maintenance_left_ms.is_some() {
@@ -244,11 +257,11 @@ fn judge_nodes(nodes: &[NodeStatus], diagnosis: &mut Diagnosis) {
             );
         }
         if let Some(version) = &node.version
-            && version != OWN_VERSION
+            && *version != own
         {
-            diagnosis.error(
+            diagnosis.warning(
                 Area::Versions,
-                format!("{name} is version {version}, this is {OWN_VERSION}"),
+                format!("{name} is of release {version}, this is {own}"),
                 ONE_RELEASE,
             );
         }
@@ -293,6 +306,7 @@ pub(super) mod tests {
     use harvestfs_protocol::outlook::{WriteOutlook, WriteVerdict};
     use harvestfs_protocol::timeline::{Epoch, Position};
     use harvestfs_protocol::types::StorageClass;
+    use harvestfs_protocol::version::Version;
 
     use super::super::Severity;
     use super::*;
@@ -300,7 +314,7 @@ pub(super) mod tests {
     fn status() -> ClusterStatus {
         ClusterStatus {
             cluster: ClusterId(1),
-            version: env!("CARGO_PKG_VERSION").into(),
+            version: Release::OURS.to_string(),
             unix_ms: 1_000_000,
             uptime_s: 60,
             ready: true,
@@ -327,6 +341,8 @@ pub(super) mod tests {
             refused_nodes: Vec::new(),
             quarantined_blocks: 0,
             quarantined_bytes: 0,
+            cluster_version: Version::default(),
+            newest_version: Version::default(),
         }
     }
 
@@ -353,7 +369,7 @@ pub(super) mod tests {
             replicas: 0,
             heartbeat_age_ms: Some(1),
             clock_ahead_ms: Some(-5),
-            version: Some(env!("CARGO_PKG_VERSION").into()),
+            version: Some(Release::OURS.to_string()),
             draining: false,
             maintenance_left_ms: None,
         }
@@ -394,7 +410,7 @@ pub(super) mod tests {
                 obeyed: Position::default(),
             }
         }
-        let faults: [(Spoil, Area, Severity); 12] = [
+        let faults: [(Spoil, Area, Severity); 13] = [
             (
                 |it| {
                     it.recovery = Some(RecoveryStatus {
@@ -419,7 +435,12 @@ pub(super) mod tests {
             (
                 |it| it.version = "0.0.1".into(),
                 Area::Versions,
-                Severity::Error,
+                Severity::Warning,
+            ),
+            (
+                |it| it.newest_version = Version(it.cluster_version.0 + 1),
+                Area::Versions,
+                Severity::Warning,
             ),
             (
                 |it| it.curtailed_blocks = 1,
@@ -470,7 +491,7 @@ pub(super) mod tests {
             (
                 |it| it.version = Some("0.0.1".into()),
                 Area::Versions,
-                Severity::Error,
+                Severity::Warning,
             ),
             (
                 |it| it.clock_ahead_ms = Some(-31_000),

@@ -28,6 +28,7 @@ use harvestfs_protocol::rpc::{Reply, Request, Response};
 use harvestfs_protocol::timeline::Authority;
 use harvestfs_protocol::transport::{Endpoint, RpcClient, RpcError, TransportError};
 use harvestfs_protocol::unix_now_ms;
+use harvestfs_protocol::version::{Release, Unfit, Versions};
 use parking_lot::Mutex;
 use tokio::sync::mpsc;
 
@@ -67,6 +68,8 @@ enum LinkError {
     Disobeyed(Refusal),
     #[error("it is a namenode of cluster {0}, and the volumes belong to {1}")]
     OtherCluster(ClusterId, ClusterId),
+    #[error(transparent)]
+    Unfit(#[from] Unfit),
     #[error("the namenode's answer does not fit the request")]
     UnexpectedReply,
 }
@@ -145,6 +148,7 @@ impl NamenodeLink {
             | LinkError::Refused(_)
             | LinkError::Disobeyed(_)
             | LinkError::OtherCluster(..)
+            | LinkError::Unfit(_)
             | LinkError::UnexpectedReply => Failure::Lasting,
         }
     }
@@ -161,12 +165,13 @@ impl NamenodeLink {
             server: self.server.clone(),
             volumes: self.node.store.status(),
             cluster: self.node.store.cluster(),
-            version: env!("CARGO_PKG_VERSION").to_owned(),
+            version: Release::OURS.to_string(),
             obeyed: self.node.obedience.obeyed(),
         }));
         match call(&client, request, REGISTER_DEADLINE).await? {
             NodeReply::Registered(registered) => {
                 self.check_cluster(registered.cluster)?;
+                Versions::OURS.check_cluster(registered.cluster_version)?;
                 self.may_speak(&registered.authority)?;
                 self.registered(&registered).await;
                 Ok(client)
@@ -263,6 +268,7 @@ impl NamenodeLink {
         reply: HeartbeatReply,
         ask_for_report: &mpsc::Sender<StorageId>,
     ) -> Result<(), LinkError> {
+        Versions::OURS.check_cluster(reply.cluster_version)?;
         let mandate = self.may_speak(&reply.authority)?;
         if let Some(keys) = reply.keys {
             self.node.set_keys(self.id, &keys);

@@ -5,6 +5,7 @@ mod crash;
 mod faults;
 mod lifecycle;
 mod quota;
+mod recorded;
 mod volumes;
 
 use std::path::Path;

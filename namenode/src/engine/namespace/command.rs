@@ -7,12 +7,13 @@ use harvestfs_protocol::name::Name;
 use harvestfs_protocol::node::ServerDescription;
 use harvestfs_protocol::timeline::Epoch;
 use harvestfs_protocol::types::{Credentials, PlacementRules, Timestamp};
+use harvestfs_protocol::version::{Version, Versioned};
 use serde::{Deserialize, Serialize};
 
 use super::operation::Operation;
 
-/// The version of the encoding of [`Command`]. Any change of a command, or of a protocol message
-/// inside it, is a change of it, but for new variants behind the others.
+/// The version of the encoding of [`Command`]. What was released is not changed any more: a command with
+/// other fields is a new variant behind the others, of which [`Command::since`] says since when it exists.
 pub const COMMAND_VERSION: u8 = 3;
 /// Versions before, which are read too: 1 had no epochs, 2 no editions.
 const VERSIONS_BEFORE: [u8; 2] = [1, 2];
@@ -134,6 +135,21 @@ pub enum Command {
         /// When.
         now: Timestamp,
     },
+    /// From here on there may be what this version of the cluster brings, and no program that is older
+    /// can be a part of it.
+    RaiseVersion {
+        /// The version, later than the current one.
+        version: Version,
+        /// When.
+        now: Timestamp,
+    },
+    /// Counted, and nothing else: a record that exists since the next version. Always the last one, or the
+    /// two builds would give others different numbers.
+    #[cfg(feature = "next-version")]
+    Probe {
+        /// When.
+        now: Timestamp,
+    },
 }
 
 /// Why bytes are not a command.
@@ -154,6 +170,28 @@ pub enum DecodeError {
 }
 
 impl Command {
+    /// The first version of a cluster that may have it in its journal.
+    #[must_use]
+    pub fn since(&self) -> Version {
+        match self {
+            Self::Format { .. }
+            | Self::RegisterServer { .. }
+            | Self::OpenSession { .. }
+            | Self::CloseSession { .. }
+            | Self::ReleaseOrphans { .. }
+            | Self::PurgeTrash { .. }
+            | Self::RaiseReplication { .. }
+            | Self::RemoveExpired { .. }
+            | Self::BeginEpoch { .. }
+            | Self::BeginEdition { .. }
+            | Self::RaiseVersion { .. } => Version::V0_2,
+            Self::Mutate { op, .. } => op.since(),
+            Self::Operate(operation) => operation.since(),
+            #[cfg(feature = "next-version")]
+            Self::Probe { .. } => Version::NEXT,
+        }
+    }
+
     /// The bytes for the journal.
     ///
     /// # Errors

@@ -11,7 +11,8 @@ use harvestfs_protocol::types::Timestamp;
 use super::Namespace;
 use super::command::{Effects, Outcome};
 
-/// The edition that this software begins.
+/// The edition that this software begins. It is the last one: since the first release, rules change with the
+/// version of the cluster ([`super::version`]), which an operator raises.
 pub const EDITION: u8 = ACCOUNTS_KEPT;
 /// From here on each user has a directory in the trash, and what is in the trash or has no name counts
 /// where it was. Before, in edition 0, the trash was one directory for all, which counted what was in

@@ -14,6 +14,7 @@
 //! | `usage`, `trash` | what is below each directory, and quotas; removed files that are kept |
 //! | `frozen` | snapshots of directories |
 //! | `edition` | how commands are carried out, and from where on |
+//! | `version` | what there may be in records and snapshots |
 //! | `epochs` | the timeline, and which ids were given in each epoch of it |
 //! | `upkeep` | what is done at its time: more replicas, the end of a lifetime |
 //! | `tree`, `rename`, `attributes`, `content`, `xattr`, `query` | the operations |
@@ -47,6 +48,7 @@ mod trash;
 mod tree;
 mod upkeep;
 mod usage;
+mod version;
 mod views;
 mod xattr;
 
@@ -57,6 +59,7 @@ use harvestfs_protocol::ids::{BlockId, InodeId, SessionId};
 use harvestfs_protocol::limits::{BLOCK_BYTES_MAX, BLOCK_BYTES_MIN, GROUPS_MAX};
 use harvestfs_protocol::meta::Mutation;
 use harvestfs_protocol::types::{Credentials, Durability, PlacementRules, Timestamp};
+use harvestfs_protocol::version::Version;
 
 pub use command::{Applied, BlockChange, COMMAND_VERSION, Command, DecodeError, Effects, Outcome};
 pub use edition::EDITION;
@@ -87,6 +90,10 @@ pub struct Namespace {
     servers: ServerTable,
     operations: Operations,
     edition: u8,
+    version: Version,
+    /// Records of the next version.
+    #[cfg(feature = "next-version")]
+    probes: u64,
     /// In order; empty before the first.
     epochs: Vec<EpochView>,
     /// Inodes without a name that a session holds open.
@@ -171,7 +178,7 @@ impl Namespace {
         Ok(Applied { reply, effects })
     }
 
-    fn extent_of_tables(&self) -> [u64; 8] {
+    fn extent_of_tables(&self) -> [u64; 9] {
         [
             self.inodes.len(),
             self.names.get(),
@@ -181,12 +188,13 @@ impl Namespace {
             self.servers.len() as u64,
             self.epochs.len() as u64,
             self.edition.into(),
+            self.version.0.into(),
         ]
     }
 
     /// A command that was refused has changed nothing: it is in no journal, and what it left half done
     /// would be missing after a restart.
-    fn assert_unchanged(&self, before: [u64; 8], error: &FsError) {
+    fn assert_unchanged(&self, before: [u64; 9], error: &FsError) {
         let after = self.extent_of_tables();
         assert_eq!(
             after, before,
@@ -204,6 +212,7 @@ impl Namespace {
         if self.formatted.is_none() && !matches!(command, Command::Format { .. }) {
             return Err(FsError::Internal("the cluster is not formatted".into()));
         }
+        self.check_exists(command)?;
         match command {
             Command::Format {
                 cluster,
@@ -236,6 +245,12 @@ impl Namespace {
                 ..
             } => self.begin_epoch(*epoch, *first_record, *gives_up),
             Command::BeginEdition { edition, now } => self.begin_edition(*edition, *now, effects),
+            Command::RaiseVersion { version, .. } => self.raise_version(*version),
+            #[cfg(feature = "next-version")]
+            Command::Probe { .. } => {
+                self.probes += 1;
+                Ok(Outcome::Done)
+            }
             Command::OpenSession { client, now } => self.open_session(client, *now),
             Command::CloseSession { session, .. } => self.close_session(*session, effects),
             Command::ReleaseOrphans { inodes, .. } => {

@@ -4,6 +4,7 @@ use harvestfs_protocol::error::FsError;
 use harvestfs_protocol::ids::NodeId;
 use harvestfs_protocol::placement::RepairLimits;
 use harvestfs_protocol::types::Timestamp;
+use harvestfs_protocol::version::Version;
 use serde::{Deserialize, Serialize};
 
 use super::servers::Server;
@@ -54,6 +55,19 @@ pub enum Operation {
     },
     /// How much fuller than a server a volume may be before replicas move, in thousandths; 0 for any.
     BalanceSpread(Choice<u32>),
+}
+
+impl Operation {
+    /// The first version of a cluster that may have it in its journal.
+    pub(super) fn since(&self) -> Version {
+        match self {
+            Self::Policy(_)
+            | Self::Repair(_)
+            | Self::Hold { .. }
+            | Self::Maintenance { .. }
+            | Self::BalanceSpread(_) => Version::V0_2,
+        }
+    }
 }
 
 /// What holds of the changes, beside what the table of servers says. (The first two are a part of the

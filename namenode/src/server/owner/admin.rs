@@ -8,6 +8,7 @@ use harvestfs_protocol::error::FsError;
 use harvestfs_protocol::ids::{BlockId, InodeId};
 use harvestfs_protocol::rpc::Reply;
 use harvestfs_protocol::types::Timestamp;
+use harvestfs_protocol::version::Release;
 use tokio::sync::{mpsc, oneshot};
 
 use super::Owner;
@@ -169,6 +170,7 @@ impl Owner {
             }
             AdminRequest::Group(request) => self.group_request(request, responder),
             AdminRequest::Backup(request) => self.backup_request(connection, request, responder),
+            AdminRequest::Upgrade(request) => self.upgrade_request(request, responder),
             AdminRequest::History(request) => {
                 // It answers with what has happened until now.
                 self.historian.tick(clock::unix_now_s());
@@ -182,7 +184,7 @@ impl Owner {
         let summary = self.cluster.summary(self.clock.now_ms());
         ClusterStatus {
             cluster: self.formatted.cluster,
-            version: env!("CARGO_PKG_VERSION").to_owned(),
+            version: Release::OURS.to_string(),
             unix_ms: clock::unix_now_ms(),
             uptime_s: self.clock.now_ms() / 1_000,
             ready: summary.ready,
@@ -209,6 +211,8 @@ impl Owner {
             refused_nodes: self.timeline.refused_nodes(),
             quarantined_blocks: summary.quarantined_blocks,
             quarantined_bytes: summary.quarantined_bytes,
+            cluster_version: self.namespace.version(),
+            newest_version: self.newest_version(),
         }
     }
 

@@ -441,7 +441,7 @@ fn successor(status: &GroupStatus, to: Option<SocketAddr>) -> Result<MemberId, F
 }
 
 /// Whether the leader has heard of a member lately.
-fn answers(status: &GroupStatus, member: &GroupMember) -> bool {
+pub(super) fn answers(status: &GroupStatus, member: &GroupMember) -> bool {
     member.id == status.this || member.heard_ms.is_some_and(|ms| ms < SILENT_MS)
 }
 

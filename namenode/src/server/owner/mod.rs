@@ -21,6 +21,7 @@ mod node;
 mod placement;
 mod session;
 mod standby;
+mod upgrade;
 mod upkeep;
 mod watch;
 
@@ -39,6 +40,7 @@ use harvestfs_protocol::planted::{self, Bug};
 use harvestfs_protocol::rpc::{Reply, Request, Response};
 use harvestfs_protocol::timeline::Epoch;
 use harvestfs_protocol::transport::NoticeSender;
+use harvestfs_protocol::version::Version;
 use harvestfs_telemetry::analysis::Analysis;
 use rand::rngs::StdRng;
 use rustc_hash::FxHashMap;
@@ -64,7 +66,7 @@ use super::sessions::{ConnectionId, Sessions};
 use super::timeline::Timeline;
 use super::token_keys::TokenKeys;
 use super::{NamenodeError, NamenodeOptions};
-use crate::consensus::{COMMAND_BYTES_MAX, Commits, Committed, LeadershipReceiver, Term};
+use crate::consensus::{COMMAND_BYTES_MAX, Commits, Committed, LeadershipReceiver, Running, Term};
 use crate::engine::cluster::{Cluster, Happening};
 use crate::engine::namespace::{Applied, BlockChange, Command, Effects, Formatted, Namespace};
 use crate::journal::Lsn;
@@ -135,6 +137,8 @@ pub(crate) struct Owner {
     committed: mpsc::Receiver<Committed>,
     /// The last term that began, as far as the engine has followed.
     begun_term: Option<Term>,
+    /// The record that raised the version of the cluster, and the version before it.
+    raised: Option<(Lsn, Version)>,
     /// The record that began the current epoch: no peer learns of the epoch before it is durable.
     epoch_record: Lsn,
     /// The session that compacts, and until when no other may.
@@ -147,6 +151,7 @@ pub(crate) struct Owner {
 struct Connected {
     peer: Peer,
     ip: IpAddr,
+    running: Running,
     notices: NoticeSender<Notice>,
     session: Option<SessionId>,
     node: Option<NodeId>,
@@ -236,6 +241,7 @@ impl Owner {
             group: Group::default(),
             committed,
             begun_term: None,
+            raised: None,
             epoch_record: restored,
             compactor: None,
             upkeep: Upkeep::default(),
@@ -325,11 +331,13 @@ impl Owner {
                 connection,
                 peer,
                 ip,
+                running,
                 notices,
             } => {
                 let connected = Connected {
                     peer,
                     ip,
+                    running,
                     notices,
                     session: None,
                     node: None,

@@ -97,6 +97,9 @@ impl Owner {
                 connected.peer, server.name
             )));
         }
+        (connected.running.versions)
+            .check_cluster(self.namespace.version())
+            .map_err(FsError::Unfit)?;
         check_labels(server)?;
         check_count(
             "bytes of a version",
@@ -153,6 +156,7 @@ impl Owner {
             keys: self.tokens.all(),
             block_bytes: self.formatted.block_bytes,
             authority: self.authority(),
+            cluster_version: self.settled_version(),
         };
         Ok((registered, record.max(Some(self.epoch_record))))
     }
@@ -219,6 +223,7 @@ impl Owner {
             commands,
             keys,
             authority: self.authority(),
+            cluster_version: self.settled_version(),
         })
     }
 }

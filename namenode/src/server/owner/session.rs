@@ -65,6 +65,7 @@ impl Owner {
             block_bytes: self.formatted.block_bytes,
             default_rules: self.formatted.default_rules,
             position: self.authority().position,
+            cluster_version: self.settled_version(),
         });
         self.answer(responder, Ok(reply), record.max(Some(self.epoch_record)));
     }

@@ -92,7 +92,7 @@ impl Owner {
         let command =
             Command::decode(command).map_err(|source| NamenodeError::Record { lsn, source })?;
         let applied = self.namespace.apply(&command);
-        let applied = applied.map_err(|source| NamenodeError::Replay { lsn, source })?;
+        let applied = applied.map_err(|source| NamenodeError::of_replay(lsn, source))?;
         self.log.followed(lsn);
         let now_ms = self.clock.now_ms();
         for change in &applied.effects.blocks {
@@ -105,6 +105,7 @@ impl Owner {
             }
             (Command::Operate(_), _) => self.restore_operations(),
             (Command::BeginEpoch { .. }, _) => self.note_allocated(),
+            (Command::RaiseVersion { .. }, _) => self.note_version(),
             _ => {}
         }
         Ok(())
@@ -178,6 +179,7 @@ impl Owner {
         }
         self.restore_operations();
         self.note_allocated();
+        self.note_version();
         self.cluster.set_recovering(true);
     }
 

@@ -16,6 +16,7 @@ use super::{CALLS_IN_FLIGHT_MAX, QUEUED_BYTES_MAX, RequestFrame, ServerFrame};
 use crate::codec::{self, FrameDecoder, StreamKind, WireError};
 use crate::request_id::RequestId;
 use crate::transport::{CloseCode, Connection, FrameReceiver, RpcError, TransportError};
+use crate::version::Versioned;
 
 /// Asks the server at the other end of a connection; many calls may be in flight at once. Cheap to
 /// clone. When the last clone is dropped, the stream is finished and calls end.
@@ -48,7 +49,7 @@ struct Calls<Resp> {
 
 impl<Req, Resp, Notice> RpcClient<Req, Resp, Notice>
 where
-    Req: Serialize,
+    Req: Serialize + Versioned,
     Resp: DeserializeOwned + Send + 'static,
     Notice: DeserializeOwned + Send + 'static,
 {
@@ -118,8 +119,10 @@ where
     /// is cancelled, an answer that still comes is ignored.
     ///
     /// # Errors
-    /// [`RpcError`]; at once when the connection is lost.
+    /// [`RpcError`]; at once when the connection is lost, or speaks no version with the request.
     pub async fn call(&self, request: &Req, deadline: Duration) -> Result<Resp, RpcError> {
+        let spoken = self.inner.connection.version();
+        codec::check_spoken(request, spoken).map_err(RpcError::Encode)?;
         match tokio::time::timeout(deadline, self.inner.shared.call(request)).await {
             Ok(result) => result,
             Err(_) => Err(RpcError::Deadline { deadline }),

@@ -12,9 +12,10 @@ use super::{
     CALLS_IN_FLIGHT_MAX, NOTICES_QUEUED_MAX, QUEUED_BYTES_MAX, RequestFrame, ServerFrame,
     UNREAD_BYTES_MAX,
 };
-use crate::codec::{FrameDecoder, WireError};
+use crate::codec::{self, FrameDecoder, WireError};
 use crate::request_id::RequestId;
 use crate::transport::{CloseCode, Connection, FrameReceiver, FrameSender, TransportError};
+use crate::version::Versioned;
 
 /// Takes the requests of one connection's request stream.
 pub struct RpcServer<Req, Resp, Notice> {
@@ -36,8 +37,8 @@ struct Link {
 impl<Req, Resp, Notice> RpcServer<Req, Resp, Notice>
 where
     Req: DeserializeOwned,
-    Resp: Serialize,
-    Notice: Serialize,
+    Resp: Serialize + Versioned,
+    Notice: Serialize + Versioned,
 {
     /// Serves a stream of the kind [`crate::codec::StreamKind::Rpc`] that
     /// [`Connection::accept_stream`] returned.
@@ -153,12 +154,25 @@ impl<Resp> Responder<Resp> {
     }
 }
 
-impl<Resp: Serialize> Responder<Resp> {
+impl<Resp: Serialize + Versioned> Responder<Resp> {
     /// Queues the answer; never waits. If the connection is gone, so is the answer. An answer over
-    /// the limit of a frame is a mistake of the caller: it is logged, and the client learns that
-    /// there is none.
+    /// the limit of a frame, or in words that the client's version does not have, is a mistake of the
+    /// caller: it is logged, and the client learns that there is none.
     pub fn send(mut self, response: &Resp) {
         if let Some(pending) = self.pending.take() {
+            let spoken = pending.link.connection.version();
+            if let Err(error) = codec::check_spoken(response, spoken) {
+                return match response.older() {
+                    Some(older) => {
+                        self.pending = Some(pending);
+                        self.send(&older);
+                    }
+                    None => {
+                        tracing::error!(%error, "an answer cannot be sent");
+                        pending.abandon();
+                    }
+                };
+            }
             let frame: ServerFrame<&Resp, ()> = ServerFrame::Response {
                 id: pending.id,
                 body: response,
@@ -204,17 +218,18 @@ pub struct NoticeSender<Notice> {
     types: PhantomData<fn(Notice)>,
 }
 
-impl<Notice: Serialize> NoticeSender<Notice> {
+impl<Notice: Serialize + Versioned> NoticeSender<Notice> {
     /// Queues a notice; never waits. A client that lets more than [`NOTICES_QUEUED_MAX`] pile up is
     /// cut off.
     ///
     /// # Errors
     /// [`TransportError::Closed`] if the connection is gone, [`TransportError::Wire`] if the notice
-    /// is over the limit of a frame.
+    /// is over the limit of a frame, or newer than what the connection speaks.
     pub fn send(&self, notice: &Notice) -> Result<(), TransportError> {
         if self.link.connection.is_closed() {
             return Err(TransportError::Closed);
         }
+        codec::check_spoken(notice, self.link.connection.version())?;
         let frame: ServerFrame<(), &Notice> = ServerFrame::Notice(notice);
         self.link.push(&frame, Counted::Notice)?;
         Ok(())

@@ -2,7 +2,8 @@ use rustls::pki_types::CertificateDer;
 
 use super::*;
 use crate::codec::{StreamKind, WireError};
-use crate::transport::{CloseCode, TransportError};
+use crate::transport::{CloseCode, RpcClient, RpcError, RpcServer, TransportError};
+use crate::version::{Release, Version, Versioned, Versions};
 
 /// What dialler and acceptor get to see.
 async fn dial(
@@ -149,23 +150,136 @@ async fn a_certificate_with_a_foreign_name_is_refused() {
 
 #[tokio::test]
 async fn other_versions_are_refused_and_named_on_both_sides() {
-    let of_version = |protocol_version| TransportOptions {
-        protocol_version,
-        ..TransportOptions::default()
-    };
-    let server = endpoint_with(&identity(Role::Namenode, "nn"), of_version(3));
-    let client = endpoint_with(&identity(Role::Client, "c-1"), of_version(2));
+    let (ours, theirs) = (versions(12, 13), versions(14, 15));
+    let server = endpoint_with(&identity(Role::Namenode, "nn"), of_versions(theirs));
+    let client = endpoint_with(&identity(Role::Client, "c-1"), of_versions(ours));
     for _ in 0..5 {
         let (dialled, accepted) = dial(&server, &client, &namenode()).await;
         assert_eq!(
             dialled.unwrap_err(),
-            TransportError::Wire(WireError::VersionMismatch { ours: 2, theirs: 3 })
+            TransportError::Wire(WireError::VersionMismatch { ours, theirs })
         );
         assert_eq!(
             accepted.unwrap_err(),
-            TransportError::Wire(WireError::VersionMismatch { ours: 3, theirs: 2 })
+            TransportError::Wire(WireError::VersionMismatch {
+                ours: theirs,
+                theirs: ours
+            })
         );
     }
+}
+
+fn versions(oldest: u32, newest: u32) -> Versions {
+    Versions {
+        newest: Version(newest),
+        oldest: Version(oldest),
+    }
+}
+
+fn of_versions(versions: Versions) -> TransportOptions {
+    TransportOptions {
+        versions,
+        ..TransportOptions::default()
+    }
+}
+
+/// A message of which the first version has only a simpler form, or none.
+#[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+enum Said {
+    Simply,
+    Newly { has_simpler: bool },
+}
+
+impl Versioned for Said {
+    fn since(&self) -> Version {
+        match self {
+            Self::Simply => Version(12),
+            Self::Newly { .. } => Version(13),
+        }
+    }
+
+    fn older(&self) -> Option<Self> {
+        match self {
+            Self::Newly { has_simpler: true } => Some(Self::Simply),
+            Self::Newly { has_simpler: false } | Self::Simply => None,
+        }
+    }
+}
+
+#[tokio::test]
+async fn what_only_one_side_knows_is_not_sent() {
+    let newest = |newest| of_versions(versions(12, newest));
+    let not_spoken = WireError::NotSpoken {
+        since: Version(13),
+        spoken: Version(12),
+    };
+    for (of_server, of_client, spoken) in [(12, 13, 12), (13, 12, 12), (13, 14, 13)] {
+        let server = endpoint_with(&identity(Role::Namenode, "nn"), newest(of_server));
+        let client = endpoint_with(&identity(Role::Client, "c-1"), newest(of_client));
+        let (dialled, accepted) = dial(&server, &client, &namenode()).await;
+        let (dialled, accepted) = (dialled.unwrap(), accepted.unwrap());
+        assert_eq!(dialled.version(), Version(spoken));
+        assert_eq!(accepted.version(), Version(spoken));
+        assert_eq!(dialled.peer_versions(), versions(12, of_server));
+        assert_eq!(accepted.peer_versions(), versions(12, of_client));
+        assert_eq!(accepted.peer_release(), Release::OURS);
+
+        let (mut sender, _) = dialled.open_stream(StreamKind::Data).await.unwrap();
+        let newly = |has_simpler| Said::Newly { has_simpler };
+        let sent = sender.send(&newly(false)).await;
+        let simply = sender.send(&newly(true)).await;
+        assert_eq!(simply, Ok(()));
+        let (_, _, mut receiver) = accepted.accept_stream().await.unwrap();
+        if spoken == 12 {
+            assert_eq!(sent, Err(TransportError::Wire(not_spoken.clone())));
+            let received = receiver.recv::<Said>(LONG).await.unwrap();
+            assert_eq!(received, Some((Said::Simply, 0)));
+        } else {
+            assert_eq!(sent, Ok(()));
+            for has_simpler in [false, true] {
+                let received = receiver.recv::<Said>(LONG).await.unwrap();
+                assert_eq!(received, Some((newly(has_simpler), 0)));
+            }
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_request_that_the_server_does_not_know_is_refused_by_the_client() {
+    let server = endpoint_with(
+        &identity(Role::Namenode, "nn"),
+        of_versions(versions(12, 12)),
+    );
+    let client = endpoint_with(
+        &identity(Role::Client, "c-1"),
+        of_versions(versions(12, 13)),
+    );
+    let (dialled, accepted) = dial(&server, &client, &namenode()).await;
+    let (dialled, accepted) = (dialled.unwrap(), accepted.unwrap());
+    let serving = tokio::spawn(async move {
+        let (_, sender, receiver) = accepted.accept_stream().await.unwrap();
+        let mut server = RpcServer::<Said, Said, ()>::start(accepted, sender, receiver);
+        while let Ok(Some((request, responder))) = server.next().await {
+            assert_eq!(request, Said::Simply);
+            responder.send(&Said::Newly { has_simpler: true });
+        }
+    });
+    let (notices, _) = tokio::sync::mpsc::channel(1);
+    let rpc = RpcClient::<Said, Said, ()>::start(dialled, notices)
+        .await
+        .unwrap();
+    let refused = rpc.call(&Said::Newly { has_simpler: true }, LONG).await;
+    assert_eq!(
+        refused,
+        Err(RpcError::Encode(WireError::NotSpoken {
+            since: Version(13),
+            spoken: Version(12)
+        }))
+    );
+    // The answer was put into words of the version that both have.
+    assert_eq!(rpc.call(&Said::Simply, LONG).await, Ok(Said::Simply));
+    drop(rpc);
+    serving.await.unwrap();
 }
 
 #[tokio::test]

@@ -15,6 +15,7 @@ use std::num::{NonZeroU8, NonZeroU32};
 use harvestfs_protocol::ids::{InodeId, NodeId, SessionId};
 use harvestfs_protocol::name::Name;
 use harvestfs_protocol::types::{Extent, Timestamp};
+use harvestfs_protocol::version::{Unfit, Version};
 use serde::{Deserialize, Serialize};
 
 use super::chunk_set::ChunkSet;
@@ -27,13 +28,14 @@ use super::{BlockView, EpochView, Formatted, Namespace, Outcome, directory};
 
 const MAGIC: [u8; 8] = *b"HARVNAME";
 /// The version of what follows the magic. No two differ in one bit: no checksum covers it.
-const VERSION: u32 = 8;
+const VERSION: u32 = 11;
 /// Versions before, which are read too: 1 had neither quotas nor trash, nor what operators changed; 2
-/// had neither raised replicas nor lifetimes, 4 had no epochs, 7 no editions.
-const VERSIONS_BEFORE: [u32; 4] = [1, 2, 4, 7];
+/// had neither raised replicas nor lifetimes, 4 had no epochs, 7 no editions, 8 no version of the cluster. Since
+/// that is there, it says which records there may be.
+const VERSIONS_BEFORE: [u32; 5] = [1, 2, 4, 7, 8];
 const _: () = {
-    let [a, b, c, d] = VERSIONS_BEFORE;
-    let all = [a, b, c, d, VERSION];
+    let [a, b, c, d, e] = VERSIONS_BEFORE;
+    let all = [a, b, c, d, e, VERSION];
     let mut pair = 0;
     while pair < all.len() * all.len() {
         let bits = (all[pair / all.len()] ^ all[pair % all.len()]).count_ones();
@@ -61,6 +63,9 @@ pub enum SnapshotError {
     /// A checksum does not match, or the content contradicts itself.
     #[error("the snapshot is damaged: {0}")]
     Damaged(String),
+    /// It is of a newer cluster than this program can be a part of.
+    #[error(transparent)]
+    Unfit(#[from] Unfit),
 }
 
 fn damaged(why: impl Into<String>) -> SnapshotError {
@@ -160,6 +165,11 @@ enum Record {
     Nameless(Vec<(InodeId, InodeId)>),
     /// Orphans that no session holds.
     Unheld(Vec<InodeId>),
+    /// The version of the cluster. Comes behind the header, before what it brings.
+    Version(Version),
+    /// Of the next version. Always the last one.
+    #[cfg(feature = "next-version")]
+    Probes(u64),
 }
 
 #[derive(Debug, Serialize, Deserialize)]
@@ -293,6 +303,11 @@ impl Namespace {
             last_session: self.sessions.last,
             last_block: self.blocks.last(),
         })?;
+        frames.put(&Record::Version(self.version))?;
+        #[cfg(feature = "next-version")]
+        if self.version >= Version::NEXT {
+            frames.put(&Record::Probes(self.probes))?;
+        }
         for (_, server) in self.servers.iter() {
             frames.put(&Record::Server(server.clone()))?;
         }

@@ -16,6 +16,7 @@ use crate::engine::namespace::inode::{Body, FileData, Inode, Slot};
 use crate::engine::namespace::sessions::Session;
 use crate::engine::namespace::trash::Trashed;
 use crate::engine::namespace::usage::{NOWHERE, Quota};
+use crate::engine::namespace::version::check_not_newer;
 use crate::engine::namespace::{EDITION, EpochView, Namespace, settings};
 
 /// No counter gets that far in the life of a cluster, and each can go on from there.
@@ -257,6 +258,16 @@ impl Reader {
             }),
             Record::Unheld(inodes) => {
                 namespace.unheld.extend(inodes);
+                true
+            }
+            Record::Version(version) => {
+                check_not_newer(version)?;
+                namespace.version = version;
+                self.records == 2
+            }
+            #[cfg(feature = "next-version")]
+            Record::Probes(probes) => {
+                namespace.probes = probes;
                 true
             }
             Record::Edition(edition) => {

@@ -27,6 +27,7 @@ mod snapshots;
 mod steps;
 mod trash;
 mod upkeep;
+mod versions;
 mod xattrs;
 
 use harvestfs_protocol::error::FsError;

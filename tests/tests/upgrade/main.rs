@@ -1,0 +1,127 @@
+//! A rolling upgrade from one build to another one, with programs that write and read through mounts
+//! meanwhile. `just upgrade` builds the second one, which has a later version, and runs it.
+
+mod load;
+mod parts;
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use harvestfs_tests::{can_mount, wait_until};
+
+use self::load::Load;
+use self::parts::{Build, Parts};
+
+/// Where the second build is.
+const NEXT: &str = "HARVESTFS_TESTS_NEXT";
+/// The version of this build, and of the next one.
+const OLD: u64 = 12;
+const NEW: u64 = 13;
+/// How long the programs go on before the first part is replaced, and after the last one was.
+const QUIET: Duration = Duration::from_secs(5);
+
+fn step(what: &str) {
+    println!("--- {what}");
+}
+
+#[test]
+#[ignore = "needs a second build: run `just upgrade`"]
+fn a_cluster_is_upgraded_part_by_part_while_programs_use_it() {
+    let next = std::env::var_os(NEXT).map(PathBuf::from);
+    let next = next.unwrap_or_else(|| panic!("{NEXT} says where the next build is"));
+    assert!(can_mount(), "mounts are what is tested");
+    let mut parts = Parts::start(next);
+    let old_mount = parts.mount("mount-old", Build::Old);
+    let new_mount = parts.mount("mount-new", Build::New);
+    let status = parts.status();
+    assert_eq!((status.cluster, status.newest), (OLD, OLD), "{status:?}");
+    assert_eq!(status.clients, [OLD, NEW].into());
+    // The next build knows a message that nobody understands yet.
+    let refused = parts.fails(Build::New, &["admin", "upgrade", "probe"]);
+    assert!(refused.contains("exists since version 13"), "{refused}");
+    let load = Load::start(&[old_mount.clone(), new_mount.clone()]);
+    std::thread::sleep(QUIET);
+
+    for number in 1..=parts::DATANODES {
+        step(&format!("datanode {number} becomes the next build"));
+        parts.replace_datanode(number, Build::New);
+        load.check();
+    }
+    let status = parts.status();
+    assert_eq!((status.cluster, status.newest), (OLD, NEW), "{status:?}");
+    assert_eq!(status.missing.len(), parts::NAMENODES, "{status:?}");
+    let refused = parts.fails(Build::Old, &["admin", "upgrade", "finish"]);
+    assert!(refused.contains("the namenode 127.0.0.1:"), "{refused}");
+
+    step("datanode 1 goes back to the build of before, and forth again");
+    parts.replace_datanode(1, Build::Old);
+    parts.replace_datanode(1, Build::New);
+    load.check();
+
+    for number in 1..=parts::NAMENODES {
+        step(&format!("namenode {number} becomes the next build"));
+        parts.replace_namenode(number, Build::New);
+        load.check();
+    }
+    step("a namenode goes back to the build of before");
+    parts.replace_namenode(2, Build::Old);
+    let status = parts.status();
+    assert_eq!((status.cluster, status.newest), (OLD, NEW));
+    assert_eq!(status.missing.len(), 1, "{status:?}");
+    let refused = parts.fails(Build::New, &["admin", "upgrade", "finish"]);
+    assert!(refused.contains("it runs 0.2.0"), "{refused}");
+    parts.replace_namenode(2, Build::New);
+    load.check();
+    // All understand the message now, and may not write the record yet.
+    let refused = parts.fails(Build::New, &["admin", "upgrade", "probe"]);
+    assert!(refused.contains("the cluster has version 12"), "{refused}");
+
+    step("the upgrade is finished");
+    assert!(parts.status().missing.is_empty());
+    let finished = parts.succeeds(Build::New, &["admin", "upgrade", "finish"]);
+    print!("{finished}");
+    assert!(finished.contains("version 13 now"), "{finished}");
+    let status = parts.status();
+    assert_eq!((status.cluster, status.newest), (NEW, NEW));
+    let probe = ["admin", "upgrade", "probe"];
+    assert_eq!(parts.succeeds(Build::New, &probe), "1 probe\n");
+
+    step("what is new is in journal and snapshots");
+    parts.succeeds(Build::New, &["admin", "snapshot"]);
+    assert_eq!(parts.succeeds(Build::New, &probe), "2 probes\n");
+    for number in 1..=parts::NAMENODES {
+        parts.replace_namenode(number, Build::New);
+    }
+    assert_eq!(parts.succeeds(Build::New, &probe), "3 probes\n");
+    load.check();
+
+    step("parts of the build of before are refused");
+    let said = parts.namenode_ends(3, Build::Old);
+    assert!(
+        said.contains("the cluster has version 13, the program has 12"),
+        "{said}"
+    );
+    parts.replace_namenode(3, Build::New);
+    parts.datanode_is_refused(
+        1,
+        Build::Old,
+        "the cluster has version 13, the program has 12",
+    );
+    parts.replace_datanode(1, Build::New);
+    load.check();
+
+    std::thread::sleep(QUIET);
+    step("everything is compared");
+    let done = load.stop();
+    println!("{done}");
+    done.verify();
+    step("the mounts change places");
+    parts.stop("mount-old");
+    parts.stop("mount-new");
+    parts.mount("mount-old", Build::New);
+    parts.mount("mount-new", Build::New);
+    done.verify();
+    wait_until("the file system is healthy", parts::HEALTHY_WITHIN, || {
+        parts.run(Build::New, &["admin", "fsck"]).status.success()
+    });
+}
