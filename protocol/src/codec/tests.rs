@@ -91,7 +91,8 @@ fn hellos_of_strangers_and_of_other_versions_are_distinguished() {
         release: Release::OURS,
     };
     let (ours, theirs) = (hello(13, 15), hello(16, 17));
-    let decoded = Hello::decode(&theirs.encode()).unwrap();
+    let encoded = theirs.encode();
+    let decoded = Hello::decode(&encoded).unwrap();
     assert_eq!(decoded, (theirs, &b""[..]));
     assert_eq!(
         ours.agree(theirs),

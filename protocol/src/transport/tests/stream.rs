@@ -42,8 +42,8 @@ async fn data_of_all_sizes_arrives_as_sent_however_it_is_read(pair: Pair) {
     ];
     let (mut sender, _back, _to_client, mut receiver) = data_stream(&pair).await;
     let send = async {
-        for (index, size) in sizes.into_iter().enumerate() {
-            let data = random_bytes(size, index as u64);
+        for (index, size) in (0_u64..).zip(sizes) {
+            let data = random_bytes(size, index);
             // Once for each way of reading, and once to be skipped.
             for way in 0..4_u8 {
                 sender
@@ -59,9 +59,9 @@ async fn data_of_all_sizes_arrives_as_sent_however_it_is_read(pair: Pair) {
     };
     let receive = async {
         let mut frames = 0;
-        while let Some(((index, way), len)) = receiver.recv::<(usize, u8)>(LONG).await.unwrap() {
+        while let Some(((index, way), len)) = receiver.recv::<(u64, u8)>(LONG).await.unwrap() {
             frames += 1;
-            let expected = random_bytes(sizes[index], index as u64);
+            let expected = random_bytes(sizes[index as usize], index);
             assert_eq!(len, expected.len());
             let data = match way {
                 0 => receiver.read_data(LONG).await.unwrap(),
