@@ -161,8 +161,10 @@ async fn a_backup_of_any_member_becomes_a_group_of_one_that_grows_again() {
     let (link, _notices) = group.link(follower, Role::Admin, "operator").await.unwrap();
     let asks_leader = AdminRequest::Backup(BackupRequest::Begin { of_any: false });
     let refused = link.ask(Request::Admin(asks_leader)).await;
-    let leads = Some(group.addrs[leader]);
-    assert_eq!(refused, Err(FsError::NotLeader { leader: leads }));
+    assert!(
+        matches!(refused, Err(FsError::NotLeader { .. })),
+        "{refused:?}"
+    );
     eventually("the follower has them", async || {
         let (content, _) = backup::take(&link, true).await;
         content.files == 5
