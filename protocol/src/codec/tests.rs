@@ -91,9 +91,7 @@ fn hellos_of_strangers_and_of_other_versions_are_distinguished() {
         release: Release::OURS,
     };
     let (ours, theirs) = (hello(13, 15), hello(16, 17));
-    let encoded = theirs.encode();
-    let decoded = Hello::decode(&encoded).unwrap();
-    assert_eq!(decoded, (theirs, &b""[..]));
+    assert_eq!(Hello::decode(&theirs.encode()), Ok((theirs, &b""[..])));
     assert_eq!(
         ours.agree(theirs),
         Err(WireError::VersionMismatch {

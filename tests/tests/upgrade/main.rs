@@ -49,7 +49,7 @@ fn a_cluster_is_upgraded_part_by_part_while_programs_use_it() {
     }
     let status = parts.status();
     assert_eq!((status.cluster, status.newest), (OLD, NEW), "{status:?}");
-    assert_eq!(status.missing.len(), parts::NAMENODES, "{status:?}");
+    assert_eq!(status.missing.len(), parts.namenodes(), "{status:?}");
     let refused = parts.fails(Build::Old, &["admin", "upgrade", "finish"]);
     assert!(refused.contains("the namenode 127.0.0.1:"), "{refused}");
 
@@ -58,19 +58,20 @@ fn a_cluster_is_upgraded_part_by_part_while_programs_use_it() {
     parts.replace_datanode(1, Build::New);
     load.check();
 
-    for number in 1..=parts::NAMENODES {
+    for number in 1..=parts.namenodes() {
         step(&format!("namenode {number} becomes the next build"));
         parts.replace_namenode(number, Build::New);
         load.check();
     }
     step("a namenode goes back to the build of before");
-    parts.replace_namenode(2, Build::Old);
+    let last = parts.namenodes();
+    parts.replace_namenode(last, Build::Old);
     let status = parts.status();
     assert_eq!((status.cluster, status.newest), (OLD, NEW));
     assert_eq!(status.missing.len(), 1, "{status:?}");
     let refused = parts.fails(Build::New, &["admin", "upgrade", "finish"]);
     assert!(refused.contains("it runs 0.2.0"), "{refused}");
-    parts.replace_namenode(2, Build::New);
+    parts.replace_namenode(last, Build::New);
     load.check();
     // All understand the message now, and may not write the record yet.
     let refused = parts.fails(Build::New, &["admin", "upgrade", "probe"]);
@@ -89,19 +90,19 @@ fn a_cluster_is_upgraded_part_by_part_while_programs_use_it() {
     step("what is new is in journal and snapshots");
     parts.succeeds(Build::New, &["admin", "snapshot"]);
     assert_eq!(parts.succeeds(Build::New, &probe), "2 probes\n");
-    for number in 1..=parts::NAMENODES {
+    for number in 1..=parts.namenodes() {
         parts.replace_namenode(number, Build::New);
     }
     assert_eq!(parts.succeeds(Build::New, &probe), "3 probes\n");
     load.check();
 
     step("parts of the build of before are refused");
-    let said = parts.namenode_ends(3, Build::Old);
+    let said = parts.namenode_ends(last, Build::Old);
     assert!(
         said.contains("the cluster has version 13, the program has 12"),
         "{said}"
     );
-    parts.replace_namenode(3, Build::New);
+    parts.replace_namenode(last, Build::New);
     parts.datanode_is_refused(
         1,
         Build::Old,
