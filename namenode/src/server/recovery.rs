@@ -7,7 +7,7 @@ use harvestfs_protocol::durable;
 
 use super::data_dir;
 use super::{NamenodeError, NamenodeOptions};
-use crate::consensus::{self, Content, ReadLog, Standing, Term};
+use crate::consensus::{self, Content, ReadLog, ReadMembers, Standing, Term};
 use crate::engine::namespace::{Command, Formatted, Namespace};
 use crate::journal::disk::Disk;
 use crate::journal::{
@@ -76,7 +76,12 @@ pub(crate) fn recover(
         }
     }
     let snapshot_lsn = snapshot.as_ref().map_or(0, |(lsn, _)| *lsn);
-    let Some(Replayed { namespace, terms }) = replay(snapshot, records, || false)? else {
+    let Some(Replayed {
+        namespace,
+        terms,
+        members,
+    }) = replay(snapshot, records, || false)?
+    else {
         unreachable!("a replay that cannot be cancelled was");
     };
     let formatted = match namespace.formatted() {
@@ -108,6 +113,7 @@ pub(crate) fn recover(
             snapshot_lsn,
             last_lsn,
             terms,
+            members,
         },
     })))
 }
@@ -118,6 +124,8 @@ pub(crate) struct Replayed {
     pub namespace: Namespace,
     /// The first record of each term.
     pub terms: Vec<(Lsn, Term)>,
+    /// The last members that a record names.
+    pub members: Option<ReadMembers>,
 }
 
 /// Applies records to a snapshot. `None` when `cancelled` says so in between.
@@ -132,6 +140,7 @@ pub(crate) fn replay(
             .map_err(|source| NamenodeError::Snapshot { lsn, source })?,
     };
     let mut terms: Vec<(Lsn, Term)> = Vec::new();
+    let mut named = None;
     for record in records {
         let (lsn, bytes) = record?;
         let (term, content) =
@@ -139,12 +148,16 @@ pub(crate) fn replay(
         if terms.last().is_none_or(|(_, last)| *last != term) {
             terms.push((lsn, term));
         }
-        if let Content::Command(command) = content {
-            let command =
-                Command::decode(command).map_err(|source| NamenodeError::Record { lsn, source })?;
-            namespace
-                .apply(&command)
-                .map_err(|source| NamenodeError::Replay { lsn, source })?;
+        match content {
+            Content::Blank => {}
+            Content::Members(members) => named = Some(ReadMembers { lsn, members }),
+            Content::Command(command) => {
+                let command = Command::decode(command)
+                    .map_err(|source| NamenodeError::Record { lsn, source })?;
+                namespace
+                    .apply(&command)
+                    .map_err(|source| NamenodeError::Replay { lsn, source })?;
+            }
         }
         if lsn.is_multiple_of(PROGRESS_EVERY) {
             tracing::info!(lsn, "replaying the journal");
@@ -153,7 +166,11 @@ pub(crate) fn replay(
             return Ok(None);
         }
     }
-    Ok(Some(Replayed { namespace, terms }))
+    Ok(Some(Replayed {
+        namespace,
+        terms,
+        members: named,
+    }))
 }
 
 fn report_tail(tail: &TailReport) {

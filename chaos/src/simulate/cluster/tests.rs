@@ -179,6 +179,21 @@ fn a_seed_decides_everything() {
 }
 
 #[test]
+fn a_seed_decides_what_several_namenodes_do() {
+    let [one, other] = [3, 3].map(|seed| {
+        simulate(&Options {
+            namenodes: 3,
+            length: Duration::from_secs(5),
+            ..options(seed, &FaultKind::ALL)
+        })
+    });
+    for (line, (one, other)) in one.trace.iter().zip(&other.trace).enumerate() {
+        assert_eq!(one, other, "line {line} of the trace");
+    }
+    assert_eq!(one, other);
+}
+
+#[test]
 fn nothing_fails_without_faults() {
     let report = simulate(&options(1, &[]));
     assert_eq!(report.failures, [""; 0]);
@@ -197,6 +212,7 @@ fn promises_are_kept_under_each_fault() {
                 };
                 let report = simulate(&Options {
                     length: Duration::from_secs(5),
+                    namenodes: if fault.is_for_group(false) { 1 } else { 3 },
                     ..options(seed as u64, &[fault])
                 });
                 assert_eq!(report.failures, [""; 0], "{fault:?}, seed {seed}");
