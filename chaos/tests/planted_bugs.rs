@@ -1,4 +1,5 @@
-//! The simulator finds bugs: each that can be planted, but for a few, within a bounded number of seeds.
+//! The simulator finds bugs: each that can be planted, but for a few, within a bounded number of seeds. Those of several
+//! namenodes are looked for only by name: how many seeds they take has not been measured.
 //!
 //! To look longer, and for others: `HARVESTFS_TESTS_BUGS=KeepsOldPages HARVESTFS_TESTS_BUG_SEEDS=2000 cargo test --workspace
 //! --features harvestfs-chaos/planted-bugs --test planted_bugs -- --nocapture`.
@@ -182,7 +183,7 @@ fn each_planted_bug_is_found() {
         let name = format!("{bug:?}");
         match &only {
             Some(only) => only.split(',').any(|it| it == name),
-            None => !NOT_FOUND.contains(bug),
+            None => !NOT_FOUND.contains(bug) && of_group(*bug).is_none(),
         }
     };
     let bugs: VecDeque<Bug> = Bug::ALL.into_iter().filter(is_wanted).collect();
