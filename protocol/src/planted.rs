@@ -64,11 +64,47 @@ pub enum Bug {
     SkipsSealedDirectorySync,
     /// Checksums of replicas are not compared.
     IgnoresChecksums,
+    /// A member that has just started votes, though it may have promised a leader not to.
+    VotesAtOnce,
+    /// A member keeps its vote in memory only.
+    ForgetsVote,
+    /// A member does not sync the file with its vote and the members.
+    SkipsMemberFileSync,
+    /// A leader answers by itself also when others may have elected another one.
+    AnswersWithoutLease,
+    /// A namenode answers keepalives whether it leads or not.
+    AnswersKeepAlivesUnasked,
+    /// A leader takes for committed what its own disk has.
+    AnswersWhatIsDurableHere,
+    /// A leader takes it for an acknowledgement when a member does not answer.
+    CountsSilentMembers,
+    /// A member acknowledges entries before they are durable.
+    AcknowledgesBeforeDurable,
+    /// A member keeps what it had applied and another leader replaced.
+    KeepsWhatWasReplaced,
+    /// A leader that starts again goes on in its term.
+    LeadsAgainInItsTerm,
+    /// A leader does not propose again what was refused while it had no lease.
+    ForgetsRefusedRecords,
+    /// A leader answers by itself also when it has asked another one to lead.
+    AnswersWhileHandingOver,
+    /// A member that was elected serves before it has all that was committed.
+    LeadsBeforeItHasAll,
+    /// A member that has forgotten what it said is trusted.
+    TrustsForgetfulMembers,
+    /// A snapshot of another member is set in place before it is durable.
+    InstallsSnapshotUnsynced,
+    /// A member forgets the terms of entries that are in its journal, and that a snapshot covers.
+    ForgetsTermsEarly,
+    /// A new leader relies on what it was told before datanodes knew of it.
+    TrustsReportsOfBefore,
+    /// A datanode obeys a namenode of an epoch before the one that it obeyed.
+    ObeysOlderEpochs,
 }
 
 impl Bug {
     /// All of them.
-    pub const ALL: [Self; 29] = [
+    pub const ALL: [Self; 47] = [
         Self::AnswersBeforeDurable,
         Self::SendsNoInvalidation,
         Self::DoesNotWaitForInvalidation,
@@ -98,6 +134,24 @@ impl Bug {
         Self::SkipsReplicaSync,
         Self::SkipsSealedDirectorySync,
         Self::IgnoresChecksums,
+        Self::VotesAtOnce,
+        Self::ForgetsVote,
+        Self::SkipsMemberFileSync,
+        Self::AnswersWithoutLease,
+        Self::AnswersKeepAlivesUnasked,
+        Self::AnswersWhatIsDurableHere,
+        Self::CountsSilentMembers,
+        Self::AcknowledgesBeforeDurable,
+        Self::KeepsWhatWasReplaced,
+        Self::LeadsAgainInItsTerm,
+        Self::ForgetsRefusedRecords,
+        Self::AnswersWhileHandingOver,
+        Self::LeadsBeforeItHasAll,
+        Self::TrustsForgetfulMembers,
+        Self::InstallsSnapshotUnsynced,
+        Self::ForgetsTermsEarly,
+        Self::TrustsReportsOfBefore,
+        Self::ObeysOlderEpochs,
     ];
 }
 

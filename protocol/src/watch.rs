@@ -78,6 +78,12 @@ impl<T> Sender<T> {
         self.0.borrow()
     }
 
+    /// Whether something could learn of a change.
+    #[must_use]
+    pub fn has_receivers(&self) -> bool {
+        self.0.receivers.load(Ordering::Acquire) > 0
+    }
+
     /// Waits for changes from now on.
     #[must_use]
     pub fn subscribe(&self) -> Receiver<T> {
@@ -122,7 +128,7 @@ impl<T> Sender<T> {
         loop {
             let mut abandoned = pin!(self.0.abandoned.notified());
             abandoned.as_mut().enable();
-            if self.0.receivers.load(Ordering::Acquire) == 0 {
+            if !self.has_receivers() {
                 return;
             }
             abandoned.await;
@@ -281,6 +287,7 @@ mod tests {
     async fn a_sender_knows_when_nothing_waits_any_more() {
         let sender = Sender::new(());
         let receivers = [sender.subscribe(), sender.subscribe().clone()];
+        assert!(sender.has_receivers());
         let closed = async {
             sender.closed().await;
         };
@@ -289,5 +296,6 @@ mod tests {
             drop(receivers);
         };
         tokio::join!(closed, dropped);
+        assert!(!sender.has_receivers());
     }
 }

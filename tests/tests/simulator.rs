@@ -12,9 +12,12 @@ const SEEDS: u64 = 4;
 const SEEDS_VARIABLE: &str = "HARVESTFS_TESTS_SAME_SEEDS";
 const ODD_SEEDS: [u64; 1] = [13];
 
+/// The same for clusters with three namenodes.
+const SEEDS_OF_GROUPS: u64 = 3;
+
 fn simulate(arguments: &[&str]) -> Output {
     let mut command = Command::new(harvestfs());
-    command.args(["simulate", "cluster", "--minutes", "0.05"]);
+    command.args(["simulate", "cluster"]);
     command.args(arguments).output().expect("it runs")
 }
 
@@ -26,9 +29,10 @@ fn outcomes(output: &Output) -> Vec<String> {
 }
 
 /// Everything that is known of a seed that was run in a process of its own.
-fn run_alone(seed: u64, trace: &Path) -> (Vec<String>, String) {
-    let trace_name = trace.to_string_lossy();
-    let output = simulate(&["--seed", &seed.to_string(), "--trace", &trace_name]);
+fn run_alone(arguments: &[&str], seed: u64, trace: &Path) -> (Vec<String>, String) {
+    let (seed, trace_name) = (seed.to_string(), trace.to_string_lossy());
+    let alone = ["--seed", &seed, "--trace", &trace_name];
+    let output = simulate(&[arguments, &alone].concat());
     assert!(output.status.success(), "seed {seed}: {output:?}");
     let trace = fs::read_to_string(trace).expect("it was written");
     (outcomes(&output), trace)
@@ -36,15 +40,29 @@ fn run_alone(seed: u64, trace: &Path) -> (Vec<String>, String) {
 
 #[test]
 fn a_seed_gives_the_same_trace_in_two_processes_to_the_byte() {
-    let seeds: Vec<u64> = match std::env::var(SEEDS_VARIABLE) {
+    let seeds = (1..=SEEDS).chain(ODD_SEEDS);
+    compare_processes(&["--minutes", "0.05"], seeds.collect());
+}
+
+#[test]
+fn a_seed_gives_the_same_trace_of_three_namenodes_in_two_processes_to_the_byte() {
+    let of_group = ["--minutes", "0.02", "--namenodes", "3"];
+    compare_processes(&of_group, (1..=SEEDS_OF_GROUPS).collect());
+}
+
+/// Seeds give the same, whichever process runs them: these, or as many as the variable says.
+fn compare_processes(arguments: &[&str], seeds: Vec<u64>) {
+    let seeds = match std::env::var(SEEDS_VARIABLE) {
         Ok(count) => (1..=count.parse().expect(SEEDS_VARIABLE)).collect(),
-        Err(_) => (1..=SEEDS).chain(ODD_SEEDS).collect(),
+        Err(_) => seeds,
     };
     let directory = tempfile::tempdir().expect("a directory");
     let traces = ["one", "other"].map(|name| directory.path().join(name));
     let mut different = Vec::new();
     for &seed in &seeds {
-        let [one, other] = traces.each_ref().map(|trace| run_alone(seed, trace));
+        let [one, other] = traces
+            .each_ref()
+            .map(|trace| run_alone(arguments, seed, trace));
         assert_eq!(one.0.len(), 1, "seed {seed}: {:?}", one.0);
         if let Some((line, (one, other))) = first_difference(&one.1, &other.1) {
             different.push(format!(
@@ -71,7 +89,8 @@ fn first_difference<'a>(one: &'a str, other: &'a str) -> Option<(usize, (&'a str
 #[test]
 fn seeds_begin_where_they_are_asked_to() {
     let run = |arguments: &[&str]| {
-        let output = simulate(&[&["--faults", "none"], arguments].concat());
+        let common = ["--minutes", "0.05", "--faults", "none"];
+        let output = simulate(&[&common, arguments].concat());
         assert!(output.status.success(), "{output:?}");
         outcomes(&output)
     };

@@ -19,6 +19,8 @@ pub(crate) const NAMENODE_NAME: &str = "namenode";
 const DIAL_DEADLINE: Duration = Duration::from_secs(3);
 const STATUS_DEADLINE: Duration = Duration::from_secs(3);
 const FSCK_DEADLINE: Duration = Duration::from_secs(60);
+/// Until a namenode has taken a snapshot and caught up.
+const ADD_DEADLINE: Duration = Duration::from_secs(30);
 
 /// An operator; connects again whenever needed.
 pub(crate) struct Admin {
@@ -84,6 +86,12 @@ impl Admin {
     pub async fn transfer(&mut self, to: SocketAddr) -> bool {
         let transfer = AdminRequest::Group(GroupRequest::Transfer(Some(to)));
         self.ask(transfer, STATUS_DEADLINE).await.is_some()
+    }
+
+    /// Takes a namenode into the group; whether it was.
+    pub async fn add(&mut self, namenode: SocketAddr) -> bool {
+        let add = AdminRequest::Group(GroupRequest::Add(namenode));
+        self.ask(add, ADD_DEADLINE).await.is_some()
     }
 
     async fn ask(&mut self, request: AdminRequest, deadline: Duration) -> Option<AdminReply> {

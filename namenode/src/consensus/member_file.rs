@@ -15,10 +15,12 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
+use harvestfs_protocol::planted::{self, Bug};
 use openraft::Membership;
 use serde::{Deserialize, Serialize};
 
 use super::entry::{decode_members, encode_members, log_id};
+use super::members::is_sole_voter;
 use super::{ConsensusError, LogId, Member, MemberId, StoredMembers, Term, Vote};
 use crate::journal::disk::{Disk, FileId};
 use crate::journal::{JournalError, Lsn};
@@ -124,6 +126,11 @@ impl Kept {
         let at = later.saturating_sub(1);
         let members = self.members.get(at);
         members.unwrap_or_else(|| panic!("{} takes part in no group", self.this))
+    }
+
+    /// Whether this is the only member with a vote, as of an entry.
+    pub(super) fn is_sole_voter(&self, lsn: Lsn) -> bool {
+        is_sole_voter(self.members_at(lsn).membership(), self.this)
     }
 
     /// There are these members from their entry on.
@@ -268,9 +275,13 @@ pub(super) fn write(disk: &Arc<dyn Disk>, kept: &Kept) -> Result<(), JournalErro
     let checksum = crc32fast::hash(&bytes[HEADER_BYTES..]);
     bytes[12..HEADER_BYTES].copy_from_slice(&checksum.to_le_bytes());
     file.write_at(&bytes, 0).map_err(|e| io("write", e))?;
-    file.sync().map_err(|e| io("sync", e))?;
-    disk.install(TEMPORARY, MEMBER_FILE)
-        .map_err(|e| io("rename", e))
+    let renamed = if planted::is(Bug::SkipsMemberFileSync) {
+        disk.rename(TEMPORARY, MEMBER_FILE)
+    } else {
+        file.sync().map_err(|e| io("sync", e))?;
+        disk.install(TEMPORARY, MEMBER_FILE)
+    };
+    renamed.map_err(|e| io("rename", e))
 }
 
 fn members_content(members: &StoredMembers) -> MembersContent {

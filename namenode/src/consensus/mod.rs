@@ -16,6 +16,7 @@ mod store;
 mod tail;
 #[cfg(test)]
 mod tests;
+mod watched;
 mod wire;
 
 use std::collections::BTreeMap;
@@ -27,18 +28,18 @@ use std::time::Duration;
 
 use harvestfs_protocol::codec::MAX_HEADER_BYTES;
 use harvestfs_protocol::machine;
+use harvestfs_protocol::planted::{self, Bug};
 use harvestfs_protocol::transport::Endpoint;
 use harvestfs_protocol::version::Version;
 use openraft::Instant as _;
 use openraft::async_runtime::WatchReceiver;
 use openraft::impls::leader_id_std;
-use openraft::{Config, Raft, SnapshotPolicy};
+use openraft::{Config, Membership, Raft, SnapshotPolicy};
 use serde::{Deserialize, Serialize};
 use tokio::sync::mpsc;
 
 use self::applied::Applied;
 use self::member_file::Kept;
-use self::members::is_sole_voter;
 use self::peers::{Caller, Peers, Releases};
 use self::progress::Executed;
 use self::snapshots::Fetching;
@@ -123,6 +124,9 @@ const ELECTION_MS: (u64, u64) = (100, 200);
 /// How long after its heartbeat reached a majority a leader may answer by itself: a tenth less than others wait with
 /// elections, for clocks that do not run alike.
 const LEASE: Duration = Duration::from_millis(ELECTION_MS.1 * 9 / 10);
+/// How long a member that has just started neither votes nor asks for votes: it does not know any more to which leader
+/// it promised not to, and that one may answer by itself until then. openraft leaves this to its users.
+const PROMISED: Duration = Duration::from_millis(ELECTION_MS.1);
 /// How long openraft may take to hear of everything that a snapshot covers.
 const APPLIED_WITHIN: Duration = Duration::from_secs(60);
 /// What is committed and waits for the owner of the engine.
@@ -136,6 +140,9 @@ pub enum ConsensusError {
     /// The journal failed.
     #[error(transparent)]
     Journal(#[from] JournalError),
+    /// Another member leads, or is about to: this one has voted for it.
+    #[error("another namenode leads")]
+    Deposed,
     /// openraft stopped.
     #[error("the namenodes' consensus stopped: {0}")]
     Stopped(String),
@@ -149,6 +156,16 @@ pub struct ReadLog {
     pub last_lsn: Lsn,
     /// The first record of each term after the snapshot.
     pub terms: Vec<(Lsn, Term)>,
+    /// The last members that an entry after the snapshot names, committed or not.
+    pub members: Option<ReadMembers>,
+}
+
+/// Members, as an entry names them.
+pub struct ReadMembers {
+    /// The entry.
+    pub lsn: Lsn,
+    /// The members from there on.
+    pub members: Membership<MemberId, Member>,
 }
 
 /// This namenode in its group.
@@ -161,6 +178,8 @@ pub struct Consensus {
     executed: Arc<Executed>,
     peers: Peers,
     fetching: Fetching,
+    /// When it votes.
+    votes_from: tokio::time::Instant,
     /// Another member was asked to lead: it may do so already.
     is_handing_over: AtomicBool,
 }
@@ -213,8 +232,21 @@ impl Consensus {
         let last = kept.entry(read.last_lsn);
         let commits = Arc::new(Commits::default());
         commits.progress(Some(read.last_lsn));
+        let mut is_sole_voter = kept.is_sole_voter(read.last_lsn);
+        // It ended before the entry counted for it.
+        if let Some(ReadMembers { lsn, members }) = read.members
+            && is_sole_voter
+            && kept
+                .members_at(read.last_lsn)
+                .log_id()
+                .is_none_or(|it| it.index() < lsn)
+        {
+            is_sole_voter = members::is_sole_voter(&members, id);
+            if is_sole_voter {
+                kept.add_members(StoredMembers::new(Some(kept.entry(lsn)), members));
+            }
+        }
         let members = kept.members_at(read.last_lsn).membership();
-        let is_sole_voter = is_sole_voter(members, id);
         if is_sole_voter && members.get_node(&id) != Some(&this) {
             // It may listen elsewhere now, and nobody else has to know.
             kept.move_alone(this)?;
@@ -244,8 +276,9 @@ impl Consensus {
             snapshot_policy: SnapshotPolicy::Never,
             api_channel_size: Some(QUEUED_MAX),
             enable_pre_vote: Some(true),
+            enable_elect: is_sole_voter,
             // What it wrote and did not sync before a crash may be with others: no term leads twice.
-            enable_leader_restore: Some(false),
+            enable_leader_restore: Some(planted::is(Bug::LeadsAgainInItsTerm)),
             ..Config::default()
         };
         let stopped = |error: &dyn fmt::Display| ConsensusError::Stopped(error.to_string());
@@ -271,6 +304,16 @@ impl Consensus {
         let raft = Raft::new(id, Arc::new(config), peers.clone(), store.clone(), applied)
             .await
             .map_err(|error| stopped(&error))?;
+        let votes_from = if is_sole_voter || planted::is(Bug::VotesAtOnce) {
+            tokio::time::Instant::now()
+        } else {
+            tokio::time::Instant::now() + PROMISED
+        };
+        let campaigning = raft.clone();
+        tokio::spawn(async move {
+            tokio::time::sleep_until(votes_from).await;
+            campaigning.runtime_config().elect(true);
+        });
         let journal = store.writer().expect("it was just started");
         let mut progress = raft.watch_commit_progress();
         let following = Arc::clone(&commits);
@@ -300,6 +343,7 @@ impl Consensus {
             executed,
             peers,
             fetching: Fetching::default(),
+            votes_from,
             is_handing_over: AtomicBool::new(false),
         };
         Ok((consensus, receiver))
@@ -319,10 +363,11 @@ impl Consensus {
 
     /// Whether a new leader would know all that this member answers now: nobody else is elected before its lease is over.
     pub fn has_lease(&self) -> bool {
-        if self.is_handing_over.load(Ordering::Acquire) {
+        let is_handing_over = self.is_handing_over.load(Ordering::Acquire);
+        if is_handing_over && !planted::is(Bug::AnswersWhileHandingOver) {
             return false;
         }
-        if self.commits.is_alone() {
+        if self.commits.is_alone() || planted::is(Bug::AnswersWithoutLease) {
             return true;
         }
         let acknowledged = self.raft.data_metrics().borrow_watched().last_quorum_acked;
@@ -350,12 +395,10 @@ impl Consensus {
     /// [`Consensus::propose`].
     ///
     /// # Errors
-    /// [`ConsensusError::Stopped`]: this member does not lead any more, or the journal failed.
+    /// [`ConsensusError::Deposed`], also when the journal failed.
     pub async fn submit(&self, term: Term, records: Vec<Record>) -> Result<(), ConsensusError> {
         let submitted = self.store.submit(term, records).await;
-        submitted.map_err(|Deposed| {
-            ConsensusError::Stopped("another namenode leads, or the journal failed".to_owned())
-        })
+        submitted.map_err(|Deposed| ConsensusError::Deposed)
     }
 
     /// Has openraft replicate and commit records that were submitted.
@@ -380,7 +423,7 @@ impl Consensus {
     /// [`ConsensusError::Stopped`]
     pub async fn propose_refused(&self, last: Lsn) -> Result<(), ConsensusError> {
         let heard = self.heard().await?;
-        if heard >= last {
+        if heard >= last || planted::is(Bug::ForgetsRefusedRecords) {
             return Ok(());
         }
         let refused = self.store.clone().records(heard + 1, last);
@@ -406,6 +449,7 @@ impl Consensus {
             self.store.clone(),
             self.peers.clone(),
             self.fetching.clone(),
+            self.votes_from,
         )
     }
 

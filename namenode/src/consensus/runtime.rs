@@ -10,6 +10,8 @@ use openraft::async_runtime::AsyncRuntime;
 use openraft::impls::TokioRuntime;
 use rand::rngs::StdRng;
 
+use super::watched::InOrder;
+
 /// Tokio, with the clock and the chance of the machine.
 #[derive(Debug)]
 pub struct MachineRuntime(tokio::runtime::Runtime);
@@ -72,7 +74,7 @@ impl AsyncRuntime for MachineRuntime {
     type Timeout<R, T: Future<Output = R> + OptionalSend> = tokio::time::Timeout<T>;
     type ThreadLocalRng = StdRng;
     type Mpsc = <TokioRuntime as AsyncRuntime>::Mpsc;
-    type Watch = <TokioRuntime as AsyncRuntime>::Watch;
+    type Watch = InOrder;
     type Oneshot = <TokioRuntime as AsyncRuntime>::Oneshot;
     type Mutex<T: OptionalSend + 'static> = <TokioRuntime as AsyncRuntime>::Mutex<T>;
 

@@ -4,6 +4,7 @@ use std::fmt;
 
 use harvestfs_protocol::error::FsError;
 use harvestfs_protocol::peer::{Known, Memory, PeerAnswer, PeerCall, PeerReply, PeerRequest};
+use harvestfs_protocol::planted::{self, Bug};
 use harvestfs_protocol::version::Versions;
 
 use super::applied::Applied;
@@ -31,6 +32,8 @@ struct Member {
     store: LogStore,
     peers: Peers,
     fetching: Fetching,
+    /// When it votes, unless the leader has asked for it.
+    votes_from: tokio::time::Instant,
 }
 
 impl Service {
@@ -39,12 +42,14 @@ impl Service {
         store: LogStore,
         peers: Peers,
         fetching: Fetching,
+        votes_from: tokio::time::Instant,
     ) -> Self {
         let member = Member {
             raft,
             store,
             peers,
             fetching,
+            votes_from,
         };
         Self {
             part: Part::Member(Box::new(member)),
@@ -131,6 +136,13 @@ impl Member {
         let stopped = |error: &dyn fmt::Display| FsError::Internal(error.to_string());
         match request {
             PeerRequest::Vote {
+                is_transfer: false, ..
+            } if tokio::time::Instant::now() < self.votes_from => Ok(PeerReply::Voted {
+                ballot: wire::ballot(&self.store.vote()),
+                is_granted: false,
+                last: self.store.last().as_ref().map(wire::place),
+            }),
+            PeerRequest::Vote {
                 ballot,
                 last,
                 is_trial,
@@ -160,6 +172,7 @@ impl Member {
                 let acknowledged = known.and_then(|it| it.acknowledged).unwrap_or(0);
                 if reply == PeerReply::Conflict
                     && before.is_some_and(|before| before.record <= acknowledged)
+                    && !planted::is(Bug::TrustsForgetfulMembers)
                 {
                     self.store.forgot();
                     return Ok(PeerReply::Forgetful);
@@ -194,6 +207,9 @@ impl Member {
 
     /// Another one knows more of this member than it does itself.
     fn has_forgotten(&self, known: Option<&Known>) -> bool {
+        if planted::is(Bug::TrustsForgetfulMembers) {
+            return false;
+        }
         let here = self.peers.caller.memory();
         known.is_some_and(|known| known.run != here.run && known.writes > here.writes_at_start)
     }

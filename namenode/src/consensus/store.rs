@@ -8,6 +8,7 @@ use std::sync::Arc;
 use harvestfs_protocol::ids::ClusterId;
 use harvestfs_protocol::limits::APPENDED_BYTES_MAX;
 use harvestfs_protocol::peer::{Known, Memory};
+use harvestfs_protocol::planted::{self, Bug};
 use openraft::entry::RaftEntry;
 use openraft::storage::{IOFlushed, LogState, RaftLogStorage};
 use openraft::{EntryPayload, OptionalSend, RaftLogReader};
@@ -149,6 +150,12 @@ impl LogStore {
         ClusterId(self.reader.cluster_id())
     }
 
+    /// Its vote; that of before the first term if it never voted.
+    pub(super) fn vote(&self) -> Vote {
+        let kept = self.shared.kept.lock();
+        kept.vote.unwrap_or_else(|| Vote::new(0, MemberId(0)))
+    }
+
     /// How often this member has written down what it must not forget.
     pub(super) fn writes(&self) -> u64 {
         self.shared.kept.lock().writes
@@ -175,7 +182,11 @@ impl LogStore {
                 kept.known.insert(member, (run, most));
                 true
             }
-            Some((_, writes)) if memory.writes_at_start < writes => false,
+            Some((_, writes))
+                if memory.writes_at_start < writes && !planted::is(Bug::TrustsForgetfulMembers) =>
+            {
+                false
+            }
             Some(_) | None => {
                 // Written with the next change: what this member does because of the other one is one.
                 kept.known.insert(member, (memory.run, memory.writes));
@@ -340,7 +351,10 @@ impl LogStore {
 
     /// A snapshot is about to cover everything up to `lsn`: where terms begin has to be known without the entries.
     pub(super) fn keep_terms(&self, lsn: Lsn) -> Result<(), JournalError> {
-        let oldest = self.reader.first_lsn().saturating_sub(1).min(lsn);
+        let mut oldest = self.reader.first_lsn().saturating_sub(1).min(lsn);
+        if planted::is(Bug::ForgetsTermsEarly) {
+            oldest = lsn;
+        }
         self.keep(|kept| kept.forget_before(oldest))
     }
 
@@ -450,6 +464,10 @@ impl RaftLogStorage<Group> for LogStore {
     async fn save_vote(&mut self, vote: &Vote) -> Result<(), io::Error> {
         // First: a leader of a term before adds nothing once there is a vote in a later one.
         self.shared.tail.lock().term = vote.leader_id.term;
+        if planted::is(Bug::ForgetsVote) {
+            self.shared.kept.lock().vote = Some(*vote);
+            return Ok(());
+        }
         self.keep(|kept| kept.vote = Some(*vote))
             .map_err(io::Error::other)
     }
@@ -494,7 +512,7 @@ impl RaftLogStorage<Group> for LogStore {
                 }
                 tail.push(entry);
             }
-            if last <= tail.durable {
+            if last <= tail.durable || planted::is(Bug::AcknowledgesBeforeDurable) {
                 flushed.io_completed(Ok(()));
             } else {
                 tail.pending.push_back((last, flushed));

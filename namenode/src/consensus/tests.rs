@@ -1,9 +1,11 @@
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::Path;
 
 use bytes::Bytes;
-use harvestfs_protocol::peer::{Ballot, Memory, Place};
+use harvestfs_protocol::identity::{CertificateAuthority, Role};
+use harvestfs_protocol::peer::{Ballot, Memory, PeerCall, PeerReply, PeerRequest, Place};
+use harvestfs_protocol::transport::TransportOptions;
 use openraft::EntryPayload;
 use openraft::Membership;
 use openraft::entry::RaftEntry;
@@ -180,6 +182,98 @@ async fn a_member_that_remembers_less_than_it_said_is_noticed() {
         }
     ));
     store.close().unwrap();
+}
+
+fn endpoint() -> Endpoint {
+    let authority = CertificateAuthority::for_simulation().unwrap();
+    let identity = authority.issue(Role::Namenode, "nn", Duration::from_secs(60));
+    let any = SocketAddr::from(([127, 0, 0, 1], 0));
+    Endpoint::bind(any, &identity.unwrap(), TransportOptions::default()).unwrap()
+}
+
+#[tokio::test]
+async fn one_that_ended_while_another_was_given_a_vote_does_not_go_on_alone() {
+    let both = [[1].as_slice(), &[1, 2]].map(|ids| ids.iter().copied().map(MemberId).collect());
+    let voters = |configs: &[BTreeSet<MemberId>]| {
+        Membership::new(configs.to_vec(), members(&[1, 2])).unwrap()
+    };
+    for (named, is_alone) in [
+        (voters(&both[..1]), true),
+        (voters(&both), false),
+        (voters(&both[1..]), false),
+    ] {
+        let dir = tempfile::tempdir().unwrap();
+        let mut journal = journal_in(dir.path());
+        found(&journal, MemberId(1), members(&[1])).unwrap();
+        let entry = Entry::new(log_id(1, 1), EntryPayload::Membership(named.clone()));
+        journal.append(&[encode(&entry)]).unwrap();
+        journal.sync().unwrap();
+        let read = ReadLog {
+            snapshot_lsn: 0,
+            last_lsn: 1,
+            terms: vec![(1, 1)],
+            members: Some(ReadMembers {
+                lsn: 1,
+                members: named,
+            }),
+        };
+        let options = JournalWriterOptions::default();
+        let started = Consensus::start(journal, options, read, member(1), endpoint());
+        let (consensus, _committed) = started.await.unwrap();
+        assert_eq!(consensus.commits().is_alone(), is_alone);
+        assert_eq!(consensus.group().status().members.len(), 2);
+        consensus.close().await.unwrap();
+    }
+}
+
+#[tokio::test]
+async fn a_member_that_has_just_started_votes_only_for_whom_the_leader_names() {
+    let dir = tempfile::tempdir().unwrap();
+    let journal = journal_in(dir.path());
+    found(&journal, MemberId(1), members(&[1, 2, 3])).unwrap();
+    let read = ReadLog {
+        snapshot_lsn: 0,
+        last_lsn: 0,
+        terms: Vec::new(),
+        members: None,
+    };
+    let options = JournalWriterOptions::default();
+    let started = Consensus::start(journal, options, read, member(1), endpoint());
+    let (consensus, _committed) = started.await.unwrap();
+    let service = consensus.service();
+    let votes = async |term, is_trial, is_transfer| {
+        let request = PeerRequest::Vote {
+            ballot: Ballot {
+                term,
+                candidate: 2,
+                is_elected: false,
+            },
+            last: Some(Place { term: 1, record: 9 }),
+            is_trial,
+            is_transfer,
+        };
+        let call = PeerCall {
+            from: 2,
+            to: Some(1),
+            memory: Memory {
+                run: 1,
+                writes: 0,
+                writes_at_start: 0,
+            },
+            known: None,
+            request,
+        };
+        match service.answer(call).await.unwrap().reply {
+            PeerReply::Voted { is_granted, .. } => is_granted,
+            other => panic!("{other:?}"),
+        }
+    };
+    // Another leader may answer by itself until then.
+    assert!(!votes(50, true, false).await && !votes(50, false, false).await);
+    assert!(votes(51, false, true).await);
+    tokio::time::sleep(PROMISED).await;
+    assert!(votes(52, true, false).await && votes(52, false, false).await);
+    consensus.close().await.unwrap();
 }
 
 #[test]

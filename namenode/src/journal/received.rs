@@ -3,6 +3,8 @@
 use std::io::{self, Write};
 use std::sync::Arc;
 
+use harvestfs_protocol::planted::{self, Bug};
+
 use super::disk::DiskFile;
 use super::format::{FILE_HEADER_BYTES, FileHeader, SNAPSHOT_MAGIC, received_name};
 use super::snapshot::{SYNC_EVERY_BYTES, SnapshotReader};
@@ -94,9 +96,11 @@ impl SnapshotReceiver {
         self.file
             .write_at(&header.encode(SNAPSHOT_MAGIC), 0)
             .map_err(|e| JournalError::io("write", &name, e))?;
-        self.file
-            .sync()
-            .map_err(|e| JournalError::io("sync", &name, e))?;
+        if !planted::is(Bug::InstallsSnapshotUnsynced) {
+            self.file
+                .sync()
+                .map_err(|e| JournalError::io("sync", &name, e))?;
+        }
         let received = ReceivedSnapshot(self.received);
         let verified = received.content().and_then(SnapshotReader::verify);
         verified.map_err(|e| damaged(lsn, e))?;

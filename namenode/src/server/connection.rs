@@ -8,6 +8,7 @@ use harvestfs_protocol::codec::StreamKind;
 use harvestfs_protocol::error::FsError;
 use harvestfs_protocol::identity::{Peer, Role};
 use harvestfs_protocol::meta::Notice;
+use harvestfs_protocol::planted::{self, Bug};
 use harvestfs_protocol::rpc::{Reply, Request, Response};
 use harvestfs_protocol::transport::{
     CloseCode, Connection, ConnectionCounts, Incoming, NoticeSender, RpcServer, TransportError,
@@ -163,6 +164,10 @@ async fn forward(
 ) -> Result<(), TransportError> {
     while let Some((request, responder)) = server.next().await? {
         let responder = Responder::new(&request, responder, metrics);
+        if matches!(request, Request::KeepAlive) && planted::is(Bug::AnswersKeepAlivesUnasked) {
+            responder.send(&Ok(Reply::Done));
+            continue;
+        }
         let event = Event::Request {
             connection: id,
             request,

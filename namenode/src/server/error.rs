@@ -158,6 +158,7 @@ impl From<ConsensusError> for NamenodeError {
     fn from(error: ConsensusError) -> Self {
         match error {
             ConsensusError::Journal(error) => error.into(),
+            ConsensusError::Deposed => Self::Deposed,
             ConsensusError::Stopped(why) => Self::Consensus(why),
         }
     }

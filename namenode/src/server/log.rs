@@ -271,6 +271,9 @@ impl Log {
         if let Some(failure) = self.journal().failure() {
             return Some(NamenodeError::Journal(failure));
         }
+        if matches!(self.failure, Some(ConsensusError::Deposed)) {
+            return Some(NamenodeError::Deposed);
+        }
         let is_ended = self.failure.is_some() || self.commits.is_ended();
         is_ended.then(|| {
             let why = self.failure.as_ref().map(ToString::to_string);

@@ -8,7 +8,7 @@ use harvestfs_protocol::version::Versions;
 
 use super::data_dir;
 use super::{NamenodeError, NamenodeOptions};
-use crate::consensus::{self, Content, ReadLog, Standing, Term};
+use crate::consensus::{self, Content, ReadLog, ReadMembers, Standing, Term};
 use crate::engine::namespace::{Command, Formatted, Namespace};
 use crate::journal::disk::Disk;
 use crate::journal::{
@@ -79,7 +79,12 @@ pub(crate) fn recover(
         }
     }
     let snapshot_lsn = snapshot.as_ref().map_or(0, |(lsn, _)| *lsn);
-    let Some(Replayed { namespace, terms }) = replay(snapshot, records, || false)? else {
+    let Some(Replayed {
+        namespace,
+        terms,
+        members,
+    }) = replay(snapshot, records, || false)?
+    else {
         unreachable!("a replay that cannot be cancelled was");
     };
     Versions::OURS.check_cluster(namespace.version())?;
@@ -112,6 +117,7 @@ pub(crate) fn recover(
             snapshot_lsn,
             last_lsn,
             terms,
+            members,
         },
         is_from_backup: data_dir::is_from_backup(&options.data_dir)?,
     })))
@@ -123,6 +129,8 @@ pub(crate) struct Replayed {
     pub namespace: Namespace,
     /// The first record of each term.
     pub terms: Vec<(Lsn, Term)>,
+    /// The last members that a record names.
+    pub members: Option<ReadMembers>,
 }
 
 /// Applies records to a snapshot. `None` when `cancelled` says so in between.
@@ -137,6 +145,7 @@ pub(crate) fn replay(
             .map_err(|source| NamenodeError::of_snapshot(lsn, source))?,
     };
     let mut terms: Vec<(Lsn, Term)> = Vec::new();
+    let mut named = None;
     for record in records {
         let (lsn, bytes) = record?;
         let (term, content) =
@@ -144,12 +153,16 @@ pub(crate) fn replay(
         if terms.last().is_none_or(|(_, last)| *last != term) {
             terms.push((lsn, term));
         }
-        if let Content::Command(command) = content {
-            let command =
-                Command::decode(command).map_err(|source| NamenodeError::Record { lsn, source })?;
-            namespace
-                .apply(&command)
-                .map_err(|source| NamenodeError::of_replay(lsn, source))?;
+        match content {
+            Content::Blank => {}
+            Content::Members(members) => named = Some(ReadMembers { lsn, members }),
+            Content::Command(command) => {
+                let command = Command::decode(command)
+                    .map_err(|source| NamenodeError::Record { lsn, source })?;
+                namespace
+                    .apply(&command)
+                    .map_err(|source| NamenodeError::of_replay(lsn, source))?;
+            }
         }
         if lsn.is_multiple_of(PROGRESS_EVERY) {
             tracing::info!(lsn, "replaying the journal");
@@ -158,7 +171,11 @@ pub(crate) fn replay(
             return Ok(None);
         }
     }
-    Ok(Some(Replayed { namespace, terms }))
+    Ok(Some(Replayed {
+        namespace,
+        terms,
+        members: named,
+    }))
 }
 
 fn report_tail(tail: &TailReport) {

@@ -26,6 +26,7 @@ const DOUBLE: &str = "namenode-double";
 /// The file in which a datanode remembers how far the namenode was that it obeyed.
 const OBEYED: &str = "OBEYED";
 const OBEYED_RECORD: &str = "record ";
+const OBEYED_EPOCH: &str = "epoch ";
 
 /// When the first copy is made, and how often another one.
 const FIRST: Duration = Duration::from_secs(2);
@@ -295,10 +296,19 @@ impl World {
 
     /// The last record that a datanode remembers of the namenode that it obeyed.
     fn obeyed(&self, part: Part) -> Option<Lsn> {
+        self.remembered(part, OBEYED_RECORD)
+    }
+
+    /// The number of the epoch that a datanode remembers to have obeyed.
+    pub(super) fn obeyed_epoch(&self, part: Part) -> Option<u64> {
+        self.remembered(part, OBEYED_EPOCH)
+    }
+
+    fn remembered(&self, part: Part, field: &str) -> Option<u64> {
         let remembered = fs::read_to_string(self.path(part).join(OBEYED)).ok()?;
         let mut lines = remembered.lines();
-        let record = lines.find_map(|line| line.strip_prefix(OBEYED_RECORD))?;
-        record.parse().ok()
+        let value = lines.find_map(|line| line.strip_prefix(field))?;
+        value.parse().ok()
     }
 
     /// The namenode ends, and starts from the copy.

@@ -10,8 +10,11 @@ use rand::{RngExt, SeedableRng};
 
 use super::copies::Copies;
 use super::disk::Trouble;
+use super::forgotten::{self, Forgotten};
+use super::group::Leader;
 use super::journal::Journal;
 use super::kind::FaultKind;
+use super::links;
 use super::part::Part;
 use super::replay::Script;
 use super::world::World;
@@ -30,17 +33,23 @@ const FEW_KINDS: usize = 3;
 /// Of a hundred datagrams, how many are lost or come twice at most.
 const PERCENT_MAX: f64 = 30.0;
 const JITTER_MAX_MS: u64 = 200;
+/// The same of one of so many delays; and of so many, one ends with nothing getting through until leases are over.
+const LONG_DELAY: u32 = 4;
+const JITTER_LONG_MAX_MS: u64 = 2_000;
+const CUT_AFTER_DELAY: u32 = 3;
+const CUT_MS: std::ops::Range<u64> = 11_000..16_000;
 
-/// How much faster or slower than time clocks go at most, in millionths. Leases allow for a hundredth between two of them
-/// (`LEASE_BELIEVED` in `protocol/src/limits.rs`).
-const DRIFT_MAX_PPM: i64 = 4_500;
 /// How wrong a wall clock is at most: "Keep them within minutes for block tokens" (`docs/OPERATIONS.md`).
 const JUMP_MAX_MS: i64 = 5 * 60_000;
 /// The longest that an operation of a slow disk takes.
 const DISK_LATENCY_MAX_MS: std::ops::Range<u64> = 10..3_000;
+/// Of so many slow disks, one does nothing before the fault is over.
+const STUCK_DISK: u32 = 4;
 
 /// How soon a supervisor starts a server again that has ended by itself.
 const RESTART_PAUSE: Duration = Duration::from_secs(1);
+/// Whoever leads less than so long ago may have lost what was not durable.
+const HANDED_OVER: Duration = Duration::from_secs(1);
 /// Of a hundred operations of a disk, how many fail at most.
 const DISK_ERRORS_PERCENT_MAX: u32 = 40;
 
@@ -50,6 +59,8 @@ struct UnderWay {
     part: Part,
     began: Duration,
     ends: Duration,
+    /// Then nothing gets to it and from it for so long.
+    then_cut: Option<Duration>,
 }
 
 /// Begins faults by chance, and ends them.
@@ -67,17 +78,21 @@ pub struct Faults {
     weak: Part,
     /// There are several namenodes.
     is_group: bool,
+    leader: Leader,
     copies: Copies,
+    forgotten: Forgotten,
+    /// Namenodes that may end by themselves, since something was wrong with their disks.
+    may_end: BTreeSet<Part>,
     power_losses: u64,
     namenode_losses: u64,
 }
 
 impl Faults {
     /// The first one begins soon after `start`.
-    pub fn new(options: &Options, mut rng: SmallRng, start: Duration) -> Self {
+    pub fn new(options: &Options, mut rng: SmallRng, start: Duration, leader: &Leader) -> Self {
         let mut kinds = options.faults.clone();
         let is_group = options.namenodes > 1;
-        kinds.retain(|kind| !is_group || !kind.is_of_copies());
+        kinds.retain(|kind| kind.is_for_group(is_group));
         if rng.random() {
             kinds = kinds.sample(&mut rng, FEW_KINDS).copied().collect();
         }
@@ -95,9 +110,12 @@ impl Faults {
                 None => kinds.clone(),
             }),
             is_group,
+            leader: leader.clone(),
             kinds,
             script,
             without: options.without.clone(),
+            forgotten: Forgotten::default(),
+            may_end: BTreeSet::new(),
             count: 0,
             next,
             under_way: Vec::new(),
@@ -138,6 +156,7 @@ impl Faults {
     /// When a machine cannot be started.
     pub fn go_on(&mut self, world: &mut World, journal: &Journal) -> io::Result<Vec<Part>> {
         let now = world.now();
+        self.forgotten.go_on();
         self.restart_ended(world, journal);
         let (over, under_way) = std::mem::take(&mut self.under_way)
             .into_iter()
@@ -166,7 +185,11 @@ impl Faults {
         for part in world.parts() {
             world.host(part).set_drift(0);
         }
-        let over = std::mem::take(&mut self.under_way);
+        let mut over = std::mem::take(&mut self.under_way);
+        over.retain(|fault| fault.kind != FaultKind::Forget);
+        for fault in &mut over {
+            fault.then_cut = None;
+        }
         self.end_these(over, world, journal)
     }
 
@@ -175,6 +198,12 @@ impl Faults {
         let began = world.now();
         for (part, why) in world.take_ended() {
             journal.note(&part.to_string(), format_args!("ended: {why}"));
+            let may_end = self.may_end.contains(&part) || self.are_in_doubt();
+            if part.is_namenode() && !may_end {
+                journal.failure(format!(
+                    "{part} ended, and its disk did all it had to: {why}"
+                ));
+            }
             // It may be about to be started again for another reason.
             if self.is_down(part) {
                 continue;
@@ -187,7 +216,9 @@ impl Faults {
 
     /// How many of these have nothing wrong with them.
     pub fn sound(&self, parts: &[Part]) -> usize {
-        let is_sound = |part: &&Part| !self.under_way.iter().any(|fault| fault.part == **part);
+        let is_sound = |part: &&Part| {
+            !self.under_way.iter().any(|fault| fault.part == **part) && !self.forgotten.is(**part)
+        };
         parts.iter().filter(is_sound).count()
     }
 
@@ -199,7 +230,7 @@ impl Faults {
 
     /// Whether a fault can happen to a machine of this cluster.
     fn can_be(&self, kind: FaultKind, part: Part) -> bool {
-        kind.is_for(part, self.weak) && !(self.is_group && kind.is_of_copies())
+        kind.is_for(part, self.weak) && kind.is_for_group(self.is_group)
     }
 
     fn begin(&mut self, world: &mut World, journal: &Journal) -> io::Result<()> {
@@ -263,11 +294,26 @@ impl Faults {
         if self.without.contains(&number) {
             return Ok(());
         }
+        let is_of_namenodes = part.is_namenode() || kind == FaultKind::Blackout;
+        if is_of_namenodes && self.forgotten.is_unnoticed(world.now()) {
+            return Ok(());
+        }
         if kind == FaultKind::Blackout {
-            return self.black_out(number, world, journal, &mut rng);
+            journal.note("all", format_args!("fault {number}: power is lost"));
+            self.power_losses += 1;
+            return self.lose_power(kind, &world.parts(), world, &mut rng);
+        }
+        if kind == FaultKind::Outage {
+            let mut others = world.namenodes();
+            others.retain(|it| *it != part);
+            journal.note(
+                "namenodes",
+                format_args!("fault {number}: all but {part} lose their power"),
+            );
+            return self.lose_power(kind, &others, world, &mut rng);
         }
         if kind == FaultKind::Drift {
-            drift(number, world, journal, &mut rng);
+            links::drift(number, world, journal, &mut rng);
             return Ok(());
         }
         // One fault at a time for each machine, so that each ends what it began. But a machine goes down whatever is wrong with it.
@@ -285,11 +331,19 @@ impl Faults {
         self.namenode_losses += u64::from(kind.is_down() && part.is_namenode());
         let usual = Link::default();
         let sound = Trouble::default();
+        let mut lasts = lasts;
+        let mut then_cut = None;
         match kind {
             FaultKind::Crash => world.host(part).crash(),
-            FaultKind::Blackout | FaultKind::Drift => {
-                unreachable!("it happens to all machines at once")
+            FaultKind::Blackout | FaultKind::Drift | FaultKind::Outage => {
+                unreachable!("it happens to several machines at once")
             }
+            FaultKind::Transfer => {
+                forgotten::hand_over(part, world)?;
+                lasts = HANDED_OVER;
+            }
+            FaultKind::Split => links::split(part, &parts, world, &mut rng),
+            FaultKind::Forget => world.copy_directory_of(part)?,
             FaultKind::Rollback => {
                 if !self.copies.roll_back(world)? {
                     journal.note(&part.to_string(), format_args!("there is no such copy"));
@@ -309,7 +363,12 @@ impl Faults {
             }
             FaultKind::SlowDisk => {
                 let max = Duration::from_millis(rng.random_range(DISK_LATENCY_MAX_MS));
-                world.host(part).set_disk_latency(max);
+                if rng.random_ratio(1, STUCK_DISK) {
+                    journal.note(&part.to_string(), format_args!("its disk does nothing"));
+                    world.host(part).set_disk_latency(lasts, lasts);
+                } else {
+                    world.host(part).set_disk_latency(Duration::ZERO, max);
+                }
             }
             FaultKind::Busy => world.set_busy(part, true),
             FaultKind::PowerLoss => {
@@ -336,7 +395,7 @@ impl Faults {
                 journal.note(&part.to_string(), format_args!("rot in {rotten:?}"));
             }
             FaultKind::Partition => {
-                change_links(Link { cut: true, ..usual }, part, &parts, world, &mut rng);
+                links::change(links::CUT, part, &parts, world, &mut rng);
             }
             FaultKind::Loss => {
                 let loss_percent = rng.random_range(1.0..PERCENT_MAX);
@@ -344,11 +403,18 @@ impl Faults {
                     loss_percent,
                     ..usual
                 };
-                change_links(link, part, &parts, world, &mut rng);
+                links::change(link, part, &parts, world, &mut rng);
             }
             FaultKind::Delay => {
-                let jitter = Duration::from_millis(rng.random_range(1..JITTER_MAX_MS));
-                change_links(Link { jitter, ..usual }, part, &parts, world, &mut rng);
+                let max_ms = match rng.random_range(0..LONG_DELAY) {
+                    0 => JITTER_LONG_MAX_MS,
+                    _ => JITTER_MAX_MS,
+                };
+                let jitter = Duration::from_millis(rng.random_range(1..max_ms));
+                if rng.random_ratio(1, CUT_AFTER_DELAY) {
+                    then_cut = Some(Duration::from_millis(rng.random_range(CUT_MS)));
+                }
+                links::change(Link { jitter, ..usual }, part, &parts, world, &mut rng);
             }
             FaultKind::Duplicate => {
                 let twice_percent = rng.random_range(1.0..PERCENT_MAX);
@@ -356,10 +422,13 @@ impl Faults {
                     twice_percent,
                     ..usual
                 };
-                change_links(link, part, &parts, world, &mut rng);
+                links::change(link, part, &parts, world, &mut rng);
             }
         }
         self.add(kind, part, world.now(), lasts);
+        if let Some(added) = self.under_way.last_mut() {
+            added.then_cut = then_cut;
+        }
         Ok(())
     }
 
@@ -369,7 +438,11 @@ impl Faults {
             part,
             began,
             ends: began + lasts,
+            then_cut: None,
         });
+        if kind.is_of_disk() {
+            self.may_end.insert(part);
+        }
     }
 
     fn end_these(
@@ -381,7 +454,11 @@ impl Faults {
         let mut restarted = Vec::new();
         let now = world.now();
         for UnderWay {
-            kind, part, began, ..
+            kind,
+            part,
+            began,
+            then_cut,
+            ..
         } in over
         {
             journal.note(&part.to_string(), format_args!("{} is over", kind.name()));
@@ -389,7 +466,12 @@ impl Faults {
                 FaultKind::Crash
                 | FaultKind::PowerLoss
                 | FaultKind::Blackout
+                | FaultKind::Outage
                 | FaultKind::Reimage => {
+                    let mut left = self.under_way.iter();
+                    if !left.any(|fault| fault.part == part && fault.kind.is_of_disk()) {
+                        self.may_end.remove(&part);
+                    }
                     world.host(part).boot()?;
                     world.start(part)?;
                     restarted.push(part);
@@ -400,7 +482,13 @@ impl Faults {
                     world.disk(part).set_trouble(Trouble::default());
                 }
                 FaultKind::Rot => {}
-                FaultKind::SlowDisk => world.host(part).set_disk_latency(Duration::ZERO),
+                FaultKind::SlowDisk => {
+                    world
+                        .host(part)
+                        .set_disk_latency(Duration::ZERO, Duration::ZERO);
+                }
+                FaultKind::Transfer => {}
+                FaultKind::Forget => self.forget(part, world, journal)?,
                 FaultKind::Busy => world.set_busy(part, false),
                 FaultKind::Jump => world.host(part).set_wall_offset(0),
                 FaultKind::Rollback => {
@@ -413,30 +501,66 @@ impl Faults {
                 | FaultKind::Loss
                 | FaultKind::Delay
                 | FaultKind::Duplicate => {
-                    for other in world.parts() {
-                        world.set_link(part, other, Link::default());
-                        world.set_link(other, part, Link::default());
+                    links::set_all(part, Link::default(), world);
+                }
+                FaultKind::Split => {
+                    for one in world.parts() {
+                        links::set_all(one, Link::default(), world);
                     }
                 }
+            }
+            if let Some(lasts) = then_cut {
+                self.cut_off(part, lasts, world, journal);
             }
         }
         Ok(restarted)
     }
 
-    /// All machines lose their power, also those that something else happens to, and come back one after
-    /// another.
-    fn black_out(
+    /// Nothing gets to a machine, or from it; what is on its way arrives.
+    fn cut_off(&mut self, part: Part, lasts: Duration, world: &World, journal: &Journal) {
+        // Something else may have begun at the end of what was before.
+        if self.under_way.iter().any(|fault| fault.part == part) {
+            return;
+        }
+        let kind = FaultKind::Partition;
+        journal.note(
+            &part.to_string(),
+            format_args!("then {} for {lasts:?}", kind.name()),
+        );
+        links::set_all(part, links::CUT, world);
+        self.add(kind, part, world.now(), lasts);
+    }
+
+    /// A namenode forgets what came after its copy was made, if the leader is there, which knows it.
+    fn forget(&mut self, part: Part, world: &mut World, journal: &Journal) -> io::Result<()> {
+        let under_way = &self.under_way;
+        let is_sound = |it: &Part| !under_way.iter().any(|fault| fault.part == *it);
+        let leader = self.leader.now(world.now());
+        let is_known = leader.is_some_and(|leader| leader != part && is_sound(&leader));
+        if !is_known || !is_sound(&part) || self.forgotten.is_any() {
+            journal.note(
+                &part.to_string(),
+                format_args!("forgets nothing: nobody would notice"),
+            );
+            return Ok(());
+        }
+        self.namenode_losses += 1;
+        self.may_end.remove(&part);
+        self.forgotten.forget(part, world, journal)
+    }
+
+    /// Machines lose their power at the same time, also those that something else happens to, and come back one
+    /// after another.
+    fn lose_power(
         &mut self,
-        number: u32,
+        kind: FaultKind,
+        parts: &[Part],
         world: &mut World,
-        journal: &Journal,
         rng: &mut SmallRng,
     ) -> io::Result<()> {
         let now = world.now();
-        journal.note("all", format_args!("fault {number}: power is lost"));
-        self.power_losses += 1;
         self.namenode_losses += 1;
-        for part in world.parts() {
+        for &part in parts {
             let lasts = Duration::from_millis(rng.random_range(LASTS_MS));
             world.lose_power(part)?;
             let mut faults = self.under_way.iter_mut();
@@ -447,46 +571,9 @@ impl Faults {
                 fault.ends = now;
             }
             if !self.is_down(part) {
-                self.add(FaultKind::Blackout, part, now, lasts);
+                self.add(kind, part, now, lasts);
             }
         }
         Ok(())
-    }
-}
-
-/// From a machine, to it, or both; to and from all others, or some.
-fn change_links(link: Link, part: Part, parts: &[Part], world: &World, rng: &mut SmallRng) {
-    let (from, to) = [(true, true), (true, false), (false, true)]
-        .choose(rng)
-        .copied()
-        .unwrap_or((true, true));
-    let some_only = rng.random_range(0..2) == 0;
-    for &other in parts {
-        if some_only && rng.random_range(0..2) == 0 {
-            continue;
-        }
-        if from {
-            world.set_link(part, other, link);
-        }
-        if to {
-            world.set_link(other, part, link);
-        }
-    }
-}
-
-/// The clocks of all machines go on at other rates.
-fn drift(number: u32, world: &mut World, journal: &Journal, rng: &mut SmallRng) {
-    for part in world.parts() {
-        let ppm = match rng.random_range(0..3) {
-            0 => -DRIFT_MAX_PPM,
-            1 => DRIFT_MAX_PPM,
-            _ => rng.random_range(-DRIFT_MAX_PPM..=DRIFT_MAX_PPM),
-        };
-        let name = FaultKind::Drift.name();
-        journal.note(
-            &part.to_string(),
-            format_args!("fault {number}: {name} of {ppm} millionths"),
-        );
-        world.host(part).set_drift(ppm);
     }
 }

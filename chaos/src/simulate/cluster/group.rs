@@ -14,7 +14,7 @@ use harvestfs_protocol::meta::SetXattrMode;
 use harvestfs_protocol::types::Credentials;
 
 use super::journal::Journal;
-use super::part::member_id;
+use super::part::Part;
 use super::world::{Connecting, World};
 use crate::live::admin::Admin;
 
@@ -27,32 +27,69 @@ const CHANGED_WITHIN: Duration = Duration::from_secs(20);
 /// A namenode that leads no more may have lost what was not durable until so long after its fault.
 const DISTURBED: Duration = Duration::from_secs(15);
 const XATTR: &[u8] = b"user.progress";
+/// How often it is looked which epochs datanodes remember.
+const LOOK_AT_EPOCHS: Duration = Duration::from_millis(100);
 /// How long namenodes may take to agree in the end, one after the other.
 const LOOK: Duration = Duration::from_millis(500);
 /// How often their namespaces are compared: what the cluster does by itself may come between two
 /// looks.
 const ROUNDS: u32 = 5;
 
+/// How old what is known of the leader may be.
+const KNOWN: Duration = Duration::from_millis(500);
+
+/// The namenode that led last, as far as is known. Copies are of one leader.
+#[derive(Clone, Default)]
+pub struct Leader(Rc<Cell<Option<Seen>>>);
+
+#[derive(Clone, Copy)]
+struct Seen {
+    term: u64,
+    part: Part,
+    at: Duration,
+}
+
+impl Leader {
+    fn seen(&self, seen: Seen) {
+        if self.0.get().is_none_or(|before| before.term <= seen.term) {
+            self.0.set(Some(seen));
+        }
+    }
+
+    /// Which one leads; none: it is not known.
+    pub fn now(&self, now: Duration) -> Option<Part> {
+        let seen = self.0.get().filter(|seen| now <= seen.at + KNOWN);
+        seen.map(|seen| seen.part)
+    }
+}
+
 /// See the module.
 pub struct Group {
     journal: Journal,
+    leader: Leader,
     /// Since when a majority of namenodes is sound.
     sound_since: Option<Duration>,
     changed: Rc<Cell<Duration>>,
     /// When something was last wrong with a namenode.
     disturbed: Option<Duration>,
     is_stuck: bool,
+    /// The epochs that datanodes remembered last, by their numbers.
+    epochs: BTreeMap<Part, u64>,
+    next_look: Duration,
 }
 
 impl Group {
     /// Nothing is seen until [`Group::start`].
-    pub fn new(journal: &Journal) -> Self {
+    pub fn new(journal: &Journal, leader: &Leader) -> Self {
         Self {
             journal: journal.clone(),
+            leader: leader.clone(),
             sound_since: None,
             changed: Rc::default(),
             disturbed: None,
             is_stuck: false,
+            epochs: BTreeMap::new(),
+            next_look: Duration::ZERO,
         }
     }
 
@@ -65,13 +102,14 @@ impl Group {
             return Ok(());
         }
         let leaders: Rc<RefCell<BTreeMap<u64, u64>>> = Rc::default();
-        let (addrs, bind, identity) = world.outside_operator()?;
-        for addr in addrs {
+        let (_, bind, identity) = world.outside_operator()?;
+        for part in world.namenodes() {
             let (identity, journal) = (identity.clone(), self.journal.clone());
-            let leaders = Rc::clone(&leaders);
+            let (leaders, leader) = (Rc::clone(&leaders), self.leader.clone());
             world.spawn_outside(async move {
+                let addr = part.namenode_addr();
                 let admin = Admin::with_identity(&identity, bind, addr).expect("a free port");
-                ask(admin, journal, leaders).await;
+                ask((admin, part), journal, leaders, leader).await;
             });
         }
         let connections = world.outside_connections()?;
@@ -104,6 +142,28 @@ impl Group {
         }
     }
 
+    /// Looks now and then whether a datanode obeys a namenode of an epoch before the one that it obeyed.
+    pub fn look_at_epochs(&mut self, world: &World) {
+        if world.now() < self.next_look {
+            return;
+        }
+        self.next_look = world.now() + LOOK_AT_EPOCHS;
+        for part in world.datanodes() {
+            let epoch = world.obeyed_epoch(part);
+            let before = match epoch {
+                Some(epoch) => self.epochs.insert(part, epoch),
+                // Its disk is another one.
+                None => self.epochs.remove(&part),
+            };
+            if let (Some(before), Some(epoch)) = (before, epoch)
+                && epoch < before
+            {
+                self.journal
+                    .broken(format!("{part} obeys epoch {epoch} after {before}"));
+            }
+        }
+    }
+
     /// Whether another namenode may lead since a moment ago, which has not what was not durable.
     pub fn is_disturbed(&self) -> bool {
         let now = self.journal.now();
@@ -111,7 +171,12 @@ impl Group {
     }
 }
 
-async fn ask(mut admin: Admin, journal: Journal, leaders: Rc<RefCell<BTreeMap<u64, u64>>>) {
+async fn ask(
+    (mut admin, part): (Admin, Part),
+    journal: Journal,
+    leaders: Rc<RefCell<BTreeMap<u64, u64>>>,
+    newest: Leader,
+) {
     loop {
         tokio::time::sleep(ASK).await;
         let Some(GroupStatus {
@@ -123,6 +188,11 @@ async fn ask(mut admin: Admin, journal: Journal, leaders: Rc<RefCell<BTreeMap<u6
         if leader != Some(this) {
             continue;
         }
+        newest.seen(Seen {
+            term,
+            part,
+            at: journal.now(),
+        });
         let before = leaders.borrow_mut().insert(term, this);
         match before {
             None => journal.note("group", format_args!("member {this} leads in term {term}")),
@@ -169,10 +239,10 @@ type Counts = (u64, u64, u64);
 pub async fn compare(admins: &mut [Admin], addrs: &[SocketAddr], journal: &Journal) {
     for _ in 0..ROUNDS {
         let mut counts: Vec<Counts> = Vec::new();
-        for (number, addr) in (0..).zip(addrs) {
+        for (number, addr) in addrs.iter().enumerate() {
             let report = loop {
-                hand_over(admins, *addr, member_id(number).0).await;
-                if let Some(report) = admins[usize::from(number)].fsck().await {
+                hand_over(admins, *addr).await;
+                if let Some(report) = admins[number].fsck().await {
                     break report;
                 }
             };
@@ -190,14 +260,15 @@ pub async fn compare(admins: &mut [Admin], addrs: &[SocketAddr], journal: &Journ
 }
 
 /// Returns when the member leads.
-async fn hand_over(admins: &mut [Admin], to: SocketAddr, id: u64) {
+async fn hand_over(admins: &mut [Admin], to: SocketAddr) {
     loop {
         for admin in admins.iter_mut() {
             let status = admin.group().await;
             let Some(status) = status.filter(|it| it.leader == Some(it.this)) else {
                 continue;
             };
-            if status.this == id {
+            let leader = status.members.iter().find(|it| it.id == status.this);
+            if leader.is_some_and(|it| it.addr == to) {
                 return;
             }
             // Refused while it does not answer: asked again.

@@ -45,11 +45,19 @@ pub enum FaultKind {
     Rollback,
     /// A copy of the namenode's directory is started beside it, and a datanode follows that.
     Double,
+    /// Of several namenodes, this one is asked to lead.
+    Transfer,
+    /// All other namenodes lose their power at the same time.
+    Outage,
+    /// Some machines and this namenode reach each other only, and the other namenodes and the rest do.
+    Split,
+    /// The directory of a namenode is put back to an older copy for good, and it is taken into the group again.
+    Forget,
 }
 
 impl FaultKind {
     /// All of them.
-    pub const ALL: [Self; 20] = [
+    pub const ALL: [Self; 24] = [
         Self::Crash,
         Self::Hang,
         Self::Suspend,
@@ -70,6 +78,10 @@ impl FaultKind {
         Self::Jump,
         Self::Rollback,
         Self::Double,
+        Self::Transfer,
+        Self::Outage,
+        Self::Split,
+        Self::Forget,
     ];
 
     /// The name that users give.
@@ -96,19 +108,51 @@ impl FaultKind {
             Self::Jump => "jump",
             Self::Rollback => "rollback",
             Self::Double => "double",
+            Self::Transfer => "transfer",
+            Self::Outage => "outage",
+            Self::Split => "split",
+            Self::Forget => "forget",
         }
     }
 
-    /// Whether an older copy of a namenode serves meanwhile.
-    pub(super) fn is_of_copies(self) -> bool {
-        matches!(self, Self::Rollback | Self::Double)
+    /// Whether it can happen where there are several namenodes, or one.
+    #[must_use]
+    pub fn is_for_group(self, is_group: bool) -> bool {
+        match self {
+            // Of a group, an older copy never leads.
+            Self::Rollback | Self::Double => !is_group,
+            Self::Transfer | Self::Outage | Self::Split | Self::Forget => is_group,
+            Self::Crash
+            | Self::Hang
+            | Self::Suspend
+            | Self::Partition
+            | Self::Loss
+            | Self::Delay
+            | Self::Duplicate
+            | Self::PowerLoss
+            | Self::Blackout
+            | Self::FailedSync
+            | Self::DiskError
+            | Self::DiskFull
+            | Self::Rot
+            | Self::Reimage
+            | Self::SlowDisk
+            | Self::Busy
+            | Self::Drift
+            | Self::Jump => true,
+        }
+    }
+
+    /// Whether operations of a disk fail.
+    pub(super) fn is_of_disk(self) -> bool {
+        matches!(self, Self::FailedSync | Self::DiskError | Self::DiskFull)
     }
 
     /// Whether nothing runs on a machine meanwhile that was not started anew.
     pub(super) fn is_down(self) -> bool {
         matches!(
             self,
-            Self::Crash | Self::PowerLoss | Self::Blackout | Self::Reimage
+            Self::Crash | Self::PowerLoss | Self::Blackout | Self::Outage | Self::Reimage
         )
     }
 
@@ -127,7 +171,9 @@ impl FaultKind {
             | Self::Blackout
             | Self::Drift
             | Self::Jump => true,
-            Self::Rollback => part.is_namenode(),
+            Self::Rollback | Self::Transfer | Self::Outage | Self::Split | Self::Forget => {
+                part.is_namenode()
+            }
             Self::Double | Self::Busy => matches!(part, Part::Datanode(_)),
             Self::FailedSync | Self::SlowDisk => {
                 matches!(part, Part::Namenode(_) | Part::Datanode(_))

@@ -53,8 +53,8 @@ struct Clocks {
     elapsed: Cell<Duration>,
     /// How far its wall clock is from those of others, in milliseconds.
     wall_offset_ms: Cell<i64>,
-    /// The longest that an operation of its disk takes.
-    disk_latency_max: Cell<Duration>,
+    /// The shortest and the longest that an operation of its disk takes.
+    disk_latency: Cell<(Duration, Duration)>,
     disk_rng: RefCell<SmallRng>,
 }
 
@@ -76,13 +76,13 @@ impl Machine for Clocks {
     }
 
     fn disk_latency(&self) -> Duration {
-        let max = self.disk_latency_max.get();
-        if max.is_zero() {
+        let (min, max) = self.disk_latency.get();
+        if min == max {
             return max;
         }
         // Most take little of it.
         let share: f64 = self.disk_rng.borrow_mut().random();
-        max.mul_f64(share.powi(4))
+        min + (max - min).mul_f64(share.powi(4))
     }
 
     fn bind(&self, addr: SocketAddr) -> io::Result<Arc<dyn DatagramSocket>> {
@@ -106,7 +106,7 @@ impl Host {
                 slept: Cell::new(Duration::ZERO),
                 elapsed: Cell::new(Duration::ZERO),
                 wall_offset_ms: Cell::new(0),
-                disk_latency_max: Cell::new(Duration::ZERO),
+                disk_latency: Cell::default(),
                 disk_rng: RefCell::new(random::stream(seed, "disk latency")),
             }),
             running: None,
@@ -194,9 +194,9 @@ impl Host {
         self.clocks.wall_offset_ms.set(ms);
     }
 
-    /// Operations of its disk take up to so long from now on.
-    pub fn set_disk_latency(&self, max: Duration) {
-        self.clocks.disk_latency_max.set(max);
+    /// Operations of its disk take so long from now on, at least and at most.
+    pub fn set_disk_latency(&self, min: Duration, max: Duration) {
+        self.clocks.disk_latency.set((min, max));
     }
 
     /// How far its clocks go on in `time`.

@@ -4,9 +4,11 @@
 mod copies;
 mod disk;
 mod faults;
+mod forgotten;
 mod group;
 mod journal;
 mod kind;
+mod links;
 mod machine;
 mod mounts;
 mod network;
@@ -30,7 +32,7 @@ use std::time::Duration;
 use harvestfs_protocol::admin::FsckReport;
 
 use self::faults::Faults;
-use self::group::Group;
+use self::group::{Group, Leader};
 use self::journal::Journal;
 pub use self::kind::FaultKind;
 use self::machine::Host;
@@ -122,11 +124,11 @@ pub fn run(options: &Options) -> io::Result<Report> {
     )?;
     world.add_mounts(options.seed, options.mounts)?;
     let rng = random::stream(options.seed, "faults");
-    let (journal, stop) = (Journal::default(), Rc::default());
+    let (journal, leader, stop) = (Journal::default(), Leader::default(), Rc::default());
     let (names, log) = (Rc::default(), Rc::default());
     let mut simulation = Simulation {
-        faults: Faults::new(options, rng, START),
-        group: Group::new(&journal),
+        faults: Faults::new(options, rng, START, &leader),
+        group: Group::new(&journal, &leader),
         world,
         mounts: Mounts::new(
             options.seed,
@@ -218,6 +220,9 @@ impl Simulation {
         let namenodes = self.world.namenodes();
         let sound = self.faults.sound(&namenodes);
         self.group.go_on(sound, namenodes.len());
+        if namenodes.len() > 1 {
+            self.group.look_at_epochs(&self.world);
+        }
         let is_disturbed = namenodes.len() > 1 && self.group.is_disturbed();
         if self.faults.namenode_losses() != namenode_losses || is_disturbed {
             self.log.borrow_mut().namenode_was_lost();

@@ -4,6 +4,9 @@ use std::sync::Once;
 use std::thread;
 
 use harvestfs_client::Client;
+use harvestfs_namenode::server::journal_dir;
+use harvestfs_protocol::ids::InodeId;
+use harvestfs_protocol::meta::SetXattrMode;
 use harvestfs_protocol::types::Credentials;
 use parking_lot::Mutex;
 
@@ -126,6 +129,53 @@ fn writing_and_reading_go_on_while_a_datanode_is_cut_off_and_another_crashes() {
     });
 }
 
+/// Changes that grow nothing: more than two snapshots of them are written.
+async fn change_often(client: &Client) {
+    let me = Credentials::root();
+    for count in 0..500_u32 {
+        let (value, mode) = (count.to_le_bytes(), SetXattrMode::Any);
+        let set = client.setxattr(&me, InodeId::ROOT, b"user.count", &value, mode);
+        set.await.expect("it is set");
+    }
+}
+
+#[test]
+fn a_namenode_that_was_away_takes_the_snapshot_of_another_one() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let mut world = World::new(4, 3, 3, 1, directory).expect("a cluster");
+    world.run_for(Duration::from_secs(5));
+    let away = Part::Namenode(2);
+    let first = journal_dir(&world.path(away)).join("segment-00000000000000000001");
+    world.host(away).crash();
+    with_client(&mut world, MINUTE, |client| async move {
+        change_often(&client).await;
+    });
+    assert!(first.exists(), "it was down");
+    world.host(away).boot().expect("a runtime");
+    world.start(away).expect("it starts");
+
+    let (namenodes, bind, identity) = world.outside_operator().expect("an identity");
+    let (journal, is_done) = (Journal::default(), Rc::new(Cell::new(false)));
+    let (seen, done) = (journal.clone(), Rc::clone(&is_done));
+    world.spawn_outside(async move {
+        let admin = |namenode: &SocketAddr| Admin::with_identity(&identity, bind, *namenode);
+        let admins = namenodes.iter().map(admin);
+        let mut admins: Vec<Admin> = admins.collect::<Result<_, _>>().expect("free ports");
+        group::compare(&mut admins, &namenodes, &seen).await;
+        done.set(true);
+    });
+    let end = world.now() + MINUTE;
+    while !is_done.get() {
+        assert!(world.now() < end, "not all lead in turn");
+        world.run_for(TICK);
+    }
+    assert_eq!(journal.failures(), [""; 0]);
+    assert!(
+        !first.exists(),
+        "it has the snapshot instead of its records"
+    );
+}
+
 fn options(seed: u64, faults: &[FaultKind]) -> Options {
     Options {
         seed,
@@ -179,6 +229,21 @@ fn a_seed_decides_everything() {
 }
 
 #[test]
+fn a_seed_decides_what_several_namenodes_do() {
+    let [one, other] = [3, 3].map(|seed| {
+        simulate(&Options {
+            namenodes: 3,
+            length: Duration::from_secs(5),
+            ..options(seed, &FaultKind::ALL)
+        })
+    });
+    for (line, (one, other)) in one.trace.iter().zip(&other.trace).enumerate() {
+        assert_eq!(one, other, "line {line} of the trace");
+    }
+    assert_eq!(one, other);
+}
+
+#[test]
 fn nothing_fails_without_faults() {
     let report = simulate(&options(1, &[]));
     assert_eq!(report.failures, [""; 0]);
@@ -197,6 +262,7 @@ fn promises_are_kept_under_each_fault() {
                 };
                 let report = simulate(&Options {
                     length: Duration::from_secs(5),
+                    namenodes: if fault.is_for_group(false) { 1 } else { 3 },
                     ..options(seed as u64, &[fault])
                 });
                 assert_eq!(report.failures, [""; 0], "{fault:?}, seed {seed}");

@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 use harvestfs_client::{Client, ClientError, ClientOptions};
 use harvestfs_datanode::{Datanode, DatanodeOptions, VolumeOptions};
 use harvestfs_namenode::server::{
-    FormatOptions, GroupOptions, Namenode, NamenodeOptions, format, journal_dir,
+    FormatOptions, GroupOptions, Namenode, NamenodeOptions, SnapshotTrigger, format, journal_dir,
 };
 use harvestfs_protocol::identity::{CertificateAuthority, Identity, Role};
 use harvestfs_protocol::ids::ClusterId;
@@ -52,6 +52,12 @@ pub const CLUSTER: ClusterId = ClusterId(1);
 /// Replicas of each block, if there are so many datanodes.
 pub const REPLICATION: u8 = 3;
 const QUOTA_BYTES: u64 = 1 << 30;
+
+/// So often that members of a group which were away need the snapshots of others.
+const SNAPSHOTS: SnapshotTrigger = SnapshotTrigger {
+    records: 100,
+    bytes: u64::MAX,
+};
 
 const OPERATOR_NAME: &str = "operator";
 /// Machines to which nothing happens: of an operator, and of a copy beside the namenode.
@@ -416,10 +422,13 @@ impl World {
         addr: SocketAddr,
     ) -> io::Result<oneshot::Receiver<String>> {
         let identity = self.identity(Role::Namenode, NAMENODE_NAME)?;
-        let options = NamenodeOptions {
+        let mut options = NamenodeOptions {
             segment_bytes: SEGMENT_BYTES,
             ..NamenodeOptions::new(directory, addr, identity)
         };
+        if self.namenodes().len() > 1 {
+            options.snapshots = SNAPSHOTS;
+        }
         let journal = journal_dir(&options.data_dir);
         let disk = Arc::new(Directory::new(disk.clone(), journal));
         let (ended, why) = oneshot::channel();

@@ -238,10 +238,14 @@ impl JournalWriter {
         let place = if machine::is_simulated() {
             let lazy_sync = Duration::from_millis(options.lazy_sync_ms);
             let (late, mut receiver) = unbounded_channel::<Queued>();
-            let shared = Arc::clone(&shared);
+            // What is queued when the writer ends is given up, as by a crash: the journal may be open again.
+            let shared = Arc::downgrade(&shared);
             tokio::task::spawn_local(async move {
                 while let Some(queued) = receiver.recv().await {
                     tokio::time::sleep(machine::disk_latency()).await;
+                    let Some(shared) = shared.upgrade() else {
+                        return;
+                    };
                     shared.execute_here(queued.command, lazy_sync);
                     shared.queued.fetch_sub(1, Ordering::AcqRel);
                 }

@@ -45,9 +45,12 @@ impl Shared {
     /// Does one command on this thread, which is that of a simulation.
     pub(super) fn execute_here(self: &Arc<Self>, command: Command, lazy_sync: Duration) {
         self.execute(command, &mut self.journal.lock());
-        let shared = Arc::clone(self);
+        let shared = Arc::downgrade(self);
         tokio::task::spawn_local(async move {
             tokio::time::sleep(lazy_sync + machine::disk_latency()).await;
+            let Some(shared) = shared.upgrade() else {
+                return;
+            };
             let synced = shared.sync(&mut shared.journal.lock());
             if let Err(error) = synced {
                 shared.fail(error);

@@ -4,6 +4,7 @@
 use harvestfs_protocol::admin::AdminRequest;
 use harvestfs_protocol::error::FsError;
 use harvestfs_protocol::group::GroupRequest;
+use harvestfs_protocol::planted::{self, Bug};
 use harvestfs_protocol::rpc::Request;
 
 use super::{Owner, epochs, locate};
@@ -124,7 +125,9 @@ impl Owner {
         self.check_not_replaced()?;
         let leadership = *self.leadership.borrow();
         match (self.part, leadership) {
-            (Part::Standby, Leadership::This(term)) if self.begun_term == Some(term) => {
+            (Part::Standby, Leadership::This(term))
+                if self.begun_term == Some(term) || planted::is(Bug::LeadsBeforeItHasAll) =>
+            {
                 self.part = Part::Leader(term);
                 self.log.lead(term);
                 self.take_over().map_err(NamenodeError::Engine)

@@ -4,7 +4,10 @@
 use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::convert::Infallible;
+use std::future::{Future, poll_fn};
 use std::ops::RangeInclusive;
+use std::pin::{Pin, pin};
+use std::task::Poll;
 use std::time::Duration;
 
 use harvestfs_client::{Client, ClientError, File, OpenFlags};
@@ -32,6 +35,8 @@ const SESSION: Duration = Duration::from_secs(50);
 /// Mean time between two looks at sizes, and how long a client waits after one that failed.
 const LOOK_PAUSE: Duration = Duration::from_millis(20);
 const ERROR_PAUSE: Duration = Duration::from_millis(300);
+/// The same while a look waits for the namenode: what others are still shown then is what leases are for.
+const CUT_OFF_PAUSE: Duration = Duration::from_millis(5);
 
 /// Versions of a file in the shared directory.
 #[derive(Clone, Copy, Debug, Default)]
@@ -47,6 +52,9 @@ pub struct Published {
 pub struct Board {
     shared: BTreeMap<String, Published>,
 }
+
+/// A look that waits for the namenode.
+type Look<'a> = Pin<Box<dyn Future<Output = ()> + 'a>>;
 
 impl Worker {
     /// Replaces a file in the shared directory by its next version.
@@ -130,18 +138,40 @@ impl Worker {
     /// Looks at sizes all the time, beside what the client does else: what it has cached for too long is seen so, also
     /// while it is cut off.
     pub async fn watch_shared(&self) -> Infallible {
-        // Beside the operations, each of which may begin and end meanwhile.
-        let journal = self.journal.clone();
+        // Looks that wait for the namenode, and at what.
+        let mut waiting: Vec<(String, Look<'_>)> = Vec::new();
         loop {
-            self.pause(LOOK_PAUSE).await;
+            let mut pause = pin!(self.pause(match waiting.is_empty() {
+                true => LOOK_PAUSE,
+                false => CUT_OFF_PAUSE,
+            }));
+            poll_fn(|context| {
+                waiting.retain_mut(|(_, look)| look.as_mut().poll(context).is_pending());
+                pause.as_mut().poll(context)
+            })
+            .await;
             let Some(name) = self.shared_name() else {
                 continue;
             };
-            journal.begin();
-            if let Err(error) = self.look_at_shared(&name, &journal).await {
-                self.journal.error(&self.name(), &error);
-                tokio::time::sleep(ERROR_PAUSE).await;
+            if waiting.iter().any(|(other, _)| *other == name) {
+                continue;
             }
+            let mut look: Look<'_> = Box::pin(self.watch_once(name.clone()));
+            // What is cached is there at once.
+            let is_over = poll_fn(|context| Poll::Ready(look.as_mut().poll(context).is_ready()));
+            if !is_over.await {
+                waiting.push((name, look));
+            }
+        }
+    }
+
+    async fn watch_once(&self, name: String) {
+        // Beside the operations, each of which may begin and end meanwhile.
+        let journal = self.journal.clone();
+        journal.begin();
+        if let Err(error) = self.look_at_shared(&name, &journal).await {
+            self.journal.error(&self.name(), &error);
+            tokio::time::sleep(ERROR_PAUSE).await;
         }
     }
 
