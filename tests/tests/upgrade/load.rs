@@ -18,6 +18,8 @@ const THREADS_PER_MOUNT: u64 = 2;
 /// Files that a program has at a time.
 const FILES_MAX: usize = 60;
 const PIECE_BYTES_MAX: usize = 200_000;
+/// Between two operations of a program: what they do is replayed each time a namenode is started.
+const PAUSE: Duration = Duration::from_millis(30);
 /// Longer than this, and a program would have been told that it does not go on.
 const OPERATION_WITHIN: Duration = Duration::from_secs(60);
 
@@ -152,6 +154,7 @@ impl Program {
             if took > OPERATION_WITHIN {
                 self.wrong(format!("{what} took {} ms", took.as_millis()));
             }
+            thread::sleep(PAUSE);
         }
         self.files
     }
