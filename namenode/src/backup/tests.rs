@@ -116,7 +116,7 @@ fn a_snapshot_that_was_damaged_before_is_noticed() {
             ..content.clone()
         },
     ] {
-        let file = written(&other, &[good.clone()]);
+        let file = written(&other, std::slice::from_ref(&good));
         assert!(matches!(verify(&file[..]), Err(BackupError::Snapshot(_))));
     }
 }

@@ -221,7 +221,13 @@ async fn one_that_ended_while_another_was_given_a_vote_does_not_go_on_alone() {
         let started = Consensus::start(journal, options, read, member(1), endpoint());
         let (consensus, _committed) = started.await.unwrap();
         assert_eq!(consensus.commits().is_alone(), is_alone);
-        assert_eq!(consensus.group().status().members.len(), 2);
+        let are_known = async {
+            while consensus.group().status().members.len() != 2 {
+                tokio::time::sleep(Duration::from_millis(1)).await;
+            }
+        };
+        let are_known = tokio::time::timeout(Duration::from_secs(5), are_known).await;
+        assert!(are_known.is_ok(), "both members are known");
         consensus.close().await.unwrap();
     }
 }

@@ -169,8 +169,10 @@ pub(super) fn in_the_way(data_dir: &Path) -> Result<Option<PathBuf>, NamenodeErr
     ];
     for entry in entries {
         let name = entry.map_err(dir_error)?.file_name();
-        let is_left = LEFT.iter().any(|it| name == *it) || durable::is_temporary(&name);
-        if !is_left && !(name == JOURNAL_DIR && has_nothing(data_dir)?) {
+        let is_left = LEFT.iter().any(|it| name == *it)
+            || durable::is_temporary(&name)
+            || (name == JOURNAL_DIR && has_nothing(data_dir)?);
+        if !is_left {
             return Ok(Some(data_dir.join(name)));
         }
     }

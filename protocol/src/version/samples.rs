@@ -147,7 +147,7 @@ impl<'de> Deserializer<'de> for &mut Sampler<'_> {
     }
 
     fn deserialize_bool<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, Error> {
-        visitor.visit_bool(self.number() % 2 == 0)
+        visitor.visit_bool(self.number().is_multiple_of(2))
     }
 
     fn deserialize_char<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, Error> {

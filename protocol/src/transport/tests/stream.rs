@@ -47,13 +47,13 @@ async fn data_of_all_sizes_arrives_as_sent_however_it_is_read(pair: Pair) {
             // Once for each way of reading, and once to be skipped.
             for way in 0..4_u8 {
                 sender
-                    .send_with_data(&(index as u64, way), data.clone())
+                    .send_with_data(&(index, way), data.clone())
                     .await
                     .unwrap();
             }
             let middle = size / 2;
             let mut parts = [data.slice(..middle), Bytes::new(), data.slice(middle..)];
-            let head = (index as u64, 0_u8);
+            let head = (index, 0_u8);
             sender.send_parts(&head, &mut parts).await.unwrap();
         }
         sender.finish().unwrap();
