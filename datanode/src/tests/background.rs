@@ -157,7 +157,8 @@ async fn doubted_replicas_are_verified() {
     corrupt(&cluster, 0, 2, 90);
     cluster.kill(0).await;
     let mut options = cluster.options(0);
-    options.scrub_bytes_per_second = 50 << 20;
+    // A tenth of a second for each, so that it is seen that they are verified one after the other.
+    options.scrub_bytes_per_second = 4 << 20;
     // Its rounds do not begin: it pauses while the owner needs the server, and so do verifications.
     cluster.primaries[0].uses(0.95);
     cluster.restart(options, 0).await;

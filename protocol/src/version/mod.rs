@@ -5,7 +5,7 @@
 //! the *version of the cluster*, a record of the namenodes' journal: nothing is written in a way that an
 //! earlier version does not read before an operator has raised it, and nobody can go back after that.
 //!
-//! What exists since when is one table, [`since`]. A message is never changed once it was released: one
+//! What exists since when is one table, `since.rs`. A message is never changed once it was released: one
 //! with other fields is a new kind, behind the others.
 
 #[cfg(test)]

@@ -12,7 +12,7 @@ use super::Namespace;
 use super::command::{Effects, Outcome};
 
 /// The edition that this software begins. It is the last one: since the first release, rules change with the
-/// version of the cluster ([`super::version`]), which an operator raises.
+/// version of the cluster (`version.rs`), which an operator raises.
 pub const EDITION: u8 = ACCOUNTS_KEPT;
 /// From here on each user has a directory in the trash, and what is in the trash or has no name counts
 /// where it was. Before, in edition 0, the trash was one directory for all, which counted what was in
