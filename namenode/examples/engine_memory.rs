@@ -3,14 +3,16 @@
 //! Run: `cargo run --release -p harvestfs-namenode --example engine_memory [files]`
 
 use std::alloc::{GlobalAlloc, Layout, System};
+use std::convert::Infallible;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 #[path = "engine_common/mod.rs"]
 mod engine_common;
+#[path = "engine_common/small_files.rs"]
+mod small_files;
 
-use engine_common::{Driver, commit, create, name};
-use harvestfs_protocol::ids::InodeId;
-use harvestfs_protocol::meta::{Mutation, mutation};
+use engine_common::Driver;
+use small_files::{FILES_PER_DIRECTORY, make_small_files};
 
 /// Counts the bytes that are allocated now.
 struct Counting;
@@ -44,24 +46,6 @@ fn resident_bytes() -> Option<u64> {
     Some(kib * 1024)
 }
 
-const FILES_PER_DIRECTORY: u64 = 1_000;
-
-fn make_small_files(driver: &mut Driver, files: u64) {
-    let mut parent = InodeId::ROOT;
-    for number in 0..files {
-        if number % FILES_PER_DIRECTORY == 0 {
-            parent = driver.make(Mutation::MakeDir(mutation::MakeDir {
-                parent: InodeId::ROOT,
-                name: name("directory", number / FILES_PER_DIRECTORY),
-                mode: 0o755,
-            }));
-        }
-        let ino = driver.make(create(parent, number));
-        let extent = driver.next_extent();
-        driver.run(commit(vec![(ino, extent)]));
-    }
-}
-
 fn main() {
     let files: u64 = std::env::args()
         .nth(1)
@@ -71,7 +55,8 @@ fn main() {
     driver.open_session();
     let allocated_before = ALLOCATED_BYTES.load(Ordering::Relaxed);
     let resident_before = resident_bytes();
-    make_small_files(&mut driver, files);
+    let made: Result<(), Infallible> = make_small_files(&mut driver, files, 1, |_| Ok(()));
+    let Ok(()) = made;
     let allocated = ALLOCATED_BYTES.load(Ordering::Relaxed) - allocated_before;
 
     println!("{files} files of 4 KiB, {FILES_PER_DIRECTORY} to a directory, in shared blocks");

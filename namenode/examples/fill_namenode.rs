@@ -15,16 +15,16 @@ use std::time::Instant;
 
 #[path = "engine_common/mod.rs"]
 mod engine_common;
+#[path = "engine_common/small_files.rs"]
+mod small_files;
 
-use engine_common::{Driver, commit, create, name};
+use engine_common::Driver;
 use harvestfs_namenode::consensus::{Content, decode};
 use harvestfs_namenode::engine::namespace::{Command, Namespace};
-use harvestfs_namenode::journal::{Journal, JournalOptions};
+use harvestfs_namenode::journal::{Journal, JournalError, JournalOptions};
 use harvestfs_namenode::server::{cluster_id, journal_dir};
-use harvestfs_protocol::ids::InodeId;
-use harvestfs_protocol::meta::{Mutation, mutation};
+use small_files::make_small_files;
 
-const FILES_PER_DIRECTORY: u64 = 1_000;
 /// Files whose content is committed by one record.
 const FILES_PER_COMMIT: usize = 100;
 /// Records that are appended at once.
@@ -48,30 +48,27 @@ fn main() -> Result<(), Box<dyn Error>> {
     let mut driver = Driver::new(Some(namespace));
     driver.records = Some(Vec::new());
     driver.open_session();
-    let mut parent = InodeId::ROOT;
-    let mut written = Vec::with_capacity(FILES_PER_COMMIT);
-    for number in 0..files {
-        if number % FILES_PER_DIRECTORY == 0 {
-            parent = driver.make(Mutation::MakeDir(mutation::MakeDir {
-                parent: InodeId::ROOT,
-                name: name("directory", number / FILES_PER_DIRECTORY),
-                mode: 0o755,
-            }));
-        }
-        let ino = driver.make(create(parent, number));
-        written.push((ino, driver.next_extent()));
-        if written.len() == FILES_PER_COMMIT || number + 1 == files {
-            driver.run(commit(std::mem::take(&mut written)));
-        }
-        let records = driver.records.get_or_insert_default();
-        if records.len() >= RECORDS_PER_APPEND || number + 1 == files {
-            journal.append(records)?;
-            records.clear();
-        }
-    }
+    make_small_files(&mut driver, files, FILES_PER_COMMIT, |driver| {
+        append(&mut journal, driver, RECORDS_PER_APPEND)
+    })?;
+    append(&mut journal, &mut driver, 1)?;
     journal.sync()?;
     let (records, seconds) = (journal.last_lsn(), started.elapsed().as_secs());
     println!("{files} files, {records} records, {seconds} s");
     println!("{:?}", driver.namespace.counts());
+    Ok(())
+}
+
+/// Appends what the driver has recorded, if it is so much.
+fn append(
+    journal: &mut Journal,
+    driver: &mut Driver,
+    records_min: usize,
+) -> Result<(), JournalError> {
+    let records = driver.records.get_or_insert_default();
+    if records.len() >= records_min {
+        journal.append(records)?;
+        records.clear();
+    }
     Ok(())
 }

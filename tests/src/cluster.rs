@@ -129,33 +129,9 @@ impl Cluster {
         );
         for number in 1..=options.datanodes {
             let name = datanode(number);
-            run(
-                &[
-                    "init",
-                    "datanode",
-                    &name,
-                    "--out",
-                    &cluster.path(&name).to_string_lossy(),
-                    "--namenode",
-                    &namenodes,
-                    "--listen",
-                    "127.0.0.1:0",
-                    "--rack",
-                    &format!("rack-{number}"),
-                    "--environment",
-                    &format!("environment-{number}"),
-                    "--machine-function",
-                    &format!("function-{number}"),
-                    // Other tests may keep this machine busy.
-                    "--primary-source",
-                    "none",
-                    "--priority",
-                    "normal",
-                    "--volume",
-                    &format!("volume={}", options.quota),
-                ],
-                &http(&cluster, &name),
-            );
+            let init = init_datanode(number, &cluster.path(&name), &namenodes, options.quota);
+            let init: Vec<&str> = init.iter().map(String::as_str).collect();
+            run(&init, &http(&cluster, &name));
         }
         cluster.set_restart_wait(options.restart_wait_s);
         for number in 1..=options.namenodes {
@@ -562,6 +538,37 @@ impl Drop for Cluster {
 
 fn datanode(number: usize) -> String {
     format!("datanode-{number}")
+}
+
+/// The arguments that make the directory of a datanode, whose owner is not measured.
+#[must_use]
+pub fn init_datanode(number: usize, out: &Path, namenodes: &str, quota: &str) -> Vec<String> {
+    [
+        "init",
+        "datanode",
+        &datanode(number),
+        "--out",
+        &out.to_string_lossy(),
+        "--namenode",
+        namenodes,
+        "--listen",
+        "127.0.0.1:0",
+        "--rack",
+        &format!("rack-{number}"),
+        "--environment",
+        &format!("environment-{number}"),
+        "--machine-function",
+        &format!("function-{number}"),
+        // Other tests may keep this machine busy.
+        "--primary-source",
+        "none",
+        "--priority",
+        "normal",
+        "--volume",
+        &format!("volume={quota}"),
+    ]
+    .map(str::to_owned)
+    .into()
 }
 
 /// A TCP port of this machine that nobody uses now.

@@ -5,7 +5,6 @@ use std::io::Write;
 use std::sync::Arc;
 use std::time::Duration;
 
-use harvestfs_protocol::limits::SNAPSHOT_PART_BYTES_MAX;
 use harvestfs_protocol::machine;
 use harvestfs_protocol::peer::{PeerReply, PeerRequest, SnapshotPart};
 
@@ -128,18 +127,13 @@ pub(super) fn read(
     } else {
         0
     };
-    let left = file.len_bytes().saturating_sub(offset);
-    let mut bytes =
-        vec![0; SNAPSHOT_PART_BYTES_MAX.min(usize::try_from(left).unwrap_or(usize::MAX))];
-    let read = file.read_at(&mut bytes, offset)?;
-    bytes.truncate(read);
     Ok(PeerReply::Snapshot(SnapshotPart {
         last: wire::place(&last),
         members_entry: members.log_id().as_ref().map(wire::place),
         members: encode_members(members.membership()),
         length_bytes: file.len_bytes(),
         offset,
-        bytes,
+        bytes: file.part(offset)?,
     }))
 }
 

@@ -3,6 +3,8 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 
+use harvestfs_protocol::limits::SNAPSHOT_PART_BYTES_MAX;
+
 use super::disk::Disk;
 use super::format::RECORD_HEADER_BYTES;
 use super::received::SnapshotReceiver;
@@ -297,6 +299,15 @@ impl SnapshotFile {
     /// not checked here, but by who receives all of them.
     pub fn read_at(&self, buffer: &mut [u8], offset: u64) -> Result<usize, JournalError> {
         self.0.read_file_at(buffer, offset)
+    }
+
+    /// As many bytes from `offset` on as one message takes, as [`SnapshotFile::read_at`] reads them.
+    pub fn part(&self, offset: u64) -> Result<Vec<u8>, JournalError> {
+        let left = usize::try_from(self.len_bytes().saturating_sub(offset));
+        let mut part = vec![0; left.unwrap_or(usize::MAX).min(SNAPSHOT_PART_BYTES_MAX)];
+        let read = self.read_at(&mut part, offset)?;
+        part.truncate(read);
+        Ok(part)
     }
 
     /// Its content, from the start, checked as it is read.

@@ -61,7 +61,8 @@ pub async fn take(link: &Link, of_any: bool) -> (BackupContent, Vec<u8>) {
     (content, file)
 }
 
-async fn set_large_attribute(client: &mut Client, ino: InodeId) {
+/// So large that some of them are more than one message.
+pub async fn set_large_attribute(client: &mut Client, ino: InodeId) {
     let set = mutation::SetXattr {
         ino,
         name: b"user.large".to_vec(),

@@ -25,7 +25,6 @@ fn step(what: &str) {
 }
 
 #[test]
-#[ignore = "needs a second build: run `just upgrade`"]
 fn a_cluster_is_upgraded_part_by_part_while_programs_use_it() {
     let next = std::env::var_os(NEXT).map(PathBuf::from);
     let next = next.unwrap_or_else(|| panic!("{NEXT} says where the next build is"));

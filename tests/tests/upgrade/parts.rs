@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 use std::time::Duration;
 
-use harvestfs_tests::{Process, harvestfs, unmount, wait_until};
+use harvestfs_tests::{Cluster, Process, harvestfs, init_datanode, unmount, wait_until};
 use serde_json::Value;
 use tempfile::TempDir;
 
@@ -77,33 +77,14 @@ impl Parts {
             parts.start_namenode(number, Build::Old);
         }
         for number in 1..=DATANODES {
-            let name = datanode(number);
-            parts.succeeds(
-                Build::Old,
-                &[
-                    "init",
-                    "datanode",
-                    &name,
-                    "--out",
-                    &parts.path(&name).to_string_lossy(),
-                    "--namenode",
-                    &listed,
-                    "--listen",
-                    "127.0.0.1:0",
-                    "--rack",
-                    &format!("rack-{number}"),
-                    "--environment",
-                    &format!("environment-{number}"),
-                    "--machine-function",
-                    &format!("function-{number}"),
-                    "--primary-source",
-                    "none",
-                    "--priority",
-                    "normal",
-                    "--volume",
-                    "volume=4GiB",
-                ],
+            let init = init_datanode(
+                number,
+                &parts.path(&Cluster::datanode(number)),
+                &listed,
+                "4GiB",
             );
+            let init: Vec<&str> = init.iter().map(String::as_str).collect();
+            parts.succeeds(Build::Old, &init);
             parts.start_datanode(number, Build::Old);
         }
         parts.wait_healthy();
@@ -211,7 +192,7 @@ impl Parts {
     }
 
     fn start_datanode(&mut self, number: usize, build: Build) {
-        let name = datanode(number);
+        let name = Cluster::datanode(number);
         let config = self.path(&name).join("datanode.toml");
         let arguments = ["datanode".as_ref(), "--config".as_ref(), config.as_os_str()];
         self.start_part(&name, build, &arguments);
@@ -237,7 +218,7 @@ impl Parts {
 
     /// A datanode is stopped, and started again by a build; with the replicas that it lacks by then.
     pub fn replace_datanode(&mut self, number: usize, build: Build) {
-        let name = datanode(number);
+        let name = Cluster::datanode(number);
         if self.processes.contains_key(&name) {
             self.stop(&name);
         }
@@ -295,7 +276,7 @@ impl Parts {
 
     /// A datanode of a build is not registered, and its log says why.
     pub fn datanode_is_refused(&mut self, number: usize, build: Build, why: &str) {
-        let name = datanode(number);
+        let name = Cluster::datanode(number);
         self.stop(&name);
         let log = self.path(&format!("{name}-refused.log"));
         let config = self.path(&name).join("datanode.toml");
@@ -330,8 +311,4 @@ fn namenode(number: usize) -> String {
         1 => "namenode".to_owned(),
         _ => format!("namenode-{number}"),
     }
-}
-
-fn datanode(number: usize) -> String {
-    format!("datanode-{number}")
 }

@@ -315,6 +315,12 @@ mod tests {
         search.came(1, stands, 0.5, now);
         assert_eq!(steps(&mut search, now), [(2, FIRST_DIAL)]);
         assert_eq!(search.due(), Some(now + ASK_PAUSE_MIN), "the first one");
+        assert_eq!(
+            steps(&mut search, now + ASK_PAUSE_MIN),
+            [(1, Step::Ask)],
+            "it is asked again"
+        );
+        assert_eq!(search.due(), Some(now + HEAD_START), "the last one");
         search.came(2, Outcome::Connected, 0.5, now);
         assert_eq!(steps(&mut search, now), [(2, Step::Ask)]);
         search.came(2, Outcome::Leads, 0.5, now);

@@ -5,13 +5,13 @@ use std::sync::Arc;
 use harvestfs_protocol::admin::AdminReply;
 use harvestfs_protocol::backup::{BackupContent, BackupReply, BackupRequest};
 use harvestfs_protocol::error::FsError;
-use harvestfs_protocol::limits::SNAPSHOT_PART_BYTES_MAX;
 use harvestfs_protocol::rpc::Reply;
+use harvestfs_protocol::version::Release;
 use rustc_hash::FxHashMap;
 
 use super::Owner;
 use crate::consensus::blocking;
-use crate::journal::{JournalError, Lsn, SnapshotFile};
+use crate::journal::{Lsn, SnapshotFile};
 use crate::server::metrics::Responder;
 use crate::server::sessions::ConnectionId;
 use crate::server::{clock, data_dir};
@@ -57,7 +57,7 @@ impl Owner {
                 };
                 // The disk may be slow, and others are served meanwhile.
                 tokio::spawn(async move {
-                    let part = blocking(move || read(&file, offset)).await;
+                    let part = blocking(move || file.part(offset)).await;
                     let part = part.map_err(|error| FsError::Internal(error.to_string()));
                     let reply = |part| Reply::Admin(AdminReply::Backup(BackupReply::Part(part)));
                     responder.send(&part.map(reply));
@@ -96,7 +96,7 @@ impl Owner {
             term,
             epoch: self.namespace.epoch().unwrap_or_default(),
             unix_ms: clock::unix_now_ms(),
-            version: env!("CARGO_PKG_VERSION").to_owned(),
+            version: Release::OURS.to_string(),
             edition: self.namespace.edition(),
             name: self.options.identity.peer().name.clone(),
             addr: self.options.listen,
@@ -141,15 +141,4 @@ impl Owner {
         };
         responder.send(&reply);
     }
-}
-
-fn read(file: &SnapshotFile, offset: u64) -> Result<Vec<u8>, JournalError> {
-    let left = file.len_bytes().saturating_sub(offset);
-    let bytes = usize::try_from(left).map_or(SNAPSHOT_PART_BYTES_MAX, |left| {
-        left.min(SNAPSHOT_PART_BYTES_MAX)
-    });
-    let mut part = vec![0; bytes];
-    let read = file.read_at(&mut part, offset)?;
-    part.truncate(read);
-    Ok(part)
 }

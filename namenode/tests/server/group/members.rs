@@ -6,7 +6,6 @@ use std::process::Command;
 
 use harvestfs_namenode::server::{journal_dir, restore};
 use harvestfs_protocol::backup::BackupRequest;
-use harvestfs_protocol::meta::{Mutation, SetXattrMode, mutation};
 
 use super::*;
 use crate::backup;
@@ -58,13 +57,7 @@ async fn create_large_files(group: &Group, prefix: &str) -> Vec<String> {
     let (mut client, _) = group.client(prefix, None).await;
     for name in &names {
         let ino = client.lookup(ROOT, name).await.unwrap().ino;
-        let set = mutation::SetXattr {
-            ino,
-            name: b"user.large".to_vec(),
-            value: vec![b'x'; 60_000],
-            mode: SetXattrMode::Create,
-        };
-        client.call(Mutation::SetXattr(set)).await.unwrap();
+        backup::set_large_attribute(&mut client, ino).await;
     }
     names
 }
