@@ -88,7 +88,11 @@ fn capacity_shrinks_at_once_and_grows_in_steps() {
     assert_eq!(at(1_000, 0.5), 2);
     assert_eq!(at(2_000, 0.0), 2);
     assert_eq!(at(6_999, 0.0), 2, "not before it was lower for a while");
-    assert_eq!(at(7_000, 0.0), 2, "half was used at the beginning of that while");
+    assert_eq!(
+        at(7_000, 0.0),
+        2,
+        "half was used at the beginning of that while"
+    );
     assert_eq!(at(12_000, 0.0), 5);
     assert_eq!(at(17_000, 0.0), 7, "the margin is kept");
     assert_eq!(at(18_000, 1.0), 0);
@@ -103,7 +107,11 @@ fn what_is_eaten_into_is_evicted_and_what_is_unknown_is_not() {
         actions
     };
     let resize = |actions: &[Action]| match actions {
-        [Action::Resize { capacity, evict, .. }] => Some((capacity.cores, *evict)),
+        [
+            Action::Resize {
+                capacity, evict, ..
+            },
+        ] => Some((capacity.cores, *evict)),
         _ => None,
     };
     step(0, servers(0.0));
@@ -129,10 +137,16 @@ fn labels_and_nodes_of_others_are_left_alone() {
             _ => panic!("{actions:?}"),
         }
     };
-    assert_eq!(label(&mut controller, &node, Some(3)), Some(Some(label_of(3))));
+    assert_eq!(
+        label(&mut controller, &node, Some(3)),
+        Some(Some(label_of(3)))
+    );
     node.labels = vec![label_of(3)];
     assert_eq!(label(&mut controller, &node, Some(3)), None);
-    assert_eq!(label(&mut controller, &node, Some(4)), Some(Some(label_of(4))));
+    assert_eq!(
+        label(&mut controller, &node, Some(4)),
+        Some(Some(label_of(4)))
+    );
     assert_eq!(label(&mut controller, &node, None), Some(None));
     node.labels = vec!["gpu".to_owned()];
     assert_eq!(label(&mut controller, &node, Some(3)), None);
@@ -184,7 +198,10 @@ fn what_others_say_that_a_node_has_is_believed() {
     // The resource manager was started again: the node registers with what it was told last.
     manager.node.labels.clear();
     let actions = controller.step(1, &[manager.node.clone()], &servers(0.5));
-    assert!(matches!(&actions[..], [Action::Label { .. }]), "{actions:?}");
+    assert!(
+        matches!(&actions[..], [Action::Label { .. }]),
+        "{actions:?}"
+    );
     // The node was started again with half as much.
     manager.node.capacity = cores(6);
     manager.take(controller.step(2, &[manager.node.clone()], &servers(0.0)));

@@ -7,9 +7,9 @@ use std::time::Duration;
 
 pub use bytes::Bytes;
 use http_body_util::{BodyExt, Full, Limited};
+pub use hyper::Method;
 use hyper::client::conn::http1;
 use hyper::header::{self, HeaderName, HeaderValue};
-pub use hyper::Method;
 use hyper::{Request, StatusCode, Uri};
 use hyper_util::rt::TokioIo;
 use rustls::crypto::ring::default_provider;
@@ -186,10 +186,7 @@ impl Client {
         let uri = format!("{}{path}", self.path);
         *request.uri_mut() = uri.parse().map_err(|_| ClientError::Address(uri))?;
         let headers = request.headers_mut();
-        headers.insert(
-            header::ACCEPT,
-            HeaderValue::from_static("application/json"),
-        );
+        headers.insert(header::ACCEPT, HeaderValue::from_static("application/json"));
         headers.insert(header::CONTENT_TYPE, HeaderValue::from_static(content_type));
         headers.insert(header::CONNECTION, HeaderValue::from_static("close"));
         let host = HeaderValue::from_str(&self.address());
@@ -245,10 +242,7 @@ impl Client {
         }
     }
 
-    fn broken(
-        &self,
-        source: impl Into<Box<dyn std::error::Error + Send + Sync>>,
-    ) -> ClientError {
+    fn broken(&self, source: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> ClientError {
         ClientError::Broken {
             address: self.address(),
             source: source.into(),
@@ -261,7 +255,9 @@ fn connector(authorities: &[u8]) -> Result<TlsConnector, ClientError> {
     let mut roots = rustls::RootCertStore::empty();
     for certificate in pem::parse_many(authorities).map_err(|error| bad(error.to_string()))? {
         let certificate = CertificateDer::from(certificate.into_contents());
-        roots.add(certificate).map_err(|error| bad(error.to_string()))?;
+        roots
+            .add(certificate)
+            .map_err(|error| bad(error.to_string()))?;
     }
     if roots.is_empty() {
         return Err(bad("none is given, and https needs one".to_owned()));
@@ -283,7 +279,10 @@ mod tests {
     fn what_is_no_address_is_named() {
         for wrong in ["", "host:8088", "ftp://host", "http://", "http://host/?a=b"] {
             let error = Client::new(wrong, None).unwrap_err().to_string();
-            assert!(error.contains("is no address") || error.contains(wrong), "{error}");
+            assert!(
+                error.contains("is no address") || error.contains(wrong),
+                "{error}"
+            );
         }
         let error = Client::new("https://host", None).unwrap_err().to_string();
         assert!(error.contains("https needs one"), "{error}");
@@ -317,7 +316,10 @@ mod tests {
         let body = client.get("/there").await.unwrap();
         assert!(body.starts_with(b"said"), "{body:?}");
         let error = client.get("/else").await.unwrap_err().to_string();
-        assert!(error.contains("404 Not Found to GET /else: said"), "{error}");
+        assert!(
+            error.contains("404 Not Found to GET /else: said"),
+            "{error}"
+        );
         server.abort();
         let _ = server.await;
         let error = client.get("/there").await.unwrap_err();

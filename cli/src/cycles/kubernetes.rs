@@ -33,13 +33,11 @@ const MERGE_PATCH: &str = "application/merge-patch+json";
 
 /// Arguments of `harvestfs cycles kubernetes`.
 #[derive(Debug, Args)]
-#[command(
-    after_help = "Examples:\n  \
+#[command(after_help = "Examples:\n  \
                   harvestfs cycles kubernetes --api-server http://127.0.0.1:8001\n  \
                   harvestfs cycles kubernetes --api-server https://kubernetes.default.svc \\\n      \
                   --ca /var/run/secrets/kubernetes.io/serviceaccount/ca.crt \\\n      \
-                  --token-file /var/run/secrets/kubernetes.io/serviceaccount/token"
-)]
+                  --token-file /var/run/secrets/kubernetes.io/serviceaccount/token")]
 pub struct KubernetesArgs {
     #[command(flatten)]
     cluster: ClusterArgs,

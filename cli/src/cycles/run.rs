@@ -242,7 +242,10 @@ fn choose(
         // YARN takes one label.
         Selection::Several(of) => {
             let room = |id: &ClassId| headrooms.room_cores(job_type, *id);
-            let roomiest = of.iter().copied().max_by(|a, b| room(a).total_cmp(&room(b)));
+            let roomiest = of
+                .iter()
+                .copied()
+                .max_by(|a, b| room(a).total_cmp(&room(b)));
             let why = format!("{} classes together have room, this one the most", of.len());
             (roomiest.map(number), why)
         }
@@ -285,7 +288,9 @@ async fn wait(mut child: Child) -> anyhow::Result<ExitStatus> {
             _ = terminate.recv() => Signal::TERM,
             _ = hangup.recv() => Signal::HUP,
         };
-        let pid = child.id().and_then(|id| Pid::from_raw(i32::try_from(id).ok()?));
+        let pid = child
+            .id()
+            .and_then(|id| Pid::from_raw(i32::try_from(id).ok()?));
         if let Some(pid) = pid
             && !(is_told && signal == Signal::INT)
         {
@@ -328,7 +333,11 @@ pub fn run(args: &RunArgs) -> anyhow::Result<()> {
             job.name,
             job_type.name(),
             dag.max_concurrent_cores(),
-            if label.is_empty() { "any server" } else { &label },
+            if label.is_empty() {
+                "any server"
+            } else {
+                &label
+            },
         );
         let mut words = args.command.iter().map(|word| with_label(word, &label));
         let program = words.next().context("there is no command")?;
@@ -393,7 +402,9 @@ mod tests {
     fn chosen(of: &Classes, job_type: JobType, tasks: u32) -> Option<u32> {
         let cores = NonZeroU32::new(12).unwrap();
         let mut rng = SmallRng::seed_from_u64(1);
-        choose(of, cores, job_type, &dag(tasks), &mut rng).unwrap().0
+        choose(of, cores, job_type, &dag(tasks), &mut rng)
+            .unwrap()
+            .0
     }
 
     #[test]

@@ -38,7 +38,12 @@ pub struct YarnArgs {
     cluster: ClusterArgs,
     /// Address of the ResourceManager's web services, http://HOST:8088 or https://HOST:8090; given several times, those that take
     /// over from each other.
-    #[arg(long, env = "HARVESTFS_RESOURCE_MANAGER", value_name = "URL", required = true)]
+    #[arg(
+        long,
+        env = "HARVESTFS_RESOURCE_MANAGER",
+        value_name = "URL",
+        required = true
+    )]
     resource_manager: Vec<String>,
     /// The user that the ResourceManager is told (`simple` authentication): one of yarn.admin.acl. There is no Kerberos.
     #[arg(long, default_value = "yarn", value_name = "USER")]
@@ -301,9 +306,10 @@ impl Manager for Yarn {
 /// # Errors
 /// When arguments contradict each other, or the state cannot be stored.
 pub fn run(args: &YarnArgs) -> anyhow::Result<()> {
-    let authorities = args.ca.as_deref().map(|path| {
-        std::fs::read(path).with_context(|| format!("cannot read {}", path.display()))
-    });
+    let authorities = args
+        .ca
+        .as_deref()
+        .map(|path| std::fs::read(path).with_context(|| format!("cannot read {}", path.display())));
     let grace_ms = i64::try_from(args.grace.as_millis())
         .ok()
         .filter(|ms| *ms <= i64::from(i32::MAX))

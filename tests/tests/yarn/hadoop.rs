@@ -17,7 +17,8 @@ use serde_json::Value;
 pub const CORES: u64 = 12;
 const MEMORY_MIB: u64 = 12 << 10;
 /// For each Java process: soon started, and small.
-const JAVA_OPTIONS: &str = "-Xmx192m -Xss512k -XX:+UseSerialGC -XX:TieredStopAtLevel=1 -Xshare:auto";
+const JAVA_OPTIONS: &str =
+    "-Xmx192m -Xss512k -XX:+UseSerialGC -XX:TieredStopAtLevel=1 -Xshare:auto";
 const START_DEADLINE: Duration = Duration::from_secs(120);
 const STOP_DEADLINE: Duration = Duration::from_secs(20);
 
@@ -78,8 +79,14 @@ impl Hadoop {
             let own = |what: &str| hadoop.path(&format!("{name}/{what}")).display().to_string();
             let node = [
                 ("yarn.nodemanager.address", hadoop.nodes[number].to_string()),
-                ("yarn.nodemanager.localizer.address", free_tcp_address().to_string()),
-                ("yarn.nodemanager.webapp.address", free_tcp_address().to_string()),
+                (
+                    "yarn.nodemanager.localizer.address",
+                    free_tcp_address().to_string(),
+                ),
+                (
+                    "yarn.nodemanager.webapp.address",
+                    free_tcp_address().to_string(),
+                ),
                 ("yarn.nodemanager.local-dirs", own("local")),
                 ("yarn.nodemanager.log-dirs", own("logs")),
             ];
@@ -119,21 +126,46 @@ impl Hadoop {
         let jars = self.classpath.display().to_string();
         let yarn: Vec<(&str, String)> = vec![
             ("yarn.resourcemanager.webapp.address", self.web.to_string()),
-            ("yarn.resourcemanager.scheduler.address", scheduler.to_string()),
-            ("yarn.resourcemanager.resource-tracker.address", tracker.to_string()),
+            (
+                "yarn.resourcemanager.scheduler.address",
+                scheduler.to_string(),
+            ),
+            (
+                "yarn.resourcemanager.resource-tracker.address",
+                tracker.to_string(),
+            ),
             ("yarn.resourcemanager.address", client.to_string()),
             ("yarn.resourcemanager.admin.address", admin.to_string()),
-            ("yarn.resourcemanager.nodemanagers.heartbeat-interval-ms", "200".to_owned()),
+            (
+                "yarn.resourcemanager.nodemanagers.heartbeat-interval-ms",
+                "200".to_owned(),
+            ),
             ("yarn.node-labels.enabled", "true".to_owned()),
-            ("yarn.node-labels.fs-store.root-dir", format!("file://{}", own("labels"))),
+            (
+                "yarn.node-labels.fs-store.root-dir",
+                format!("file://{}", own("labels")),
+            ),
             ("yarn.nodemanager.hostname", "localhost".to_owned()),
-            ("yarn.nodemanager.aux-services", "mapreduce_shuffle".to_owned()),
+            (
+                "yarn.nodemanager.aux-services",
+                "mapreduce_shuffle".to_owned(),
+            ),
             ("yarn.nodemanager.resource.cpu-vcores", CORES.to_string()),
-            ("yarn.nodemanager.resource.memory-mb", MEMORY_MIB.to_string()),
+            (
+                "yarn.nodemanager.resource.memory-mb",
+                MEMORY_MIB.to_string(),
+            ),
             ("yarn.nodemanager.vmem-check-enabled", "false".to_owned()),
-            ("yarn.nodemanager.disk-health-checker.enable", "false".to_owned()),
+            (
+                "yarn.nodemanager.disk-health-checker.enable",
+                "false".to_owned(),
+            ),
             ("yarn.scheduler.minimum-allocation-mb", "64".to_owned()),
-            ("yarn.application.classpath", jars.clone()),
+            // The distributed shell's master has to find the ResourceManager.
+            (
+                "yarn.application.classpath",
+                format!("{},{jars}", own("conf")),
+            ),
         ];
         let write = |file: &str, properties: &[(&str, String)]| {
             let owned = |it: &(&str, String)| (it.0.to_owned(), it.1.clone());
@@ -160,7 +192,10 @@ impl Hadoop {
                 small("mapreduce.map.memory.mb"),
                 small("mapreduce.reduce.memory.mb"),
                 ("mapreduce.task.io.sort.mb", "16".to_owned()),
-                ("yarn.app.mapreduce.am.command-opts", JAVA_OPTIONS.to_owned()),
+                (
+                    "yarn.app.mapreduce.am.command-opts",
+                    JAVA_OPTIONS.to_owned(),
+                ),
                 ("mapred.child.java.opts", JAVA_OPTIONS.to_owned()),
             ],
         );
@@ -266,7 +301,10 @@ fn queues() -> String {
         let _ = write!(name, "{queue}.accessible-node-labels");
         properties.push((name.clone(), "*".to_owned()));
         for class in 0..8 {
-            properties.push((format!("{name}.harvestfs-{class}.capacity"), "100".to_owned()));
+            properties.push((
+                format!("{name}.harvestfs-{class}.capacity"),
+                "100".to_owned(),
+            ));
         }
     }
     for (name, _) in &mut properties {

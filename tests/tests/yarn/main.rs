@@ -10,7 +10,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-use harvestfs_tests::{Cluster, ClusterOptions, Process, can_mount, harvestfs, have_program, wait_until};
+use harvestfs_tests::{
+    Cluster, ClusterOptions, Process, can_mount, harvestfs, have_program, wait_until,
+};
 
 use self::hadoop::{CORES, Hadoop};
 
@@ -50,7 +52,8 @@ impl Day {
     fn trace() -> String {
         let mut trace = "series,values\n".to_owned();
         for node in 0..NODES {
-            let samples = (0..Self::LENGTH_S).map(|second| (Self::percent(node, second) * 100).to_string());
+            let samples =
+                (0..Self::LENGTH_S).map(|second| (Self::percent(node, second) * 100).to_string());
             let samples: Vec<String> = samples.collect();
             trace += &format!("server-{},{}\n", node + 1, samples.join(","));
         }
@@ -64,7 +67,10 @@ impl Day {
         let percent = Self::percent(node, second);
         let same = (0..=second).take_while(|back| Self::percent(node, second - back) == percent);
         let seconds = same.count() as u64 - 1;
-        (percent, Duration::from_millis(seconds * 1_000 + since_ms % 1_000))
+        (
+            percent,
+            Duration::from_millis(seconds * 1_000 + since_ms % 1_000),
+        )
     }
 }
 
@@ -129,7 +135,13 @@ fn import_history(cluster: &Cluster) {
     let now_s = unix_ms() / 1_000;
     let mut history = "series,period_s,start_unix_s,values\n".to_owned();
     for (tenant, night) in [(1, 9_000), (2, 1_000)] {
-        let sample = |index: u64| if index % 24 < 12 { "1000".to_owned() } else { night.to_string() };
+        let sample = |index: u64| {
+            if index % 24 < 12 {
+                "1000".to_owned()
+            } else {
+                night.to_string()
+            }
+        };
         let samples: Vec<String> = (0..21 * 24).map(sample).collect();
         history += &format!(
             "environment-{tenant}/function-{tenant},3600,{},{}\n",
@@ -145,7 +157,14 @@ fn import_history(cluster: &Cluster) {
 }
 
 /// Begins `harvestfs cycles run` with a class of Hadoop.
-fn begin(cluster: &Cluster, hadoop: &Hadoop, job: &str, tasks: u32, class: &str, arguments: &[&str]) -> Child {
+fn begin(
+    cluster: &Cluster,
+    hadoop: &Hadoop,
+    job: &str,
+    tasks: u32,
+    class: &str,
+    arguments: &[&str],
+) -> Child {
     let file = cluster.path(&format!("{job}.toml"));
     let text = format!("name = \"{job}\"\n[[stages]]\nname = \"all\"\ntasks = {tasks}\n");
     fs::write(&file, text).expect("it can be written");
@@ -182,8 +201,15 @@ fn finish(cluster: &Cluster, job: &str, mut child: Child) {
     let log = fs::read_to_string(cluster.path(&format!("{job}.log"))).unwrap_or_default();
     let lines: Vec<&str> = log.lines().collect();
     let last = lines[lines.len().saturating_sub(20)..].join("\n");
-    assert!(status.is_some_and(|it| it.success()), "{job}: {status:?}\n{last}");
-    assert!(lines[0].contains("harvestfs-"), "a class was chosen: {}", lines[0]);
+    assert!(
+        status.is_some_and(|it| it.success()),
+        "{job}: {status:?}\n{last}"
+    );
+    assert!(
+        lines[0].contains("harvestfs-"),
+        "a class was chosen: {}",
+        lines[0]
+    );
 }
 
 const SHELL: &str = "org.apache.hadoop.yarn.applications.distributedshell.Client";
@@ -222,7 +248,11 @@ fn jobs_finish_on_what_owners_leave() {
             "[primary]\nsource = \"trace\"\ntrace = \"../day.csv\"\nseries = \"server-{number}\"\n\
              trace_speed = {SPEED}.0\nsettle_s = 0.5\n"
         );
-        cluster.set_primary(number, &lines, &["--trace-began", &day.began_unix_ms.to_string()]);
+        cluster.set_primary(
+            number,
+            &lines,
+            &["--trace-began", &day.began_unix_ms.to_string()],
+        );
     }
     cluster.wait_alive(NODES as u64, Duration::from_secs(60));
     import_history(&cluster);
@@ -230,24 +260,43 @@ fn jobs_finish_on_what_owners_leave() {
 
     let url = format!("--resource-manager={}", hadoop.url());
     let pairs: Vec<String> = (0..NODES)
-        .map(|number| format!("--server={}={}", Cluster::datanode(number + 1), hadoop.id(number)))
+        .map(|number| {
+            format!(
+                "--server={}={}",
+                Cluster::datanode(number + 1),
+                hadoop.id(number)
+            )
+        })
         .collect();
     let data = cluster.path("");
-    let mut arguments: Vec<&Path> = ["cycles", "yarn", "--user=root", "--grow-after=3s", "--restore-on-exit", "--data"]
-        .map(Path::new)
-        .to_vec();
+    let mut arguments: Vec<&Path> = [
+        "cycles",
+        "yarn",
+        "--user=root",
+        "--grow-after=3s",
+        "--restore-on-exit",
+        "--data",
+    ]
+    .map(Path::new)
+    .to_vec();
     arguments.push(&data);
     arguments.push(Path::new(&url));
     arguments.extend(pairs.iter().map(Path::new));
     let log = cluster.path("controller.log");
     let controller = Process::start("controller", &arguments, &[], &log);
-    wait_until("nodes have labels and less than all", Duration::from_secs(30), || {
-        let shown = hadoop.shown();
-        let is_followed = |node: &hadoop::ShownNode| {
-            node.cores < CORES && node.memory_mib < 12 << 10 && node.labels.len() == 1
-        };
-        shown.iter().all(|node| node.as_ref().is_some_and(is_followed))
-    });
+    wait_until(
+        "nodes have labels and less than all",
+        Duration::from_secs(30),
+        || {
+            let shown = hadoop.shown();
+            let is_followed = |node: &hadoop::ShownNode| {
+                node.cores < CORES && node.memory_mib < 12 << 10 && node.labels.len() == 1
+            };
+            shown
+                .iter()
+                .all(|node| node.as_ref().is_some_and(is_followed))
+        },
+    );
 
     let is_over = AtomicBool::new(false);
     let measured = thread::scope(|scope| {
@@ -268,14 +317,24 @@ fn jobs_finish_on_what_owners_leave() {
     let mut lags = measured.lags.clone();
     lags.sort();
     assert!(lags[lags.len() / 2] <= PROMISED, "{lags:?}");
-    assert!(measured.used_cores >= 4, "jobs harvested little: {measured:?}");
+    assert!(
+        measured.used_cores >= 4,
+        "jobs harvested little: {measured:?}"
+    );
 
     let lengths = fs::read_to_string(cluster.path("admin/job-lengths.json")).expect("remembered");
-    assert!(lengths.contains("word-count") && lengths.contains("shell"), "{lengths}");
+    assert!(
+        lengths.contains("word-count") && lengths.contains("shell"),
+        "{lengths}"
+    );
     controller.stop();
     let shown = hadoop.shown();
     for node in shown.iter().flatten() {
-        assert_eq!((node.cores, &node.labels[..]), (CORES, &[][..]), "given back");
+        assert_eq!(
+            (node.cores, &node.labels[..]),
+            (CORES, &[][..]),
+            "given back"
+        );
     }
 }
 
@@ -349,13 +408,24 @@ fn run_jobs(cluster: &Cluster, hadoop: &Hadoop, jars: &Path, mount: &Path) {
             "256",
         ],
     );
-    let used = || hadoop.shown().iter().flatten().map(|node| node.used_cores).collect::<Vec<_>>();
+    let used = || {
+        hadoop
+            .shown()
+            .iter()
+            .flatten()
+            .map(|node| node.used_cores)
+            .collect::<Vec<_>>()
+    };
     let greedy_until = |what: &str, holds: &dyn Fn(&[u64]) -> bool| {
         wait_until(what, Duration::from_secs(90), || holds(&used()));
     };
-    greedy_until("much is in use", &|used| used.iter().any(|it| *it > left_cores(LIVELY)));
+    greedy_until("much is in use", &|used| {
+        used.iter().any(|it| *it > left_cores(LIVELY))
+    });
     let full: Vec<u64> = used();
-    let busy = (0..NODES).max_by_key(|number| full.get(*number).copied()).expect("a node");
+    let busy = (0..NODES)
+        .max_by_key(|number| full.get(*number).copied())
+        .expect("a node");
     greedy_until("the owner is back and what was too much is gone", &|used| {
         used.get(busy).is_some_and(|it| *it <= left_cores(LIVELY))
     });

@@ -279,11 +279,7 @@ impl<'a, M: Manager, O: Owners> Follower<'a, M, O> {
     }
 
     /// Finds the server that a node is, and adds what is measured there.
-    fn matched(
-        &self,
-        seen: Seen,
-        servers: &mut BTreeMap<String, Server>,
-    ) -> Node {
+    fn matched(&self, seen: Seen, servers: &mut BTreeMap<String, Server>) -> Node {
         let mut node = seen.node;
         let named = |it: &&(String, String)| it.1 == node.id || it.1 == seen.host;
         let short = seen.host.split('.').next().unwrap_or_default();

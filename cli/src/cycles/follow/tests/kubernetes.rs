@@ -68,7 +68,10 @@ impl Answering for ApiServer {
                     String::new()
                 };
                 let node = nodes.values().nth(place).unwrap();
-                (200, json!({ "metadata": { "continue": more }, "items": [node] }))
+                (
+                    200,
+                    json!({ "metadata": { "continue": more }, "items": [node] }),
+                )
             }
             "PATCH" => {
                 let path = path.strip_prefix('/').unwrap();
@@ -78,7 +81,10 @@ impl Answering for ApiServer {
                 };
                 let patch: Value = serde_json::from_str(body).unwrap();
                 let part = if is_status { "status" } else { "metadata" };
-                assert_eq!(patch.as_object().unwrap().keys().collect::<Vec<_>>(), [part]);
+                assert_eq!(
+                    patch.as_object().unwrap().keys().collect::<Vec<_>>(),
+                    [part]
+                );
                 merge(nodes.get_mut(name).unwrap(), &patch);
                 (200, json!({}))
             }
@@ -110,8 +116,14 @@ async fn nodes_offer_what_owners_leave() {
     };
     run.await.unwrap();
     // Given back at the end.
-    assert_eq!(server.offered("a", "harvestfs.io/cores").as_deref(), Some("0"));
-    assert_eq!(server.offered("a", "harvestfs.io/memory-mib").as_deref(), Some("0"));
+    assert_eq!(
+        server.offered("a", "harvestfs.io/cores").as_deref(),
+        Some("0")
+    );
+    assert_eq!(
+        server.offered("a", "harvestfs.io/memory-mib").as_deref(),
+        Some("0")
+    );
     assert_eq!((server.class("a"), server.class("b")), (None, None));
     assert_eq!(server.offered("stranger", "harvestfs.io/cores"), None);
     assert_eq!(server.offered("b", "harvestfs.io/cores"), None);
@@ -122,7 +134,11 @@ async fn nodes_offer_what_owners_leave() {
     until(&mut follower, stop).await.unwrap();
     server.0.lock().get_mut("a").unwrap()["status"]["allocatable"] = json!({});
     until(&mut follower, stop).await.unwrap();
-    assert_eq!(server.offered("a", "cpu"), None, "only what is ours was told again");
+    assert_eq!(
+        server.offered("a", "cpu"),
+        None,
+        "only what is ours was told again"
+    );
     drop(service);
     assert!(until(&mut follower, || true).await.is_err());
 

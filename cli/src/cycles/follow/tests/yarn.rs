@@ -143,7 +143,10 @@ impl Inside {
             if let Some(label) = &label
                 && !self.labels.contains(label)
             {
-                return (400, json!({ "RemoteException": "Not all labels are known" }));
+                return (
+                    400,
+                    json!({ "RemoteException": "Not all labels are known" }),
+                );
             }
             let id = entry["nodeId"].as_str().unwrap();
             self.nodes.get_mut(id).unwrap().label = label;
@@ -249,7 +252,11 @@ async fn a_resource_manager_that_comes_back_is_told_again() {
     until(&mut follower, || is_told(2)).await.unwrap();
 
     // It answers, and not as one should.
-    for broken in [(500, json!("out of memory")), (200, json!("hello")), (200, json!({ "nodes": 3 }))] {
+    for broken in [
+        (500, json!("out of memory")),
+        (200, json!("hello")),
+        (200, json!({ "nodes": 3 })),
+    ] {
         manager.0.lock().broken = Some(broken);
         let end = tokio::time::Instant::now() + Duration::from_millis(30);
         until(&mut follower, || tokio::time::Instant::now() > end)
@@ -371,10 +378,16 @@ async fn nodes_are_given_back_also_by_the_next_controller() {
         .await
         .unwrap();
     assert_eq!((manager.cores("a:1"), manager.cores("b:1")), (12, 12));
-    assert_eq!((manager.label("a:1"), manager.label("b:1").as_deref()), (None, Some("gpu")));
+    assert_eq!(
+        (manager.label("a:1"), manager.label("b:1").as_deref()),
+        (None, Some("gpu"))
+    );
 
     // It cannot be done: that is said.
     drop(service);
     let error = until(&mut next, || true).await.unwrap_err();
-    assert!(format!("{error:#}").contains("could not be given back"), "{error:#}");
+    assert!(
+        format!("{error:#}").contains("could not be given back"),
+        "{error:#}"
+    );
 }
