@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use harvestfs_protocol::error::FsError;
 use harvestfs_protocol::ids::InodeId;
-use harvestfs_protocol::meta::{AttrChanges, Mutation, Notice, mutation};
+use harvestfs_protocol::meta::{AttrChanges, Mutation, Notice, RenameMode, mutation};
 use harvestfs_protocol::rpc::{Reply, Request};
 
 use crate::harness::*;
@@ -66,6 +66,44 @@ async fn a_name_that_did_not_exist_is_taken_back() {
     assert!(entries.contains(&(ROOT, name("new"))));
     bob.ack(&notice).await;
     assert!(change.await.unwrap());
+}
+
+/// Found by the simulator: of two names of one file, the session whose `link` had not been answered yet believed that one
+/// did not exist when a `rename` of another session over it had returned.
+#[tokio::test]
+async fn a_rename_that_changes_nothing_is_seen_by_others_before_it_returns() {
+    let cluster = Cluster::new().await;
+    let mut alice = cluster.client("alice").await;
+    let file = alice.create(ROOT, "file").await.ino;
+    let link = mutation::Link {
+        ino: file,
+        parent: ROOT,
+        name: name("link"),
+    };
+    alice.call(Mutation::Link(link)).await.unwrap();
+    let mut bob = cluster.client("bob").await;
+    bob.lookup(ROOT, "link").await.unwrap();
+
+    let change = start(
+        &mut alice,
+        Mutation::Rename(mutation::Rename {
+            parent: ROOT,
+            name: name("file"),
+            new_parent: ROOT,
+            new_name: name("link"),
+            mode: RenameMode::Replace,
+        }),
+    );
+    let notice = bob.notice().await;
+    let Notice::Invalidate { entries, .. } = &notice else {
+        panic!("unexpected {notice:?}");
+    };
+    assert!(entries.contains(&(ROOT, name("link"))), "{entries:?}");
+    tokio::time::sleep(Duration::from_millis(50)).await;
+    assert!(!change.is_finished(), "Bob has not forgotten it yet");
+    bob.ack(&notice).await;
+    assert!(change.await.unwrap());
+    bob.lookup(ROOT, "file").await.unwrap();
 }
 
 #[tokio::test]

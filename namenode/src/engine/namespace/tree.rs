@@ -500,7 +500,7 @@ impl Namespace {
     }
 }
 
-fn note_entry(parent: InodeId, name: &Name, effects: &mut Effects) {
+pub(super) fn note_entry(parent: InodeId, name: &Name, effects: &mut Effects) {
     effects.inodes.push(parent);
     effects.entries.push((parent, name.clone()));
 }
