@@ -10,7 +10,6 @@ use harvestfs_protocol::types::Attr;
 use super::command::Effects;
 use super::inode::Inode;
 use super::permissions::{self, EXECUTE, WRITE};
-use super::tree::note_entry;
 use super::usage::Move;
 use super::{Call, Namespace};
 
@@ -48,10 +47,8 @@ impl Namespace {
             self.check_loop(target, new, old)?;
         }
         if target == Some(source) {
-            // Two names of one file: both stay. Another session may have made them so, and wait for its reply; what it
-            // believed before must not be shown once this one has returned.
-            note_entry(old.parent, old.name, effects);
-            note_entry(new.parent, new.name, effects);
+            // Two names of one file: both stay. Whoever made them so may wait for its reply, and has to know when this one
+            // returns.
             effects.inodes.push(source);
             return Ok(MetaReply::Renamed {
                 moved: self.inodes.get(source)?.attr(source),

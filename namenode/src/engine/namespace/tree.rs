@@ -249,6 +249,7 @@ impl Namespace {
         attr.ino = self.insert_inode(inode)?;
         self.charge(&charges);
         self.add_name(parent, name, attr.ino, is_directory, call.now, effects);
+        effects.inodes.push(attr.ino);
         Ok(MetaReply::Attr(attr))
     }
 
@@ -500,7 +501,7 @@ impl Namespace {
     }
 }
 
-pub(super) fn note_entry(parent: InodeId, name: &Name, effects: &mut Effects) {
+fn note_entry(parent: InodeId, name: &Name, effects: &mut Effects) {
     effects.inodes.push(parent);
     effects.entries.push((parent, name.clone()));
 }
