@@ -160,7 +160,7 @@ fn labels_and_nodes_of_others_are_left_alone() {
 fn a_controller_that_takes_over_knows_what_a_node_has() {
     let (mut manager, mut first) = (Manager::new(), controller());
     manager.take(first.step(0, &[manager.node.clone()], &servers(0.5)));
-    assert_eq!(manager.node.capacity, cores(2));
+    assert_eq!(manager.node.capacity.cores, 2);
     let mut second = Controller::new(SETTINGS, first.remembered());
     assert_eq!(second.step(0, &[manager.node.clone()], &servers(0.5)), []);
     assert_eq!(
@@ -303,10 +303,10 @@ proptest! {
                 if let Action::Resize { capacity, evict, .. } = action {
                     prop_assert_eq!(*evict, owner.is_some());
                     if let Some(owner) = owner {
-                        let used = (owner.cpu * 12.0 - 1e-6).ceil();
-                        prop_assert!(f64::from(capacity.cores) + used.max(0.0) <= 8.0, "{:?}, {:?}", capacity, owner);
-                        let memory_mib = owner.cpu * 12_000.0;
-                        prop_assert!(capacity.memory_mib as f64 + memory_mib <= 8_000.5);
+                        let used = (owner.cpu * 12.0 - 1e-6).ceil().max(0.0);
+                        prop_assert!(f64::from(capacity.cores) <= (8.0 - used).max(0.0), "{:?}, {:?}", capacity, owner);
+                        let left_mib = (8_000.0 - owner.cpu * 12_000.0).max(0.0);
+                        prop_assert!(capacity.memory_mib as f64 <= left_mib + 0.5, "{:?}, {:?}", capacity, owner);
                         if !may_jump && capacity.cores > before.cores && before != TOTAL && before != NOTHING {
                             prop_assert!(capacity.cores - before.cores <= 3 || is_lost, "{:?} {:?}", before, capacity);
                         }

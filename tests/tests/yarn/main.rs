@@ -345,7 +345,7 @@ fn run_jobs(cluster: &Cluster, hadoop: &Hadoop, jars: &Path, mount: &Path) {
         let text = "to be or not to be\n".repeat(1_000);
         fs::write(input.join(format!("file-{number}")), text).expect("written");
     }
-    let (input, output) = (input.display(), mount.join("out"));
+    let output = mount.join("out");
     let made = mount.join("made");
     let shell = begin(
         cluster,
@@ -357,7 +357,7 @@ fn run_jobs(cluster: &Cluster, hadoop: &Hadoop, jars: &Path, mount: &Path) {
             "-jar",
             &shell_jar(jars),
             "-shell_command",
-            &format!("echo harvested >> {}", made.display()),
+            &format!("cp {}/file-0 {}", input.display(), made.display()),
             "-num_containers",
             "1",
             "-container_memory",
@@ -377,13 +377,13 @@ fn run_jobs(cluster: &Cluster, hadoop: &Hadoop, jars: &Path, mount: &Path) {
         &[
             "wordcount",
             "-Dmapreduce.job.node-label-expression={label}",
-            &format!("file://{input}"),
+            &format!("file://{}", input.display()),
             &format!("file://{}", output.display()),
         ],
     );
     finish(cluster, "shell", shell);
     let made = fs::read_to_string(&made).expect("the job wrote into HarvestFS");
-    assert_eq!(made, "harvested\n");
+    assert_eq!(made, "to be or not to be\n".repeat(1_000));
     finish(cluster, "word-count", count);
     let counted = fs::read_to_string(output.join("part-r-00000")).expect("the result");
     assert_eq!(counted, "be\t8000\nnot\t4000\nor\t4000\nto\t8000\n");
