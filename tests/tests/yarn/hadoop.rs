@@ -145,6 +145,11 @@ impl Hadoop {
                 "yarn.node-labels.fs-store.root-dir",
                 format!("file://{}", own("labels")),
             ),
+            // Or masters of jobs without a label would find no node, where all have one.
+            (
+                "yarn.resourcemanager.node-labels.am.allow-non-exclusive-allocation",
+                "true".to_owned(),
+            ),
             ("yarn.nodemanager.hostname", "localhost".to_owned()),
             (
                 "yarn.nodemanager.aux-services",

@@ -4,6 +4,7 @@
 mod hadoop;
 
 use std::fs;
+use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -13,6 +14,7 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use harvestfs_tests::{
     Cluster, ClusterOptions, Process, can_mount, harvestfs, have_program, wait_until,
 };
+use rustix::process::{Pid, Signal, kill_process_group};
 
 use self::hadoop::{CORES, Hadoop};
 
@@ -156,6 +158,18 @@ fn import_history(cluster: &Cluster) {
     cluster.output_of(&["admin", "history", "analyse"]);
 }
 
+/// A job's command with all that it started. Killed when dropped.
+struct Job(Child);
+
+impl Drop for Job {
+    fn drop(&mut self) {
+        let pid = i32::try_from(self.0.id()).ok().and_then(Pid::from_raw);
+        // It may have ended by itself.
+        let _ = kill_process_group(pid.expect("a child has an id"), Signal::KILL);
+        let _ = self.0.wait();
+    }
+}
+
 /// Begins `harvestfs cycles run` with a class of Hadoop.
 fn begin(
     cluster: &Cluster,
@@ -164,12 +178,12 @@ fn begin(
     tasks: u32,
     class: &str,
     arguments: &[&str],
-) -> Child {
+) -> Job {
     let file = cluster.path(&format!("{job}.toml"));
     let text = format!("name = \"{job}\"\n[[stages]]\nname = \"all\"\ntasks = {tasks}\n");
     fs::write(&file, text).expect("it can be written");
     let log = fs::File::create(cluster.path(&format!("{job}.log"))).expect("a log");
-    Command::new(harvestfs())
+    let child = Command::new(harvestfs())
         .args(["cycles", "run", "--server-cores", &CORES.to_string()])
         .arg(&file)
         .arg("--")
@@ -177,23 +191,23 @@ fn begin(
         .args(arguments)
         .envs(hadoop.environment("conf"))
         .env("HARVESTFS_DATA", cluster.path(""))
+        .process_group(0)
         .stdin(Stdio::null())
         .stdout(log.try_clone().expect("the same log"))
         .stderr(log)
         .spawn()
-        .expect("the binary runs")
+        .expect("the binary runs");
+    Job(child)
 }
 
 /// Waits for a job and that it did well.
-fn finish(cluster: &Cluster, job: &str, mut child: Child) {
+fn finish(cluster: &Cluster, job: &str, mut job_command: Job) {
     let end = Instant::now() + JOB_DEADLINE;
     let status = loop {
-        if let Some(status) = child.try_wait().expect("it is our child") {
+        if let Some(status) = job_command.0.try_wait().expect("it is our child") {
             break Some(status);
         }
         if Instant::now() > end {
-            child.kill().expect("it is our child");
-            child.wait().expect("it is our child");
             break None;
         }
         thread::sleep(Duration::from_millis(50));
@@ -389,7 +403,7 @@ fn run_jobs(cluster: &Cluster, hadoop: &Hadoop, jars: &Path, mount: &Path) {
     assert_eq!(counted, "be\t8000\nnot\t4000\nor\t4000\nto\t8000\n");
 
     // More than owners leave when they come: what is too much goes.
-    let mut greedy = begin(
+    let greedy = begin(
         cluster,
         hadoop,
         "greedy",
@@ -429,6 +443,5 @@ fn run_jobs(cluster: &Cluster, hadoop: &Hadoop, jars: &Path, mount: &Path) {
     greedy_until("the owner is back and what was too much is gone", &|used| {
         used.get(busy).is_some_and(|it| *it <= left_cores(LIVELY))
     });
-    greedy.kill().expect("it is our child");
-    greedy.wait().expect("it is our child");
+    drop(greedy);
 }
