@@ -107,7 +107,8 @@ pub async fn execute(link: &AdminLink, command: &GroupCommand) -> anyhow::Result
             println!("The namenode at {address} is a member.");
             advise(&list(link).await?);
             println!(
-                "Name it in `namenodes` of each datanode.toml and client.toml, and restart the datanodes."
+                "Datanodes and mounts that run hear of it. Name it in `namenodes` of each datanode.toml and \
+                 client.toml for their next start."
             );
         }
         GroupCommand::Remove { address } => {
