@@ -37,7 +37,10 @@ fn an_upgrade_that_is_not_finished_is_taken_back_while_programs_use_the_cluster(
     let old_mount = parts.mount("mount-old", Build::Old);
     let new_mount = parts.mount("mount-new", Build::New);
     let load = Load::start(&[old_mount, new_mount]);
-    for (to, why) in [(Build::New, "becomes the next build"), (Build::Old, "goes back")] {
+    for (to, why) in [
+        (Build::New, "becomes the next build"),
+        (Build::Old, "goes back"),
+    ] {
         for number in 1..=parts::DATANODES {
             step(&format!("datanode {number} {why}"));
             parts.replace_datanode(number, to);

@@ -102,6 +102,18 @@ impl Links {
     ) {
         let counts = is_obeyed || !self.node.has_leader();
         let changes = self.members.lock().told(by, this, all, is_obeyed, counts);
+        self.carry_out(changes);
+    }
+
+    /// A namenode that does not know this server yet names the one that leads, which has to be the first to know it.
+    pub fn hinted(self: &Arc<Self>, leader: SocketAddr) {
+        if !self.node.has_leader() {
+            let change = self.members.lock().hinted(leader);
+            self.carry_out(change);
+        }
+    }
+
+    fn carry_out(self: &Arc<Self>, changes: impl IntoIterator<Item = Change>) {
         for change in changes {
             match change {
                 Change::Begin(link, addr) => {
@@ -110,7 +122,6 @@ impl Links {
                 }
                 Change::End(link) => self.leaving[link.0].notify_one(),
                 Change::Left(LinkId(link)) => tracing::warn!(
-                    ?all,
                     "namenode {} of the configuration is in the group no more: name the members there instead",
                     link + 1
                 ),

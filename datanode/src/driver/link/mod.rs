@@ -134,6 +134,12 @@ impl NamenodeLink {
                 }
                 Err(error) => (error, "cannot register with the namenode"),
             };
+            if let LinkError::Refused(FsError::NotLeader {
+                leader: Some(leader),
+            }) = error
+            {
+                self.links.hinted(leader);
+            }
             let after = attempts.failed(self.failure(&error), machine::random());
             if after.is_warned_of && !self.links.has_left(self.id) {
                 tracing::warn!(%addr, %error, "{happened}");

@@ -112,6 +112,11 @@ impl Members {
         changes
     }
 
+    /// A namenode that refuses this datanode names the one that leads.
+    pub fn hinted(&mut self, leader: SocketAddr) -> Option<Change> {
+        self.begin(leader)
+    }
+
     /// A link that was to end is over: it may be one to another namenode.
     pub fn ended(&mut self, LinkId(link): LinkId) {
         let was = self.links[link].take();

@@ -531,7 +531,9 @@ impl World {
                 assert!(self.blocks.get(block).is_none_or(|it| it.sealed));
             }
             NodeCommand::Verify { block, .. } => self.verifications.push((self.now_ms, id, *block)),
-            NodeCommand::ReportBlocks { .. } | NodeCommand::SetQuota { .. } => {}
+            NodeCommand::ReportBlocks { .. }
+            | NodeCommand::SetQuota { .. }
+            | NodeCommand::Namenodes { .. } => {}
         }
     }
 
