@@ -387,6 +387,7 @@ impl World {
             }
             NodeCommand::ReportBlocks { storage } => self.prepare_report(node, storage),
             NodeCommand::Verify { storage, block } => self.verify(node, storage, block),
+            NodeCommand::Namenodes { .. } => {}
             NodeCommand::SetQuota {
                 storage,
                 quota_bytes,
