@@ -8,6 +8,7 @@ use std::cell::Cell;
 use std::collections::{BTreeSet, VecDeque};
 use std::panic::AssertUnwindSafe;
 use std::path::Path;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use harvestfs_chaos::simulate::cluster::{FaultKind, Options, run};
@@ -136,6 +137,7 @@ fn broken(bug: Bug, is_planted: bool, seed: u64, directory: &Path) -> Option<Str
         replay: None,
         without: BTreeSet::new(),
         directory: directory.to_owned(),
+        interrupted: Arc::default(),
     };
     plant(is_planted.then_some(bug));
     PANICKED.take();

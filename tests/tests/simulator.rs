@@ -3,8 +3,10 @@
 use std::fs;
 use std::path::Path;
 use std::process::{Command, Output};
+use std::time::Duration;
 
-use harvestfs_tests::harvestfs;
+use harvestfs_tests::{harvestfs, wait_until};
+use rustix::process::{Pid, Signal, kill_process};
 
 /// How many seeds are compared, unless the variable says so, beginning with 1; and seeds that once gave something else in another
 /// process.
@@ -14,6 +16,9 @@ const ODD_SEEDS: [u64; 1] = [13];
 
 /// The same for clusters with three namenodes.
 const SEEDS_OF_GROUPS: u64 = 3;
+
+/// A simulation of hours ends within this, on a busy machine too.
+const AT_ONCE: Duration = Duration::from_secs(20);
 
 fn simulate(arguments: &[&str]) -> Output {
     let mut command = Command::new(harvestfs());
@@ -48,6 +53,33 @@ fn a_seed_gives_the_same_trace_in_two_processes_to_the_byte() {
 fn a_seed_gives_the_same_trace_of_three_namenodes_in_two_processes_to_the_byte() {
     let of_group = ["--minutes", "0.02", "--namenodes", "3"];
     compare_processes(&of_group, (1..=SEEDS_OF_GROUPS).collect());
+}
+
+#[test]
+fn a_signal_ends_it_at_once_and_leaves_nothing_behind() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let log = tempfile::NamedTempFile::new().expect("a file");
+    for signal in [Signal::TERM, Signal::INT] {
+        let mut child = Command::new(harvestfs())
+            .args(["simulate", "cluster", "--minutes", "600", "--jobs", "1"])
+            .arg("--directory")
+            .arg(directory.path())
+            .stderr(log.reopen().expect("it is there"))
+            .spawn()
+            .expect("it runs");
+        let has_begun = || fs::read_dir(directory.path()).expect("it is there").count() > 0;
+        wait_until("it has begun", AT_ONCE, has_begun);
+        kill_process(Pid::from_child(&child), signal).expect("it runs");
+        let mut status = None;
+        wait_until("it ends", AT_ONCE, || {
+            status = child.try_wait().expect("it is our child");
+            status.is_some()
+        });
+        assert_eq!(status.and_then(|it| it.code()), Some(1));
+        let said = fs::read_to_string(log.path()).expect("it is there");
+        assert!(said.contains("interrupted before"), "{said}");
+        assert!(!has_begun(), "its files are left");
+    }
 }
 
 /// Seeds give the same, whichever process runs them: these, or as many as the variable says.

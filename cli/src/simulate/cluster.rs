@@ -1,11 +1,12 @@
 //! `harvestfs simulate cluster`.
 
 use std::fmt::Write as _;
-use std::fs;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
+use std::{fs, io};
 
 use anyhow::{Context, bail};
 use clap::Args;
@@ -79,7 +80,7 @@ pub struct ClusterArgs {
 }
 
 impl ClusterArgs {
-    fn options(&self) -> anyhow::Result<Options> {
+    fn options(&self, interrupted: Arc<AtomicBool>) -> anyhow::Result<Options> {
         let all = FaultKind::ALL.map(FaultKind::name);
         let parse = |name: &str| FaultKind::ALL.into_iter().find(|kind| kind.name() == name);
         let faults = match self.faults.trim() {
@@ -113,6 +114,7 @@ impl ClusterArgs {
             replay: replay.map(|it| it.faults),
             without: self.without.iter().copied().collect(),
             directory,
+            interrupted,
         })
     }
 
@@ -180,8 +182,8 @@ fn read_replay(file: &Path) -> anyhow::Result<Replay> {
 
 /// Runs `harvestfs simulate cluster`.
 pub fn run(args: &ClusterArgs) -> anyhow::Result<()> {
-    let options = args.options()?;
     let interrupted = interrupts()?;
+    let options = args.options(Arc::clone(&interrupted))?;
     let seeds = args.seed_range()?;
     let jobs = match args.jobs {
         Some(jobs) => usize::from(jobs),
@@ -201,8 +203,12 @@ pub fn run(args: &ClusterArgs) -> anyhow::Result<()> {
                     seed,
                     ..options.clone()
                 };
-                if !keeps_promises(args, &options)? {
-                    failed.lock().push(seed);
+                match keeps_promises(args, &options) {
+                    Ok(true) => {}
+                    Ok(false) => failed.lock().push(seed),
+                    // It is said below.
+                    Err(_) if interrupted.load(Ordering::Relaxed) => return Ok(()),
+                    Err(error) => return Err(error),
                 }
             }
         };
@@ -234,10 +240,16 @@ fn keeps_promises(args: &ClusterArgs, options: &Options) -> anyhow::Result<bool>
     print(seed, &report, began.elapsed());
     let kept = report.failures.is_empty();
     if !kept {
-        let (smaller, its_report) = shrink(options, &report)?;
-        println!("  a smaller one: {}", args.again(&smaller));
-        print(seed, &its_report, began.elapsed());
-        report = its_report;
+        match shrink(options, &report) {
+            Ok((smaller, its_report)) => {
+                println!("  a smaller one: {}", args.again(&smaller));
+                print(seed, &its_report, began.elapsed());
+                report = its_report;
+            }
+            // What was broken is printed above.
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(error) => return Err(error.into()),
+        }
     }
     if let Some(file) = args.trace.as_ref().filter(|_| !kept || args.seeds == 1) {
         write_file(file, &report.trace.join("\n"))?;

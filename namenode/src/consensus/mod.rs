@@ -385,6 +385,12 @@ impl Consensus {
         self.executed.up_to(lsn);
     }
 
+    /// The first entry of the first term that begins after this one.
+    #[must_use]
+    pub fn term_begun_after(&self, lsn: Lsn) -> Option<Lsn> {
+        self.store.term_begun_after(lsn)
+    }
+
     /// Whether the engine has something that another leader replaced: it has to be built anew.
     #[must_use]
     pub fn is_replaced(&self) -> bool {

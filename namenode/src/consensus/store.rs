@@ -349,6 +349,14 @@ impl LogStore {
         }
     }
 
+    /// The first entry of the first term that begins after this one, if that is known.
+    pub(super) fn term_begun_after(&self, lsn: Lsn) -> Option<Lsn> {
+        let kept = self.shared.kept.lock();
+        // Of the first one only what a snapshot left may be known.
+        let mut begins = kept.terms.iter().skip(1).map(|(first, _)| *first);
+        begins.find(|first| *first > lsn)
+    }
+
     /// A snapshot is about to cover everything up to `lsn`: where terms begin has to be known without the entries.
     pub(super) fn keep_terms(&self, lsn: Lsn) -> Result<(), JournalError> {
         let mut oldest = self.reader.first_lsn().saturating_sub(1).min(lsn);

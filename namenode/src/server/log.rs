@@ -76,6 +76,11 @@ impl Log {
         self.term = Some(term);
     }
 
+    /// The first entry of the first term that begins after a record.
+    pub(crate) fn term_begun_after(&self, lsn: Lsn) -> Option<Lsn> {
+        self.consensus.term_begun_after(lsn)
+    }
+
     /// Whether the engine has something that another leader replaced.
     pub(crate) fn is_replaced(&self) -> bool {
         self.consensus.is_replaced()

@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use harvestfs_protocol::error::FsError;
 use harvestfs_protocol::ids::InodeId;
-use harvestfs_protocol::meta::{AttrChanges, Mutation, Notice, mutation};
+use harvestfs_protocol::meta::{AttrChanges, Mutation, Notice, RenameMode, mutation};
 use harvestfs_protocol::rpc::{Reply, Request};
 
 use crate::harness::*;
@@ -66,6 +66,66 @@ async fn a_name_that_did_not_exist_is_taken_back() {
     assert!(entries.contains(&(ROOT, name("new"))));
     bob.ack(&notice).await;
     assert!(change.await.unwrap());
+}
+
+/// Found by the simulator: what another session did with a file had returned, and the mount that had made its name still said
+/// that there is none, since its own reply was under way.
+#[tokio::test]
+async fn a_change_by_others_waits_for_the_session_that_made_the_name() {
+    let cluster = Cluster::new().await;
+    let mut alice = cluster.client("alice").await;
+    let mut bob = cluster.client("bob").await;
+    let file = alice.create(ROOT, "file").await.ino;
+    let link = mutation::Link {
+        ino: file,
+        parent: ROOT,
+        name: name("link"),
+    };
+    alice.call(Mutation::Link(link)).await.unwrap();
+    // Nothing that Alice has sent since says that she has heard of it.
+    let rename = mutation::Rename {
+        parent: ROOT,
+        name: name("file"),
+        new_parent: ROOT,
+        new_name: name("link"),
+        mode: RenameMode::Replace,
+    };
+    // Both are names of one file: it changes nothing.
+    let change = start(&mut bob, Mutation::Rename(rename));
+    let notice = alice.notice().await;
+    let Notice::Invalidate { entries, .. } = &notice else {
+        panic!("unexpected {notice:?}");
+    };
+    assert_eq!(*entries, [(ROOT, name("link"))]);
+    tokio::time::sleep(Duration::from_millis(50)).await;
+    assert!(!change.is_finished(), "Alice may still believe otherwise");
+    alice.ack(&notice).await;
+    assert!(change.await.unwrap());
+    bob.call(chmod(file, 0o600)).await.unwrap();
+}
+
+/// Found by the simulator: as above, for a mount that had looked for the name before, and was cut off.
+#[tokio::test]
+async fn a_change_by_others_waits_for_those_that_may_not_know_of_the_file() {
+    let cluster = Cluster::new().await;
+    let mut alice = cluster.client("alice").await;
+    let mut bob = cluster.client("bob").await;
+    let mut carol = cluster.client("carol").await;
+    assert_eq!(carol.lookup(ROOT, "new").await, Err(FsError::NotFound));
+    let created = start(&mut alice, create(ROOT, "new"));
+    let notice = carol.notice().await;
+    let file = bob.lookup(ROOT, "new").await.unwrap().ino;
+    let change = start(&mut bob, chmod(file, 0o600));
+    let of_alice = alice.notice().await;
+    alice.ack(&of_alice).await;
+    tokio::time::sleep(Duration::from_millis(50)).await;
+    assert!(
+        !change.is_finished(),
+        "Carol may still say that it is not there"
+    );
+    assert!(!created.is_finished());
+    carol.ack(&notice).await;
+    assert!(change.await.unwrap() && created.await.unwrap());
 }
 
 #[tokio::test]

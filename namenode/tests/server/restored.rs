@@ -140,6 +140,40 @@ async fn an_older_copy_changes_nothing_until_the_loss_is_accepted() {
 }
 
 #[tokio::test]
+async fn a_copy_that_lacks_but_a_record_is_found_out() {
+    // The first records that a copy writes may have the numbers of those that it lacks.
+    for missing in 1..=3 {
+        let mut cluster = Cluster::with(|options| options.cluster.safe_mode_max_ms = 0).await;
+        let node = Datanode::register(&cluster, "dn-1").await;
+        let mut alice = cluster.client("alice").await;
+        let copied = tempfile::tempdir().unwrap();
+        copy(&cluster.data_dir(), copied.path());
+        let before = position(&node).await;
+        for number in 0..missing {
+            alice.create(ROOT, &format!("file-{number}")).await;
+        }
+        let obeyed = position(&node).await;
+        assert_eq!(obeyed.record, before.record + missing);
+        cluster.kill().await;
+
+        put_back(&cluster, copied.path());
+        cluster.start().await;
+        let node = Datanode::register_after(&cluster, "dn-1", Some(obeyed))
+            .await
+            .unwrap();
+        assert!(
+            node.registered.authority.recovering,
+            "{missing} records are missing"
+        );
+        assert_eq!(
+            cluster.admin(AdminRequest::AcceptLoss).await,
+            Ok(AdminReply::Done)
+        );
+        position(&node).await;
+    }
+}
+
+#[tokio::test]
 async fn the_right_copy_goes_on_at_once() {
     let mut cluster = Cluster::new().await;
     let mut node = Datanode::register(&cluster, "dn-1").await;

@@ -60,7 +60,8 @@ impl AsyncUdpSocket for Datagrams {
             len,
             stride: len,
             ecn: None,
-            dst_ip: None,
+            // As the kernel says. Without it, the server's side takes the peer for one on its own machine.
+            dst_ip: Some(self.0.local_addr().ip()),
         };
         Poll::Ready(Ok(1))
     }

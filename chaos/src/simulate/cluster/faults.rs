@@ -46,6 +46,9 @@ const DISK_LATENCY_MAX_MS: std::ops::Range<u64> = 10..3_000;
 /// Of so many slow disks, one does nothing before the fault is over.
 const STUCK_DISK: u32 = 4;
 
+/// Of so many blackouts, one is where namenodes, clients and mounts are, and datanodes are elsewhere.
+const SPARED_DATANODES: u32 = 3;
+
 /// How soon a supervisor starts a server again that has ended by itself.
 const RESTART_PAUSE: Duration = Duration::from_secs(1);
 /// Whoever leads less than so long ago may have lost what was not durable.
@@ -299,9 +302,19 @@ impl Faults {
             return Ok(());
         }
         if kind == FaultKind::Blackout {
-            journal.note("all", format_args!("fault {number}: power is lost"));
+            let mut parts = parts;
+            let are_spared = rng.random_ratio(1, SPARED_DATANODES);
+            if are_spared {
+                parts.retain(|it| !matches!(it, Part::Datanode(_)));
+            }
+            let but = if are_spared {
+                ", but for datanodes"
+            } else {
+                ""
+            };
+            journal.note("all", format_args!("fault {number}: power is lost{but}"));
             self.power_losses += 1;
-            return self.lose_power(kind, &world.parts(), world, &mut rng);
+            return self.lose_power(kind, &parts, world, &mut rng);
         }
         if kind == FaultKind::Outage {
             let mut others = world.namenodes();

@@ -21,7 +21,7 @@ pub enum FaultKind {
     Duplicate,
     /// A machine loses its power, and what its disk had not stored.
     PowerLoss,
-    /// All machines do at the same time.
+    /// All machines do at the same time, or all but datanodes.
     Blackout,
     /// A sync of a server's disk fails, and what it was to write is lost.
     FailedSync,

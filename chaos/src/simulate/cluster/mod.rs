@@ -27,6 +27,8 @@ use std::io;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::rc::Rc;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use harvestfs_protocol::admin::FsckReport;
@@ -81,6 +83,8 @@ pub struct Options {
     pub without: BTreeSet<u32>,
     /// Where the files of a simulation are while it runs. A directory of its own is made there.
     pub directory: PathBuf,
+    /// Ends the simulation when it is set.
+    pub interrupted: Arc<AtomicBool>,
 }
 
 /// What came of a simulation.
@@ -109,7 +113,7 @@ pub struct Report {
 /// Runs one simulation.
 ///
 /// # Errors
-/// When its files cannot be written.
+/// When its files cannot be written, or it is interrupted.
 pub fn run(options: &Options) -> io::Result<Report> {
     let directory = tempfile::Builder::new()
         .prefix("harvestfs-simulation-")
@@ -145,6 +149,7 @@ pub fn run(options: &Options) -> io::Result<Report> {
         clients: (0..options.clients)
             .map(|number| SimulatedClient::new(options.seed, number))
             .collect(),
+        interrupted: Arc::clone(&options.interrupted),
     };
     simulation.run_for(START)?;
     if simulation.faults.need_operator() {
@@ -191,6 +196,7 @@ struct Simulation {
     log: Rc<RefCell<Log>>,
     clients: Vec<SimulatedClient>,
     mounts: Mounts,
+    interrupted: Arc<AtomicBool>,
 }
 
 impl Simulation {
@@ -203,6 +209,9 @@ impl Simulation {
     }
 
     fn tick(&mut self) -> io::Result<()> {
+        if self.interrupted.load(Ordering::Relaxed) {
+            return Err(io::ErrorKind::Interrupted.into());
+        }
         self.journal.advance(self.world.now());
         self.world.run_for(self.world.tick());
         let power_losses = self.faults.power_losses();

@@ -121,7 +121,7 @@ pub enum Command {
     BeginEpoch {
         /// The epoch.
         epoch: Epoch,
-        /// The number of this record.
+        /// Its first record: this one, or the first entry of the term in which it begins.
         first_record: u64,
         /// All that other timelines wrote before it is given up.
         gives_up: bool,

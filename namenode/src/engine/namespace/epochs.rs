@@ -21,7 +21,8 @@ const UNSETTLED_MAX: usize = 65_536;
 pub struct EpochView {
     /// The epoch; none before the first one of a cluster that an earlier release has made.
     pub epoch: Option<Epoch>,
-    /// The record that began it.
+    /// The first record after those of the epoch before: the one that began it, or the first entry of the term in which
+    /// it began.
     pub first_record: u64,
     /// An operator had it begin without what other timelines wrote before.
     pub gives_up: bool,
@@ -35,7 +36,7 @@ pub struct EpochView {
 }
 
 impl Namespace {
-    /// Begins an epoch with the record `first_record`.
+    /// Begins an epoch, in which `first_record` is the first one.
     pub(super) fn begin_epoch(
         &mut self,
         epoch: Epoch,

@@ -47,7 +47,9 @@ impl Namespace {
             self.check_loop(target, new, old)?;
         }
         if target == Some(source) {
-            // Two names of one file: both stay.
+            // Two names of one file: both stay. Whoever made them so may wait for its reply, and has to know when this one
+            // returns.
+            effects.inodes.push(source);
             return Ok(MetaReply::Renamed {
                 moved: self.inodes.get(source)?.attr(source),
                 other: None,

@@ -249,6 +249,7 @@ impl Namespace {
         attr.ino = self.insert_inode(inode)?;
         self.charge(&charges);
         self.add_name(parent, name, attr.ino, is_directory, call.now, effects);
+        effects.inodes.push(attr.ino);
         Ok(MetaReply::Attr(attr))
     }
 

@@ -18,6 +18,8 @@
 //! Pure: time comes from the caller, notices go to the caller. Memory is bounded by the size of the
 //! table, and by the mutations that wait.
 
+mod unheard;
+
 use std::collections::{BTreeMap, BTreeSet};
 
 use harvestfs_protocol::ids::{InodeId, SessionId};
@@ -25,6 +27,8 @@ use harvestfs_protocol::meta::{Cached, Notice};
 use harvestfs_protocol::name::Name;
 use harvestfs_protocol::planted::{self, Bug};
 use rustc_hash::{FxHashMap, FxHashSet};
+
+use self::unheard::Unheard;
 
 /// Announcements to a session that counts as holding everything, before one notice to forget
 /// everything replaces them. A short-lived session that changes a few files must not cost a mount
@@ -72,6 +76,7 @@ pub(crate) struct Leases {
     unacked_everything: BTreeSet<NoticeId>,
     /// How many notices a reply still waits for.
     waits: FxHashMap<WaitId, usize>,
+    unheard: Unheard,
 }
 
 #[derive(Debug)]
@@ -126,6 +131,7 @@ impl Leases {
             unacked_by_cached: FxHashMap::default(),
             unacked_everything: BTreeSet::new(),
             waits: FxHashMap::default(),
+            unheard: Unheard::default(),
         }
     }
 
@@ -235,7 +241,7 @@ impl Leases {
         });
         let mut announcements = Vec::new();
         for (session, forget) in self.holders(now_ms, author, inodes, entries) {
-            let (id, notice) = self.announce(now_ms, session, forget);
+            let (id, notice) = self.announce(now_ms, session, forget, inodes);
             awaited.insert(id);
             announcements.push((session, notice));
         }
@@ -249,6 +255,18 @@ impl Leases {
         }
         self.waits.insert(wait, awaited.len());
         (announcements, true)
+    }
+
+    /// `author` has changed inodes and entries by its mutation `sequence`, and heard of those below `answered_below`.
+    pub(crate) fn changed_by(
+        &mut self,
+        author: SessionId,
+        (sequence, answered_below): (u64, u64),
+        inodes: &[InodeId],
+        entries: &[(InodeId, Name)],
+    ) {
+        self.unheard.heard_below(author, answered_below);
+        self.unheard.add((author, sequence), inodes, entries);
     }
 
     /// The session has forgotten what the notice named. Returns the replies that need not wait any
@@ -349,6 +367,13 @@ impl Leases {
                 }
             }
         }
+        for &ino in inodes {
+            for (session, entries) in self.unheard.take(ino, author) {
+                if self.is_alive(now_ms, session) {
+                    holders.entry(session).or_default().entries.extend(entries);
+                }
+            }
+        }
         for (dir, name) in entries {
             for period in self.periods_that_hold(Cached::Entries(*dir)) {
                 let holder = self.periods.get(&period).copied();
@@ -376,7 +401,14 @@ impl Leases {
             .is_some_and(|lease| lease.ends_ms > now_ms)
     }
 
-    fn announce(&mut self, now_ms: u64, session: SessionId, forget: Forget) -> (NoticeId, Notice) {
+    /// Later changes of `changed` wait for this notice too, whatever the session held of it: its names may be new.
+    fn announce(
+        &mut self,
+        now_ms: u64,
+        session: SessionId,
+        forget: Forget,
+        changed: &[InodeId],
+    ) -> (NoticeId, Notice) {
         if let Some(lease) = self.sessions.get_mut(&session)
             && let Followed::AsEverything { announced } = &mut lease.followed
         {
@@ -386,7 +418,8 @@ impl Leases {
             }
         }
         let id = self.next_notice;
-        let inodes = forget.inodes.iter().map(|&ino| Cached::Inode(ino));
+        let inodes = forget.inodes.iter().chain(changed);
+        let inodes = inodes.map(|&ino| Cached::Inode(ino));
         let dirs = forget.entries.iter().map(|&(dir, _)| Cached::Entries(dir));
         let named: BTreeSet<Cached> = inodes.chain(dirs).collect();
         for &cached in &named {
@@ -428,6 +461,7 @@ impl Leases {
     /// Nothing that the session cached counts any more.
     fn lapse(&mut self, session: SessionId) -> Vec<WaitId> {
         let mut released = Vec::new();
+        self.unheard.heard_below(session, u64::MAX);
         self.follow(session, Followed::HoldsNothing);
         let unacked = match self.sessions.get_mut(&session) {
             Some(lease) => std::mem::take(&mut lease.unacked),

@@ -44,9 +44,15 @@ pub(super) fn following(namespace: &Namespace, foreign: impl IntoIterator<Item =
 impl Owner {
     /// Begins an epoch. What comes of it is announced when its record is durable.
     pub(super) fn enter_epoch(&mut self, epoch: Epoch, gives_up: bool) -> Result<Lsn, FsError> {
+        // With the term, whose first entry comes before this record: in a copy, that has the place of a record that it
+        // lacks.
+        let before = self.namespace.epochs().last();
+        let first_record = before
+            .and_then(|it| self.log.term_begun_after(it.first_record))
+            .unwrap_or(self.log.last_lsn() + 1);
         let command = Command::BeginEpoch {
             epoch,
-            first_record: self.log.last_lsn() + 1,
+            first_record,
             gives_up,
             now: Timestamp::now(),
         };

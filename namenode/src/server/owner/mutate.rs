@@ -214,6 +214,7 @@ impl Owner {
         awaited: bool,
         pipelines: Vec<Vec<NodeId>>,
     ) -> Result<Done, FsError> {
+        let numbers = (call.sequence, call.answered_below);
         let target = self.namespace.removal_target(&call.mutation);
         let command = Command::Mutate {
             session: asker.session,
@@ -240,6 +241,8 @@ impl Owner {
             self.leases
                 .changed(now_ms, author, &effects.inodes, &effects.entries, id);
         self.announce(announcements);
+        self.leases
+            .changed_by(asker.session, numbers, &effects.inodes, &effects.entries);
         let reply = match applied.reply {
             Outcome::Blocks(blocks) => self.located_in_pipelines(&blocks, pipelines),
             outcome => reply_of(outcome),

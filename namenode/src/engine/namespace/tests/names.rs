@@ -37,7 +37,7 @@ fn a_new_inode_has_what_was_asked_for_and_its_parent_knows() {
         assert_eq!(attr, fixture.attr("/d/x"));
         assert_touched(&fixture, "/d");
         assert!(fixture.attr("/d").content_version > version);
-        assert_eq!(fixture.effects.inodes, [fixture.ino("/d")]);
+        assert_eq!(fixture.effects.inodes, [fixture.ino("/d"), attr.ino]);
         assert_eq!(fixture.effects.entries, [(fixture.ino("/d"), name("x"))]);
         fixture.unlink("/d/x").unwrap();
     }

@@ -152,7 +152,12 @@ fn two_names_of_one_file_both_stay() {
             assert_eq!(fixture.rename(old, new, mode), Ok(None));
             assert_eq!(fixture.attr(old), before);
             assert_eq!(fixture.attr(new), before);
-            assert_eq!(fixture.effects, Effects::default());
+            // Nothing is changed. Others that may not know yet that these are its names are to be told.
+            let of_file = Effects {
+                inodes: vec![before.ino],
+                ..Effects::default()
+            };
+            assert_eq!(fixture.effects, of_file);
         }
     }
 }
