@@ -238,21 +238,6 @@ impl Parts {
         self.wait_known("namenodes", &address, build);
     }
 
-    /// All namenodes are stopped, and started again by a build.
-    pub fn restart_namenodes(&mut self, build: Build) {
-        for number in 1..=self.namenodes() {
-            self.stop(&namenode(number));
-        }
-        for number in 1..=self.namenodes() {
-            self.start_namenode(number, build);
-        }
-        for number in 1..=self.namenodes() {
-            let address = self.namenodes[number - 1].to_string();
-            self.wait_known("namenodes", &address, build);
-        }
-        self.wait_healthy();
-    }
-
     /// Has another namenode lead, if that one does.
     fn hand_over(&self, address: &str) {
         if self.namenodes() == 1 {
