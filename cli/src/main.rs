@@ -105,11 +105,11 @@ impl Command {
             | Self::Mount(_)
             | Self::Chaos(_) => true,
             Self::Checkpoint(args) => args.changes_jobs(),
+            Self::Cycles(args) => args.goes_on_without_reader(),
             Self::Init(_)
             | Self::Fs(_)
             | Self::Admin(_)
             | Self::Simulate(_)
-            | Self::Cycles(_)
             | Self::Completions { .. } => false,
         }
     }
@@ -164,6 +164,9 @@ fn run(cli: Cli) -> ExitCode {
         Err(error) => {
             if let Some(status) = output::status_without_reader(&error) {
                 return ExitCode::from(status);
+            }
+            if let Some(ended) = error.downcast_ref::<cycles::Ended>() {
+                return ExitCode::from(ended.status);
             }
             if error.is::<fs::DoesNotHold>() {
                 return ExitCode::FAILURE;

@@ -4,8 +4,10 @@
 //! (Zhang et al., OSDI'16, sections 4.1 and 5.3). All of them are pure: no I/O, no clock, and chance
 //! comes from a generator that the caller gives.
 //!
+//! - [`controller`]: what a resource manager is told, so that it keeps to what owners leave;
 //! - [`dag`]: the stages of a job, and how much of it can run at the same time;
 //! - [`job`]: short, medium and long jobs, and the thresholds between them;
+//! - [`offer`]: how much of a server is offered to jobs, without flapping;
 //! - [`reserve`]: what owners keep, and which containers go when they need it;
 //! - [`safety`]: what is lost together, and admission of jobs that are to survive it;
 //! - [`select`]: Algorithm 1, which utilisation classes a job is sent to;
@@ -14,8 +16,10 @@
 
 #![forbid(unsafe_code)]
 
+pub mod controller;
 pub mod dag;
 pub mod job;
+pub mod offer;
 pub mod reserve;
 pub mod safety;
 pub mod select;

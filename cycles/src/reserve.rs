@@ -3,11 +3,13 @@
 
 use std::num::NonZeroU32;
 
+use serde::{Deserialize, Serialize};
+
 /// Bytes of a MiB.
-const MIB: u64 = 1 << 20;
+pub(crate) const MIB: u64 = 1 << 20;
 
 /// Cores and memory.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Resources {
     /// Cores.
     pub cores: u32,
@@ -20,6 +22,24 @@ impl Resources {
         Self {
             cores: self.cores + other.cores,
             memory_mib: self.memory_mib + other.memory_mib,
+        }
+    }
+
+    /// The smaller amount of each.
+    #[must_use]
+    pub fn min(self, other: Self) -> Self {
+        Self {
+            cores: self.cores.min(other.cores),
+            memory_mib: self.memory_mib.min(other.memory_mib),
+        }
+    }
+
+    /// The larger amount of each.
+    #[must_use]
+    pub fn max(self, other: Self) -> Self {
+        Self {
+            cores: self.cores.max(other.cores),
+            memory_mib: self.memory_mib.max(other.memory_mib),
         }
     }
 

@@ -8,10 +8,13 @@
 //! Bounded: connections, the time for a handshake, for a request's head and for an answer, and the
 //! size of a head. A request's body is not read.
 
+//! [`client`] is the other end: what commands ask of the programs that others run.
+
 #![forbid(unsafe_code)]
 
 mod access;
 mod answer;
+pub mod client;
 mod endpoint;
 mod site;
 mod token;

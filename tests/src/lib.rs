@@ -27,7 +27,7 @@ pub use self::mounts::remove as unmount;
 pub use self::process::Process;
 pub use self::prometheus::{Prometheus, Server, Target, TargetAccess};
 pub use self::requirements::{
-    can_mount, criu, free_bytes, have_program, have_space, postgresql, skip,
+    can_mount, criu, free_bytes, hadoop, have_program, have_space, postgresql, skip,
 };
 
 /// Waits until `condition` holds.

@@ -114,3 +114,20 @@ pub fn postgresql() -> Option<PathBuf> {
     }
     newest
 }
+
+/// The jars that `tests/yarn/pom.xml` names, with all that they need; skips if they are not there.
+#[must_use]
+pub fn hadoop() -> Option<PathBuf> {
+    let project = Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/.."));
+    let here = std::env::var_os("HARVESTFS_TESTS_HADOOP").map(PathBuf::from);
+    let jars = here.unwrap_or_else(|| project.join(".ci/cache/hadoop-3.4.2"));
+    // It is made when all are there.
+    if jars.is_dir() {
+        return Some(jars);
+    }
+    skip(&format!(
+        "Hadoop is not in {}: mvn -f tests/yarn/pom.xml dependency:copy-dependencies -DoutputDirectory=$PWD/.ci/cache/hadoop-3.4.2",
+        jars.display()
+    ));
+    None
+}

@@ -65,3 +65,54 @@ fn the_units_start_what_the_binary_has() {
         assert!(output.status.success(), "{}: {said}", unit.display());
     }
 }
+
+#[test]
+fn the_manifest_of_kubernetes_starts_what_the_binary_has() {
+    let path =
+        Path::new(env!("CARGO_MANIFEST_DIR")).join("../packaging/kubernetes/harvestfs-cycles.json");
+    let text = fs::read_to_string(path).expect("the manifest");
+    let list: serde_json::Value = serde_json::from_str(&text).expect("JSON");
+    let items = list["items"].as_array().expect("a list");
+    let of_kind = |kind: &str| {
+        let item = items.iter().find(|item| item["kind"] == kind);
+        item.unwrap_or_else(|| panic!("no {kind}"))
+    };
+    let pod = &of_kind("Deployment")["spec"]["template"]["spec"];
+    let account = of_kind("ServiceAccount")["metadata"]["name"].clone();
+    assert_eq!(pod["serviceAccountName"], account);
+    assert_eq!(
+        of_kind("ClusterRoleBinding")["subjects"][0]["name"],
+        account
+    );
+    // What the controller asks for, and nothing else.
+    let rules = of_kind("ClusterRole")["rules"].as_array().expect("rules");
+    let allowed: Vec<(&str, Vec<&str>)> = rules
+        .iter()
+        .map(|rule| {
+            let verbs = rule["verbs"].as_array().expect("verbs");
+            let verbs = verbs.iter().filter_map(serde_json::Value::as_str);
+            (
+                rule["resources"][0].as_str().expect("a resource"),
+                verbs.collect(),
+            )
+        })
+        .collect();
+    assert_eq!(
+        allowed,
+        [
+            ("nodes", vec!["list", "patch"]),
+            ("nodes/status", vec!["patch"])
+        ]
+    );
+    let container = &pod["containers"][0];
+    assert_eq!(container["command"][0], INSTALLED);
+    let words = container["args"].as_array().expect("arguments");
+    let words = words.iter().filter_map(serde_json::Value::as_str);
+    let output = Command::new(harvestfs())
+        .args(words)
+        .arg("--help")
+        .output()
+        .expect("the binary runs");
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{said}");
+}

@@ -54,6 +54,21 @@ const NOT_RUN: &[(&str, &str, &str)] = &[
         "README's are run, without DIR",
     ),
     (
+        "docs/CYCLES.md",
+        "harvestfs cycles yarn",
+        "needs Hadoop; `yarn` runs it beside a ResourceManager",
+    ),
+    (
+        "docs/CYCLES.md",
+        "harvestfs cycles run",
+        "needs Hadoop; `yarn` runs both jobs",
+    ),
+    (
+        "docs/CYCLES.md",
+        "harvestfs cycles kubernetes",
+        "needs Kubernetes; tests of the controller have an API server",
+    ),
+    (
         "docs/PERFORMANCE.md",
         "cargo build --release && cargo run --release -p harvestfs-tests --bin mount-bench",
         "takes half an hour and a quiet machine, and installs MooseFS",

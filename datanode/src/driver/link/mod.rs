@@ -239,7 +239,8 @@ impl NamenodeLink {
             let is_due = tokio::select! {
                 biased;
                 () = sleep_until(heartbeats.look_at(), now()) => {
-                    heartbeats.look(now(), self.links.removals.pressure_bytes())
+                    let cpu_permille = busy.primary().map(|primary| primary.cpu_permille);
+                    heartbeats.look(now(), self.links.removals.pressure_bytes(), cpu_permille)
                 }
                 // The sooner it is known, the fewer clients come in vain. The gate's settling time
                 // bounds how often.
@@ -248,11 +249,13 @@ impl NamenodeLink {
             if !is_due {
                 continue;
             }
-            heartbeats.sent(now(), self.links.removals.pressure_bytes());
+            let primary = busy.primary();
+            let cpu_permille = primary.map(|primary| primary.cpu_permille);
+            heartbeats.sent(now(), self.links.removals.pressure_bytes(), cpu_permille);
             let request = NodeRequest::Heartbeat(Heartbeat {
                 volumes: self.links.node.store.status(),
                 busy: busy.denial().is_some(),
-                primary: busy.primary(),
+                primary,
                 active_streams: self.links.node.active_streams.load(Ordering::Relaxed),
                 // Far off, as a clock before 1970 is: the namenode says so.
                 unix_ms: unix_now_ms().unwrap_or(0),

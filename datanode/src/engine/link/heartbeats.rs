@@ -7,14 +7,21 @@ use harvestfs_protocol::limits::HEARTBEAT_INTERVAL;
 /// Between two looks whether space became short.
 pub const PRESSURE_INTERVAL: Duration = Duration::from_millis(500);
 
+/// An owner's use that differs by so much from what was said last is said soon, in thousandths of all cores: jobs
+/// on the server follow it within seconds.
+pub const CPU_CHANGE_PERMILLE: u16 = 50;
+
 /// The heartbeats on one connection. They come at a steady rate, and sooner when space becomes short:
-/// writers may be refused until the namenode has more deleted than the rate allows.
+/// writers may be refused until the namenode has more deleted than the rate allows. Also sooner when the owner uses
+/// much more or less.
 #[derive(Debug)]
 pub struct Heartbeats {
     next_at: Instant,
     look_at: Instant,
     /// What was to be deleted beyond the rate at the last look, in bytes.
     pressure_bytes: u64,
+    /// What the last heartbeat said that the owner uses.
+    cpu_permille: Option<u16>,
 }
 
 impl Heartbeats {
@@ -24,6 +31,7 @@ impl Heartbeats {
             next_at: now,
             look_at: now + PRESSURE_INTERVAL,
             pressure_bytes: 0,
+            cpu_permille: None,
         }
     }
 
@@ -32,9 +40,9 @@ impl Heartbeats {
         self.next_at.min(self.look_at)
     }
 
-    /// Whether a heartbeat is due, where so much should be deleted beyond the rate. It is due when that is
-    /// more than the last heartbeat said, or than the least since.
-    pub fn look(&mut self, now: Instant, pressure_bytes: u64) -> bool {
+    /// Whether a heartbeat is due, where so much should be deleted beyond the rate and the owner uses so much. It is due
+    /// when the former is more than the last heartbeat said, or than the least since, or the latter differs much from that.
+    pub fn look(&mut self, now: Instant, pressure_bytes: u64, cpu_permille: Option<u16>) -> bool {
         if now >= self.next_at {
             return true;
         }
@@ -43,13 +51,18 @@ impl Heartbeats {
         }
         self.look_at = now + PRESSURE_INTERVAL;
         let before_bytes = std::mem::replace(&mut self.pressure_bytes, pressure_bytes);
-        pressure_bytes > before_bytes
+        let is_news = match (self.cpu_permille, cpu_permille) {
+            (Some(said), Some(now)) => said.abs_diff(now) >= CPU_CHANGE_PERMILLE,
+            (said, now) => said.is_some() != now.is_some(),
+        };
+        pressure_bytes > before_bytes || is_news
     }
 
-    /// One is sent, which says that so much should be deleted beyond the rate.
-    pub fn sent(&mut self, now: Instant, pressure_bytes: u64) {
+    /// One is sent, which says that so much should be deleted beyond the rate, and what the owner uses.
+    pub fn sent(&mut self, now: Instant, pressure_bytes: u64, cpu_permille: Option<u16>) {
         self.next_at = now + HEARTBEAT_INTERVAL;
         self.pressure_bytes = pressure_bytes;
+        self.cpu_permille = cpu_permille;
     }
 
     /// It is answered, or given up. One that is sent at each answer because space is short is sent at most
@@ -68,13 +81,13 @@ mod tests {
 
     proptest! {
         /// In virtual time, with changes of the owner's use and of what should be deleted: heartbeats are
-        /// never further apart than they may be, more pressure is known soon, and pressure alone does not
+        /// never further apart than they may be, more pressure and another use are known soon, and these alone do not
         /// make more of them than one in its time.
         #[test]
         fn heartbeats_come_in_time(
             steps in prop::collection::vec(
-                // What should be deleted from then on, whether it is busy or not any more, round trip.
-                (0u64..4, prop::bool::weighted(0.1), 0u64..400),
+                // What should be deleted from then on, what the owner uses, whether it is busy or not any more, round trip.
+                (0u64..4, prop::option::weighted(0.8, 0u16..200), prop::bool::weighted(0.1), 0u64..400),
                 1..200,
             ),
         ) {
@@ -84,11 +97,12 @@ mod tests {
             let mut last = None::<Instant>;
             let mut said_bytes = 0;
             let mut risen_at = None::<Instant>;
-            for (pressure_bytes, busy_changes, round_trip_ms) in steps {
+            let mut said_cpu = None;
+            for (pressure_bytes, cpu_permille, busy_changes, round_trip_ms) in steps {
                 if !busy_changes {
                     now = now.max(heartbeats.look_at());
                 }
-                let is_due = busy_changes || heartbeats.look(now, pressure_bytes);
+                let is_due = busy_changes || heartbeats.look(now, pressure_bytes, cpu_permille);
                 prop_assert!(is_due || last.is_some(), "the first one is not sent at once");
                 if pressure_bytes <= said_bytes {
                     said_bytes = pressure_bytes;
@@ -96,6 +110,11 @@ mod tests {
                 } else {
                     risen_at.get_or_insert(now);
                 }
+                let is_far = match (said_cpu, cpu_permille) {
+                    (Some(said), Some(now)) => u16::abs_diff(said, now) >= CPU_CHANGE_PERMILLE,
+                    (said, now) => said.is_some() != now.is_some(),
+                };
+                prop_assert!(is_due || !is_far, "another use is not said when it is seen");
                 if is_due {
                     if let Some(last) = last {
                         let apart = now - last;
@@ -103,8 +122,9 @@ mod tests {
                         prop_assert!(busy_changes || apart >= PRESSURE_INTERVAL, "{apart:?}");
                     }
                     last = Some(now);
-                    heartbeats.sent(now, pressure_bytes);
+                    heartbeats.sent(now, pressure_bytes, cpu_permille);
                     (said_bytes, risen_at) = (pressure_bytes, None);
+                    said_cpu = cpu_permille;
                     now += Duration::from_millis(round_trip_ms);
                     heartbeats.answered(now);
                 }
@@ -120,11 +140,11 @@ mod tests {
     fn one_that_is_not_answered_is_followed_by_the_next_at_once() {
         let start = some_time();
         let mut heartbeats = Heartbeats::new(start);
-        assert!(heartbeats.look(start, 0));
-        heartbeats.sent(start, 0);
+        assert!(heartbeats.look(start, 0, None));
+        heartbeats.sent(start, 0, None);
         let given_up = start + HEARTBEAT_INTERVAL;
         heartbeats.answered(given_up);
         assert_eq!(heartbeats.look_at(), given_up);
-        assert!(heartbeats.look(given_up, 0));
+        assert!(heartbeats.look(given_up, 0, None));
     }
 }

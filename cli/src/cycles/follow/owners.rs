@@ -1,0 +1,77 @@
+//! What HarvestFS says of servers and their owners.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use anyhow::Context;
+use harvestfs_cycles::controller::Server;
+use harvestfs_cycles::offer::OwnerShare;
+use harvestfs_protocol::admin::{AdminReply, AdminRequest};
+use harvestfs_protocol::classes::{ClassedServer, Classes};
+use tokio::time::timeout;
+
+use crate::admin::link::{self, AdminLink};
+use crate::cluster::ClusterArgs;
+
+/// Most time for an answer, with the connection.
+const DEADLINE: Duration = Duration::from_secs(5);
+
+/// Whoever knows the classes.
+pub trait Owners {
+    /// The classes now, with what owners use.
+    async fn ask(&mut self) -> anyhow::Result<Classes>;
+}
+
+/// The cluster's namenode.
+pub struct Namenode {
+    cluster: ClusterArgs,
+    link: Option<AdminLink>,
+}
+
+impl Namenode {
+    /// That of a cluster; connects when it is asked.
+    pub fn new(cluster: &ClusterArgs) -> Self {
+        Self {
+            cluster: cluster.clone(),
+            link: None,
+        }
+    }
+
+    async fn classes(&mut self) -> anyhow::Result<Classes> {
+        let link = match self.link.take() {
+            Some(link) => link,
+            None => AdminLink::connect(&self.cluster.access("admin")?).await?,
+        };
+        // A link that did not answer is not used again.
+        let answer = link.ask(AdminRequest::Classes, DEADLINE).await?;
+        self.link = Some(link);
+        match answer {
+            AdminReply::Classes(classes) => Ok(*classes),
+            _ => Err(link::unexpected()),
+        }
+    }
+}
+
+impl Owners for Namenode {
+    async fn ask(&mut self) -> anyhow::Result<Classes> {
+        let answer = timeout(DEADLINE, self.classes()).await;
+        answer.with_context(|| format!("the namenode did not answer within {DEADLINE:?}"))?
+    }
+}
+
+/// The servers by name.
+pub fn servers(classes: &Classes) -> BTreeMap<String, Server> {
+    let server = |class: Option<u32>, it: &ClassedServer| {
+        let owner = it.cpu_permille.map(|permille| OwnerShare {
+            cpu: f64::from(permille) / 1_000.0,
+            memory: None,
+        });
+        (it.name.clone(), Server { class, owner })
+    };
+    let classed = classes.classes.iter().flat_map(|class| {
+        let servers = class.servers.iter();
+        servers.map(|it| server(Some(class.class), it))
+    });
+    let without = classes.without_class.iter().map(|it| server(None, it));
+    classed.chain(without).collect()
+}

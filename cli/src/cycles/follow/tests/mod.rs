@@ -1,0 +1,99 @@
+//! Controllers against resource managers that are not there, forget, refuse, and have nodes and labels of others.
+
+mod kubernetes;
+mod service;
+mod yarn;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::bail;
+use clap::Parser;
+use harvestfs_protocol::classes::{CLASSES_VERSION, ClassedServer, Classes, UtilisationClass};
+use harvestfs_protocol::history::TenantPattern;
+use parking_lot::Mutex;
+
+use super::owners::Owners;
+use super::{FollowArgs, Follower, Manager};
+
+const DEADLINE: Duration = Duration::from_secs(30);
+
+/// What a test has HarvestFS say: servers with classes and what their owners use; nothing while the namenode is gone.
+#[derive(Clone, Default)]
+struct TestOwners(Arc<Mutex<Option<Vec<(&'static str, u32, Option<u16>)>>>>);
+
+impl TestOwners {
+    fn say(&self, servers: &[(&'static str, u32, Option<u16>)]) {
+        *self.0.lock() = Some(servers.to_vec());
+    }
+
+    fn go(&self) {
+        *self.0.lock() = None;
+    }
+}
+
+impl Owners for TestOwners {
+    async fn ask(&mut self) -> anyhow::Result<Classes> {
+        let Some(servers) = self.0.lock().clone() else {
+            bail!("the namenode is gone");
+        };
+        let class = |number| UtilisationClass {
+            class: number,
+            pattern: TenantPattern::Periodic,
+            average_cpu_permille: 0,
+            peak_cpu_permille: 0,
+            tenants: Vec::new(),
+            servers: servers
+                .iter()
+                .filter(|it| it.1 == number)
+                .map(|it| ClassedServer {
+                    name: it.0.to_owned(),
+                    cpu_permille: it.2,
+                })
+                .collect(),
+            cpu_permille: None,
+            headroom: None,
+        };
+        Ok(Classes {
+            version: CLASSES_VERSION,
+            // Its clock is far ahead of ours.
+            analysed_unix_s: Some(1 << 40),
+            classes: (0..10).map(class).collect(),
+            without_class: Vec::new(),
+        })
+    }
+}
+
+#[derive(Parser)]
+struct Args {
+    #[command(flatten)]
+    follow: FollowArgs,
+}
+
+/// Quick ones.
+fn args(more: &[&str]) -> FollowArgs {
+    let quick = [
+        "test",
+        "--interval=5ms",
+        "--grow-after=30ms",
+        "--unknown-after=300ms",
+    ];
+    let all = quick.iter().chain(more);
+    Args::try_parse_from(all).unwrap().follow
+}
+
+/// Lets it run until something holds, and ends it.
+async fn until<M: Manager>(
+    follower: &mut Follower<'_, M, TestOwners>,
+    holds: impl Fn() -> bool,
+) -> anyhow::Result<()> {
+    let stop = async {
+        while !holds() {
+            tokio::time::sleep(Duration::from_millis(2)).await;
+        }
+    };
+    let run = follower.run(stop);
+    tokio::time::timeout(DEADLINE, run)
+        .await
+        .expect("it happens in time")
+}

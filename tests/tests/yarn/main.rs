@@ -1,0 +1,434 @@
+//! Real jobs of a real ResourceManager on the cycles that owners leave, with their data on a mount: they finish while owners
+//! come and go, and owners keep their reserve. Needs Java and Hadoop (`tests/yarn/pom.xml`).
+
+mod hadoop;
+
+use std::fs;
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+use harvestfs_tests::{
+    Cluster, ClusterOptions, Process, can_mount, harvestfs, have_program, wait_until,
+};
+
+use self::hadoop::{CORES, Hadoop};
+
+/// A sample of five minutes passes in a second.
+const SPEED: u64 = 300;
+/// Seconds for which owners use little, and then much.
+const CALM_S: u64 = 22;
+const LIVELY_S: u64 = 14;
+/// In percent of all cores. Even then datanodes serve.
+const CALM: u64 = 10;
+const LIVELY: u64 = 50;
+/// What is promised.
+const PROMISED: Duration = Duration::from_secs(3);
+/// What is never exceeded here, where all shares two cores with other tests.
+const AT_MOST: Duration = Duration::from_secs(9);
+const JOB_DEADLINE: Duration = Duration::from_secs(150);
+const NODES: usize = 2;
+
+/// The owners' day, which begins anew again and again: one after the other has much to do.
+#[derive(Clone, Copy)]
+struct Day {
+    began_unix_ms: u64,
+}
+
+impl Day {
+    const LENGTH_S: u64 = CALM_S + LIVELY_S;
+
+    fn percent(node: usize, second: u64) -> u64 {
+        let shifted = second + node as u64 * Self::LENGTH_S / 2;
+        if shifted % Self::LENGTH_S < CALM_S {
+            CALM
+        } else {
+            LIVELY
+        }
+    }
+
+    fn trace() -> String {
+        let mut trace = "series,values\n".to_owned();
+        for node in 0..NODES {
+            let samples =
+                (0..Self::LENGTH_S).map(|second| (Self::percent(node, second) * 100).to_string());
+            let samples: Vec<String> = samples.collect();
+            trace += &format!("server-{},{}\n", node + 1, samples.join(","));
+        }
+        trace
+    }
+
+    /// For how long the owner of a node has used what it uses now, and how much.
+    fn now(self, node: usize) -> (u64, Duration) {
+        let since_ms = unix_ms() - self.began_unix_ms;
+        let second = since_ms / 1_000;
+        let percent = Self::percent(node, second);
+        let same = (0..=second).take_while(|back| Self::percent(node, second - back) == percent);
+        let seconds = same.count() as u64 - 1;
+        (
+            percent,
+            Duration::from_millis(seconds * 1_000 + since_ms % 1_000),
+        )
+    }
+}
+
+fn unix_ms() -> u64 {
+    let now = SystemTime::now().duration_since(UNIX_EPOCH);
+    now.expect("the clock is past 1970").as_millis() as u64
+}
+
+/// What jobs may use while the owner uses so much: not the reserve.
+fn left_cores(percent: u64) -> u64 {
+    CORES - CORES.div_ceil(3) - (CORES * percent).div_ceil(100)
+}
+
+/// What was seen of capacities and use.
+#[derive(Debug, Default)]
+struct Measured {
+    samples: u32,
+    /// From an owner's rise until no more was offered than it leaves.
+    lags: Vec<Duration>,
+    /// The longest time after a rise at which more was in use than the owner leaves.
+    in_use: Duration,
+    /// Most cores that jobs used of all nodes.
+    used_cores: u64,
+}
+
+fn measure(hadoop: &Hadoop, day: Day, is_over: &AtomicBool) -> Measured {
+    let mut measured = Measured::default();
+    let mut was_too_much = [false; NODES];
+    while !is_over.load(Ordering::SeqCst) {
+        let shown = hadoop.shown();
+        let mut used_cores = 0;
+        for (number, node) in shown.into_iter().enumerate() {
+            let Some(node) = node else { continue };
+            let (percent, since) = day.now(number);
+            used_cores += node.used_cores;
+            measured.samples += 1;
+            if percent != LIVELY {
+                was_too_much[number] = false;
+                continue;
+            }
+            let left = left_cores(percent);
+            if node.cores > left {
+                was_too_much[number] = true;
+                assert!(since < AT_MOST, "{node:?} after {since:?}");
+            } else if was_too_much[number] {
+                was_too_much[number] = false;
+                measured.lags.push(since);
+            }
+            if node.used_cores > left {
+                measured.in_use = measured.in_use.max(since);
+                assert!(since < AT_MOST, "{node:?} after {since:?}");
+            }
+        }
+        measured.used_cores = measured.used_cores.max(used_cores);
+        thread::sleep(Duration::from_millis(100));
+    }
+    measured
+}
+
+/// Two classes of owners, by a history of three weeks.
+fn import_history(cluster: &Cluster) {
+    let now_s = unix_ms() / 1_000;
+    let mut history = "series,period_s,start_unix_s,values\n".to_owned();
+    for (tenant, night) in [(1, 9_000), (2, 1_000)] {
+        let sample = |index: u64| {
+            if index % 24 < 12 {
+                "1000".to_owned()
+            } else {
+                night.to_string()
+            }
+        };
+        let samples: Vec<String> = (0..21 * 24).map(sample).collect();
+        history += &format!(
+            "environment-{tenant}/function-{tenant},3600,{},{}\n",
+            now_s - 21 * 86_400,
+            samples.join(",")
+        );
+    }
+    let file = cluster.path("history.csv");
+    fs::write(&file, history).expect("it can be written");
+    let file = file.to_str().expect("text");
+    cluster.output_of(&["admin", "history", "import", file]);
+    cluster.output_of(&["admin", "history", "analyse"]);
+}
+
+/// Begins `harvestfs cycles run` with a class of Hadoop.
+fn begin(
+    cluster: &Cluster,
+    hadoop: &Hadoop,
+    job: &str,
+    tasks: u32,
+    class: &str,
+    arguments: &[&str],
+) -> Child {
+    let file = cluster.path(&format!("{job}.toml"));
+    let text = format!("name = \"{job}\"\n[[stages]]\nname = \"all\"\ntasks = {tasks}\n");
+    fs::write(&file, text).expect("it can be written");
+    let log = fs::File::create(cluster.path(&format!("{job}.log"))).expect("a log");
+    Command::new(harvestfs())
+        .args(["cycles", "run", "--server-cores", &CORES.to_string()])
+        .arg(&file)
+        .arg("--")
+        .args(hadoop.java("conf", class))
+        .args(arguments)
+        .envs(hadoop.environment("conf"))
+        .env("HARVESTFS_DATA", cluster.path(""))
+        .stdin(Stdio::null())
+        .stdout(log.try_clone().expect("the same log"))
+        .stderr(log)
+        .spawn()
+        .expect("the binary runs")
+}
+
+/// Waits for a job and that it did well.
+fn finish(cluster: &Cluster, job: &str, mut child: Child) {
+    let end = Instant::now() + JOB_DEADLINE;
+    let status = loop {
+        if let Some(status) = child.try_wait().expect("it is our child") {
+            break Some(status);
+        }
+        if Instant::now() > end {
+            child.kill().expect("it is our child");
+            child.wait().expect("it is our child");
+            break None;
+        }
+        thread::sleep(Duration::from_millis(50));
+    };
+    let log = fs::read_to_string(cluster.path(&format!("{job}.log"))).unwrap_or_default();
+    let lines: Vec<&str> = log.lines().collect();
+    let last = lines[lines.len().saturating_sub(20)..].join("\n");
+    assert!(
+        status.is_some_and(|it| it.success()),
+        "{job}: {status:?}\n{last}"
+    );
+    assert!(
+        lines[0].contains("harvestfs-"),
+        "a class was chosen: {}",
+        lines[0]
+    );
+}
+
+const SHELL: &str = "org.apache.hadoop.yarn.applications.distributedshell.Client";
+
+fn shell_jar(jars: &Path) -> String {
+    let jar = jars.join("hadoop-yarn-applications-distributedshell-3.4.2.jar");
+    jar.display().to_string()
+}
+
+#[test]
+fn jobs_finish_on_what_owners_leave() {
+    let Some(java) = have_program("java", "apt install openjdk-17-jre-headless") else {
+        return;
+    };
+    let Some(jars) = harvestfs_tests::hadoop() else {
+        return;
+    };
+    if !can_mount() {
+        return;
+    }
+    let mut cluster = Cluster::start(&ClusterOptions {
+        datanodes: NODES,
+        replication: 1,
+        ..ClusterOptions::default()
+    });
+    let directory = cluster.path("hadoop");
+    fs::create_dir(&directory).expect("a directory");
+    let hadoop = Hadoop::start(&java, &jars, &directory, NODES);
+
+    fs::write(cluster.path("day.csv"), Day::trace()).expect("it can be written");
+    let day = Day {
+        began_unix_ms: unix_ms(),
+    };
+    for number in 1..=NODES {
+        let lines = format!(
+            "[primary]\nsource = \"trace\"\ntrace = \"../day.csv\"\nseries = \"server-{number}\"\n\
+             trace_speed = {SPEED}.0\nsettle_s = 0.5\n"
+        );
+        cluster.set_primary(
+            number,
+            &lines,
+            &["--trace-began", &day.began_unix_ms.to_string()],
+        );
+    }
+    cluster.wait_alive(NODES as u64, Duration::from_secs(60));
+    import_history(&cluster);
+    let mount = cluster.mount("mnt");
+
+    let url = format!("--resource-manager={}", hadoop.url());
+    let pairs: Vec<String> = (0..NODES)
+        .map(|number| {
+            format!(
+                "--server={}={}",
+                Cluster::datanode(number + 1),
+                hadoop.id(number)
+            )
+        })
+        .collect();
+    let data = cluster.path("");
+    let mut arguments: Vec<&Path> = [
+        "cycles",
+        "yarn",
+        "--user=root",
+        "--grow-after=3s",
+        "--restore-on-exit",
+        "--data",
+    ]
+    .map(Path::new)
+    .to_vec();
+    arguments.push(&data);
+    arguments.push(Path::new(&url));
+    arguments.extend(pairs.iter().map(Path::new));
+    let log = cluster.path("controller.log");
+    let controller = Process::start("controller", &arguments, &[], &log);
+    wait_until(
+        "nodes have labels and less than all",
+        Duration::from_secs(30),
+        || {
+            let shown = hadoop.shown();
+            let is_followed = |node: &hadoop::ShownNode| {
+                node.cores < CORES && node.memory_mib < 12 << 10 && node.labels.len() == 1
+            };
+            shown
+                .iter()
+                .all(|node| node.as_ref().is_some_and(is_followed))
+        },
+    );
+
+    let is_over = AtomicBool::new(false);
+    let measured = thread::scope(|scope| {
+        let measuring = scope.spawn(|| measure(&hadoop, day, &is_over));
+        // Told also when a job fails, or the other thread would go on for ever.
+        let ended = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+            run_jobs(&cluster, &hadoop, &jars, &mount);
+        }));
+        is_over.store(true, Ordering::SeqCst);
+        let measured = measuring.join();
+        if let Err(panic) = ended {
+            std::panic::resume_unwind(panic);
+        }
+        measured.unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+    });
+    println!("{measured:#?}");
+    assert!(!measured.lags.is_empty(), "no owner rose");
+    let mut lags = measured.lags.clone();
+    lags.sort();
+    assert!(lags[lags.len() / 2] <= PROMISED, "{lags:?}");
+    assert!(
+        measured.used_cores >= 4,
+        "jobs harvested little: {measured:?}"
+    );
+
+    let lengths = fs::read_to_string(cluster.path("admin/job-lengths.json")).expect("remembered");
+    assert!(
+        lengths.contains("word-count") && lengths.contains("shell"),
+        "{lengths}"
+    );
+    controller.stop();
+    let shown = hadoop.shown();
+    for node in shown.iter().flatten() {
+        assert_eq!(
+            (node.cores, &node.labels[..]),
+            (CORES, &[][..]),
+            "given back"
+        );
+    }
+}
+
+fn run_jobs(cluster: &Cluster, hadoop: &Hadoop, jars: &Path, mount: &Path) {
+    let input = mount.join("in");
+    fs::create_dir(&input).expect("a directory");
+    for number in 0..4 {
+        let text = "to be or not to be\n".repeat(1_000);
+        fs::write(input.join(format!("file-{number}")), text).expect("written");
+    }
+    let output = mount.join("out");
+    let made = mount.join("made");
+    let shell = begin(
+        cluster,
+        hadoop,
+        "shell",
+        1,
+        SHELL,
+        &[
+            "-jar",
+            &shell_jar(jars),
+            "-shell_command",
+            &format!("cp {}/file-0 {}", input.display(), made.display()),
+            "-num_containers",
+            "1",
+            "-container_memory",
+            "64",
+            "-master_memory",
+            "256",
+            "-node_label_expression",
+            "{label}",
+        ],
+    );
+    let count = begin(
+        cluster,
+        hadoop,
+        "word-count",
+        2,
+        "org.apache.hadoop.examples.ExampleDriver",
+        &[
+            "wordcount",
+            "-Dmapreduce.job.node-label-expression={label}",
+            &format!("file://{}", input.display()),
+            &format!("file://{}", output.display()),
+        ],
+    );
+    finish(cluster, "shell", shell);
+    let made = fs::read_to_string(&made).expect("the job wrote into HarvestFS");
+    assert_eq!(made, "to be or not to be\n".repeat(1_000));
+    finish(cluster, "word-count", count);
+    let counted = fs::read_to_string(output.join("part-r-00000")).expect("the result");
+    assert_eq!(counted, "be\t8000\nnot\t4000\nor\t4000\nto\t8000\n");
+
+    // More than owners leave when they come: what is too much goes.
+    let mut greedy = begin(
+        cluster,
+        hadoop,
+        "greedy",
+        4,
+        SHELL,
+        &[
+            "-jar",
+            &shell_jar(jars),
+            "-shell_command",
+            "sleep 600",
+            "-num_containers",
+            "10",
+            "-container_memory",
+            "64",
+            "-master_memory",
+            "256",
+        ],
+    );
+    let used = || {
+        hadoop
+            .shown()
+            .iter()
+            .flatten()
+            .map(|node| node.used_cores)
+            .collect::<Vec<_>>()
+    };
+    let greedy_until = |what: &str, holds: &dyn Fn(&[u64]) -> bool| {
+        wait_until(what, Duration::from_secs(90), || holds(&used()));
+    };
+    greedy_until("much is in use", &|used| {
+        used.iter().any(|it| *it > left_cores(LIVELY))
+    });
+    let full: Vec<u64> = used();
+    let busy = (0..NODES)
+        .max_by_key(|number| full.get(*number).copied())
+        .expect("a node");
+    greedy_until("the owner is back and what was too much is gone", &|used| {
+        used.get(busy).is_some_and(|it| *it <= left_cores(LIVELY))
+    });
+    greedy.kill().expect("it is our child");
+    greedy.wait().expect("it is our child");
+}
