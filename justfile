@@ -30,7 +30,7 @@ fuzz:
 # a directory of its own, and takes minutes the first time.
 upgrade:
     cargo build --locked --workspace --bin harvestfs --features harvestfs-cli/next-version --target-dir target/next
-    HARVESTFS_TESTS_NEXT="$PWD/target/next/debug/harvestfs" cargo test --workspace --features harvestfs-tests/two-builds --test upgrade -- --nocapture
+    HARVESTFS_TESTS_NEXT="$PWD/target/next/debug/harvestfs" cargo test --workspace --features harvestfs-tests/two-builds --test upgrade -- --nocapture --test-threads 1
 
 # Everything, as before a change is accepted; about 40 minutes.
 all:

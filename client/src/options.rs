@@ -8,8 +8,8 @@ use harvestfs_protocol::identity::Identity;
 /// How to reach a cluster, and how much memory and patience a client has.
 #[derive(Clone, Debug)]
 pub struct ClientOptions {
-    /// Where namenodes listen. Of several, one leads at a time. A namenode that is not among these is
-    /// not asked, also if another one says that it leads.
+    /// Where namenodes listen. Of several, one leads at a time. These need not be all: the ones that
+    /// answer say which others there are.
     pub namenodes: Vec<SocketAddr>,
     /// The name in the namenodes' certificate.
     pub namenode_name: String,

@@ -78,6 +78,8 @@ pub const SNAPSHOT_PART_BYTES_MAX: usize = 512 << 10;
 pub const APPENDED_BYTES_MAX: usize = 256 << 10;
 /// Most commands that one heartbeat's reply carries; the rest waits for the next.
 pub const COMMANDS_PER_HEARTBEAT_MAX: usize = 256;
+/// Most namenodes that a client or a datanode is told of; a group has five, and one more for each that is being replaced.
+pub const NAMENODES_TOLD_MAX: usize = 16;
 /// Most supplementary groups of a caller (Linux `NGROUPS_MAX` is 65536; NFS carries 16; no user has
 /// more than this in practice and it bounds a request).
 pub const GROUPS_MAX: usize = 1_024;

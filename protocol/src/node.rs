@@ -159,6 +159,14 @@ pub enum NodeCommand {
         /// Block.
         block: BlockId,
     },
+    /// The namenodes of the group, to be registered with as with those of the configuration. One that
+    /// stands by says it, too, so that the one that leads is found.
+    Namenodes {
+        /// Where the one that says it listens, as the others know it.
+        this: SocketAddr,
+        /// Where each of them listens; at most [`crate::limits::NAMENODES_TOLD_MAX`].
+        all: Vec<SocketAddr>,
+    },
 }
 
 /// All replicas of one volume, in parts.

@@ -16,7 +16,7 @@ use crate::{can_mount, harvestfs, mounts, wait_until};
 
 /// How long a cluster may take to be as it should be. A replica too many alone stays for a minute, in
 /// case that another is lost.
-const HEALTHY_DEADLINE: Duration = Duration::from_secs(180);
+pub const HEALTHY_DEADLINE: Duration = Duration::from_secs(180);
 
 /// How a cluster is made.
 #[derive(Clone, Debug)]
@@ -68,7 +68,7 @@ pub struct Cluster {
     policy: &'static str,
     environment: &'static [(&'static str, &'static str)],
     mounts: Vec<PathBuf>,
-    namenodes: Vec<SocketAddr>,
+    pub(crate) namenodes: Vec<SocketAddr>,
     http: BTreeMap<String, SocketAddr>,
     directory: TempDir,
 }
@@ -149,7 +149,7 @@ impl Cluster {
         }
     }
 
-    fn set_restart_wait_of(&self, namenode: &str, seconds: u32) {
+    pub(crate) fn set_restart_wait_of(&self, namenode: &str, seconds: u32) {
         let path = self.path(namenode).join("namenode.toml");
         let text = fs::read_to_string(&path).expect("its configuration");
         let repair = "[repair]\n";
@@ -220,23 +220,33 @@ impl Cluster {
     /// # Panics
     /// When the configuration cannot be written.
     pub fn serve_page(&mut self) -> String {
-        const TOKEN: &str = "a-token-that-nobody-guesses";
-        let address = free_tcp_address();
-        let path = self.path("namenode/namenode.toml");
-        let config = fs::read_to_string(&path).expect("its configuration");
-        let http = format!("{config}\n[http]\nlisten = \"{address}\"\naccess = \"token\"\n");
-        fs::write(&path, http).expect("it can be written");
-        let token = path.with_file_name("http-token");
-        fs::write(&token, TOKEN).expect("it can be written");
-        fs::set_permissions(&token, fs::Permissions::from_mode(0o600)).expect("it is ours");
-        self.stop("namenode");
-        self.start_namenode();
+        let page = self.serve_page_of(1);
         // A block that is written before all are back has fewer replicas.
         let datanodes = self
             .processes
             .keys()
             .filter(|name| name.starts_with("datanode-"));
         self.wait_alive(datanodes.count() as u64, HEALTHY_DEADLINE);
+        page
+    }
+
+    /// As [`Cluster::serve_page`], of one of several namenodes; they are numbered from 1.
+    ///
+    /// # Panics
+    /// When the configuration cannot be written.
+    pub fn serve_page_of(&mut self, number: usize) -> String {
+        const TOKEN: &str = "a-token-that-nobody-guesses";
+        let address = free_tcp_address();
+        let name = Self::namenode_name(number);
+        let path = self.path(&name).join("namenode.toml");
+        let config = fs::read_to_string(&path).expect("its configuration");
+        let http = format!("{config}\n[http]\nlisten = \"{address}\"\naccess = \"token\"\n");
+        fs::write(&path, http).expect("it can be written");
+        let token = path.with_file_name("http-token");
+        fs::write(&token, TOKEN).expect("it can be written");
+        fs::set_permissions(&token, fs::Permissions::from_mode(0o600)).expect("it is ours");
+        self.stop(&name);
+        self.start_namenode_number(number);
         format!("http://{address}/?token={TOKEN}")
     }
 
@@ -582,7 +592,7 @@ fn free_address() -> SocketAddr {
 }
 
 /// Distinct ones: all are in use until the last is found.
-fn free_addresses(count: usize) -> Vec<SocketAddr> {
+pub fn free_addresses(count: usize) -> Vec<SocketAddr> {
     let bind = |_| std::net::UdpSocket::bind("127.0.0.1:0").expect("a free port");
     let sockets: Vec<_> = (0..count).map(bind).collect();
     let address = |socket: &std::net::UdpSocket| socket.local_addr().expect("it is bound");

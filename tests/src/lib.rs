@@ -10,6 +10,7 @@ mod binary;
 mod browser;
 mod cluster;
 mod data;
+mod group;
 mod mounts;
 mod process;
 mod prometheus;

@@ -340,3 +340,111 @@ fn the_page_shows_owners_at_work_denials_and_blocks_at_risk() {
     }
     assert_eq!(browser.complaints(), Vec::<String>::new());
 }
+
+/// Nothing about the page can be found fault with.
+fn check_page(browser: &mut Browser, axe: Option<&str>) {
+    if let Some(axe) = axe {
+        browser.evaluate(&format!("{axe}; 0"));
+        no_strings(
+            &browser.evaluate(VIOLATIONS),
+            "violations found by axe-core",
+        );
+    }
+    let contrast = browser.evaluate(TEXTS_OF_LITTLE_CONTRAST);
+    no_strings(&contrast, "texts that are hard to read");
+    no_strings(&browser.evaluate(FAULTS_OF_STRUCTURE), "structure");
+}
+
+#[test]
+fn the_page_of_each_namenode_says_which_one_leads_and_what_each_lacks() {
+    let Some(chromium) = have_program("chromium", "apt install chromium") else {
+        return;
+    };
+    const NAMENODES: usize = 3;
+    let mut cluster = Cluster::start(&ClusterOptions {
+        namenodes: NAMENODES,
+        datanodes: 3,
+        ..ClusterOptions::default()
+    });
+    let pages: Vec<String> = (1..=NAMENODES)
+        .map(|number| cluster.serve_page_of(number))
+        .collect();
+    cluster.wait_alive(3, Duration::from_secs(60));
+    let leader = cluster.leader();
+    let addr = |cluster: &Cluster, number: usize| cluster.namenodes()[number - 1].to_string();
+    let leader_addr = addr(&cluster, leader);
+    let term = cluster.group()["term"].as_u64().expect("a number");
+    let axe = axe_core();
+    let mut browser = Browser::start(&chromium);
+    let text = |id: &str| format!("document.getElementById('{id}').textContent");
+    // What the table says of a namenode: its part, and what it lacks.
+    let says = |addr: &str, part: &str, lacks: &str| {
+        format!(
+            "[...document.querySelectorAll('#group tr')].some((it) => it.cells[1].textContent === '{addr}'
+               && it.cells[2].textContent === '{part}' && {lacks}.test(it.cells[3].textContent))"
+        )
+    };
+    for number in 1..=NAMENODES {
+        let own = addr(&cluster, number);
+        browser.show(&pages[number - 1], 1280, 900, "light");
+        browser.wait_for("document.querySelectorAll('#group tr').length === 3");
+        browser.wait_for(&format!(
+            "{}.includes('in term {term},')",
+            text("group-text")
+        ));
+        browser.wait_for(&format!("{}.includes('datanode-3')", text("nodes")));
+        browser.wait_for(&format!(
+            "[...document.querySelectorAll('#group tr')].filter((it) =>
+               it.cells[0].textContent.includes('(this one)')).map((it) => it.cells[1].textContent).join()
+               === '{own}'"
+        ));
+        browser.wait_for(&says(&leader_addr, "leads", "/^–$/"));
+        for other in (1..=NAMENODES).filter(|it| *it != leader) {
+            let is_known = number == leader || number == other;
+            let lacks = if is_known {
+                "/^nothing$/"
+            } else {
+                "/^unknown here$/"
+            };
+            browser.wait_for(&says(&addr(&cluster, other), "standby", lacks));
+        }
+        let (verdict, part) = if number == leader {
+            ("all its replicas".to_owned(), "This namenode leads")
+        } else {
+            let own_view = "This namenode is a standby: all below is its own view.";
+            let verdict = format!("{own_view} {leader_addr} leads");
+            (verdict, "This namenode is a standby")
+        };
+        browser.wait_for(&format!("{}.includes('{verdict}')", text("verdict-text")));
+        browser.wait_for(&format!("{}.includes('{part}')", text("group-text")));
+        check_page(&mut browser, axe.as_deref());
+        keep_screenshot(&mut browser, &format!("namenode-{number}"));
+    }
+
+    // The leader's page says how far one is behind that hangs.
+    let standby = if leader == 1 { 2 } else { 1 };
+    let standby_addr = addr(&cluster, standby);
+    browser.show(&pages[leader - 1], 360, 800, "dark");
+    cluster.pause(&Cluster::namenode_name(standby));
+    for directory in ["/one", "/two", "/three"] {
+        cluster.output_of(&["fs", "mkdir", directory]);
+    }
+    browser.wait_for(&says(&standby_addr, "standby", "/^[0-9]+ records?$/"));
+    check_page(&mut browser, axe.as_deref());
+    cluster.resume(&Cluster::namenode_name(standby));
+    browser.wait_for(&says(&standby_addr, "standby", "/^nothing$/"));
+    assert_eq!(browser.complaints(), Vec::<String>::new());
+
+    // And that of a standby who leads instead of one that is gone.
+    browser.show(&pages[standby - 1], 1280, 900, "light");
+    browser.wait_for(&says(&leader_addr, "leads", "/^–$/"));
+    cluster.kill(&Cluster::namenode_name(leader));
+    browser.wait_for(&format!("!({})", says(&leader_addr, "leads", "/^–$/")));
+    let next = cluster.leader();
+    browser.wait_for(&says(&addr(&cluster, next), "leads", "/^–$/"));
+    browser.wait_for(&format!(
+        "!{}.includes('in term {term},')",
+        text("group-text")
+    ));
+    assert_eq!(browser.complaints(), Vec::<String>::new());
+}

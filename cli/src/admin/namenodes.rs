@@ -9,6 +9,7 @@ use clap::{Args, Subcommand};
 use harvestfs_protocol::admin::{AdminReply, AdminRequest};
 use harvestfs_protocol::group::{GroupMember, GroupRequest, GroupStatus};
 use harvestfs_protocol::outlook::count;
+use harvestfs_protocol::transport::RpcError;
 
 use super::DEADLINE;
 use super::link::{self, AdminLink};
@@ -103,11 +104,19 @@ pub async fn execute(link: &AdminLink, command: &GroupCommand) -> anyhow::Result
         }
         GroupCommand::Add { address } => {
             let request = AdminRequest::Group(GroupRequest::Add(*address));
-            link.ask(request, ADDED_WITHIN).await?;
+            let added = link.ask(request, ADDED_WITHIN).await;
+            added.map_err(|error| match error.is::<RpcError>() {
+                true => error.context(
+                    "the namenode that leads went away meanwhile: see with `harvestfs admin namenode list` \
+                     whether the new one is a member, and add it again if not",
+                ),
+                false => error,
+            })?;
             println!("The namenode at {address} is a member.");
             advise(&list(link).await?);
             println!(
-                "Name it in `namenodes` of each datanode.toml and client.toml, and restart the datanodes."
+                "Datanodes and mounts that run hear of it. Name it in `namenodes` of each datanode.toml and \
+                 client.toml for their next start."
             );
         }
         GroupCommand::Remove { address } => {

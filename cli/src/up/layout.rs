@@ -4,6 +4,8 @@ use std::ffi::OsString;
 use std::net::{SocketAddr, TcpListener, UdpSocket};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Path, PathBuf};
+use std::thread;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail};
 use harvestfs_protocol::durable;
@@ -26,6 +28,9 @@ const DATANODES: u16 = 9;
 const QUOTA_MAX_BYTES: u64 = 64 << 30;
 /// Holds the path of the mount while it is ready.
 const READY_FILE: &str = "up.ready";
+/// How long the parts of an `up` that was killed may take to end.
+const PARTS_END_WITHIN: Duration = Duration::from_secs(15);
+const POLL: Duration = Duration::from_millis(50);
 /// Less than this cannot hold the blocks being written.
 const QUOTA_MIN_BYTES: u64 = 64 << 20;
 
@@ -250,7 +255,8 @@ impl Layout {
         }
         let is_group = self.namenodes.len() > 1;
         for namenode in &mut self.namenodes {
-            if UdpSocket::bind(namenode.listen).is_ok() {
+            let is_free = || UdpSocket::bind(namenode.listen).is_ok();
+            if is_free() || is_group && becomes(is_free) {
                 continue;
             }
             if is_group {
@@ -410,6 +416,18 @@ impl Made {
             self.quota
         )
     }
+}
+
+/// Whether it comes true soon: the parts of an `up` that was killed a moment ago are still ending.
+fn becomes(mut condition: impl FnMut() -> bool) -> bool {
+    let end = Instant::now() + PARTS_END_WITHIN;
+    while !condition() {
+        if Instant::now() >= end {
+            return false;
+        }
+        thread::sleep(POLL);
+    }
+    true
 }
 
 fn datanode_name(number: u16) -> String {

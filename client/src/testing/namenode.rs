@@ -49,10 +49,10 @@ pub(super) struct Shared {
     nodes: Vec<NodeInfo>,
     replication: u8,
     block_bytes: u64,
-    state: Mutex<State>,
+    pub(super) state: Mutex<State>,
 }
 
-struct State {
+pub(super) struct State {
     namespace: Namespace,
     journal: Vec<Command>,
     /// So many commands survive a crash.
@@ -61,7 +61,7 @@ struct State {
     now_ns: i64,
     /// Inodes that some session holds open.
     held: HashSet<InodeId>,
-    sessions: HashMap<SessionId, Option<NoticeSender<Notice>>>,
+    pub(super) sessions: HashMap<SessionId, Option<NoticeSender<Notice>>>,
     /// Where replicas are.
     blocks: HashMap<BlockId, Vec<NodeId>>,
     /// Blocks and how long they are at most.

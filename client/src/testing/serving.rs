@@ -69,6 +69,15 @@ impl Namenode {
         self.begin_epoch();
         member.plays(Part::Leads);
     }
+
+    /// All sessions are told that these are the namenodes.
+    pub(crate) fn tell_namenodes(&self, all: &[SocketAddr]) {
+        let state = self.shared.state.lock();
+        for notices in state.sessions.values().flatten() {
+            let told = notices.send(&Notice::Namenodes { all: all.to_vec() });
+            told.unwrap();
+        }
+    }
 }
 
 /// The part that is played, once that is not to hang.

@@ -226,3 +226,42 @@ async fn a_client_that_starts_during_an_election_waits_for_its_end() {
     println!("connected {:?} after the election", began.elapsed());
     create(&client, "file").await;
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_client_that_knows_one_namenode_goes_on_with_those_that_replace_it() {
+    let group = Group::start().await;
+    let all = group.options().namenodes;
+    let knowing = |at: usize| ClientOptions {
+        namenodes: vec![all[at]],
+        ..group.options()
+    };
+    let client = Client::connect(knowing(0)).await.unwrap();
+    let session = client.core().session.clone();
+    let generation = session.generation();
+    create(&client, "with-the-first").await;
+    group.cluster.namenode.tell_namenodes(&all);
+    tokio::time::sleep(Duration::from_millis(200)).await;
+    group.nobody_leads();
+    group.members[0].plays(Part::Hangs);
+    let asking = tokio::spawn({
+        let client = client.clone();
+        async move { create(&client, "with-another").await }
+    });
+    tokio::time::sleep(ELECTION).await;
+    group.elect(1);
+    group.members[0].plays(Part::Hangs);
+    let began = Instant::now();
+    asking.await.unwrap();
+    println!("found {:?} after the election", began.elapsed());
+    assert_eq!(session.generation(), generation, "the session went on");
+
+    // Of others it hears only from one that does not lead.
+    let other = Client::connect(knowing(2)).await.unwrap();
+    create(&other, "by-a-hint").await;
+    group.cluster.namenode.tell_namenodes(&all[1..]);
+    group.members[0].stop();
+    group.elect(2);
+    group.members[1].stop();
+    create(&client, "with-the-last").await;
+    create(&other, "with-the-last-too").await;
+}

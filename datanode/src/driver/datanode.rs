@@ -15,13 +15,13 @@ use harvestfs_telemetry::primary::{Monitor, Sampler};
 use tokio::sync::mpsc;
 
 use crate::driver::busy::BusySignal;
-use crate::driver::link::{Commands, NamenodeLink, Removals};
+use crate::driver::link::{Commands, Links, Parts, Removals};
 use crate::driver::node::Node;
 use crate::driver::repair::Repairer;
 use crate::driver::scrubber::Scrubber;
 use crate::driver::service::{self, Alive};
 use crate::driver::{short_circuit, shrinker};
-use crate::engine::link::LinkId;
+use crate::engine::link::members::Members;
 use crate::options::{DatanodeOptions, PrimaryOptions, StartError};
 use crate::store::{
     BlockStore, BufferPool, Disk, RealDisk, Volume, VolumeError, VolumeOptions, now,
@@ -83,7 +83,9 @@ impl Datanode {
             .map_err(StartError::PrimaryThread)?;
         let namenode = Peer::new(Role::Namenode, options.namenode_name.clone())
             .map_err(StartError::NamenodeName)?;
-        let (store, volume_errors) = open_volumes(&options, disk).await?;
+        let members = Members::new(&options.namenodes);
+        let links_max = members.links_max();
+        let (store, volume_errors) = open_volumes(&options, disk, links_max).await?;
         let transport = TransportOptions::default();
         let endpoint = Endpoint::bind(options.listen, &options.identity, transport)?;
         let local_addr = endpoint.local_addr()?;
@@ -99,7 +101,7 @@ impl Datanode {
             connections,
             BusySignal::new(monitor),
             short_circuit,
-            options.namenodes.clone(),
+            links_max,
         );
         if let Some(listener) = listener {
             tokio::spawn(short_circuit::serve(listener, node.clone()));
@@ -120,19 +122,12 @@ impl Datanode {
             options.repair_bytes_per_second,
         );
         let scrubber = Scrubber::new(node.clone(), options.scrub_bytes_per_second);
-        let removals = Removals::new(
-            node.clone(),
-            options.removal_bytes_per_second,
-            options.namenodes.len(),
-        );
+        let removals = Removals::new(node.clone(), options.removal_bytes_per_second, links_max);
         let commands = Commands::start(&node, repairer, removals.clone(), scrubber.clone(), &alive);
-        let link = |(index, &addr)| NamenodeLink {
-            id: LinkId(index),
-            addr,
-            has_others: options.namenodes.len() > 1,
+        let parts = Parts {
             node: node.clone(),
             endpoint: endpoint.clone(),
-            namenode: namenode.clone(),
+            namenode,
             server: ServerDescription {
                 name: options.identity.peer().name.clone(),
                 rack: options.rack.clone(),
@@ -140,13 +135,10 @@ impl Datanode {
                 machine_function: options.machine_function.clone(),
                 data_addr: options.advertise.unwrap_or(local_addr),
             },
-            commands: commands.clone(),
-            removals: removals.clone(),
-            alive: alive.clone(),
+            commands,
+            removals,
         };
-        for link in options.namenodes.iter().enumerate().map(link) {
-            tokio::spawn(link.run());
-        }
+        Links::begin(parts, members, &options.namenodes, &alive);
         tokio::spawn(shrinker::run(node.clone()));
         tokio::spawn(scrubber.run(options.scrub_interval));
         Ok(Self {
@@ -290,6 +282,7 @@ fn blocking<T: Send + 'static>(
 async fn open_volumes(
     options: &DatanodeOptions,
     disk: Arc<dyn Disk>,
+    links_max: usize,
 ) -> Result<(BlockStore, Vec<VolumeError>), StartError> {
     let server = options.identity.peer().name.clone();
     let openings: Vec<_> = options
@@ -317,11 +310,6 @@ async fn open_volumes(
         return Err(StartError::NoVolume(errors));
     }
     let buffers = BufferPool::new(options.buffer_bytes);
-    let store = BlockStore::new(
-        volumes,
-        buffers,
-        options.table_cache_bytes,
-        options.namenodes.len(),
-    );
+    let store = BlockStore::new(volumes, buffers, options.table_cache_bytes, links_max);
     Ok((store, errors))
 }

@@ -76,13 +76,13 @@ impl Node {
         connections: ConnectionPool,
         busy: BusySignal,
         short_circuit: Option<ShortCircuit>,
-        namenodes: Vec<SocketAddr>,
+        links_max: usize,
     ) -> Arc<Self> {
         Arc::new(Self {
             claiming: AsyncMutex::new(()),
-            tokens: RwLock::new(Tokens::new(namenodes.len())),
-            standing: Mutex::new(Standing::new(namenodes.len())),
-            obedience: Obedience::new(store.read_obeyed(), namenodes),
+            tokens: RwLock::new(Tokens::new(links_max)),
+            standing: Mutex::new(Standing::new(links_max)),
+            obedience: Obedience::new(store.read_obeyed(), links_max),
             store,
             connections,
             busy,
@@ -95,13 +95,37 @@ impl Node {
         })
     }
 
-    /// Whether the namenode on a link, which says so of itself, is to be obeyed. Returns how far it
-    /// is.
+    /// There is a link to a namenode from now on.
+    pub fn begin(&self, link: LinkId) {
+        self.note(|standing| standing.begin(link));
+        self.store.changes().of(link).begin();
+    }
+
+    /// There is none any more: what the namenode signed is not accepted.
+    pub fn end(&self, link: LinkId) {
+        self.store.changes().of(link).end();
+        self.set_keys(link, &[]);
+        self.note(|standing| standing.end(link));
+    }
+
+    /// Whether a namenode is obeyed, as far as is heard.
+    pub fn has_leader(&self) -> bool {
+        self.standing.lock().has_leader()
+    }
+
+    /// Whether the namenode on a link, at this address, which says so of itself, is to be obeyed. Returns
+    /// how far it is.
     ///
     /// # Errors
     /// Why not.
-    pub fn obey(&self, link: LinkId, authority: &Authority) -> Result<Position, Refusal> {
-        let result = self.obedience.obey(link, authority);
+    pub fn obey(
+        &self,
+        link: LinkId,
+        addr: SocketAddr,
+        authority: &Authority,
+    ) -> Result<Position, Refusal> {
+        let is_only = self.standing.lock().has_only_one();
+        let result = self.obedience.obey(link, addr, authority, is_only);
         self.note(|standing| standing.heard(link, result.is_ok()));
         result
     }

@@ -18,7 +18,6 @@ const WRITE_INTERVAL: Duration = Duration::from_secs(5);
 
 /// What was obeyed, in memory and on the disks.
 pub struct Obedience {
-    namenodes: Vec<SocketAddr>,
     state: Mutex<engine::link::obedience::Obedience>,
     /// Held while it is written.
     writing: AsyncMutex<()>,
@@ -26,11 +25,10 @@ pub struct Obedience {
 }
 
 impl Obedience {
-    /// With what the disks say, and links to these namenodes.
-    pub fn new(obeyed: Option<Position>, namenodes: Vec<SocketAddr>) -> Self {
-        let state = engine::link::obedience::Obedience::new(obeyed, namenodes.len());
+    /// With what the disks say, and at most so many links at a time.
+    pub fn new(obeyed: Option<Position>, links_max: usize) -> Self {
+        let state = engine::link::obedience::Obedience::new(obeyed, links_max);
         Self {
-            namenodes,
             state: Mutex::new(state),
             writing: AsyncMutex::new(()),
             begun: Notify::new(),
@@ -52,23 +50,28 @@ impl Obedience {
         self.state.lock().holds(epoch)
     }
 
-    /// Whether the namenode on a link, which says so, is to be obeyed; takes note of it. Returns
-    /// how far it is.
+    /// Whether the namenode on a link, at this address, which says so, is to be obeyed; takes note of it.
+    /// Returns how far it is. Of several, it is usual that one stands by.
     ///
     /// # Errors
     /// Why not.
-    pub fn obey(&self, link: LinkId, authority: &Authority) -> Result<Position, Refusal> {
+    pub fn obey(
+        &self,
+        link: LinkId,
+        addr: SocketAddr,
+        authority: &Authority,
+        is_only: bool,
+    ) -> Result<Position, Refusal> {
         let mut state = self.state.lock();
         let Judgement { result, is_news } = state.judge(link, authority);
         let obeyed = state.obeyed();
         drop(state);
-        let addr = self.namenodes[link.0];
         match result {
             Ok(obeyed) if is_news => {
                 tracing::info!(%addr, epoch = %obeyed.epoch, "an epoch of the namenode is obeyed");
                 self.begun.notify_one();
             }
-            Err(Refusal::Recovering) if is_news && self.namenodes.len() > 1 => {
+            Err(Refusal::Recovering) if is_news && !is_only => {
                 tracing::info!(%addr, position = %authority.position, "the namenode stands by, or is in recovery");
             }
             Err(refusal) if is_news => {

@@ -6,18 +6,18 @@ use harvestfs_protocol::token::{BlockToken, Right, TokenKey, TokenVerifier};
 
 use crate::engine::link::LinkId;
 
-/// By link: the keys that the namenode gave last. Numbers of keys of two namenodes may be the same.
+/// By link: the keys that the namenode gave last, none where there is no namenode. Numbers of keys of two namenodes may be the same.
 #[derive(Debug)]
 pub struct Tokens {
     verifiers: Vec<TokenVerifier>,
 }
 
 impl Tokens {
-    /// Accepts none, with links to so many namenodes.
-    pub fn new(namenodes: usize) -> Self {
+    /// Accepts none, with at most so many links at a time.
+    pub fn new(links_max: usize) -> Self {
         Self {
             verifiers: std::iter::repeat_with(TokenVerifier::default)
-                .take(namenodes)
+                .take(links_max)
                 .collect(),
         }
     }

@@ -34,15 +34,15 @@ pub struct BlockStore {
 }
 
 impl BlockStore {
-    /// A store over volumes that were opened, with what was found on them. So many namenodes are
-    /// told of it.
+    /// A store over volumes that were opened, with what was found on them. Namenodes on at
+    /// most so many links are told of it.
     pub fn new(
         volumes: Vec<(Arc<Volume>, Vec<Found>)>,
         buffers: BufferPool,
         table_cache_bytes: usize,
-        namenodes: usize,
+        links_max: usize,
     ) -> Self {
-        let inventory = Inventory::new(volumes, buffers, table_cache_bytes, namenodes);
+        let inventory = Inventory::new(volumes, buffers, table_cache_bytes, links_max);
         Self {
             inventory: Arc::new(inventory),
         }

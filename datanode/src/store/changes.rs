@@ -1,5 +1,7 @@
 //! Changes of replicas since the last reports to the namenodes.
 
+use std::sync::atomic::{AtomicBool, Ordering};
+
 use harvestfs_protocol::ids::StorageId;
 use harvestfs_protocol::node::ReplicaChange;
 use parking_lot::{Mutex, MutexGuard};
@@ -8,7 +10,7 @@ use tokio::sync::Notify;
 use crate::engine;
 use crate::engine::link::LinkId;
 
-/// A queue of changes for each namenode. Adding never waits.
+/// A queue of changes for each link. Adding never waits.
 #[derive(Debug)]
 pub struct Changes {
     queues: Vec<ChangeQueue>,
@@ -17,23 +19,26 @@ pub struct Changes {
 /// A queue of changes that can be waited for.
 #[derive(Debug, Default)]
 pub struct ChangeQueue {
+    /// There is a namenode that is to be told.
+    is_used: AtomicBool,
     queue: Mutex<engine::link::changes::Changes>,
     added: Notify,
 }
 
 impl Changes {
-    /// For links to so many namenodes.
-    pub fn new(namenodes: usize) -> Self {
+    /// For at most so many links at a time.
+    pub fn new(links_max: usize) -> Self {
         Self {
             queues: std::iter::repeat_with(ChangeQueue::default)
-                .take(namenodes)
+                .take(links_max)
                 .collect(),
         }
     }
 
     /// Adds a change, for all namenodes.
     pub fn push(&self, storage: StorageId, change: ReplicaChange) {
-        for queue in &self.queues {
+        let used = self.queues.iter().filter(|it| it.is_used());
+        for queue in used {
             queue.push(storage, change);
         }
     }
@@ -45,6 +50,21 @@ impl Changes {
 }
 
 impl ChangeQueue {
+    /// From now on there is a namenode that is told, of everything at first.
+    pub fn begin(&self) {
+        self.is_used.store(true, Ordering::Release);
+    }
+
+    /// There is none any more.
+    pub fn end(&self) {
+        self.is_used.store(false, Ordering::Release);
+        self.lock().clear();
+    }
+
+    fn is_used(&self) -> bool {
+        self.is_used.load(Ordering::Acquire)
+    }
+
     /// Adds a change, for this namenode only.
     pub fn push(&self, storage: StorageId, change: ReplicaChange) {
         self.queue.lock().push(storage, change);

@@ -142,7 +142,7 @@ impl Inventory {
         volumes: Vec<(Arc<Volume>, Vec<Found>)>,
         buffers: BufferPool,
         table_cache_bytes: usize,
-        namenodes: usize,
+        links_max: usize,
     ) -> Self {
         let mut replicas = FxHashMap::default();
         let mut opened = Vec::with_capacity(volumes.len());
@@ -160,7 +160,7 @@ impl Inventory {
             files: FileCache::default(),
             tables: TableCache::new(table_cache_bytes),
             buffers,
-            changes: Arc::new(Changes::new(namenodes)),
+            changes: Arc::new(Changes::new(links_max)),
         }
     }
 

@@ -257,3 +257,61 @@ async fn one_of_another_cluster_is_not_obeyed_whatever_its_epoch() {
     have_deleted(&cluster.namenode, cluster.nodes[0].node, 1..=1);
     wait_for_block(&cluster.namenode, 1, false).await;
 }
+
+/// With its next heartbeat, it hears of these namenodes.
+fn name(by: &FakeNamenode, node: NodeId, all: &[&FakeNamenode]) {
+    let named = NodeCommand::Namenodes {
+        this: by.addr,
+        all: all.iter().map(|it| it.addr).collect(),
+    };
+    by.lock().commands.entry(node).or_default().push(named);
+}
+
+#[tokio::test]
+async fn it_goes_on_with_those_that_replace_all_that_its_configuration_names() {
+    let mut cluster = TestCluster::without_datanodes(2);
+    cluster.namenode.lead(5);
+    let mut options = cluster.options(0);
+    options.namenodes.truncate(1);
+    let datanode = Datanode::start(options).await.unwrap();
+    cluster.nodes.push(cluster.namenode.node("dn1").await);
+    let node = cluster.nodes[0].node;
+    write(&cluster, 1).await;
+    let [one, two] = &cluster.standbys[..] else {
+        panic!("two stand by");
+    };
+    name(&cluster.namenode, node, &[&cluster.namenode, one, two]);
+    for namenode in [one, two] {
+        wait_for_block(namenode, 1, true).await;
+    }
+
+    // One of the new ones leads, and the one of the configuration has left.
+    let leader = cluster.standbys.remove(0);
+    let left = std::mem::replace(&mut cluster.namenode, leader);
+    left.stop().await;
+    let other = &cluster.standbys[0];
+    cluster.namenode.lead(6);
+    name(&cluster.namenode, node, &[&cluster.namenode, other]);
+    cluster.namenode.wait_for_heartbeats().await;
+    write(&cluster, 2).await;
+    for namenode in [&cluster.namenode, other] {
+        wait_for_block(namenode, 2, true).await;
+    }
+
+    // What leaves is told nothing more, and what it signs is not accepted.
+    assert_eq!(read_with(&cluster, other).await, Ok(()));
+    name(&cluster.namenode, node, &[&cluster.namenode]);
+    cluster.namenode.wait_for_heartbeats().await;
+    let heard = other.lock().heartbeats.len();
+    let read = read_with(&cluster, other).await;
+    assert!(matches!(read, Err(DataError::BadToken(_))), "{read:?}");
+    write(&cluster, 3).await;
+    wait_for_block(&cluster.namenode, 3, true).await;
+    cluster.namenode.wait_for_heartbeats().await;
+    assert_eq!(other.lock().heartbeats.len(), heard);
+    // It comes back.
+    name(&cluster.namenode, node, &[&cluster.namenode, other]);
+    wait_for_block(other, 3, true).await;
+    assert_eq!(read_with(&cluster, other).await, Ok(()));
+    datanode.shutdown().await;
+}

@@ -52,6 +52,8 @@ pub struct GroupMember {
     pub is_this: bool,
     /// It leads.
     pub leads: bool,
+    /// How many records it lacks: of the others, only the one that leads knows.
+    pub behind_records: Option<u64>,
 }
 
 /// The cluster in numbers.

@@ -99,6 +99,11 @@ impl Sessions {
         self.by_id.get_mut(&id)
     }
 
+    /// All of them.
+    pub(crate) fn ids(&self) -> impl Iterator<Item = SessionId> {
+        self.by_id.keys().copied()
+    }
+
     /// How many there are.
     pub(crate) fn len(&self) -> usize {
         self.by_id.len()

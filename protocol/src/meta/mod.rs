@@ -23,6 +23,8 @@ mod operations;
 mod parts;
 pub mod query;
 
+use std::net::SocketAddr;
+
 use serde::{Deserialize, Serialize};
 
 pub use self::housekeeping::Housekeeping;
@@ -279,5 +281,11 @@ pub enum Notice {
     Recall {
         /// Files that the session has the delegation of.
         inodes: Vec<InodeId>,
+    },
+    /// Where the namenodes of the group listen: when a session begins with the one that leads, and when
+    /// they change. Nothing is answered.
+    Namenodes {
+        /// At most [`crate::limits::NAMENODES_TOLD_MAX`].
+        all: Vec<SocketAddr>,
     },
 }

@@ -163,7 +163,10 @@ impl Versioned for MetaReply {
 impl Versioned for Notice {
     fn since(&self) -> Version {
         match self {
-            Self::Invalidate { .. } | Self::InvalidateAll { .. } | Self::Recall { .. } => V0_2,
+            Self::Invalidate { .. }
+            | Self::InvalidateAll { .. }
+            | Self::Recall { .. }
+            | Self::Namenodes { .. } => V0_2,
         }
     }
 }
@@ -200,7 +203,8 @@ impl Versioned for NodeCommand {
             | Self::Seal { .. }
             | Self::SetQuota { .. }
             | Self::ReportBlocks { .. }
-            | Self::Verify { .. } => V0_2,
+            | Self::Verify { .. }
+            | Self::Namenodes { .. } => V0_2,
         }
     }
 }

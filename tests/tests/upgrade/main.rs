@@ -1,5 +1,6 @@
-//! A rolling upgrade from one build to another one, with programs that write and read through mounts
-//! meanwhile. `just upgrade` builds the second one, which has a later version, and runs it.
+//! A rolling upgrade from one build to another one, and one that is taken back, with programs that write
+//! and read through mounts meanwhile. `just upgrade` builds the second one, which has a later version, and
+//! runs them one after the other.
 
 mod load;
 mod parts;
@@ -24,12 +25,57 @@ fn step(what: &str) {
     println!("--- {what}");
 }
 
+fn next_build() -> PathBuf {
+    let next = std::env::var_os(NEXT).map(PathBuf::from);
+    next.unwrap_or_else(|| panic!("{NEXT} says where the next build is"))
+}
+
+#[test]
+fn an_upgrade_that_is_not_finished_is_taken_back_while_programs_use_the_cluster() {
+    assert!(can_mount(), "mounts are what is tested");
+    let mut parts = Parts::start(next_build());
+    let old_mount = parts.mount("mount-old", Build::Old);
+    let new_mount = parts.mount("mount-new", Build::New);
+    let load = Load::start(&[old_mount, new_mount]);
+    for (to, why) in [
+        (Build::New, "becomes the next build"),
+        (Build::Old, "goes back"),
+    ] {
+        for number in 1..=parts::DATANODES {
+            step(&format!("datanode {number} {why}"));
+            parts.replace_datanode(number, to);
+            load.check();
+        }
+        for number in 1..=parts.namenodes() {
+            step(&format!("namenode {number} {why}"));
+            parts.replace_namenode(number, to);
+            load.check();
+            // The other build has to read it.
+            parts.succeeds(to, &["admin", "snapshot"]);
+        }
+    }
+    let status = parts.status();
+    assert_eq!((status.cluster, status.newest), (OLD, OLD), "{status:?}");
+    assert!(status.missing.is_empty(), "{status:?}");
+    assert_eq!(status.clients, [OLD, NEW].into());
+
+    std::thread::sleep(QUIET);
+    let done = load.stop();
+    println!("{done}");
+    done.verify();
+    step("the mount of the next build goes, too");
+    parts.stop("mount-new");
+    parts.mount("mount-new", Build::Old);
+    done.verify();
+    wait_until("the file system is healthy", parts::HEALTHY_WITHIN, || {
+        parts.run(Build::Old, &["admin", "fsck"]).status.success()
+    });
+}
+
 #[test]
 fn a_cluster_is_upgraded_part_by_part_while_programs_use_it() {
-    let next = std::env::var_os(NEXT).map(PathBuf::from);
-    let next = next.unwrap_or_else(|| panic!("{NEXT} says where the next build is"));
     assert!(can_mount(), "mounts are what is tested");
-    let mut parts = Parts::start(next);
+    let mut parts = Parts::start(next_build());
     let old_mount = parts.mount("mount-old", Build::Old);
     let new_mount = parts.mount("mount-new", Build::New);
     let status = parts.status();

@@ -96,7 +96,7 @@ async fn resume(
     let mut searching = Searching::everywhere(session);
     let connected = searching.open(Some(link), false).await;
     let (link, notices) = connected.map_err(|error| error.to_string())?;
-    tracing::debug!(namenode = link.namenode, "the session is open there");
+    tracing::debug!(namenode = %link.namenode, "the session is open there");
     let repeated = tokio::select! {
         biased;
         repeated = session.repeat_unconfirmed(&link) => repeated.map_err(|error| error.to_string()),
@@ -154,11 +154,8 @@ async fn keep_alive(session: &Session, link: &Link) -> String {
 /// of them leads. Until one does, the connection is kept: no other can be of use. Returns why it is
 /// to be given up.
 async fn doubt(session: &Session, link: &Link) -> String {
-    let Some(doubts) = &link.doubts else {
-        return std::future::pending().await;
-    };
     loop {
-        doubts.notified().await;
+        link.doubts.arisen.notified().await;
         // It is answered at once by a namenode that leads, whatever its journal is busy with.
         let sign = link.rpc.call(&Request::KeepAlive, KEEPALIVE_DEADLINE);
         let mut sign = pin!(sign);

@@ -12,7 +12,7 @@ mod sequences;
 use std::net::SocketAddr;
 use std::pin::pin;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;
 
 use harvestfs_protocol::error::FsError;
@@ -42,6 +42,7 @@ use crate::engine::cache::listings::Listings;
 use crate::engine::session::connection::{DOUBT_AFTER, Ended};
 use crate::engine::session::delegations::Delegations;
 use crate::engine::session::lease::Lease;
+use crate::engine::session::namenodes::Namenodes;
 use crate::engine::session::search::DIAL_DEADLINE;
 use crate::engine::session::sequences::Unconfirmed;
 use crate::error::ClientError;
@@ -65,24 +66,29 @@ pub(crate) struct Link {
     /// When the session was asked for, since the machine started: its lease counts from here.
     asked: Duration,
     /// Which of the namenodes it is with.
-    namenode: usize,
-    /// Where there are others: a request has waited for long, so perhaps another one leads by now.
-    doubts: Option<Notify>,
+    namenode: SocketAddr,
+    doubts: Doubts,
+}
+
+/// Where there are several namenodes: a request has waited for long, so perhaps another one leads by now.
+struct Doubts {
+    are_several: AtomicBool,
+    arisen: Notify,
 }
 
 impl Link {
     /// As a call of [`Rpc`]. While no answer comes, there are doubts.
     async fn ask(&self, request: &Request, deadline: Duration) -> Result<Response, RpcError> {
         let answer = self.rpc.call(request, deadline);
-        let Some(doubts) = &self.doubts else {
+        if !self.doubts.are_several.load(Ordering::Relaxed) {
             return answer.await;
-        };
+        }
         let mut answer = pin!(answer);
         loop {
             tokio::select! {
                 biased;
                 answer = &mut answer => return answer,
-                () = tokio::time::sleep(DOUBT_AFTER) => doubts.notify_one(),
+                () = tokio::time::sleep(DOUBT_AFTER) => self.doubts.arisen.notify_one(),
             }
         }
     }
@@ -114,8 +120,9 @@ pub(crate) struct Session {
     unconfirmed: Mutex<Unconfirmed<(Numbered, Arc<Request>)>>,
     link: watch::Sender<LinkState>,
     namenode: Peer,
-    /// The place in the options of the namenode that is thought to lead.
-    leader: Mutex<Option<usize>>,
+    namenodes: Mutex<Namenodes>,
+    /// The namenode that is thought to lead.
+    leader: Mutex<Option<SocketAddr>>,
     lease: Lease,
     listener: Mutex<Option<Arc<dyn CacheListener>>>,
     ended: Mutex<Ended>,
@@ -158,6 +165,7 @@ impl Session {
                 reason: "not connected yet".into(),
             }),
             namenode,
+            namenodes: Mutex::new(Namenodes::new(options.namenodes.clone())),
             leader: Mutex::new(None),
             lease: Lease::default(),
             listener: Mutex::default(),
@@ -289,7 +297,7 @@ impl Session {
 
     /// The namenode of this link does not lead any more.
     pub(crate) fn deposed(&self, link: &Link, leader: Option<SocketAddr>) {
-        *self.leader.lock() = leader.and_then(|it| self.namenode_at(it));
+        *self.leader.lock() = leader.and_then(|it| self.namenodes.lock().hinted(it));
         link.rpc
             .connection()
             .close(CloseCode::DONE, "another namenode leads");
@@ -304,15 +312,17 @@ impl Session {
     }
 
     fn has_several_namenodes(&self) -> bool {
-        self.options.namenodes.len() > 1
+        self.namenodes.lock().are_several()
     }
 
-    /// The place of a namenode in the options. One that is not there is not asked.
-    fn namenode_at(&self, addr: SocketAddr) -> Option<usize> {
-        let same = |it: &SocketAddr| {
-            (it.ip().to_canonical(), it.port()) == (addr.ip().to_canonical(), addr.port())
-        };
-        self.options.namenodes.iter().position(same)
+    /// The namenode that leads says which ones there are.
+    fn told_namenodes(&self, link: &Link, all: Vec<SocketAddr>) {
+        tracing::debug!(?all, "these are the namenodes");
+        self.namenodes.lock().told(all);
+        let are_several = self.has_several_namenodes();
+        link.doubts
+            .are_several
+            .store(are_several, Ordering::Relaxed);
     }
 
     /// Ends the session; what was not committed is lost.
@@ -353,7 +363,7 @@ impl Session {
     async fn open_session(
         &self,
         rpc: Rpc,
-        namenode: usize,
+        namenode: SocketAddr,
         resume: Option<&Link>,
     ) -> Result<Link, Failure> {
         let asked = since_boot();
@@ -399,7 +409,10 @@ impl Session {
                     generation,
                     asked,
                     namenode,
-                    doubts: self.has_several_namenodes().then(Notify::new),
+                    doubts: Doubts {
+                        are_several: AtomicBool::new(self.has_several_namenodes()),
+                        arisen: Notify::new(),
+                    },
                 })
             }
             Ok(Ok(_)) => Err(Failure::passing(ClientError::UnexpectedReply(
@@ -431,6 +444,7 @@ impl Session {
                     // Nothing is in memory when its receiver is gone.
                     let _ = self.recalls.send(inodes.clone()).await;
                 }
+                Notice::Namenodes { all } => self.told_namenodes(link, all.clone()),
             }
         }
         let mut invalidated = Vec::new();
@@ -445,7 +459,7 @@ impl Session {
                     invalidated.extend(inodes.into_iter().map(Invalidation::Inode));
                 }
                 Notice::InvalidateAll { .. } => invalidated.push(Invalidation::All),
-                Notice::Recall { .. } => {}
+                Notice::Recall { .. } | Notice::Namenodes { .. } => {}
             }
         }
         self.notify_listener(invalidated).await;

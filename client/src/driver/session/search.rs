@@ -1,6 +1,7 @@
 //! Finds the namenode that leads, and opens the session there.
 
 use std::future::poll_fn;
+use std::net::SocketAddr;
 use std::task::Poll;
 use std::time::Duration;
 
@@ -26,15 +27,26 @@ pub(super) struct Searching<'a> {
     session: &'a Session,
     search: Search,
     candidates: Vec<Candidate<'a>>,
+    /// The one that is not searched.
+    except: Option<SocketAddr>,
     /// The last failure.
     last: Option<ClientError>,
 }
 
 struct Candidate<'a> {
-    /// Its place in the options.
-    namenode: usize,
+    namenode: SocketAddr,
     contact: Option<Contact>,
     work: Option<BoxFuture<'a, Result<Done, Failure>>>,
+}
+
+impl Candidate<'_> {
+    fn new(namenode: SocketAddr) -> Self {
+        Self {
+            namenode,
+            contact: None,
+            work: None,
+        }
+    }
 }
 
 /// A connection without a session.
@@ -91,17 +103,17 @@ impl From<TransportError> for Failure {
 impl<'a> Searching<'a> {
     /// Among all.
     pub(super) fn everywhere(session: &'a Session) -> Self {
-        let all = (0..session.options.namenodes.len()).collect();
-        Self::among(session, all)
+        Self::among_all_but(session, None)
     }
 
     /// Among all but one.
-    pub(super) fn elsewhere(session: &'a Session, than: usize) -> Self {
-        let all = 0..session.options.namenodes.len();
-        Self::among(session, all.filter(|it| *it != than).collect())
+    pub(super) fn elsewhere(session: &'a Session, than: SocketAddr) -> Self {
+        Self::among_all_but(session, Some(than))
     }
 
-    fn among(session: &'a Session, namenodes: Vec<usize>) -> Self {
+    fn among_all_but(session: &'a Session, except: Option<SocketAddr>) -> Self {
+        let mut namenodes = session.namenodes.lock().all();
+        namenodes.retain(|it| Some(*it) != except);
         let leader = *session.leader.lock();
         let likely = namenodes.iter().position(|it| Some(*it) == leader);
         let search = if session.has_several_namenodes() {
@@ -109,14 +121,10 @@ impl<'a> Searching<'a> {
         } else {
             Search::for_only(clock::now())
         };
-        let candidate = |namenode| Candidate {
-            namenode,
-            contact: None,
-            work: None,
-        };
         Self {
             search,
-            candidates: namenodes.into_iter().map(candidate).collect(),
+            candidates: namenodes.into_iter().map(Candidate::new).collect(),
+            except,
             session,
             last: None,
         }
@@ -172,8 +180,8 @@ impl<'a> Searching<'a> {
         }
     }
 
-    /// Returns once one of them leads: its place in the options.
-    pub(super) async fn find(&mut self) -> usize {
+    /// Returns once one of them leads: where it listens.
+    pub(super) async fn find(&mut self) -> SocketAddr {
         loop {
             while let Some((index, step)) = self.search.next(clock::now()) {
                 if step == Step::Open {
@@ -241,13 +249,9 @@ impl<'a> Searching<'a> {
 
     fn failed(&mut self, index: usize, failure: Failure) {
         let outcome = match &failure.error {
-            ClientError::Fs(FsError::NotLeader { leader }) => {
-                let leader = leader.and_then(|it| self.session.namenode_at(it));
-                let place = |leader| self.candidates.iter().position(|it| it.namenode == leader);
-                Outcome::Stands {
-                    leader: leader.and_then(place),
-                }
-            }
+            ClientError::Fs(FsError::NotLeader { leader }) => Outcome::Stands {
+                leader: leader.and_then(|it| self.candidate_at(it)),
+            },
             _ => {
                 self.candidates[index].contact = None;
                 Outcome::Failed {
@@ -257,6 +261,20 @@ impl<'a> Searching<'a> {
         };
         self.last = Some(failure.error);
         self.came(index, outcome);
+    }
+
+    /// The candidate at an address that another one named; it need not be known before.
+    fn candidate_at(&mut self, addr: SocketAddr) -> Option<usize> {
+        let addr = self.session.namenodes.lock().hinted(addr)?;
+        if Some(addr) == self.except {
+            return None;
+        }
+        let known = self.candidates.iter().position(|it| it.namenode == addr);
+        known.or_else(|| {
+            tracing::info!(%addr, "a namenode that was not known is said to lead");
+            self.candidates.push(Candidate::new(addr));
+            Some(self.search.add(clock::now()))
+        })
     }
 
     fn came(&mut self, index: usize, outcome: Outcome) {
@@ -269,8 +287,7 @@ impl<'a> Searching<'a> {
     }
 }
 
-async fn dial(session: &Session, namenode: usize, deadline: Duration) -> Result<Done, Failure> {
-    let addr = session.options.namenodes[namenode];
+async fn dial(session: &Session, addr: SocketAddr, deadline: Duration) -> Result<Done, Failure> {
     let dialled = session.endpoint.connect(addr, &session.namenode, deadline);
     let connection = dialled.await?;
     let (sender, notices) = mpsc::channel(NOTICES_QUEUED_MAX);

@@ -262,7 +262,7 @@ impl MetaCache {
                 inodes, entries, ..
             } => self.invalidate(inodes, entries),
             Notice::InvalidateAll { .. } => self.invalidate_all(),
-            Notice::Recall { .. } => {}
+            Notice::Recall { .. } | Notice::Namenodes { .. } => {}
         }
     }
 

@@ -6,5 +6,6 @@ pub(crate) mod connection;
 pub(crate) mod delegations;
 pub(crate) mod holds;
 pub(crate) mod lease;
+pub(crate) mod namenodes;
 pub(crate) mod search;
 pub(crate) mod sequences;

@@ -106,22 +106,23 @@ impl Search {
 
     /// Among so many of several namenodes, of which one is likely to lead.
     pub(crate) fn among(candidates: usize, likely: Option<usize>, now: Instant) -> Self {
-        let candidate = |index| Candidate {
-            state: State::Away,
-            since: now,
-            due: match likely {
+        let candidate = |index| {
+            Candidate::new(match likely {
                 Some(likely) if likely != index => now + HEAD_START,
                 _ => now,
-            },
-            was_dialled: false,
-            failures: 0,
-            refusals: 0,
-            hopeless: false,
+            })
         };
         Self {
             candidates: (0..candidates).map(candidate).collect(),
             is_only: false,
         }
+    }
+
+    /// Another namenode is known, which is said to lead. Gives its number.
+    pub(crate) fn add(&mut self, now: Instant) -> usize {
+        self.is_only = false;
+        self.candidates.push(Candidate::new(now));
+        self.candidates.len() - 1
     }
 
     /// Whether every candidate has failed in a way that will repeat.
@@ -234,6 +235,19 @@ impl Search {
 }
 
 impl Candidate {
+    /// One that is to be dialled at some time.
+    fn new(due: Instant) -> Self {
+        Self {
+            state: State::Away,
+            since: due,
+            due,
+            was_dialled: false,
+            failures: 0,
+            refusals: 0,
+            hopeless: false,
+        }
+    }
+
     fn enter(&mut self, state: State, now: Instant) {
         self.state = state;
         self.since = now;
@@ -325,6 +339,25 @@ mod tests {
         assert_eq!(steps(&mut search, now), [(2, Step::Ask)]);
         search.came(2, Outcome::Leads, 0.5, now);
         assert_eq!(steps(&mut search, now), [(2, Step::Open)]);
+    }
+
+    #[test]
+    fn the_only_one_may_name_another_one() {
+        let now = some_time();
+        let mut search = Search::for_only(now);
+        assert_eq!(steps(&mut search, now), [(0, dial(DIAL_DEADLINE))]);
+        search.came(0, Outcome::Connected, 0.5, now);
+        assert_eq!(steps(&mut search, now), [(0, Step::Open)]);
+        let other = search.add(now);
+        let stands = Outcome::Stands {
+            leader: Some(other),
+        };
+        search.came(0, stands, 0.5, now);
+        assert_eq!(steps(&mut search, now), [(other, FIRST_DIAL)]);
+        search.came(other, Outcome::Connected, 0.5, now);
+        assert_eq!(steps(&mut search, now), [(other, Step::Ask)]);
+        search.came(other, Outcome::Leads, 0.5, now);
+        assert_eq!(steps(&mut search, now), [(other, Step::Open)]);
     }
 
     #[test]

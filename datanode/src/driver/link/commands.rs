@@ -145,6 +145,8 @@ impl Commands {
                 let replica = (storage, block);
                 self.verifications.try_send((epoch, replica)).is_ok()
             }
+            // The link has done it.
+            NodeCommand::Namenodes { .. } => true,
         };
         if !queued {
             tracing::warn!("too many commands wait; one is dropped until it is repeated");

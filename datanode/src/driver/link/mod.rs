@@ -1,11 +1,12 @@
 //! The connection to a namenode: registration, and again after every loss, for ever. With several
 //! namenodes there is one such link to each of them, all the time, so that whichever begins to lead
-//! knows what is here already.
+//! knows what is here already. Which ones there are, they say themselves.
 //!
 //! On a registered connection two tasks run side by side and wait for nothing of each other:
 //! heartbeats, and reports of replicas.
 
 mod commands;
+mod links;
 mod removals;
 mod reports;
 
@@ -15,18 +16,16 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use harvestfs_protocol::error::FsError;
-use harvestfs_protocol::identity::Peer;
 use harvestfs_protocol::ids::{ClusterId, StorageId};
 use harvestfs_protocol::limits::HEARTBEAT_INTERVAL;
 use harvestfs_protocol::machine;
 use harvestfs_protocol::meta::Notice;
 use harvestfs_protocol::node::{
-    Heartbeat, HeartbeatReply, NodeRegistered, NodeReply, NodeRequest, RegisterNode,
-    ServerDescription,
+    Heartbeat, HeartbeatReply, NodeCommand, NodeRegistered, NodeReply, NodeRequest, RegisterNode,
 };
 use harvestfs_protocol::rpc::{Reply, Request, Response};
 use harvestfs_protocol::timeline::Authority;
-use harvestfs_protocol::transport::{Endpoint, RpcClient, RpcError, TransportError};
+use harvestfs_protocol::transport::{CloseCode, RpcClient, RpcError, TransportError};
 use harvestfs_protocol::unix_now_ms;
 use harvestfs_protocol::version::{Release, Unfit, Versions};
 use parking_lot::Mutex;
@@ -34,9 +33,9 @@ use tokio::sync::mpsc;
 
 pub use self::commands::Commands;
 use self::commands::Mandate;
+pub use self::links::{Links, Parts};
 pub use self::removals::Removals;
 use crate::driver::budget::sleep_until;
-use crate::driver::node::Node;
 use crate::driver::service::Alive;
 use crate::engine::link::LinkId;
 use crate::engine::link::attempts::{Attempts, Failure};
@@ -74,37 +73,45 @@ enum LinkError {
     UnexpectedReply,
 }
 
-/// What a link needs to know.
+/// The link to one namenode.
 pub struct NamenodeLink {
-    pub id: LinkId,
-    pub addr: SocketAddr,
-    /// Whether there are links to other namenodes.
-    pub has_others: bool,
-    pub node: Arc<Node>,
-    pub endpoint: Endpoint,
-    pub namenode: Peer,
-    pub server: ServerDescription,
-    pub removals: Arc<Removals>,
-    pub commands: Commands,
+    id: LinkId,
+    addr: SocketAddr,
     /// Dropped when the namenode knows that the datanode stops.
-    pub alive: Alive,
+    alive: Alive,
+    links: Arc<Links>,
 }
 
 impl NamenodeLink {
-    /// Keeps the datanode registered until it stops, and says so then.
+    /// Keeps the datanode registered until it stops, and says so then; or until the namenode has left.
     pub async fn run(self) {
         let registered = Mutex::new(None);
-        tokio::select! {
+        let has_left = tokio::select! {
             biased;
-            () = self.node.stopping() => {}
-            () = self.keep_registered(&registered) => {}
-        }
+            () = self.links.node.stopping() => false,
+            () = self.links.leaving(self.id) => true,
+            () = self.keep_registered(&registered) => false,
+        };
         let client = registered.into_inner();
+        if has_left {
+            return self.leave(client);
+        }
         if let Some(client) = client
             && let Err(error) = call(&client, NodeRequest::Stopping, STOP_DEADLINE).await
         {
             tracing::debug!(addr = %self.addr, %error, "the namenode does not know that this datanode stops");
         }
+        drop(self.alive);
+    }
+
+    /// Nothing is said any more to a namenode that is none of the group.
+    fn leave(self, client: Option<Client>) {
+        tracing::info!(addr = %self.addr, "there is no link to this namenode any more");
+        if let Some(client) = client {
+            let reason = "the namenode is in the group no more";
+            client.connection().close(CloseCode::DONE, reason);
+        }
+        self.links.ended(self.id);
         drop(self.alive);
     }
 
@@ -122,13 +129,19 @@ impl NamenodeLink {
                     note(Some(&client));
                     let error = self.serve(&client).await;
                     note(None);
-                    self.node.lost(self.id);
+                    self.links.node.lost(self.id);
                     (error, "lost the namenode")
                 }
                 Err(error) => (error, "cannot register with the namenode"),
             };
+            if let LinkError::Refused(FsError::NotLeader {
+                leader: Some(leader),
+            }) = error
+            {
+                self.links.hinted(leader);
+            }
             let after = attempts.failed(self.failure(&error), machine::random());
-            if after.is_warned_of {
+            if after.is_warned_of && !self.links.has_left(self.id) {
                 tracing::warn!(%addr, %error, "{happened}");
             } else {
                 tracing::debug!(%addr, %error, "{happened}");
@@ -142,7 +155,9 @@ impl NamenodeLink {
             // Until the one that leads has registered this server, and this one knows.
             LinkError::Refused(FsError::NotLeader { .. }) => Failure::Passing,
             // It led, and is to learn from the others that it does no longer.
-            LinkError::Disobeyed(Refusal::Older { .. }) if self.has_others => Failure::Passing,
+            LinkError::Disobeyed(Refusal::Older { .. }) if self.links.are_several() => {
+                Failure::Passing
+            }
             LinkError::Transport(_)
             | LinkError::Rpc(_)
             | LinkError::Refused(_)
@@ -154,19 +169,20 @@ impl NamenodeLink {
     }
 
     async fn connect(&self) -> Result<Client, LinkError> {
-        let connecting = self
-            .endpoint
-            .connect(self.addr, &self.namenode, CONNECT_DEADLINE);
+        let Links {
+            endpoint, namenode, ..
+        } = &*self.links;
+        let connecting = endpoint.connect(self.addr, namenode, CONNECT_DEADLINE);
         // Notices are for clients; without a receiver they are ignored.
         let (notices, _) = mpsc::channel(1);
         let client = Client::start(connecting.await?, notices).await?;
-        self.removals.forget_commands(self.id);
+        self.links.removals.forget_commands(self.id);
         let request = NodeRequest::Register(Box::new(RegisterNode {
-            server: self.server.clone(),
-            volumes: self.node.store.status(),
-            cluster: self.node.store.cluster(),
+            server: self.links.server.clone(),
+            volumes: self.links.node.store.status(),
+            cluster: self.links.node.store.cluster(),
             version: Release::OURS.to_string(),
-            obeyed: self.node.obedience.obeyed(),
+            obeyed: self.links.node.obedience.obeyed(),
         }));
         match call(&client, request, REGISTER_DEADLINE).await? {
             NodeReply::Registered(registered) => {
@@ -183,8 +199,8 @@ impl NamenodeLink {
     /// Of several namenodes, one of another cluster is none of ours, whatever its epoch. Of the
     /// only one, the volumes are told.
     fn check_cluster(&self, cluster: ClusterId) -> Result<(), LinkError> {
-        let claimed = self.node.store.cluster();
-        match claimed.filter(|&it| it != cluster && self.has_others) {
+        let claimed = self.links.node.store.cluster();
+        match claimed.filter(|&it| it != cluster && self.links.are_several()) {
             Some(claimed) => Err(LinkError::OtherCluster(cluster, claimed)),
             None => Ok(()),
         }
@@ -194,8 +210,8 @@ impl NamenodeLink {
         let (addr, cluster) = (self.addr, registered.cluster);
         tracing::info!(%addr, node = %registered.node, %cluster, "registered");
         // Before its keys are accepted, what belongs to another cluster goes down.
-        self.node.claim(cluster).await;
-        self.node.registered(self.id, registered);
+        self.links.node.claim(cluster).await;
+        self.links.node.registered(self.id, registered);
     }
 
     /// Works on a registered connection until it is lost.
@@ -204,7 +220,7 @@ impl NamenodeLink {
         tokio::select! {
             biased;
             error = self.send_heartbeats(client, &ask_for_report) => error,
-            error = reports::send(&self.node, self.id, client, asked) => error,
+            error = reports::send(&self.links.node, self.id, client, asked) => error,
             error = client.connection().closed() => error.into(),
         }
     }
@@ -216,7 +232,7 @@ impl NamenodeLink {
         client: &Client,
         ask_for_report: &mpsc::Sender<StorageId>,
     ) -> LinkError {
-        let busy = &self.node.busy;
+        let busy = &self.links.node.busy;
         let mut changes = busy.changes();
         let mut heartbeats = Heartbeats::new(now());
         loop {
@@ -224,7 +240,7 @@ impl NamenodeLink {
                 biased;
                 () = sleep_until(heartbeats.look_at(), now()) => {
                     let cpu_permille = busy.primary().map(|primary| primary.cpu_permille);
-                    heartbeats.look(now(), self.removals.pressure_bytes(), cpu_permille)
+                    heartbeats.look(now(), self.links.removals.pressure_bytes(), cpu_permille)
                 }
                 // The sooner it is known, the fewer clients come in vain. The gate's settling time
                 // bounds how often.
@@ -235,16 +251,16 @@ impl NamenodeLink {
             }
             let primary = busy.primary();
             let cpu_permille = primary.map(|primary| primary.cpu_permille);
-            heartbeats.sent(now(), self.removals.pressure_bytes(), cpu_permille);
+            heartbeats.sent(now(), self.links.removals.pressure_bytes(), cpu_permille);
             let request = NodeRequest::Heartbeat(Heartbeat {
-                volumes: self.node.store.status(),
+                volumes: self.links.node.store.status(),
                 busy: busy.denial().is_some(),
                 primary,
-                active_streams: self.node.active_streams.load(Ordering::Relaxed),
+                active_streams: self.links.node.active_streams.load(Ordering::Relaxed),
                 // Far off, as a clock before 1970 is: the namenode says so.
                 unix_ms: unix_now_ms().unwrap_or(0),
-                denials: self.node.metrics.denials(),
-                removable_bytes: self.removals.removable_bytes(),
+                denials: self.links.node.metrics.denials(),
+                removable_bytes: self.links.removals.removable_bytes(),
             });
             let answer = call(client, request, HEARTBEAT_INTERVAL).await;
             heartbeats.answered(now());
@@ -274,11 +290,17 @@ impl NamenodeLink {
         Versions::OURS.check_cluster(reply.cluster_version)?;
         let mandate = self.may_speak(&reply.authority)?;
         if let Some(keys) = reply.keys {
-            self.node.set_keys(self.id, &keys);
+            self.links.node.set_keys(self.id, &keys);
         }
-        if let Some(mandate) = mandate {
-            for command in reply.commands {
-                self.commands.obey(command, mandate, ask_for_report);
+        for command in reply.commands {
+            match (command, mandate) {
+                (NodeCommand::Namenodes { this, all }, _) => {
+                    self.links.told(self.id, this, &all, mandate.is_some());
+                }
+                (command, Some(mandate)) => {
+                    self.links.commands.obey(command, mandate, ask_for_report);
+                }
+                (_, None) => {}
             }
         }
         Ok(())
@@ -290,7 +312,7 @@ impl NamenodeLink {
     /// It is not to be spoken to either.
     fn may_speak(&self, authority: &Authority) -> Result<Option<Mandate>, LinkError> {
         let link = self.id;
-        match self.node.obey(link, authority) {
+        match self.links.node.obey(link, self.addr, authority) {
             Ok(obeyed) => Ok(Some(Mandate { link, obeyed })),
             Err(refusal) if refusal.ends_connection() => Err(LinkError::Disobeyed(refusal)),
             Err(_) => Ok(None),

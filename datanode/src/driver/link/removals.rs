@@ -45,8 +45,8 @@ const HAS_ORDER: &str = "what is left to delete has its order until it is droppe
 
 impl Removals {
     /// With a budget of so many bytes in a second; 0 means no limit.
-    pub fn new(node: Arc<Node>, bytes_per_second: u64, namenodes: usize) -> Arc<Self> {
-        let state = engine::removal::Removals::new(bytes_per_second, namenodes);
+    pub fn new(node: Arc<Node>, bytes_per_second: u64, links_max: usize) -> Arc<Self> {
+        let state = engine::removal::Removals::new(bytes_per_second, links_max);
         Arc::new(Self {
             node,
             state: Mutex::new(state),

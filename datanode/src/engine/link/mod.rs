@@ -3,10 +3,12 @@
 pub mod attempts;
 pub mod changes;
 pub mod heartbeats;
+pub mod members;
 pub mod obedience;
 pub mod reports;
 pub mod standing;
 
-/// The link to one of the namenodes: the place of its address in the configuration.
+/// The link to one of the namenodes: the place of its address in the configuration, or one behind, which
+/// may be that of another namenode later.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LinkId(pub usize);

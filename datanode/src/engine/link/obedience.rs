@@ -64,12 +64,12 @@ pub struct Judgement {
 }
 
 impl Obedience {
-    /// With what the disks say, and links to so many namenodes.
-    pub fn new(obeyed: Option<Position>, namenodes: usize) -> Self {
+    /// With what the disks say, and at most so many links at a time.
+    pub fn new(obeyed: Option<Position>, links_max: usize) -> Self {
         Self {
             obeyed,
             written: obeyed,
-            recovering: vec![false; namenodes],
+            recovering: vec![false; links_max],
         }
     }
 

@@ -11,6 +11,7 @@ pub struct Standing {
 
 #[derive(Clone, Debug, Default)]
 struct Link {
+    is_there: bool,
     /// It was obeyed when it was last heard.
     leads: bool,
     /// It has given keys that sign tokens. They are good while the connection is lost, too.
@@ -20,11 +21,24 @@ struct Link {
 }
 
 impl Standing {
-    /// With links to so many namenodes.
-    pub fn new(namenodes: usize) -> Self {
+    /// With at most so many links at a time.
+    pub fn new(links_max: usize) -> Self {
         Self {
-            links: vec![Link::default(); namenodes],
+            links: vec![Link::default(); links_max],
         }
+    }
+
+    /// There is a link to a namenode from now on.
+    pub fn begin(&mut self, LinkId(link): LinkId) {
+        self.links[link] = Link {
+            is_there: true,
+            ..Link::default()
+        };
+    }
+
+    /// There is none any more.
+    pub fn end(&mut self, LinkId(link): LinkId) {
+        self.links[link] = Link::default();
     }
 
     /// A namenode says something, and is obeyed (`leads`) or not.
@@ -59,9 +73,20 @@ impl Standing {
         self.counting().any(|it| it.is_reported)
     }
 
+    /// Whether there is one namenode.
+    pub fn has_only_one(&self) -> bool {
+        self.links.iter().filter(|it| it.is_there).count() == 1
+    }
+
+    /// Whether one is obeyed, as far as is heard.
+    pub fn has_leader(&self) -> bool {
+        self.links.iter().any(|it| it.leads)
+    }
+
     fn counting(&self) -> impl Iterator<Item = &Link> {
-        let is_alone = self.links.len() == 1;
-        self.links.iter().filter(move |it| it.leads || is_alone)
+        let is_only = self.has_only_one();
+        let there = self.links.iter().filter(|it| it.is_there);
+        there.filter(move |it| it.leads || is_only)
     }
 }
 
@@ -74,7 +99,8 @@ mod tests {
 
     #[test]
     fn the_only_namenode_knows_it_though_it_is_in_recovery() {
-        let mut standing = Standing::new(1);
+        let mut standing = Standing::new(2);
+        standing.begin(ONE);
         assert!(!standing.has_keys_of_leader());
         standing.heard(ONE, false);
         standing.gave_keys(ONE);
@@ -88,6 +114,8 @@ mod tests {
     #[test]
     fn of_several_the_one_that_leads_counts() {
         let mut standing = Standing::new(2);
+        standing.begin(ONE);
+        standing.begin(TWO);
         standing.heard(ONE, false);
         standing.gave_keys(ONE);
         standing.reported(ONE);
@@ -100,5 +128,11 @@ mod tests {
         standing.lost(TWO);
         standing.heard(ONE, true);
         assert!(standing.has_keys_of_leader() && standing.is_known());
+        // The first one leaves, and its link is one to a third one.
+        standing.heard(TWO, false);
+        standing.end(ONE);
+        assert!(!standing.has_leader() && standing.has_keys_of_leader());
+        standing.begin(ONE);
+        assert!(!standing.has_keys_of_leader() && !standing.is_known());
     }
 }

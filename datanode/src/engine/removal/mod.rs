@@ -59,13 +59,13 @@ pub enum Withheld {
 }
 
 impl Removals {
-    /// With a budget of so many bytes in a second; 0 means no limit. Any of so many namenodes may
-    /// come to command.
-    pub fn new(bytes_per_second: u64, namenodes: usize) -> Self {
+    /// With a budget of so many bytes in a second; 0 means no limit. Namenodes
+    /// on so many links may come to command.
+    pub fn new(bytes_per_second: u64, links_max: usize) -> Self {
         Self {
             budget: Budget::new(bytes_per_second),
             left_bytes: 0,
-            registrations: vec![0; namenodes],
+            registrations: vec![0; links_max],
         }
     }
 

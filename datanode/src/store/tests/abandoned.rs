@@ -13,7 +13,7 @@ use crate::testing::disks::{Fault, FaultyDisk};
 
 fn store_with_threads(path: &Path, disk: &Arc<FaultyDisk>, threads: usize) -> BlockStore {
     let volume = Volume::open(&options(path, 1 << 30), "dn1", disk.clone(), threads).unwrap();
-    BlockStore::new(vec![volume], BufferPool::new(16 << 20), 1 << 20, 1)
+    store_of(vec![volume])
 }
 
 /// A store whose only thread waits for the disk, with what is done to it before.

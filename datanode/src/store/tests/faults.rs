@@ -136,7 +136,7 @@ async fn a_broken_volume_goes_down_and_the_others_serve() {
     let volumes = paths
         .iter()
         .map(|path| Volume::open(&options(path, 1 << 30), "dn1", disk.clone(), 1).unwrap());
-    let store = BlockStore::new(volumes.collect(), BufferPool::new(16 << 20), 1 << 20, 1);
+    let store = store_of(volumes.collect());
     let storages = store.healthy_storages();
     for block in 0..16 {
         write_sealed(&store, block, &data(block, 100_000))
@@ -176,7 +176,7 @@ async fn creation_goes_to_the_next_volume_when_one_fails() {
     let volumes = paths
         .iter()
         .map(|path| Volume::open(&options(path, 1 << 30), "dn1", disk.clone(), 1).unwrap());
-    let store = BlockStore::new(volumes.collect(), BufferPool::new(16 << 20), 1 << 20, 1);
+    let store = store_of(volumes.collect());
     disk.fail(Fault::Create, &paths[0], Errno::IO);
     for block in 0..8 {
         write_sealed(&store, block, b"x").await.unwrap();

@@ -19,7 +19,7 @@ use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
 
 use super::buffer::Buffer;
-use super::volume::Volume;
+use super::volume::{Found, Volume};
 use super::*;
 use crate::engine::link::LinkId;
 use crate::engine::link::changes::Pending;
@@ -34,10 +34,17 @@ pub fn options(path: &Path, quota_bytes: u64) -> VolumeOptions {
     }
 }
 
+/// A store over volumes, with a link to a namenode.
+pub fn store_of(volumes: Vec<(Arc<Volume>, Vec<Found>)>) -> BlockStore {
+    let store = BlockStore::new(volumes, BufferPool::new(16 << 20), 1 << 20, 1);
+    store.changes().of(LinkId(0)).begin();
+    store
+}
+
 /// A store over one volume at `path`.
 pub fn store_at(path: &Path, quota_bytes: u64, disk: Arc<dyn Disk>) -> BlockStore {
     let volume = Volume::open(&options(path, quota_bytes), "dn1", disk, 2).unwrap();
-    BlockStore::new(vec![volume], BufferPool::new(16 << 20), 1 << 20, 1)
+    store_of(vec![volume])
 }
 
 pub fn real_store(path: &Path) -> BlockStore {

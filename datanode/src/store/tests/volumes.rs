@@ -117,7 +117,7 @@ async fn new_replicas_go_where_they_are_asked_for_or_there_is_room() {
         volume("c", 64 << 20, StorageClass::Disk),
     ];
     let storages: Vec<_> = volumes.iter().map(|(volume, _)| volume.storage()).collect();
-    let store = BlockStore::new(volumes, BufferPool::new(16 << 20), 1 << 20, 1);
+    let store = store_of(volumes);
     let mut next = 0;
     let mut place = async |class| {
         next += 1;
@@ -258,7 +258,7 @@ async fn volumes_share_the_repairs_of_their_server() {
         })
         .collect();
     let volumes: Vec<Arc<Volume>> = opened.iter().map(|(volume, _)| volume.clone()).collect();
-    let store = BlockStore::new(opened, BufferPool::new(16 << 20), 1 << 20, 1);
+    let store = store_of(opened);
     for block in 0..9 {
         let created = store.create(BlockId(block), None, Origin::Repair, BLOCK_BYTES);
         drop(created.await.unwrap());

@@ -159,6 +159,13 @@ function groupVerdict(group) {
 
 const PARTS = { "leader": "leads", "taking-over": "is taking over", "standby": "is a standby", "nobody-leads": "knows of nobody that leads" };
 
+/** Of the others, only the one that leads knows. */
+function behind(member) {
+  if (member.leads) return "–";
+  if (member.behind_records === null) return "unknown here";
+  return member.behind_records ? plural(member.behind_records, "record") : "nothing";
+}
+
 function namenodes(group) {
   $("group-section").hidden = group.members.length < 2;
   const text = `This namenode ${PARTS[group.part]}, in term ${number(group.term)}, ${group.behind_records ? `${plural(group.behind_records, "record")} behind what is committed` : "and has all that is committed"}.`;
@@ -166,7 +173,8 @@ function namenodes(group) {
   show($("group"), ...group.members.map((it) => el("tr", {},
     el("th", { scope: "row" }, `${number(it.number)}${it.is_this ? " (this one)" : ""}`),
     el("td", {}, it.addr),
-    el("td", {}, it.leads ? "leads" : group.part === "nobody-leads" ? "unknown" : "standby"))));
+    el("td", {}, it.leads ? "leads" : group.part === "nobody-leads" ? "unknown" : "standby"),
+    el("td", {}, behind(it)))));
 }
 
 // --- the grid ---

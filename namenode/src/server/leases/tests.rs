@@ -23,7 +23,7 @@ fn two_sessions() -> Leases {
 fn id_of(notice: &Notice) -> u64 {
     match notice {
         Notice::Invalidate { id, .. } | Notice::InvalidateAll { id } => *id,
-        Notice::Recall { .. } => panic!("leases recall nothing"),
+        Notice::Recall { .. } | Notice::Namenodes { .. } => panic!("leases say no such thing"),
     }
 }
 
@@ -408,7 +408,7 @@ fn take_notice(leases: &mut Leases, world: &mut World, s: u8) {
                 .retain(|&thing, _| !named.contains(&cached(thing)));
         }
         Notice::InvalidateAll { .. } => client.cache.clear(),
-        Notice::Recall { .. } => panic!("leases recall nothing"),
+        Notice::Recall { .. } | Notice::Namenodes { .. } => panic!("leases say no such thing"),
     }
     hear(leases, world, s);
     let released = leases.acked(session_id(s), id_of(&notice));

@@ -1,6 +1,11 @@
-//! Which sessions changes are announced to.
+//! Which sessions changes are announced to; and who is told where the namenodes of the group listen.
+
+use std::net::SocketAddr;
 
 use harvestfs_protocol::ids::SessionId;
+use harvestfs_protocol::limits::NAMENODES_TOLD_MAX;
+use harvestfs_protocol::meta::Notice;
+use harvestfs_protocol::node::NodeCommand;
 
 use super::Owner;
 use crate::engine::namespace::Effects;
@@ -17,6 +22,45 @@ impl Owner {
             self.leases
                 .changed(now_ms, NO_SESSION, &effects.inodes, &effects.entries, id);
         self.announce(announcements);
+    }
+
+    /// The members of the group may be others now: clients are told. Datanodes are with each heartbeat.
+    pub(super) fn note_namenodes(&mut self) {
+        let members = self.log.group().status().members;
+        // One that listens everywhere does not know how others reach it.
+        let addrs = members.iter().map(|it| it.addr);
+        let reachable = addrs.filter(|it| !it.ip().is_unspecified());
+        let all: Vec<SocketAddr> = reachable.take(NAMENODES_TOLD_MAX).collect();
+        if all == self.namenodes {
+            return;
+        }
+        self.namenodes = all;
+        if self.leads() {
+            let all = self.sessions.ids();
+            self.announce(all.map(|id| (id, self.namenodes_notice())).collect());
+        }
+    }
+
+    fn namenodes_notice(&self) -> Notice {
+        Notice::Namenodes {
+            all: self.namenodes.clone(),
+        }
+    }
+
+    /// Tells a session that begins. The only namenode is known to it, perhaps by another address.
+    pub(super) fn tell_namenodes(&self, session: SessionId) {
+        if self.namenodes.len() > 1 {
+            self.announce(vec![(session, self.namenodes_notice())]);
+        }
+    }
+
+    /// What datanodes are told, if others can reach this namenode.
+    pub(super) fn namenodes_command(&self) -> Option<NodeCommand> {
+        let this = self.options.listen;
+        (!this.ip().is_unspecified()).then(|| NodeCommand::Namenodes {
+            this,
+            all: self.namenodes.clone(),
+        })
     }
 
     /// On whose behalf a change is announced. A client does not know what its removal does in the

@@ -26,13 +26,13 @@ mod upkeep;
 mod watch;
 
 use std::collections::VecDeque;
-use std::net::IpAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::time::Duration;
 
 use harvestfs_protocol::error::FsError;
 use harvestfs_protocol::identity::{Peer, Role};
-use harvestfs_protocol::ids::{InodeId, NodeId, SessionId};
+use harvestfs_protocol::ids::{NodeId, SessionId};
 use harvestfs_protocol::limits::DELEGATIONS_PER_SESSION_MAX;
 use harvestfs_protocol::machine;
 use harvestfs_protocol::meta::Notice;
@@ -133,6 +133,8 @@ pub(crate) struct Owner {
     part: Part,
     leadership: LeadershipReceiver,
     group: Group,
+    /// Where its members listen, as others were told last.
+    namenodes: Vec<SocketAddr>,
     /// What others committed.
     committed: mpsc::Receiver<Committed>,
     /// The last term that began, as far as the engine has followed.
@@ -239,6 +241,7 @@ impl Owner {
             part: Part::Standby,
             leadership,
             group: Group::default(),
+            namenodes: Vec::new(),
             committed,
             begun_term: None,
             raised: None,
@@ -248,6 +251,7 @@ impl Owner {
             activity: Activity::default(),
         };
         owner.restore_soft_state();
+        owner.note_namenodes();
         owner
     }
 
@@ -446,6 +450,7 @@ impl Owner {
         let now_ms = self.clock.now_ms();
         self.last_tick_ms = now_ms;
         self.on_progress();
+        self.note_namenodes();
         self.step_down_if_slow();
         self.cluster.tick(now_ms, &mut self.rng);
         self.note_happenings();
@@ -590,10 +595,5 @@ impl Owner {
                 tracing::debug!(session = %id, %error, "a notice was not sent");
             }
         }
-    }
-
-    /// Whether the inode has no name left and is kept only because a session held it.
-    fn is_orphan(&self, ino: InodeId) -> bool {
-        self.namespace.attr(ino).is_ok_and(|attr| attr.nlink == 0)
     }
 }

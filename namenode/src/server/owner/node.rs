@@ -207,17 +207,19 @@ impl Owner {
         }
         let now_unix_ms = clock::unix_now_ms();
         let tokens = &self.tokens;
-        let commands =
-            self.cluster
-                .next_commands(now_ms, node, COMMANDS_PER_HEARTBEAT_MAX, &mut |block| {
-                    tokens.sign(block, Right::Read, now_unix_ms)
-                });
+        let mut commands = self.cluster.next_commands(
+            now_ms,
+            node,
+            COMMANDS_PER_HEARTBEAT_MAX - 1,
+            &mut |block| tokens.sign(block, Right::Read, now_unix_ms),
+        );
         if let Some(connected) = self.connections.get_mut(&connection) {
             let ahead_ms = i128::from(heartbeat.unix_ms) - i128::from(now_unix_ms);
             connected.clock_ahead_ms = i64::try_from(ahead_ms).ok();
         }
         // Each time: whether an earlier reply came in time is not known, and a datanode without the
-        // newest key would refuse all clients.
+        // newest key would refuse all clients, one that knows no namenode any more would be lost.
+        commands.extend(self.namenodes_command());
         let keys = Some(self.tokens.all());
         Ok(HeartbeatReply {
             commands,

@@ -59,6 +59,7 @@ impl Owner {
         self.sessions.returned(id);
         self.deferred_due = true;
         self.release_orphans_unless_missing();
+        self.tell_namenodes(id);
         let reply = Reply::SessionOpened(SessionOpened {
             session: id,
             cluster: self.formatted.cluster,
@@ -304,6 +305,11 @@ impl Owner {
                 tracing::error!(%error, "orphans cannot be released");
             }
         }
+    }
+
+    /// Whether the inode has no name left and is kept only because a session held it.
+    fn is_orphan(&self, ino: InodeId) -> bool {
+        self.namespace.attr(ino).is_ok_and(|attr| attr.nlink == 0)
     }
 
     /// After a restart, orphans stay until every session from before it has come back and declared

@@ -67,16 +67,22 @@ impl Owner {
             Some(_) => GroupPart::Standby,
             None => GroupPart::NobodyLeads,
         };
+        let behind_records = self.log.behind_records();
         let members = view.members.iter().map(|member| GroupMember {
             number: format!("{:x}", member.id),
             addr: member.addr,
             is_this: member.id == view.this,
             leads: Some(member.id) == view.leader,
+            behind_records: match member.acknowledged {
+                _ if member.id == view.this => Some(behind_records),
+                Some(record) if self.leads() => Some(view.last.saturating_sub(record)),
+                Some(_) | None => None,
+            },
         });
         GroupOverview {
             part,
             term: view.term,
-            behind_records: self.log.behind_records(),
+            behind_records,
             members: members.collect(),
         }
     }

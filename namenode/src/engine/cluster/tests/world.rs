@@ -387,6 +387,7 @@ impl World {
             }
             NodeCommand::ReportBlocks { storage } => self.prepare_report(node, storage),
             NodeCommand::Verify { storage, block } => self.verify(node, storage, block),
+            NodeCommand::Namenodes { .. } => {}
             NodeCommand::SetQuota {
                 storage,
                 quota_bytes,
@@ -531,7 +532,9 @@ impl World {
                 assert!(self.blocks.get(block).is_none_or(|it| it.sealed));
             }
             NodeCommand::Verify { block, .. } => self.verifications.push((self.now_ms, id, *block)),
-            NodeCommand::ReportBlocks { .. } | NodeCommand::SetQuota { .. } => {}
+            NodeCommand::ReportBlocks { .. }
+            | NodeCommand::SetQuota { .. }
+            | NodeCommand::Namenodes { .. } => {}
         }
     }
 

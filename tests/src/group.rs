@@ -1,0 +1,71 @@
+//! Namenodes that agree, of a cluster of real processes.
+
+use std::net::SocketAddr;
+
+use crate::cluster::{Cluster, HEALTHY_DEADLINE, free_addresses};
+use crate::wait_until;
+
+impl Cluster {
+    /// Makes the directory of another namenode and starts it. It is in no group yet. Returns its number.
+    ///
+    /// # Panics
+    /// When that fails.
+    pub fn make_namenode(&mut self) -> usize {
+        self.make_namenode_with(&[])
+    }
+
+    /// As [`Cluster::make_namenode`], for another cluster of the same authority.
+    pub fn make_namenode_of(&mut self, cluster: &str) -> usize {
+        self.make_namenode_with(&["--cluster", cluster])
+    }
+
+    fn make_namenode_with(&mut self, more: &[&str]) -> usize {
+        let number = self.namenodes.len() + 1;
+        let address = free_addresses(1)[0];
+        self.namenodes.push(address);
+        let name = Self::namenode_name(number);
+        let out = self.path(&name).to_string_lossy().into_owned();
+        let listen = address.to_string();
+        let init = ["init", "namenode", "--out", &out, "--listen", &listen];
+        self.output_of(&[&init[..], more].concat());
+        self.set_restart_wait_of(&name, 0);
+        self.start_namenode_number(number);
+        number
+    }
+
+    /// The namenodes, as `harvestfs admin namenode list --json` has them.
+    ///
+    /// # Panics
+    /// When none says.
+    #[must_use]
+    pub fn group(&self) -> serde_json::Value {
+        let listed = self.output_of(&["admin", "namenode", "list", "--json"]);
+        serde_json::from_str(&listed).expect("JSON")
+    }
+
+    /// The number, from 1, of the namenode that leads.
+    ///
+    /// # Panics
+    /// When none does for long.
+    #[must_use]
+    pub fn leader(&self) -> usize {
+        let mut leader = None;
+        wait_until("a namenode leads", HEALTHY_DEADLINE, || {
+            let output = self.command(&["admin", "namenode", "list", "--json"]);
+            let group: serde_json::Value =
+                serde_json::from_slice(&output.stdout).unwrap_or_default();
+            let members = group["members"].as_array().cloned().unwrap_or_default();
+            let leads = members.iter().find(|it| it["id"] == group["leader"]);
+            leader = leads.and_then(|it| self.number_of(&it["addr"]));
+            leader.is_some()
+        });
+        leader.expect("waited for")
+    }
+
+    /// The number, from 1, of the namenode at an address.
+    fn number_of(&self, addr: &serde_json::Value) -> Option<usize> {
+        let addr: SocketAddr = addr.as_str()?.parse().ok()?;
+        let at = self.namenodes.iter().position(|it| *it == addr)?;
+        Some(at + 1)
+    }
+}

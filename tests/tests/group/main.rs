@@ -1,0 +1,67 @@
+//! Several namenodes as an operator has them: all are replaced while programs go on, what cannot be a
+//! member is refused, and what is interrupted is gone on with.
+
+mod interrupted;
+mod refused;
+mod replaced;
+mod snapshot;
+
+use std::fs;
+use std::net::SocketAddr;
+use std::path::Path;
+use std::process::Output;
+
+use harvestfs_tests::Cluster;
+
+fn stderr(output: &Output) -> String {
+    String::from_utf8_lossy(&output.stderr).into_owned()
+}
+
+/// Runs a command that is to fail, and gives what it says.
+fn fails(cluster: &Cluster, arguments: &[&str]) -> String {
+    let output = cluster.command(arguments);
+    assert!(!output.status.success(), "{arguments:?}: {output:?}");
+    stderr(&output)
+}
+
+fn address(cluster: &Cluster, number: usize) -> String {
+    cluster.namenodes()[number - 1].to_string()
+}
+
+/// Where those listen that have a vote.
+fn voters(cluster: &Cluster) -> Vec<SocketAddr> {
+    let group = cluster.group();
+    let members = group["members"].as_array().expect("members").iter();
+    let voters = members.filter(|it| it["is_voter"] == true);
+    let mut addrs: Vec<SocketAddr> = voters
+        .map(|it| {
+            it["addr"]
+                .as_str()
+                .expect("text")
+                .parse()
+                .expect("an address")
+        })
+        .collect();
+    addrs.sort();
+    addrs
+}
+
+/// Changes which namenodes a configuration names.
+fn name_namenodes(config: &Path, namenodes: &[SocketAddr]) {
+    let text = fs::read_to_string(config).expect("a configuration");
+    let named: Vec<String> = namenodes.iter().map(|it| format!("\"{it}\"")).collect();
+    let line = format!("namenodes = [{}]", named.join(", "));
+    let (mut changed, mut inside) = (Vec::new(), false);
+    for old in text.lines() {
+        if old.starts_with("namenodes") {
+            changed.push(line.clone());
+            inside = !old.contains(']');
+        } else if inside {
+            inside = !old.contains(']');
+        } else {
+            changed.push(old.to_owned());
+        }
+    }
+    assert!(changed.contains(&line), "{text}");
+    fs::write(config, changed.join("\n") + "\n").expect("it can be written");
+}
