@@ -3,8 +3,7 @@
 //! What a reply says to a session about an inode or about the entries of a directory, the session
 //! may cache while its lease lasts. Every message from the session renews the lease, which ends
 //! when the session was silent for too long. A mutation asks [`Leases::changed`] which other
-//! sessions must be notified; its reply waits until each of them has acknowledged the notice or its
-//! lease has ended.
+//! sessions must be notified; its reply waits until each has acknowledged the notice or its lease is over.
 //!
 //! A session's cache is followed in one of two ways:
 //!
@@ -21,6 +20,7 @@
 mod unheard;
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::hash::Hash;
 
 use harvestfs_protocol::ids::{InodeId, SessionId};
 use harvestfs_protocol::meta::{Cached, Notice};
@@ -35,10 +35,14 @@ use self::unheard::Unheard;
 /// its cache; one that goes on changing must not cost a message for each change.
 const ANNOUNCED_MAX: u32 = 64;
 
+/// A session that is alive has this many leases to acknowledge a notice: what it has to commit before may wait for the end of
+/// another session's lease.
+const ACKNOWLEDGED_WITHIN_LEASES: u64 = 2;
+
 /// A reply that waits for acknowledgements; the number is the caller's.
 pub(crate) type WaitId = u64;
 
-/// Number of a notice, unique among all sessions.
+/// Unique among all sessions.
 type NoticeId = u64;
 
 /// A time during which a session's grants were followed exactly. Forgetting it forgets all of them.
@@ -52,7 +56,7 @@ pub(crate) type Announcement = (SessionId, Notice);
 pub(crate) struct Expired {
     /// Replies that need not wait any longer.
     pub released: Vec<WaitId>,
-    /// Sessions that are alive but have not acknowledged a notice for as long as a lease lasts.
+    /// Sessions that are alive but have not acknowledged a notice for [`ACKNOWLEDGED_WITHIN_LEASES`].
     /// They break the protocol and must be ended, or others would wait for them for ever.
     pub unresponsive: Vec<SessionId>,
 }
@@ -72,6 +76,8 @@ pub(crate) struct Leases {
     unacked: BTreeMap<NoticeId, Unacked>,
     /// Notices not yet acknowledged that named this.
     unacked_by_cached: FxHashMap<Cached, Vec<NoticeId>>,
+    /// Of changes of this, whatever was named.
+    unacked_by_changed: FxHashMap<InodeId, Vec<NoticeId>>,
     /// [`Notice::InvalidateAll`]s not yet acknowledged.
     unacked_everything: BTreeSet<NoticeId>,
     /// How many notices a reply still waits for.
@@ -103,7 +109,10 @@ enum Followed {
 struct Unacked {
     session: SessionId,
     sent_ms: u64,
-    /// What it named; empty for everything.
+    /// Whose change it is about, and which.
+    author: SessionId,
+    changed: Vec<InodeId>,
+    /// Empty for everything.
     named: Vec<Cached>,
     waits: Vec<WaitId>,
 }
@@ -129,6 +138,7 @@ impl Leases {
             next_notice: 1,
             unacked: BTreeMap::new(),
             unacked_by_cached: FxHashMap::default(),
+            unacked_by_changed: FxHashMap::default(),
             unacked_everything: BTreeSet::new(),
             waits: FxHashMap::default(),
             unheard: Unheard::default(),
@@ -234,6 +244,11 @@ impl Leases {
         for cached in named {
             awaited.extend(self.unacked_by_cached.get(&cached).into_iter().flatten());
         }
+        // And of what others have changed: who has not acknowledged may not know that it is there.
+        for ino in inodes {
+            let noticed = self.unacked_by_changed.get(ino).into_iter().flatten();
+            awaited.extend(noticed.filter(|id| self.unacked[id].author != author));
+        }
         awaited.retain(|id| {
             self.unacked
                 .get(id)
@@ -241,7 +256,7 @@ impl Leases {
         });
         let mut announcements = Vec::new();
         for (session, forget) in self.holders(now_ms, author, inodes, entries) {
-            let (id, notice) = self.announce(now_ms, session, forget, inodes);
+            let (id, notice) = self.announce(now_ms, session, forget, (author, inodes));
             awaited.insert(id);
             announcements.push((session, notice));
         }
@@ -317,7 +332,7 @@ impl Leases {
             } else if !lease.revoked
                 && let Some(oldest) = lease.unacked.first()
                 && let Some(unacked) = self.unacked.get(oldest)
-                && unacked.sent_ms + self.lease_ms <= now_ms
+                && unacked.sent_ms + ACKNOWLEDGED_WITHIN_LEASES * self.lease_ms <= now_ms
             {
                 expired.unresponsive.push(session);
             }
@@ -401,13 +416,13 @@ impl Leases {
             .is_some_and(|lease| lease.ends_ms > now_ms)
     }
 
-    /// Later changes of `changed` wait for this notice too, whatever the session held of it: its names may be new.
+    /// Later changes of `changed` by others than `author` wait for this notice too.
     fn announce(
         &mut self,
         now_ms: u64,
         session: SessionId,
         forget: Forget,
-        changed: &[InodeId],
+        (author, changed): (SessionId, &[InodeId]),
     ) -> (NoticeId, Notice) {
         if let Some(lease) = self.sessions.get_mut(&session)
             && let Followed::AsEverything { announced } = &mut lease.followed
@@ -418,14 +433,24 @@ impl Leases {
             }
         }
         let id = self.next_notice;
-        let inodes = forget.inodes.iter().chain(changed);
-        let inodes = inodes.map(|&ino| Cached::Inode(ino));
+        let inodes = forget.inodes.iter().map(|&ino| Cached::Inode(ino));
         let dirs = forget.entries.iter().map(|&(dir, _)| Cached::Entries(dir));
         let named: BTreeSet<Cached> = inodes.chain(dirs).collect();
         for &cached in &named {
             self.unacked_by_cached.entry(cached).or_default().push(id);
         }
-        self.sent(now_ms, session, named.into_iter().collect());
+        for &ino in changed {
+            self.unacked_by_changed.entry(ino).or_default().push(id);
+        }
+        let unacked = Unacked {
+            session,
+            sent_ms: now_ms,
+            author,
+            changed: changed.to_vec(),
+            named: named.into_iter().collect(),
+            waits: Vec::new(),
+        };
+        self.sent(unacked);
         let notice = Notice::Invalidate {
             id,
             inodes: forget.inodes,
@@ -439,22 +464,23 @@ impl Leases {
         self.follow_exactly(session);
         let id = self.next_notice;
         self.unacked_everything.insert(id);
-        self.sent(now_ms, session, Vec::new());
+        self.sent(Unacked {
+            session,
+            sent_ms: now_ms,
+            author: session,
+            changed: Vec::new(),
+            named: Vec::new(),
+            waits: Vec::new(),
+        });
         (id, Notice::InvalidateAll { id })
     }
 
-    fn sent(&mut self, now_ms: u64, session: SessionId, named: Vec<Cached>) {
+    fn sent(&mut self, unacked: Unacked) {
         let id = self.next_notice;
         self.next_notice += 1;
-        if let Some(lease) = self.sessions.get_mut(&session) {
+        if let Some(lease) = self.sessions.get_mut(&unacked.session) {
             lease.unacked.insert(id);
         }
-        let unacked = Unacked {
-            session,
-            sent_ms: now_ms,
-            named,
-            waits: Vec::new(),
-        };
         self.unacked.insert(id, unacked);
     }
 
@@ -494,12 +520,10 @@ impl Leases {
         let unacked = self.unacked.remove(&id)?;
         self.unacked_everything.remove(&id);
         for cached in &unacked.named {
-            if let Some(ids) = self.unacked_by_cached.get_mut(cached) {
-                ids.retain(|&other| other != id);
-                if ids.is_empty() {
-                    self.unacked_by_cached.remove(cached);
-                }
-            }
+            remove_from(&mut self.unacked_by_cached, *cached, id);
+        }
+        for ino in &unacked.changed {
+            remove_from(&mut self.unacked_by_changed, *ino, id);
         }
         if let Some(lease) = self.sessions.get_mut(&unacked.session) {
             lease.unacked.remove(&id);
@@ -559,6 +583,15 @@ impl Leases {
         let exactly: Vec<SessionId> = self.periods.values().copied().collect();
         for session in exactly {
             self.follow_as_everything(session);
+        }
+    }
+}
+
+fn remove_from<K: Eq + Hash>(index: &mut FxHashMap<K, Vec<NoticeId>>, key: K, id: NoticeId) {
+    if let Some(ids) = index.get_mut(&key) {
+        ids.retain(|&other| other != id);
+        if ids.is_empty() {
+            index.remove(&key);
         }
     }
 }

@@ -111,18 +111,19 @@ fn a_session_that_does_not_acknowledge_is_found_out() {
     let mut leases = two_sessions();
     leases.granted(B, Cached::Inode(FILE));
     leases.changed(0, A, &[FILE], &[], 7);
-    for now_ms in (0..LEASE_MS).step_by(1_000) {
+    // What it has to do before may wait for the end of another lease.
+    for now_ms in (0..2 * LEASE_MS).step_by(1_000) {
         leases.heard(now_ms, B);
         leases.heard(now_ms, A);
         assert_eq!(leases.expire(now_ms), Expired::default());
     }
-    leases.heard(LEASE_MS, B);
-    assert_eq!(leases.expire(LEASE_MS).unresponsive, vec![B]);
+    leases.heard(2 * LEASE_MS, B);
+    assert_eq!(leases.expire(2 * LEASE_MS).unresponsive, vec![B]);
     leases.revoke(B);
     // It may believe its cache for as long as it was last answered.
-    leases.heard(LEASE_MS + 5_000, B);
-    assert_eq!(leases.expire(2 * LEASE_MS - 1), Expired::default());
-    assert_eq!(leases.expire(2 * LEASE_MS).released, vec![7]);
+    leases.heard(2 * LEASE_MS + 5_000, B);
+    assert_eq!(leases.expire(3 * LEASE_MS - 1), Expired::default());
+    assert_eq!(leases.expire(3 * LEASE_MS).released, vec![7]);
     assert!(!leases.sessions.contains_key(&B));
 }
 
