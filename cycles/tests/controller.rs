@@ -130,7 +130,7 @@ fn labels_and_nodes_of_others_are_left_alone() {
     let mut controller = controller();
     let mut node = Manager::new().node;
     let label = |controller: &mut Controller, node: &Node, class| {
-        let actions = controller.step(0, &[node.clone()], &known(None, class));
+        let actions = controller.step(0, std::slice::from_ref(node), &known(None, class));
         match &actions[..] {
             [] => None,
             [Action::Label { label, .. }] => Some(label.clone()),

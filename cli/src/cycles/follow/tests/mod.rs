@@ -20,7 +20,10 @@ const DEADLINE: Duration = Duration::from_secs(30);
 
 /// What a test has HarvestFS say: servers with classes and what their owners use; nothing while the namenode is gone.
 #[derive(Clone, Default)]
-struct TestOwners(Arc<Mutex<Option<Vec<(&'static str, u32, Option<u16>)>>>>);
+struct TestOwners(Arc<Mutex<Option<Vec<TestOwner>>>>);
+
+/// Name, cores and share of the processor.
+type TestOwner = (&'static str, u32, Option<u16>);
 
 impl TestOwners {
     fn say(&self, servers: &[(&'static str, u32, Option<u16>)]) {
