@@ -112,10 +112,10 @@ impl Search<'_> {
         // Before the first one, only those with no known outcome are left.
         let before = self.unknown_before(state);
         let mut next: Vec<usize> = before.filter(|number| !state.done[*number]).collect();
-        // The earliest end of what is not in the order yet: of changes, of anything, and of each actor.
+        // The earliest end of what is not in the order yet: of changes, of anything, and of each viewer.
         let mut change_ended = Duration::MAX;
         let mut any_ended = Duration::MAX;
-        let mut actor_ended: Vec<(Actor, Duration)> = Vec::new();
+        let mut viewer_ended: Vec<(Viewer, Duration)> = Vec::new();
         let rest = self.operations.iter().enumerate().skip(state.first);
         for (number, operation) in rest {
             if operation.began > change_ended {
@@ -124,15 +124,16 @@ impl Search<'_> {
             if state.done[number] {
                 continue;
             }
-            let mut of_actor = actor_ended.iter().filter(|it| it.0 == operation.actor);
+            let viewer = operation.viewer();
+            let mut of_viewer = viewer_ended.iter().filter(|it| it.0 == viewer);
             let is_blocked = operation.is_change() && operation.began > any_ended
-                || of_actor.any(|(_, ended)| operation.began > *ended);
+                || of_viewer.any(|(_, ended)| operation.began > *ended);
             if !is_blocked {
                 next.push(number);
             }
             if let Some((ended, _)) = operation.answered {
                 any_ended = any_ended.min(ended);
-                actor_ended.push((operation.actor, ended));
+                viewer_ended.push((viewer, ended));
                 if operation.is_change() {
                     change_ended = change_ended.min(ended);
                 }
@@ -189,7 +190,24 @@ impl Search<'_> {
     }
 }
 
+/// Whose looks are in order. On a mount, names and attributes are two views, as they are in the kernel: while a program there
+/// waits for `unlink` to return, another one may see that the file has one name less, and then that name still.
+#[derive(Clone, Copy, PartialEq, Eq)]
+struct Viewer {
+    actor: Actor,
+    is_of_attributes: bool,
+}
+
 impl Operation {
+    fn viewer(&self) -> Viewer {
+        let is_mount = matches!(self.actor, Actor::Mount(_));
+        let is_of_attributes = matches!(self.action, Action::Show(_) | Action::ShowXattr(_));
+        Viewer {
+            actor: self.actor,
+            is_of_attributes: is_mount && is_of_attributes,
+        }
+    }
+
     /// Whether it changed something, or may have.
     fn is_change(&self) -> bool {
         match self.answered {
@@ -232,6 +250,31 @@ mod tests {
         ] {
             let look = operation(1, Action::Look(0), (3, 4), answer);
             assert_eq!(find(&[created(), look]).is_ok(), is_right, "{answer:?}");
+        }
+    }
+
+    #[test]
+    fn on_a_mount_attributes_may_show_a_change_before_names_do() {
+        let unlink = Operation {
+            answered: None,
+            ..operation(0, Action::Unlink(0), (3, 4), Answer::Done)
+        };
+        let gone = Answer::Refused(Refusal::Gone);
+        for (actor, is_right) in [(Actor::Mount(0), true), (Actor::Client(0), false)] {
+            let by = |action, ms, answer| Operation {
+                actor,
+                ..operation(0, action, ms, answer)
+            };
+            let show = by(Action::Show(FILE), (5, 6), gone);
+            let look = by(Action::Look(0), (7, 8), Answer::File(FILE));
+            assert_eq!(
+                find(&[created(), unlink, show, look]).is_ok(),
+                is_right,
+                "{actor:?}"
+            );
+            // Each view for itself goes forward.
+            let none = by(Action::Look(0), (5, 6), NOT_FOUND);
+            assert!(find(&[created(), unlink, none, look]).is_err());
         }
     }
 
