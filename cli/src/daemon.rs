@@ -372,21 +372,27 @@ where
 }
 
 /// SIGINT or SIGTERM.
-struct StopSignal {
+pub struct StopSignal {
     interrupt: tokio::signal::unix::Signal,
     terminate: tokio::signal::unix::Signal,
 }
 
 impl StopSignal {
-    fn listen() -> anyhow::Result<Self> {
+    /// From now on neither ends the process by itself.
+    ///
+    /// # Errors
+    /// When signals cannot be waited for.
+    pub fn listen() -> anyhow::Result<Self> {
         Ok(Self {
             interrupt: signal(SignalKind::interrupt())?,
             terminate: signal(SignalKind::terminate())?,
         })
     }
 
-    async fn received(&mut self) {
+    /// Waits for one of them.
+    pub async fn received(&mut self) {
         tokio::select! {
+            biased;
             _ = self.interrupt.recv() => {}
             _ = self.terminate.recv() => {}
         }

@@ -55,14 +55,7 @@ fn the_units_start_what_the_binary_has() {
             .expect("a command");
         let mut words = line.split(' ');
         assert_eq!(words.next(), Some(INSTALLED), "{}", unit.display());
-        // Words before it that are unknown are refused before help is given.
-        let output = Command::new(harvestfs())
-            .args(words)
-            .arg("--help")
-            .output()
-            .expect("the binary runs");
-        let said = String::from_utf8_lossy(&output.stderr);
-        assert!(output.status.success(), "{}: {said}", unit.display());
+        assert_understood(words, &unit);
     }
 }
 
@@ -70,7 +63,7 @@ fn the_units_start_what_the_binary_has() {
 fn the_manifest_of_kubernetes_starts_what_the_binary_has() {
     let path =
         Path::new(env!("CARGO_MANIFEST_DIR")).join("../packaging/kubernetes/harvestfs-cycles.json");
-    let text = fs::read_to_string(path).expect("the manifest");
+    let text = fs::read_to_string(&path).expect("the manifest");
     let list: serde_json::Value = serde_json::from_str(&text).expect("JSON");
     let items = list["items"].as_array().expect("a list");
     let of_kind = |kind: &str| {
@@ -108,11 +101,17 @@ fn the_manifest_of_kubernetes_starts_what_the_binary_has() {
     assert_eq!(container["command"][0], INSTALLED);
     let words = container["args"].as_array().expect("arguments");
     let words = words.iter().filter_map(serde_json::Value::as_str);
+    assert_understood(words, &path);
+}
+
+/// The binary has the command that a file gives.
+fn assert_understood<'a>(words: impl Iterator<Item = &'a str>, file: &Path) {
+    // Words before it that are unknown are refused before help is given.
     let output = Command::new(harvestfs())
         .args(words)
         .arg("--help")
         .output()
         .expect("the binary runs");
     let said = String::from_utf8_lossy(&output.stderr);
-    assert!(output.status.success(), "{said}");
+    assert!(output.status.success(), "{}: {said}", file.display());
 }

@@ -14,9 +14,10 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 
 use super::follow::owners::Namenode;
-use super::follow::{FollowArgs, Follower, Manager, Seen, told_to_end};
+use super::follow::{FollowArgs, Follower, Manager, Seen};
 use crate::admin::link;
 use crate::cluster::ClusterArgs;
+use crate::daemon::StopSignal;
 
 /// The label of a node's class.
 const CLASS_LABEL: &str = "harvestfs.io/class";
@@ -265,13 +266,13 @@ pub fn run(args: &KubernetesArgs) -> anyhow::Result<()> {
     kubernetes.client()?;
     let owners = Namenode::new(&args.cluster);
     link::block_on(async {
-        let stop = told_to_end()?;
+        let mut signals = StopSignal::listen()?;
         let mut follower = Follower::new(&args.follow, false, kubernetes, owners, None);
         println!(
             "ready: nodes of {} follow their owners until Ctrl-C",
             args.api_server
         );
-        follower.run(stop).await
+        follower.run(signals.received()).await
     })
 }
 

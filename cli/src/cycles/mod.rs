@@ -6,6 +6,7 @@ mod follow;
 mod kubernetes;
 mod run;
 mod size;
+mod stored;
 mod yarn;
 
 pub use self::run::Ended;

@@ -21,7 +21,6 @@ use harvestfs_cycles::select::{
     ClassHistory, ClassId, Headrooms, LargerThanCluster, RESERVE_SHARE, Selection, Server, Weights,
 };
 use harvestfs_protocol::classes::Classes;
-use harvestfs_protocol::durable;
 use harvestfs_protocol::history::TenantPattern;
 use harvestfs_telemetry::profile::Pattern;
 use rand::Rng;
@@ -32,6 +31,7 @@ use tokio::process::{Child, Command};
 use tokio::signal::unix::{SignalKind, signal};
 
 use super::follow::owners::{Namenode, Owners};
+use super::stored;
 use crate::admin::link;
 use crate::cluster::ClusterArgs;
 
@@ -160,14 +160,7 @@ struct LastRun {
 
 impl History {
     fn load(&self) -> anyhow::Result<BTreeMap<String, LastRun>> {
-        let shown = self.path.display();
-        match std::fs::read(&self.path) {
-            Ok(text) => {
-                serde_json::from_slice(&text).with_context(|| format!("{shown} is damaged"))
-            }
-            Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(BTreeMap::new()),
-            Err(error) => Err(error).with_context(|| format!("cannot read {shown}")),
-        }
+        stored::load(&self.path)
     }
 
     /// Others that end at the same moment wait.
@@ -182,8 +175,7 @@ impl History {
                 ended_unix_s: now.map_or(0, |now| now.as_secs()),
             };
             runs.insert(job.to_owned(), run);
-            let text = serde_json::to_vec_pretty(&runs)?;
-            Ok(durable::replace_file(&self.path, &text, 0o600)?)
+            stored::store(&self.path, &runs)
         };
         store().with_context(|| format!("cannot remember in {}", self.path.display()))
     }

@@ -14,9 +14,10 @@ use serde::Deserialize;
 use serde_json::json;
 
 use super::follow::owners::Namenode;
-use super::follow::{FollowArgs, Follower, Manager, Seen, State, told_to_end};
+use super::follow::{FollowArgs, Follower, Manager, Seen, State};
 use crate::admin::link;
 use crate::cluster::ClusterArgs;
+use crate::daemon::StopSignal;
 
 /// Requests to the ResourceManager at a time.
 const AT_A_TIME: usize = 16;
@@ -330,12 +331,12 @@ pub fn run(args: &YarnArgs) -> anyhow::Result<()> {
     let state = State::load(state)?;
     let owners = Namenode::new(&args.cluster);
     link::block_on(async {
-        let stop = told_to_end()?;
+        let mut signals = StopSignal::listen()?;
         let mut follower = Follower::new(&args.follow, args.adopt, yarn, owners, Some(state));
         println!(
             "ready: nodes of {} follow their owners until Ctrl-C",
             args.resource_manager.join(", ")
         );
-        follower.run(stop).await
+        follower.run(signals.received()).await
     })
 }

@@ -4,11 +4,11 @@ use std::time::Duration;
 
 use anyhow::Context;
 use futures::future::join_all;
-use tokio::signal::unix::{SignalKind, signal};
 use tokio::time::sleep;
 
 use super::layout::Layout;
 use super::part::Part;
+use crate::daemon::StopSignal;
 
 /// Longest start of one part. A namenode replays its journal in this time.
 const PART_START_DEADLINE: Duration = Duration::from_secs(60);
@@ -25,14 +25,8 @@ pub fn run(layout: &Layout) -> anyhow::Result<()> {
 }
 
 async fn supervise(layout: &Layout) -> anyhow::Result<()> {
-    let mut interrupt = signal(SignalKind::interrupt())?;
-    let mut terminate = signal(SignalKind::terminate())?;
-    let mut stop = std::pin::pin!(async {
-        tokio::select! {
-            _ = interrupt.recv() => {}
-            _ = terminate.recv() => {}
-        }
-    });
+    let mut signals = StopSignal::listen()?;
+    let mut stop = std::pin::pin!(signals.received());
     let mut parts = parts(layout);
     let started = tokio::select! {
         started = start(&mut parts) => started,

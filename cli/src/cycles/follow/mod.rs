@@ -11,10 +11,9 @@ use std::time::{Duration, Instant};
 use anyhow::Context;
 use clap::Args;
 use harvestfs_cycles::controller::{Action, Controller, Node, Remembered, Server, Settings};
-use harvestfs_protocol::durable;
-use tokio::signal::unix::{SignalKind, signal};
 
 use self::owners::Owners;
+use super::stored;
 
 /// The longest wait for something that is gone.
 const BACKOFF_MAX: Duration = Duration::from_secs(5);
@@ -98,14 +97,7 @@ impl State {
     /// # Errors
     /// When it cannot be read, or holds something else.
     pub fn load(path: PathBuf) -> anyhow::Result<Self> {
-        let stored = match std::fs::read(&path) {
-            Ok(text) => serde_json::from_slice(&text)
-                .with_context(|| format!("{} is damaged", path.display()))?,
-            Err(error) if error.kind() == std::io::ErrorKind::NotFound => BTreeMap::new(),
-            Err(error) => {
-                return Err(error).with_context(|| format!("cannot read {}", path.display()));
-            }
-        };
+        let stored = stored::load(&path)?;
         Ok(Self { path, stored })
     }
 
@@ -118,8 +110,7 @@ impl State {
         if remembered == self.stored {
             return Ok(());
         }
-        let text = serde_json::to_vec_pretty(&remembered)?;
-        durable::replace_file(&self.path, &text, 0o600).with_context(|| {
+        stored::store(&self.path, &remembered).with_context(|| {
             format!(
                 "cannot write {}: name another file with --state",
                 self.path.display()
@@ -324,22 +315,6 @@ impl<'a, M: Manager, O: Owners> Follower<'a, M, O> {
         println!("nodes have what they had before: {count} changes");
         Ok(())
     }
-}
-
-/// Waits for Ctrl-C or SIGTERM.
-///
-/// # Errors
-/// When signals cannot be waited for.
-pub fn told_to_end() -> anyhow::Result<impl Future<Output = ()>> {
-    let mut interrupt = signal(SignalKind::interrupt())?;
-    let mut terminate = signal(SignalKind::terminate())?;
-    Ok(async move {
-        tokio::select! {
-            biased;
-            _ = interrupt.recv() => {}
-            _ = terminate.recv() => {}
-        }
-    })
 }
 
 #[cfg(test)]

@@ -369,6 +369,11 @@ impl Leases {
             }
         }
         for &ino in inodes {
+            for (session, entries) in self.unheard.take(ino, author) {
+                if self.is_alive(now_ms, session) {
+                    holders.entry(session).or_default().entries.extend(entries);
+                }
+            }
             let cached = Cached::Inode(ino);
             for period in self.periods_that_hold(cached) {
                 let holder = self.periods.get(&period).copied();
@@ -379,13 +384,6 @@ impl Leases {
                 self.grants.remove(&(cached, period));
                 if let Some(session) = holder.filter(|&s| self.is_alive(now_ms, s)) {
                     holders.entry(session).or_default().inodes.push(ino);
-                }
-            }
-        }
-        for &ino in inodes {
-            for (session, entries) in self.unheard.take(ino, author) {
-                if self.is_alive(now_ms, session) {
-                    holders.entry(session).or_default().entries.extend(entries);
                 }
             }
         }

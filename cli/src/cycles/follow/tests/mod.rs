@@ -100,3 +100,11 @@ async fn until<M: Manager>(
         .await
         .expect("it happens in time")
 }
+
+/// Lets it run for so long, and ends it.
+async fn for_a_while<M: Manager>(follower: &mut Follower<'_, M, TestOwners>, time: Duration) {
+    let end = tokio::time::Instant::now() + time;
+    until(follower, || tokio::time::Instant::now() > end)
+        .await
+        .unwrap();
+}
