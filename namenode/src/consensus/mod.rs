@@ -4,6 +4,7 @@
 
 mod applied;
 mod entry;
+mod links;
 mod member_file;
 mod members;
 mod outside;
@@ -39,6 +40,7 @@ use serde::{Deserialize, Serialize};
 use tokio::sync::mpsc;
 
 use self::applied::Applied;
+use self::links::Links;
 use self::member_file::Kept;
 use self::peers::{Caller, Peers, Releases};
 use self::progress::Executed;
@@ -299,6 +301,7 @@ impl Consensus {
                 store: Some(store.clone()),
                 silent: parking_lot::Mutex::default(),
                 releases: Releases::default(),
+                links: Links::default(),
             }),
         };
         let raft = Raft::new(id, Arc::new(config), peers.clone(), store.clone(), applied)
