@@ -173,6 +173,10 @@ fn further_commands() -> [Command; 4] {
                 exclude: Vec::new(),
             }),
         ),
+        Command::NoteLease {
+            session: SessionId(1),
+            has_lapsed: true,
+        },
         Command::CloseSession {
             session: SessionId(1),
             now: Timestamp(4),

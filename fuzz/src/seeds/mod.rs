@@ -247,6 +247,10 @@ fn commands() -> Vec<Vec<u8>> {
         edition: EDITION,
         now: Timestamp(2),
     });
+    commands.push(Command::NoteLease {
+        session: SessionId(1),
+        has_lapsed: false,
+    });
     commands.push(Command::CloseSession {
         session: SessionId(1),
         now: Timestamp(9),

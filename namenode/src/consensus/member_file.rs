@@ -183,6 +183,22 @@ pub(super) struct ReadKept {
     pub is_copy: bool,
 }
 
+/// The first entry of the term that follows the one in which an epoch began, which has the entries from `first` on. Of
+/// these, the leaders of several terms may have been elected before one of them began the epoch: it does so with the entry
+/// that follows the first one of its term, so that the terms before have no second one.
+pub(super) fn term_after_epoch(terms: &[(Lsn, Term)], first: Lsn) -> Option<Lsn> {
+    let of_first = terms.partition_point(|(begun, _)| *begun <= first);
+    // Of the oldest one only the end may be known.
+    let oldest = of_first.saturating_sub(1);
+    terms[oldest..].windows(2).enumerate().find_map(|(at, of)| {
+        let [(begun, _), (next, _)] = of else {
+            return None;
+        };
+        let has_second = next - begun >= 2 || oldest + at == 0;
+        (has_second && *next > first).then_some(*next)
+    })
+}
+
 /// The term of an entry.
 pub(super) fn term_of(terms: &[(Lsn, Term)], lsn: Lsn) -> Term {
     let later = terms.partition_point(|(first, _)| *first <= lsn);

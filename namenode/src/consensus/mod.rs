@@ -391,10 +391,10 @@ impl Consensus {
         self.executed.up_to(lsn);
     }
 
-    /// The first entry of the first term that begins after this one.
+    /// The first entry of the term that follows the one in which an epoch began that has the entries from this one on.
     #[must_use]
-    pub fn term_begun_after(&self, lsn: Lsn) -> Option<Lsn> {
-        self.store.term_begun_after(lsn)
+    pub fn term_after_epoch(&self, first: Lsn) -> Option<Lsn> {
+        self.store.term_after_epoch(first)
     }
 
     /// Whether the engine has something that another leader replaced: it has to be built anew.

@@ -362,12 +362,10 @@ impl LogStore {
         }
     }
 
-    /// The first entry of the first term that begins after this one, if that is known.
-    pub(super) fn term_begun_after(&self, lsn: Lsn) -> Option<Lsn> {
-        let kept = self.shared.kept.lock();
-        // Of the first one only what a snapshot left may be known.
-        let mut begins = kept.terms.iter().skip(1).map(|(first, _)| *first);
-        begins.find(|first| *first > lsn)
+    /// The first entry of the term that follows the one in which an epoch began that has the entries from this one on, if
+    /// that is known.
+    pub(super) fn term_after_epoch(&self, first: Lsn) -> Option<Lsn> {
+        member_file::term_after_epoch(&self.shared.kept.lock().terms, first)
     }
 
     /// A snapshot is about to cover everything up to `lsn`: where terms begin has to be known without the entries.

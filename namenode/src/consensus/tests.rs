@@ -91,6 +91,28 @@ fn the_members_of_an_entry_are_those_that_were_named_last_before_it() {
     assert_eq!(kept.members.len(), 1);
 }
 
+/// An epoch of several terms, of which only the last one's leader came so far as to begin it, ends where that term does: what
+/// it had told datanodes would be of no epoch otherwise.
+#[test]
+fn an_epoch_ends_with_the_term_in_which_it_began() {
+    let after = |terms: &[(Lsn, Term)], first| member_file::term_after_epoch(terms, first);
+    let terms = [(1, 1), (2, 2), (10, 3), (11, 4), (20, 5)];
+    // Term 1 had no second entry; the epoch that begins with entry 1 began in term 2, if nothing is known of term 1.
+    assert_eq!(after(&terms, 2), Some(10));
+    // Terms 3 and 4 were elected in a row, and the leader of 4 began the epoch.
+    assert_eq!(after(&terms, 10), Some(20));
+    assert_eq!(after(&terms, 11), Some(20));
+    assert_eq!(after(&terms, 20), None);
+    // Three in a row, and one within a term.
+    let terms = [(1, 1), (7, 2), (8, 3), (9, 4), (30, 6)];
+    assert_eq!(after(&terms, 7), Some(30));
+    assert_eq!(after(&terms, 12), Some(30));
+    // As one without a group had it, and where a snapshot left only the end of a term.
+    assert_eq!(after(&[(1, 0), (5, 1)], 1), Some(5));
+    assert_eq!(after(&[(9, 3), (10, 4), (11, 5)], 4), Some(10));
+    assert_eq!(after(&[], 4), None);
+}
+
 #[test]
 fn a_copy_of_a_member_is_recognised_and_the_only_one_is_not_asked() {
     let (dir, other) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());

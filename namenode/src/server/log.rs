@@ -76,9 +76,9 @@ impl Log {
         self.term = Some(term);
     }
 
-    /// The first entry of the first term that begins after a record.
-    pub(crate) fn term_begun_after(&self, lsn: Lsn) -> Option<Lsn> {
-        self.consensus.term_begun_after(lsn)
+    /// The first entry of the term that follows the one in which an epoch began that has the entries from this one on.
+    pub(crate) fn term_after_epoch(&self, first: Lsn) -> Option<Lsn> {
+        self.consensus.term_after_epoch(first)
     }
 
     /// Whether the engine has something that another leader replaced.

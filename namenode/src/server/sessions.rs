@@ -104,6 +104,12 @@ impl Sessions {
         self.by_id.keys().copied()
     }
 
+    /// Those that have no connection just now.
+    pub(crate) fn unconnected(&self) -> impl Iterator<Item = SessionId> {
+        let unconnected = self.by_id.iter().filter(|(_, it)| it.connection.is_none());
+        unconnected.map(|(id, _)| *id)
+    }
+
     /// How many there are.
     pub(crate) fn len(&self) -> usize {
         self.by_id.len()

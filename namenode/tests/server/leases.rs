@@ -192,6 +192,43 @@ async fn after_a_restart_every_session_may_hold_anything() {
     assert!(change.await.unwrap());
 }
 
+/// Whether a change by Alice waits for Bob after a restart, when Bob was silent for so long before.
+async fn waits_after_a_restart(silent_leases: u32, comes_back: bool) -> bool {
+    const LEASE: Duration = Duration::from_millis(700);
+    let mut cluster = Cluster::with(|options| options.lease = LEASE).await;
+    let mut alice = cluster.client("alice").await;
+    let file = alice.create(ROOT, "file").await.ino;
+    let mut bob = cluster.client("bob").await;
+    bob.lookup(ROOT, "file").await.unwrap();
+    bob.link.cut();
+    for _ in 0..8 * silent_leases {
+        tokio::time::sleep(LEASE / 7).await;
+        assert_eq!(alice.link.ask(Request::KeepAlive).await, Ok(Reply::Done));
+    }
+    if comes_back {
+        let again = cluster.open("bob", Some(bob.session), vec![]).await;
+        again.unwrap().link.cut();
+    }
+    cluster.kill_and_start().await;
+    let mut alice = cluster
+        .open("alice", Some(alice.session), vec![])
+        .await
+        .unwrap();
+    alice.set_sequence(1);
+    let change = start(&mut alice, chmod(file, 0o600));
+    tokio::time::sleep(LEASE / 4).await;
+    let waits = !change.is_finished();
+    assert!(change.await.unwrap());
+    waits
+}
+
+#[tokio::test]
+async fn after_a_restart_nobody_waits_for_a_session_that_had_been_silent() {
+    assert!(waits_after_a_restart(0, false).await);
+    assert!(!waits_after_a_restart(2, false).await);
+    assert!(waits_after_a_restart(2, true).await, "it came back");
+}
+
 #[tokio::test]
 async fn a_session_that_does_not_acknowledge_is_ended() {
     let cluster = Cluster::with(|options| {

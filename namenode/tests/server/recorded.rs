@@ -93,6 +93,7 @@ fn kind(command: &Command) -> String {
         Command::RegisterServer { .. } => "register_server",
         Command::OpenSession { .. } => "open_session",
         Command::CloseSession { .. } => "close_session",
+        Command::NoteLease { .. } => "note_lease",
         Command::ReleaseOrphans { .. } => "release_orphans",
         Command::PurgeTrash { .. } => "purge_trash",
         Command::RaiseReplication { .. } => "raise_replication",

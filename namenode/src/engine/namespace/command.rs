@@ -143,6 +143,13 @@ pub enum Command {
         /// When.
         now: Timestamp,
     },
+    /// The lease of a session has run out, or the session has come back. Outcome: [`Outcome::Done`].
+    NoteLease {
+        /// The session.
+        session: SessionId,
+        /// It has run out.
+        has_lapsed: bool,
+    },
     /// Counted, and nothing else: a record that exists since the next version. Always the last one, or the
     /// two builds would give others different numbers.
     #[cfg(feature = "next-version")]
@@ -184,7 +191,8 @@ impl Command {
             | Self::RemoveExpired { .. }
             | Self::BeginEpoch { .. }
             | Self::BeginEdition { .. }
-            | Self::RaiseVersion { .. } => Version::V0_2,
+            | Self::RaiseVersion { .. }
+            | Self::NoteLease { .. } => Version::V0_2,
             Self::Mutate { op, .. } => op.since(),
             Self::Operate(operation) => operation.since(),
             #[cfg(feature = "next-version")]

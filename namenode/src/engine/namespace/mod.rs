@@ -253,6 +253,10 @@ impl Namespace {
             }
             Command::OpenSession { client, now } => self.open_session(client, *now),
             Command::CloseSession { session, .. } => self.close_session(*session, effects),
+            Command::NoteLease {
+                session,
+                has_lapsed,
+            } => self.note_lease(*session, *has_lapsed),
             Command::ReleaseOrphans { inodes, .. } => {
                 self.release_orphans(inodes, effects);
                 Ok(Outcome::Done)

@@ -29,6 +29,9 @@ pub(super) struct Session {
     pub answered_below: u64,
     /// Outcomes of the mutations that are not answered for sure, by ascending sequence number.
     pub replies: VecDeque<(u64, Outcome)>,
+    /// Its lease has run out, and it has not come back since. Not in snapshots: without it, a leader waits for the
+    /// session once more.
+    pub has_lapsed: bool,
 }
 
 impl Session {
@@ -38,6 +41,7 @@ impl Session {
             opened,
             answered_below,
             replies: VecDeque::new(),
+            has_lapsed: false,
         }
     }
 
@@ -167,6 +171,24 @@ impl Namespace {
         let known = self.sessions.sessions.insert(id, opened);
         assert!(known.is_none(), "session {id} was opened twice");
         Ok(Outcome::Session(id))
+    }
+
+    /// Whether the lease of a session has run out, and it has not come back since. A later leader knows by this that it
+    /// need not wait for the session.
+    #[must_use]
+    pub fn has_lapsed(&self, session: SessionId) -> bool {
+        let session = self.sessions.sessions.get(&session);
+        session.is_some_and(|session| session.has_lapsed)
+    }
+
+    pub(super) fn note_lease(
+        &mut self,
+        session: SessionId,
+        has_lapsed: bool,
+    ) -> Result<Outcome, FsError> {
+        let session = self.sessions.sessions.get_mut(&session);
+        session.ok_or(FsError::SessionExpired)?.has_lapsed = has_lapsed;
+        Ok(Outcome::Done)
     }
 
     pub(super) fn close_session(

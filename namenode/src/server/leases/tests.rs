@@ -139,6 +139,22 @@ fn a_session_from_before_a_restart_may_hold_anything() {
 }
 
 #[test]
+fn a_session_that_was_silent_before_a_restart_is_not_waited_for_until_it_comes_back() {
+    let mut leases = Leases::new(LEASE_MS, 1_000);
+    leases.restored(5, A);
+    leases.restored_lapsed(5, B);
+    assert!(leases.has_lapsed(5, B) && !leases.has_lapsed(5, A));
+    assert_eq!(leases.changed(6, A, &[FILE], &[], 7), (vec![], false));
+    leases.heard(7, B);
+    assert!(!leases.has_lapsed(7, B));
+    leases.granted(B, Cached::Inode(FILE));
+    assert!(
+        leases.changed(8, A, &[FILE], &[], 8).1,
+        "it has read it since"
+    );
+}
+
+#[test]
 fn many_announcements_end_in_one_that_covers_everything() {
     let mut leases = Leases::new(LEASE_MS, 1_000);
     leases.restored(0, A);

@@ -28,6 +28,7 @@ pub(super) fn is_allowed_in_recovery(command: &Command) -> bool {
             | Command::RegisterServer { .. }
             | Command::OpenSession { .. }
             | Command::CloseSession { .. }
+            | Command::NoteLease { .. }
     ) || matches!(command, Command::ReleaseOrphans { inodes, .. } if inodes.is_empty())
 }
 
@@ -48,7 +49,7 @@ impl Owner {
         // lacks.
         let before = self.namespace.epochs().last();
         let first_record = before
-            .and_then(|it| self.log.term_begun_after(it.first_record))
+            .and_then(|it| self.log.term_after_epoch(it.first_record))
             .unwrap_or(self.log.last_lsn() + 1);
         let command = Command::BeginEpoch {
             epoch,

@@ -19,6 +19,8 @@ use crate::server::sessions::{ConnectionId, OpenTo};
 /// When a client may try again that found too many sessions.
 const SESSIONS_RETRY_AFTER_MS: u32 = 1_000;
 
+/// Leases of which it is written down in one tick that they have run out.
+const LAPSED_PER_TICK_MAX: usize = 64;
 /// Blocks with one replica left whose silent writers are ended in one tick.
 const EXPOSED_PER_TICK_MAX: usize = 1_000;
 
@@ -140,12 +142,27 @@ impl Owner {
         }
         // The connection that it had may be alive still; it has no session from now on.
         session.connection = Some(connection);
+        let returned = self.returned(id)?;
         self.heard(id);
         let now_ms = self.clock.now_ms();
         if let Some(notice) = self.leases.repeat(now_ms, id) {
             self.announce(vec![(id, notice)]);
         }
-        Ok((id, self.undurable.last()))
+        Ok((id, returned.max(self.undurable.last())))
+    }
+
+    /// A session comes back. If its lease had run out, another leader would not wait for it: that has to change before it
+    /// hears anything.
+    fn returned(&mut self, session: SessionId) -> Result<Option<Lsn>, FsError> {
+        if !self.namespace.has_lapsed(session) {
+            return Ok(None);
+        }
+        let command = Command::NoteLease {
+            session,
+            has_lapsed: false,
+        };
+        let (_, lsn) = self.execute(&command, true)?;
+        Ok(Some(lsn))
     }
 
     /// The session of a connection; its lease begins anew.
@@ -209,7 +226,29 @@ impl Owner {
             tracing::info!(session = %id, "a session was silent for too long and is ended");
             self.expel(id);
         }
+        self.note_lapsed(now_ms);
         self.end_silent_writers(now_ms);
+    }
+
+    /// Writes down whose leases have run out. A leader that takes over would have to wait for these sessions with each
+    /// change, since it does not know when they were heard of last.
+    fn note_lapsed(&mut self, now_ms: u64) {
+        let lapsed = self
+            .sessions
+            .unconnected()
+            .filter(|id| self.leases.has_lapsed(now_ms, *id) && !self.namespace.has_lapsed(*id));
+        let mut lapsed: Vec<SessionId> = lapsed.collect();
+        lapsed.sort_unstable();
+        lapsed.truncate(LAPSED_PER_TICK_MAX);
+        for session in lapsed {
+            let command = Command::NoteLease {
+                session,
+                has_lapsed: true,
+            };
+            if let Err(error) = self.execute(&command, false) {
+                tracing::error!(%session, %error, "that a lease has run out cannot be written down");
+            }
+        }
     }
 
     /// A block is repaired once it is sealed, which its writer does, or the end of the writer's session. Where a

@@ -159,7 +159,11 @@ impl Owner {
         }
         for view in self.namespace.sessions() {
             (self.sessions).restored(now_ms, view.session, view.client.to_owned());
-            self.leases.restored(now_ms, view.session);
+            if self.namespace.has_lapsed(view.session) {
+                self.leases.restored_lapsed(now_ms, view.session);
+            } else {
+                self.leases.restored(now_ms, view.session);
+            }
         }
         self.release_orphans_unless_missing();
         self.complete_change();
