@@ -9,6 +9,7 @@ use std::collections::{BTreeSet, VecDeque};
 use std::panic::AssertUnwindSafe;
 use std::path::Path;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use harvestfs_chaos::simulate::cluster::{FaultKind, Options, run};
@@ -136,9 +137,11 @@ fn broken(bug: Bug, is_planted: bool, seed: u64, directory: &Path) -> Option<Str
         faults,
         replay: None,
         without: BTreeSet::new(),
+        until_failure: true,
         directory: directory.to_owned(),
         interrupted: Arc::default(),
     };
+    STOP.set(Some(Arc::clone(&options.interrupted)));
     plant(is_planted.then_some(bug));
     PANICKED.take();
     let ran = std::panic::catch_unwind(AssertUnwindSafe(|| run(&options)));
@@ -154,27 +157,41 @@ fn broken(bug: Bug, is_planted: bool, seed: u64, directory: &Path) -> Option<Str
 thread_local! {
     /// What the last panic of a part said that ran on this thread: runtimes catch it.
     static PANICKED: Cell<Option<String>> = const { Cell::new(None) };
+    /// Ends the simulation on this thread.
+    static STOP: Cell<Option<Arc<AtomicBool>>> = const { Cell::new(None) };
 }
 
 fn remember_panics() {
     let report = std::panic::take_hook();
     std::panic::set_hook(Box::new(move |info| {
         PANICKED.set(Some(format!("a part panicked: {info}")));
+        if let Some(stop) = STOP.take() {
+            stop.store(true, Ordering::Relaxed);
+        }
         report(info);
     }));
 }
 
-/// The first seed with which a bug breaks a promise, and which.
-fn found(bug: Bug, seeds: u64, directory: &Path) -> Option<(u64, String)> {
-    let find = |seed| Some((seed, broken(bug, true, seed, directory)?));
-    let (seed, what) = (1..=seeds).find_map(find)?;
-    // It is this bug that was found.
-    assert_eq!(
-        broken(bug, false, seed, directory),
-        None,
-        "seed {seed} without {bug:?}"
-    );
-    Some((seed, what))
+/// The first seed with which a bug breaks a promise, and which. With the seeds in `others`, one is broken without it, too.
+fn found(
+    bug: Bug,
+    seeds: u64,
+    directory: &Path,
+    others: &Mutex<Vec<String>>,
+) -> Option<(u64, String)> {
+    for seed in 1..=seeds {
+        let Some(what) = broken(bug, true, seed, directory) else {
+            continue;
+        };
+        // It is this bug that was found.
+        let Some(other) = broken(bug, false, seed, directory) else {
+            return Some((seed, what));
+        };
+        let other = format!("seed {seed} without {bug:?}: {other}");
+        println!("{other}");
+        others.lock().push(other);
+    }
+    None
 }
 
 #[test]
@@ -200,6 +217,7 @@ fn each_planted_bug_is_found() {
     let seeds = std::env::var(SEEDS_MAX).map_or(SEEDS, |text| text.parse().expect(SEEDS_MAX));
     let bugs = Mutex::new(bugs);
     let missed = Mutex::new(Vec::new());
+    let others = Mutex::new(Vec::new());
     let jobs = std::thread::available_parallelism().map_or(1, usize::from);
     std::thread::scope(|scope| {
         for _ in 0..jobs {
@@ -209,7 +227,7 @@ fn each_planted_bug_is_found() {
                         return;
                     };
                     let began = Instant::now();
-                    let found = found(bug, seeds, directory);
+                    let found = found(bug, seeds, directory, &others);
                     let took_s = began.elapsed().as_secs_f64();
                     match found {
                         Some((seed, what)) => {
@@ -225,6 +243,7 @@ fn each_planted_bug_is_found() {
             });
         }
     });
-    let missed = missed.into_inner();
+    let (missed, others) = (missed.into_inner(), others.into_inner());
+    assert!(others.is_empty(), "found without the bugs: {others:?}");
     assert!(missed.is_empty(), "not found: {missed:?}");
 }

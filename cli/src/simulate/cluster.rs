@@ -113,6 +113,7 @@ impl ClusterArgs {
             faults,
             replay: replay.map(|it| it.faults),
             without: self.without.iter().copied().collect(),
+            until_failure: false,
             directory,
             interrupted,
         })

@@ -1,6 +1,8 @@
 //! What is seen of a group of namenodes from a machine to which nothing happens: who leads, in
 //! which term, and whether somebody does.
 
+mod register;
+
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
 use std::io;
@@ -22,8 +24,10 @@ use crate::live::admin::Admin;
 const ASK: Duration = Duration::from_millis(100);
 /// How often something is changed to see that somebody leads.
 const CHANGE: Duration = Duration::from_millis(500);
-/// With a majority of sound namenodes, a change takes no longer.
+/// With a majority of sound namenodes, a change takes no longer, from when the last of them has begun to lead.
 const CHANGED_WITHIN: Duration = Duration::from_secs(20);
+/// The same when another one leads again and again, as it may when that is asked for, or the network falls in two.
+const CHANGED_WITHIN_AT_ALL: Duration = Duration::from_secs(60);
 /// A namenode that leads no more may have lost what was not durable until so long after its fault.
 const DISTURBED: Duration = Duration::from_secs(15);
 const XATTR: &[u8] = b"user.progress";
@@ -40,7 +44,14 @@ const KNOWN: Duration = Duration::from_millis(500);
 
 /// The namenode that led last, as far as is known. Copies are of one leader.
 #[derive(Clone, Default)]
-pub struct Leader(Rc<Cell<Option<Seen>>>);
+pub struct Leader(Rc<Known>);
+
+#[derive(Default)]
+struct Known {
+    newest: Cell<Option<Seen>>,
+    /// When the term of the newest was first seen.
+    since: Cell<Duration>,
+}
 
 #[derive(Clone, Copy)]
 struct Seen {
@@ -51,15 +62,25 @@ struct Seen {
 
 impl Leader {
     fn seen(&self, seen: Seen) {
-        if self.0.get().is_none_or(|before| before.term <= seen.term) {
-            self.0.set(Some(seen));
+        let before = self.0.newest.get();
+        if before.is_none_or(|before| before.term < seen.term) {
+            self.0.since.set(seen.at);
+        }
+        if before.is_none_or(|before| before.term <= seen.term) {
+            self.0.newest.set(Some(seen));
         }
     }
 
     /// Which one leads; none: it is not known.
     pub fn now(&self, now: Duration) -> Option<Part> {
-        let seen = self.0.get().filter(|seen| now <= seen.at + KNOWN);
+        let seen = self.0.newest.get();
+        let seen = seen.filter(|seen| now <= seen.at + KNOWN);
         seen.map(|seen| seen.part)
+    }
+
+    /// When the newest one was first seen to lead.
+    fn since(&self) -> Duration {
+        self.0.since.get()
     }
 }
 
@@ -101,6 +122,7 @@ impl Group {
         if world.namenodes().len() == 1 {
             return Ok(());
         }
+        register::start(world, &self.journal)?;
         let leaders: Rc<RefCell<BTreeMap<u64, u64>>> = Rc::default();
         let (_, bind, identity) = world.outside_operator()?;
         for part in world.namenodes() {
@@ -133,8 +155,12 @@ impl Group {
             return;
         }
         let since = *self.sound_since.get_or_insert(now);
-        let waits = now.saturating_sub(since.max(self.changed.get()));
-        if all > 1 && waits > CHANGED_WITHIN && !self.is_stuck {
+        let since = since.max(self.changed.get());
+        let waits = now.saturating_sub(since);
+        // Each new leader may have to wait until the leases of sessions are over.
+        let waits_for_leader = now.saturating_sub(since.max(self.leader.since()));
+        let is_stuck = waits_for_leader > CHANGED_WITHIN || waits > CHANGED_WITHIN_AT_ALL;
+        if all > 1 && is_stuck && !self.is_stuck {
             self.is_stuck = true;
             self.journal.failure(format!(
                 "a majority of the namenodes is sound, and nothing changes within {CHANGED_WITHIN:?}"
