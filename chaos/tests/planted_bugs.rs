@@ -35,6 +35,9 @@ const SEEDS_MAX: &str = "HARVESTFS_TESTS_BUG_SEEDS";
 /// Other faults, by their names, and another length than those of [`simulations`].
 const FAULTS: &str = "HARVESTFS_TESTS_BUG_FAULTS";
 const LENGTH_S: &str = "HARVESTFS_TESTS_BUG_LENGTH_S";
+/// The first seed, instead of 1, and a directory for what happened in simulations.
+const FIRST: &str = "HARVESTFS_TESTS_BUG_FIRST_SEED";
+const TRACES: &str = "HARVESTFS_TESTS_BUG_TRACES";
 
 /// The simulations in which a bug is looked for.
 struct Simulations {
@@ -58,36 +61,35 @@ fn simulations(bug: Bug) -> Simulations {
 /// What only several namenodes can do wrong.
 fn of_group(bug: Bug) -> Option<(Duration, Vec<FaultKind>)> {
     use FaultKind::{
-        Blackout, Crash, Delay, Forget, Hang, Loss, Outage, Partition, PowerLoss, SlowDisk, Split,
-        Suspend, Transfer,
+        Blackout, Crash, Delay, Double, Forget, Hang, Loss, Outage, Partition, PowerLoss, SlowDisk,
+        Split, Transfer,
     };
-    Some(match bug {
-        Bug::VotesAtOnce => (LENGTH_OF_GROUP, vec![Crash, Partition, Split]),
-        Bug::ForgetsVote | Bug::LeadsAgainInItsTerm => (
-            LENGTH_OF_GROUP,
-            vec![Crash, PowerLoss, Outage, Split, Transfer],
-        ),
-        Bug::SkipsMemberFileSync | Bug::AcknowledgesBeforeDurable => {
+    let (length, faults) = match bug {
+        Bug::VotesAtOnce => (LENGTH_OF_GROUP, vec![Split]),
+        Bug::ForgetsVote => (LENGTH_OF_GROUP, vec![Crash, Outage, Blackout]),
+        Bug::LeadsAgainInItsTerm => (LENGTH_OF_GROUP, vec![Crash, PowerLoss, SlowDisk]),
+        Bug::SkipsMemberFileSync => {
             (LENGTH_OF_GROUP, vec![PowerLoss, Outage, Blackout, Transfer])
         }
-        Bug::AnswersWithoutLease | Bug::AnswersKeepAlivesUnasked => {
-            (LENGTH_OF_GROUP, vec![Split, Hang, Suspend])
-        }
-        Bug::AnswersWhatIsDurableHere | Bug::CountsSilentMembers | Bug::KeepsWhatWasReplaced => {
+        Bug::AcknowledgesBeforeDurable => (LENGTH_OF_GROUP, vec![SlowDisk, Outage, Blackout]),
+        Bug::AnswersWithoutLease => (LENGTH_OF_GROUP, vec![Split, Partition]),
+        Bug::AnswersKeepAlivesUnasked => (LENGTH_LONG, vec![Split]),
+        Bug::AnswersWhatIsDurableHere | Bug::CountsSilentMembers => {
             (LENGTH_OF_GROUP, vec![Split, Partition, Crash, PowerLoss])
         }
-        Bug::ForgetsRefusedRecords => (LENGTH_OF_GROUP, vec![Partition, Loss, Delay, Split, Hang]),
-        Bug::AnswersWhileHandingOver | Bug::LeadsBeforeItHasAll => {
-            (LENGTH_OF_GROUP, vec![Transfer, Delay, Loss, Split])
-        }
-        Bug::TrustsForgetfulMembers => (LENGTH_OF_GROUP, vec![Forget, Transfer, Split]),
-        Bug::InstallsSnapshotUnsynced => (LENGTH_OF_GROUP, vec![Forget, PowerLoss, Outage, Split]),
+        Bug::KeepsWhatWasReplaced => (LENGTH_OF_GROUP, vec![Crash, PowerLoss, Outage]),
+        Bug::ForgetsRefusedRecords => (LENGTH_OF_GROUP, vec![Partition, Loss, Split, Hang]),
+        Bug::AnswersWhileHandingOver => (LENGTH_OF_GROUP, vec![Transfer, Delay]),
+        Bug::LeadsBeforeItHasAll => (LENGTH_OF_GROUP, vec![Transfer, Delay, Loss, Split]),
+        Bug::TrustsForgetfulMembers => (LENGTH_OF_GROUP, vec![Forget, Crash, Split]),
+        Bug::TrustsCopies => (LENGTH_OF_GROUP, vec![Double, Crash, Transfer]),
+        Bug::InstallsSnapshotUnsynced => (LENGTH_LONG, vec![PowerLoss, Partition, Split]),
         Bug::ForgetsTermsEarly => (LENGTH_OF_GROUP, vec![Transfer, Crash, Split]),
-        Bug::TrustsReportsOfBefore | Bug::ObeysOlderEpochs => {
-            (LENGTH_OF_GROUP, vec![Transfer, Delay, Split, SlowDisk])
-        }
+        Bug::TrustsReportsOfBefore => (LENGTH_OF_GROUP, vec![Transfer, Delay, Split, SlowDisk]),
+        Bug::ObeysOlderEpochs => (LENGTH_LONG, vec![Transfer, Delay]),
         _ => return None,
-    })
+    };
+    Some((length, faults))
 }
 
 fn of_one(bug: Bug) -> (Duration, Vec<FaultKind>) {
@@ -146,11 +148,17 @@ fn broken(bug: Bug, is_planted: bool, seed: u64, directory: &Path) -> Option<Str
     PANICKED.take();
     let ran = std::panic::catch_unwind(AssertUnwindSafe(|| run(&options)));
     plant(None);
-    if let Some(message) = PANICKED.take() {
-        return Some(message);
+    let panicked = PANICKED.take();
+    if panicked.is_some() {
+        return panicked;
     }
     let report = ran.expect("nothing panicked");
     let report = report.expect("its files are written");
+    if let Ok(directory) = std::env::var(TRACES) {
+        let with = if is_planted { "with" } else { "without" };
+        let file = Path::new(&directory).join(format!("{bug:?}-{with}-{seed}.txt"));
+        std::fs::write(file, report.trace.join("\n")).expect(TRACES);
+    }
     report.failures.into_iter().next()
 }
 
@@ -179,7 +187,8 @@ fn found(
     directory: &Path,
     others: &Mutex<Vec<String>>,
 ) -> Option<(u64, String)> {
-    for seed in 1..=seeds {
+    let first = std::env::var(FIRST).map_or(1, |text| text.parse().expect(FIRST));
+    for seed in (first..).take(seeds as usize) {
         let Some(what) = broken(bug, true, seed, directory) else {
             continue;
         };

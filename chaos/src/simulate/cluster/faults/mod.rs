@@ -29,6 +29,8 @@ const LONG: u32 = 8;
 const LASTS_LONG_MS: std::ops::Range<u64> = 12_000..45_000;
 /// Of so many faults that can happen to the namenode, which everybody needs, one at least does.
 const NAMENODE: u32 = 8;
+/// The same for several namenodes, which is what their simulations are about.
+const NAMENODE_OF_GROUP: u32 = 2;
 /// So many kinds of faults are in every second simulation, others are not: what needs several of one kind is found so.
 const FEW_KINDS: usize = 3;
 /// How soon a supervisor starts a server again that has ended by itself.
@@ -245,7 +247,8 @@ impl Faults {
             .copied()
             .filter(|it| it.is_namenode())
             .collect();
-        let of_namenode = !namenodes.is_empty() && rng.random_ratio(1, NAMENODE);
+        let one_of = if self.is_group { NAMENODE_OF_GROUP } else { NAMENODE };
+        let of_namenode = !namenodes.is_empty() && rng.random_ratio(1, one_of);
         let chosen = match (of_namenode, &namenodes[..]) {
             (true, [only]) => Some(*only),
             (true, several) => several.choose(&mut rng).copied(),

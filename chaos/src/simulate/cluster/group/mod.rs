@@ -20,8 +20,8 @@ use super::part::Part;
 use super::world::{Connecting, World};
 use crate::live::admin::Admin;
 
-/// How often each namenode is asked whether it leads.
-const ASK: Duration = Duration::from_millis(100);
+/// How often each namenode is asked whether it leads: often enough to see two that do within the length of a lease.
+const ASK: Duration = Duration::from_millis(10);
 /// How often something is changed to see that somebody leads.
 const CHANGE: Duration = Duration::from_millis(500);
 /// With a majority of sound namenodes, a change takes no longer, from when the last of them has begun to lead.
@@ -76,6 +76,11 @@ impl Leader {
         let seen = self.0.newest.get();
         let seen = seen.filter(|seen| now <= seen.at + KNOWN);
         seen.map(|seen| seen.part)
+    }
+
+    /// The term of the newest one.
+    fn term(&self) -> u64 {
+        self.0.newest.get().map_or(0, |seen| seen.term)
     }
 
     /// When the newest one was first seen to lead.
@@ -205,6 +210,7 @@ async fn ask(
 ) {
     loop {
         tokio::time::sleep(ASK).await;
+        let newest_term = newest.term();
         let Some(GroupStatus {
             this, leader, term, ..
         }) = admin.group().await
@@ -213,6 +219,12 @@ async fn ask(
         };
         if leader != Some(this) {
             continue;
+        }
+        // It says so only while it has a lease, during which nobody else may be elected.
+        if term < newest_term {
+            journal.broken(format!(
+                "{part} answers as the leader of term {term}, and another one did in term {newest_term} before"
+            ));
         }
         newest.seen(Seen {
             term,
