@@ -68,9 +68,7 @@ fn of_group(bug: Bug) -> Option<(Duration, Vec<FaultKind>)> {
         Bug::VotesAtOnce => (LENGTH_OF_GROUP, vec![Split]),
         Bug::ForgetsVote => (LENGTH_OF_GROUP, vec![Crash, Outage, Blackout]),
         Bug::LeadsAgainInItsTerm => (LENGTH_OF_GROUP, vec![Crash, PowerLoss, SlowDisk]),
-        Bug::SkipsMemberFileSync => {
-            (LENGTH_OF_GROUP, vec![PowerLoss, Outage, Blackout, Transfer])
-        }
+        Bug::SkipsMemberFileSync => (LENGTH_OF_GROUP, vec![PowerLoss, Outage, Blackout, Transfer]),
         Bug::AcknowledgesBeforeDurable => (LENGTH_OF_GROUP, vec![SlowDisk, Outage, Blackout]),
         Bug::AnswersWithoutLease => (LENGTH_OF_GROUP, vec![Split, Partition]),
         Bug::AnswersKeepAlivesUnasked => (LENGTH_LONG, vec![Split]),

@@ -247,7 +247,11 @@ impl Faults {
             .copied()
             .filter(|it| it.is_namenode())
             .collect();
-        let one_of = if self.is_group { NAMENODE_OF_GROUP } else { NAMENODE };
+        let one_of = if self.is_group {
+            NAMENODE_OF_GROUP
+        } else {
+            NAMENODE
+        };
         let of_namenode = !namenodes.is_empty() && rng.random_ratio(1, one_of);
         let chosen = match (of_namenode, &namenodes[..]) {
             (true, [only]) => Some(*only),
@@ -280,4 +284,5 @@ impl Faults {
             }
         }
         Ok(())
-    }}
+    }
+}

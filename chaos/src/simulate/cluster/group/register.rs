@@ -63,7 +63,8 @@ impl Register {
         self.newest = self.newest.max(number);
         // One that was given up may come late.
         let is_over = number <= FIRST || self.acknowledged.contains(&number);
-        (is_over && number < newest).then(|| format!("{number} is set, and was replaced by {newest} before"))
+        (is_over && number < newest)
+            .then(|| format!("{number} is set, and was replaced by {newest} before"))
     }
 }
 
