@@ -353,6 +353,7 @@ impl Simulation {
             ));
             return Ok(());
         }
+        self.group.calm_down();
         let health: Rc<RefCell<Option<FsckReport>>> = Rc::default();
         let (namenodes, bind, identity) = self.world.operator(0)?;
         let found = Rc::clone(&health);

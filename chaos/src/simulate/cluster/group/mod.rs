@@ -22,6 +22,8 @@ use crate::live::admin::Admin;
 
 /// How often each namenode is asked whether it leads: often enough to see two that do within the length of a lease.
 const ASK: Duration = Duration::from_millis(10);
+/// The same once all faults are over: what takes long then is waiting.
+const ASK_LATER: Duration = Duration::from_secs(1);
 /// How often something is changed to see that somebody leads.
 const CHANGE: Duration = Duration::from_millis(500);
 /// With a majority of sound namenodes, a change takes no longer, from when the last of them has begun to lead.
@@ -99,6 +101,8 @@ pub struct Group {
     /// When something was last wrong with a namenode.
     disturbed: Option<Duration>,
     is_stuck: bool,
+    /// All faults are over: there is little to see.
+    is_calm: Rc<Cell<bool>>,
     /// The epochs that datanodes remembered last, by their numbers.
     epochs: BTreeMap<Part, u64>,
     next_look: Duration,
@@ -114,6 +118,7 @@ impl Group {
             changed: Rc::default(),
             disturbed: None,
             is_stuck: false,
+            is_calm: Rc::default(),
             epochs: BTreeMap::new(),
             next_look: Duration::ZERO,
         }
@@ -127,16 +132,17 @@ impl Group {
         if world.namenodes().len() == 1 {
             return Ok(());
         }
-        register::start(world, &self.journal)?;
+        register::start(world, &self.journal, &self.is_calm)?;
         let leaders: Rc<RefCell<BTreeMap<u64, u64>>> = Rc::default();
         let (_, bind, identity) = world.outside_operator()?;
         for part in world.namenodes() {
             let (identity, journal) = (identity.clone(), self.journal.clone());
             let (leaders, leader) = (Rc::clone(&leaders), self.leader.clone());
+            let is_calm = Rc::clone(&self.is_calm);
             world.spawn_outside(async move {
                 let addr = part.namenode_addr();
                 let admin = Admin::with_identity(&identity, bind, addr).expect("a free port");
-                ask((admin, part), journal, leaders, leader).await;
+                ask((admin, part), journal, leaders, leader, is_calm).await;
             });
         }
         let connections = world.outside_connections()?;
@@ -195,6 +201,11 @@ impl Group {
         }
     }
 
+    /// All faults are over: namenodes are asked less often.
+    pub fn calm_down(&self) {
+        self.is_calm.set(true);
+    }
+
     /// Whether another namenode may lead since a moment ago, which has not what was not durable.
     pub fn is_disturbed(&self) -> bool {
         let now = self.journal.now();
@@ -207,9 +218,10 @@ async fn ask(
     journal: Journal,
     leaders: Rc<RefCell<BTreeMap<u64, u64>>>,
     newest: Leader,
+    is_calm: Rc<Cell<bool>>,
 ) {
     loop {
-        tokio::time::sleep(ASK).await;
+        tokio::time::sleep(if is_calm.get() { ASK_LATER } else { ASK }).await;
         let newest_term = newest.term();
         let Some(GroupStatus {
             this, leader, term, ..

@@ -5,7 +5,7 @@
 //! its own, and they grow. One attempt begins after the other, and is given up soon: then the number may be set at any time,
 //! also after later ones, or never.
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::collections::BTreeSet;
 use std::io;
 use std::rc::Rc;
@@ -24,6 +24,8 @@ const READ_WITHIN: Duration = Duration::from_secs(2);
 /// How long after one attempt the next one begins, and when it is given up.
 const WRITE: Duration = Duration::from_millis(20);
 const WRITE_WITHIN: Duration = Duration::from_millis(250);
+/// How often it is set and asked for once all faults are over.
+const LATER: Duration = Duration::from_secs(1);
 /// The first number that is set: above that of a new cluster.
 const FIRST: u32 = 1_000;
 
@@ -72,7 +74,7 @@ impl Register {
 ///
 /// # Errors
 /// When no identity can be issued.
-pub fn start(world: &World, journal: &Journal) -> io::Result<()> {
+pub fn start(world: &World, journal: &Journal, is_calm: &Rc<Cell<bool>>) -> io::Result<()> {
     let register = Rc::new(RefCell::new(Register::new()));
     let (_, bind, identity) = world.outside_operator()?;
     let connect = move |part: Part| {
@@ -81,16 +83,21 @@ pub fn start(world: &World, journal: &Journal) -> io::Result<()> {
     let namenodes = world.namenodes();
     for &part in &namenodes {
         let (connect, journal) = (connect.clone(), journal.clone());
-        let register = Rc::clone(&register);
-        world.spawn_outside(async move { read(part, connect(part), register, journal).await });
+        let (register, is_calm) = (Rc::clone(&register), Rc::clone(is_calm));
+        world.spawn_outside(async move {
+            read((connect(part), part), register, journal, is_calm).await;
+        });
     }
+    let is_calm = Rc::clone(is_calm);
     world.spawn_outside(async move {
-        write(namenodes.into_iter().map(connect).collect(), register).await;
+        let admins = namenodes.into_iter().map(connect).collect();
+        write(admins, register, is_calm).await;
     });
     Ok(())
 }
 
-async fn write(mut admins: Vec<Admin>, register: Rc<RefCell<Register>>) {
+async fn write(mut admins: Vec<Admin>, register: Rc<RefCell<Register>>, is_calm: Rc<Cell<bool>>) {
+    let pause = || tokio::time::sleep(if is_calm.get() { LATER } else { WRITE });
     loop {
         for admin in &mut admins {
             loop {
@@ -104,16 +111,21 @@ async fn write(mut admins: Vec<Admin>, register: Rc<RefCell<Register>>) {
                     break;
                 }
                 register.borrow_mut().acknowledge(number);
-                tokio::time::sleep(WRITE).await;
+                pause().await;
             }
         }
-        tokio::time::sleep(WRITE).await;
+        pause().await;
     }
 }
 
-async fn read(part: Part, mut admin: Admin, register: Rc<RefCell<Register>>, journal: Journal) {
+async fn read(
+    (mut admin, part): (Admin, Part),
+    register: Rc<RefCell<Register>>,
+    journal: Journal,
+    is_calm: Rc<Cell<bool>>,
+) {
     loop {
-        tokio::time::sleep(READ).await;
+        tokio::time::sleep(if is_calm.get() { LATER } else { READ }).await;
         let newest = register.borrow().newest;
         let asked = admin.repair(RepairChange::default());
         let Ok(Some(limits)) = tokio::time::timeout(READ_WITHIN, asked).await else {
