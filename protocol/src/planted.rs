@@ -92,6 +92,8 @@ pub enum Bug {
     LeadsBeforeItHasAll,
     /// A member that has forgotten what it said is trusted.
     TrustsForgetfulMembers,
+    /// A member does not notice that its directory is a copy.
+    TrustsCopies,
     /// A snapshot of another member is set in place before it is durable.
     InstallsSnapshotUnsynced,
     /// A member forgets the terms of entries that are in its journal, and that a snapshot covers.
@@ -104,7 +106,7 @@ pub enum Bug {
 
 impl Bug {
     /// All of them.
-    pub const ALL: [Self; 47] = [
+    pub const ALL: [Self; 48] = [
         Self::AnswersBeforeDurable,
         Self::SendsNoInvalidation,
         Self::DoesNotWaitForInvalidation,
@@ -148,6 +150,7 @@ impl Bug {
         Self::AnswersWhileHandingOver,
         Self::LeadsBeforeItHasAll,
         Self::TrustsForgetfulMembers,
+        Self::TrustsCopies,
         Self::InstallsSnapshotUnsynced,
         Self::ForgetsTermsEarly,
         Self::TrustsReportsOfBefore,

@@ -8,6 +8,7 @@ use harvestfs_protocol::admin::{AdminReply, AdminRequest, ClusterStatus, FsckRep
 use harvestfs_protocol::group::{GroupRequest, GroupStatus};
 use harvestfs_protocol::identity::{Identity, Peer, Role};
 use harvestfs_protocol::meta::Notice;
+use harvestfs_protocol::placement::{PlacementReply, PlacementRequest, RepairChange, RepairLimits};
 use harvestfs_protocol::rpc::{Reply, Request, Response};
 use harvestfs_protocol::transport::{Endpoint, RpcClient, TransportError, TransportOptions};
 use tokio::sync::mpsc;
@@ -92,6 +93,21 @@ impl Admin {
     pub async fn add(&mut self, namenode: SocketAddr) -> bool {
         let add = AdminRequest::Group(GroupRequest::Add(namenode));
         self.ask(add, ADD_DEADLINE).await.is_some()
+    }
+
+    /// Has a namenode leave the group; whether it did.
+    pub async fn remove(&mut self, namenode: SocketAddr) -> bool {
+        let remove = AdminRequest::Group(GroupRequest::Remove(namenode));
+        self.ask(remove, ADD_DEADLINE).await.is_some()
+    }
+
+    /// Changes the budgets of repair; what they are then, or none while the namenode does not answer, or another one leads.
+    pub async fn repair(&mut self, change: RepairChange) -> Option<RepairLimits> {
+        let repair = AdminRequest::Placement(PlacementRequest::Repair(change));
+        match self.ask(repair, STATUS_DEADLINE).await? {
+            AdminReply::Placement(PlacementReply::Repair(limits)) => Some(limits),
+            _ => None,
+        }
     }
 
     async fn ask(&mut self, request: AdminRequest, deadline: Duration) -> Option<AdminReply> {

@@ -57,7 +57,7 @@ pub struct ClusterArgs {
     mounts: Option<u8>,
     /// What happens to machines and the network: `all`, `none`, or some of crash, hang, suspend, partition, loss,
     /// delay, duplicate, power-loss, blackout, failed-sync, disk-error, disk-full, rot, reimage, slow-disk, busy, drift,
-    /// jump, rollback, double, and, with several namenodes, transfer, outage, split, forget, separated by commas.
+    /// jump, rollback, double, and, with several namenodes, transfer, outage, split, forget, wipe, leave, separated by commas.
     #[arg(long, default_value = "all", value_name = "LIST")]
     faults: String,
     /// Let happen what `harvestfs chaos run --replay FILE` wrote, to a cluster of the same size if nothing else is
@@ -113,6 +113,7 @@ impl ClusterArgs {
             faults,
             replay: replay.map(|it| it.faults),
             without: self.without.iter().copied().collect(),
+            until_failure: false,
             directory,
             interrupted,
         })

@@ -133,6 +133,19 @@ impl Kept {
         is_sole_voter(self.members_at(lsn).membership(), self.this)
     }
 
+    /// After a start: the journal has the entries from `first` on, and those after the snapshot are of these terms, the
+    /// first of which may have begun before. No term seems to begin where it only goes on.
+    pub(super) fn go_on_with(&mut self, first: Lsn, snapshot: Lsn, terms: Vec<(Lsn, Term)>) {
+        self.terms.retain(|(begun, _)| *begun <= snapshot);
+        for (begun, term) in terms {
+            if self.terms.last().is_none_or(|(_, last)| *last != term) {
+                self.terms.push((begun, term));
+            }
+        }
+        // Where the journal begins with the snapshot of another member, when the terms before that began is not known.
+        self.forget_terms_before(first.saturating_sub(1));
+    }
+
     /// There are these members from their entry on.
     pub(super) fn add_members(&mut self, members: StoredMembers) {
         let entry = entry_of(&members);
@@ -140,10 +153,14 @@ impl Kept {
         self.members.push(members);
     }
 
-    /// Nothing up to this entry is asked for any more.
-    pub(super) fn forget_before(&mut self, lsn: Lsn) {
+    fn forget_terms_before(&mut self, lsn: Lsn) {
         let before = self.terms.partition_point(|(first, _)| *first <= lsn);
         self.terms.drain(..before.saturating_sub(1));
+    }
+
+    /// Nothing up to this entry is asked for any more.
+    pub(super) fn forget_before(&mut self, lsn: Lsn) {
+        self.forget_terms_before(lsn);
         let before = self
             .members
             .partition_point(|it| entry_of(it).is_none_or(|entry| entry <= lsn));
@@ -224,7 +241,10 @@ pub(super) fn read(disk: &dyn Disk) -> Result<Option<ReadKept>, JournalError> {
     match parse(&bytes) {
         Some((kept, written)) => Ok(Some(ReadKept {
             kept,
-            is_copy: written.is_some() && here.is_some() && written != here,
+            is_copy: written.is_some()
+                && here.is_some()
+                && written != here
+                && !planted::is(Bug::TrustsCopies),
         })),
         None => Err(JournalError::Member {
             location: disk.location(),

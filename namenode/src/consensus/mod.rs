@@ -232,8 +232,7 @@ impl Consensus {
             None => Kept::founding(MemberId(1), BTreeMap::from([(MemberId(1), this.clone())]))?,
         };
         let id = kept.this;
-        kept.terms.retain(|(first, _)| *first <= read.snapshot_lsn);
-        kept.terms.extend(read.terms);
+        kept.go_on_with(journal.reader().first_lsn(), read.snapshot_lsn, read.terms);
         let last = kept.entry(read.last_lsn);
         let commits = Arc::new(Commits::default());
         commits.progress(Some(read.last_lsn));

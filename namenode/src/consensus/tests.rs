@@ -293,6 +293,48 @@ async fn one_that_ended_while_another_was_given_a_vote_does_not_go_on_alone() {
     }
 }
 
+/// The epoch of a new leader begins with its term. If that seemed to begin before records that datanodes have heard of, they
+/// would know more than the leader, for ever.
+#[tokio::test]
+async fn a_start_with_a_snapshot_does_not_take_its_end_for_the_beginning_of_a_term() {
+    // The terms that are kept, and the first entry of the first term after that of entry 2.
+    for (kept_terms, begun) in [
+        (vec![(1, 3)], None),
+        (vec![(1, 2), (2, 3)], None),
+        (vec![(1, 1), (2, 3), (4, 4), (5, 5)], Some(4)),
+    ] {
+        let dir = tempfile::tempdir().unwrap();
+        let mut journal = journal_in(dir.path());
+        let last_term = kept_terms.last().unwrap().1;
+        for lsn in 1..=4 {
+            let record = Record {
+                command: Bytes::from_static(b"a command"),
+                awaited: true,
+            };
+            let term = member_file::term_of(&kept_terms, lsn);
+            let entry = Entry::new(log_id(term, lsn), EntryPayload::Normal(record));
+            journal.append(&[encode(&entry)]).unwrap();
+        }
+        journal.sync().unwrap();
+        let kept = Kept {
+            terms: kept_terms,
+            ..Kept::founding(MemberId(1), members(&[1, 2, 3])).unwrap()
+        };
+        member_file::write(&journal.disk(), &kept).unwrap();
+        let read = ReadLog {
+            snapshot_lsn: 3,
+            last_lsn: 4,
+            terms: vec![(4, last_term)],
+            members: None,
+        };
+        let options = JournalWriterOptions::default();
+        let started = Consensus::start(journal, options, read, member(1), endpoint());
+        let (consensus, _committed) = started.await.unwrap();
+        assert_eq!(consensus.term_begun_after(2), begun, "{:?}", kept.terms);
+        consensus.close().await.unwrap();
+    }
+}
+
 #[tokio::test]
 async fn a_member_that_has_just_started_votes_only_for_whom_the_leader_names() {
     let dir = tempfile::tempdir().unwrap();

@@ -1,7 +1,9 @@
-//! A namenode of a group whose directory was put back to an older copy, for good: it has forgotten what it told the others,
-//! and an operator takes it into the group again. One at a time. What it has forgotten the leader knows, and nothing happens
-//! to the two until it has said so: it is recognised only when one of those that know is reached
-//! ([adr/0026](../../../../docs/adr/0026-consensus-by-openraft.md)).
+//! A namenode of a group that an operator takes in again, one at a time.
+//!
+//! Its directory was put back to an older copy, for good: it has forgotten what it told the others. What it has forgotten
+//! the leader knows, and nothing happens to the two until it has said so: it is recognised only when one of those that know
+//! is reached ([adr/0026](../../../../docs/adr/0026-consensus-library.md)). Or it has an empty directory, since the one
+//! before was lost, or since it had to leave the group. And copies of the directory that are started beside one.
 
 use std::cell::Cell;
 use std::fs;
@@ -11,9 +13,14 @@ use std::path::PathBuf;
 use std::rc::Rc;
 use std::time::Duration;
 
+use harvestfs_namenode::server::format_outside;
+use harvestfs_protocol::group::{GroupMember, GroupStatus};
+use harvestfs_protocol::placement::RepairChange;
+
+use super::disk::SimulatedDisk;
 use super::journal::Journal;
-use super::part::Part;
-use super::world::World;
+use super::part::{NAMENODE_PORT, Part};
+use super::world::{CLUSTER, SEGMENT_BYTES, World};
 use crate::live::admin::Admin;
 
 /// How long the leader may take to call it.
@@ -24,34 +31,43 @@ const LOOK: Duration = Duration::from_millis(500);
 const HEARD_OF_WITHIN: Duration = Duration::from_secs(4);
 /// A member that the leader has heard of so lately answers.
 const ANSWERS_MS: u64 = 1_000;
+/// How often it is looked whether a copy serves.
+const LOOK_AT_COPY: Duration = Duration::from_millis(20);
+/// Where the copy beside a namenode is.
+const DOUBLE: &str = "namenode-double";
 /// It lacks no more records than this.
 const BEHIND_MAX: u64 = 50;
 
 /// See the module.
 #[derive(Default)]
-pub struct Forgotten(Option<Rejoining>);
+pub struct Forgotten {
+    rejoining: Option<Rejoining>,
+    /// One is to leave as long as this is so.
+    leaving: Option<Rc<Cell<bool>>>,
+}
 
 struct Rejoining {
     part: Part,
-    began: Duration,
+    /// Until then nothing may happen to the namenodes.
+    noticed_at: Duration,
     is_member: Rc<Cell<bool>>,
 }
 
 impl Forgotten {
     /// Whether one has forgotten something, and is no sound member of the group again yet.
     pub fn is_any(&self) -> bool {
-        self.0.is_some()
+        self.rejoining.is_some()
     }
 
     /// Whether the leader may not have called it yet.
     pub fn is_unnoticed(&self, now: Duration) -> bool {
-        let rejoining = self.0.as_ref();
-        rejoining.is_some_and(|it| now < it.began + CALLED_WITHIN)
+        let rejoining = self.rejoining.as_ref();
+        rejoining.is_some_and(|it| now < it.noticed_at)
     }
 
     /// Whether it is this one.
     pub fn is(&self, part: Part) -> bool {
-        self.0.as_ref().is_some_and(|it| it.part == part)
+        self.rejoining.as_ref().is_some_and(|it| it.part == part)
     }
 
     /// The copy takes the place of the directory, and the namenode is started.
@@ -64,21 +80,62 @@ impl Forgotten {
             &part.to_string(),
             format_args!("its directory is an older copy"),
         );
-        let is_member = Rc::new(Cell::new(false));
-        let (namenodes, bind, identity) = world.outside_operator()?;
-        let rejoined = Rc::clone(&is_member);
-        let journal = journal.clone();
+        self.take_in_again(part, CALLED_WITHIN, world, journal)
+    }
+
+    /// The namenode gets an empty directory, and is started.
+    ///
+    /// # Errors
+    /// When the files of the simulation cannot be changed.
+    pub fn begin_anew(
+        &mut self,
+        part: Part,
+        world: &mut World,
+        journal: &Journal,
+    ) -> io::Result<()> {
+        self.leaving.take().inspect(|leaving| leaving.set(false));
+        world.empty_directory_of(part)?;
+        journal.note(&part.to_string(), format_args!("its directory is empty"));
+        // Its number is another one: nobody takes it for the one that it was.
+        self.take_in_again(part, Duration::ZERO, world, journal)
+    }
+
+    /// An operator has it leave the group, until it begins anew.
+    ///
+    /// # Errors
+    /// When no identity can be issued.
+    pub fn leave(&mut self, part: Part, world: &World) -> io::Result<()> {
+        let connect = Admins::of(world)?;
+        let is_wanted = Rc::new(Cell::new(true));
+        self.leaving = Some(Rc::clone(&is_wanted));
         world.spawn_outside(async move {
-            let admin = |namenode| Admin::with_identity(&identity, bind, namenode);
-            let admins = namenodes.into_iter().map(admin);
-            let mut admins: Vec<Admin> = admins.collect::<Result<_, _>>().expect("free ports");
-            add_again(&mut admins, part.namenode_addr(), &journal).await;
+            let mut admins = connect();
+            while is_wanted.get() {
+                admins.remove(part.namenode_addr()).await;
+                tokio::time::sleep(LOOK).await;
+            }
+        });
+        Ok(())
+    }
+
+    fn take_in_again(
+        &mut self,
+        part: Part,
+        noticed_within: Duration,
+        world: &World,
+        journal: &Journal,
+    ) -> io::Result<()> {
+        let connect = Admins::of(world)?;
+        let is_member = Rc::new(Cell::new(false));
+        let (rejoined, journal) = (Rc::clone(&is_member), journal.clone());
+        world.spawn_outside(async move {
+            connect().add_again(part.namenode_addr(), &journal).await;
             journal.note(&part.to_string(), format_args!("is a member of the group"));
             rejoined.set(true);
         });
-        self.0 = Some(Rejoining {
+        self.rejoining = Some(Rejoining {
             part,
-            began: world.now(),
+            noticed_at: world.now() + noticed_within,
             is_member,
         });
         Ok(())
@@ -86,37 +143,77 @@ impl Forgotten {
 
     /// Time goes on.
     pub fn go_on(&mut self) {
-        if self.0.as_ref().is_some_and(|it| it.is_member.get()) {
-            self.0 = None;
+        if self.rejoining.as_ref().is_some_and(|it| it.is_member.get()) {
+            self.rejoining = None;
         }
     }
 }
 
-/// Returns when it is a member that lacks nothing. It may be one all the time: it had nothing to forget.
-async fn add_again(admins: &mut [Admin], addr: SocketAddr, journal: &Journal) {
-    let began = journal.now();
-    loop {
-        tokio::time::sleep(LOOK).await;
-        for admin in admins.iter_mut() {
-            let Some(status) = admin.group().await.filter(|it| it.leader == Some(it.this)) else {
-                continue;
-            };
-            let here = status.members.iter().find(|it| it.addr == addr);
-            let has_all = |lsn: u64| lsn + BEHIND_MAX >= status.last;
-            let is_sound = here.is_some_and(|it| {
-                let answers = it.heard_ms.is_some_and(|ms| ms < ANSWERS_MS);
-                it.is_voter
-                    && (it.id == status.this || answers && it.acknowledged.is_some_and(has_all))
-            });
-            if is_sound && journal.now() >= began + HEARD_OF_WITHIN {
-                return;
-            }
-            // Refused as long as it is a member, as far as the leader knows.
-            if !is_sound {
-                admin.add(addr).await;
+/// An operator's connections to all namenodes.
+struct Admins(Vec<Admin>);
+
+impl Admins {
+    /// Makes them, on the operator's machine.
+    fn of(world: &World) -> io::Result<impl FnOnce() -> Self + use<>> {
+        let (namenodes, bind, identity) = world.outside_operator()?;
+        Ok(move || {
+            let admin = |namenode| Admin::with_identity(&identity, bind, namenode);
+            let admins = namenodes.into_iter().map(admin);
+            Self(admins.collect::<Result<_, _>>().expect("free ports"))
+        })
+    }
+
+    /// Returns when it is a member that lacks nothing. It may be one all the time: it had nothing to forget.
+    async fn add_again(&mut self, addr: SocketAddr, journal: &Journal) {
+        let began = journal.now();
+        loop {
+            tokio::time::sleep(LOOK).await;
+            for admin in &mut self.0 {
+                let Some(status) = leading(admin).await else {
+                    continue;
+                };
+                let here = status.members.iter().find(|it| it.addr == addr);
+                let has_all = |lsn: u64| lsn + BEHIND_MAX >= status.last;
+                let is_sound = here.is_some_and(|it| {
+                    let answers = it.heard_ms.is_some_and(|ms| ms < ANSWERS_MS);
+                    it.is_voter
+                        && (it.id == status.this || answers && it.acknowledged.is_some_and(has_all))
+                });
+                if is_sound && journal.now() >= began + HEARD_OF_WITHIN {
+                    return;
+                }
+                // Refused as long as it is a member, as far as the leader knows.
+                if !is_sound {
+                    admin.add(addr).await;
+                }
             }
         }
     }
+
+    /// Has a member leave the group, if another one leads or can.
+    async fn remove(&mut self, addr: SocketAddr) {
+        for admin in &mut self.0 {
+            let Some(status) = leading(admin).await else {
+                continue;
+            };
+            let of_this = |it: &&GroupMember| it.addr == addr;
+            match status.members.iter().find(of_this) {
+                Some(member) if member.id == status.this => {
+                    let mut others = status.members.iter().filter(|it| it.addr != addr);
+                    if let Some(other) = others.next() {
+                        admin.transfer(other.addr).await;
+                    }
+                }
+                Some(_) => _ = admin.remove(addr).await,
+                None => {}
+            }
+        }
+    }
+}
+
+/// What the leader says of the group; none of another one.
+async fn leading(admin: &mut Admin) -> Option<GroupStatus> {
+    admin.group().await.filter(|it| it.leader == Some(it.this))
 }
 
 impl World {
@@ -146,6 +243,57 @@ impl World {
         fs::rename(copy, directory)?;
         self.host(part).boot()?;
         self.start(part)
+    }
+
+    /// The namenode ends, and starts from an empty directory.
+    fn empty_directory_of(&mut self, part: Part) -> io::Result<()> {
+        self.reimage(part)?;
+        self.host(part).boot()?;
+        let directory = self.path(part);
+        let format = || format_outside(&directory, CLUSTER, SEGMENT_BYTES);
+        self.host(part).during(format).map_err(io::Error::other)?;
+        self.start(part)
+    }
+
+    /// Starts a copy of the directory of a namenode on a machine of its own. It must serve nobody.
+    ///
+    /// # Errors
+    /// When the files of the simulation cannot be read, or the copy written.
+    pub(super) fn start_double_of_member(
+        &mut self,
+        part: Part,
+        journal: &Journal,
+    ) -> io::Result<()> {
+        let double = self.directory().join(DOUBLE);
+        self.disk(part).copy_synced(&self.path(part), &double)?;
+        let (host, ip) = self.new_double_host()?;
+        let addr = SocketAddr::new(ip, NAMENODE_PORT);
+        let disk = SimulatedDisk::of_copy(self.now().as_nanos() as u64);
+        self.start_namenode_on(&host, &disk, double, addr)?;
+        let (_, bind, identity) = self.outside_operator()?;
+        let journal = journal.clone();
+        let watching = host.spawn(std::future::pending::<()>());
+        self.spawn_outside(async move {
+            let mut admin = Admin::with_identity(&identity, bind, addr).expect("a free port");
+            while watching.as_ref().is_some_and(|it| !it.is_finished()) {
+                if admin.repair(RepairChange::default()).await.is_some()
+                    || leading(&mut admin).await.is_some()
+                {
+                    journal.broken(format!("a copy beside {part} leads"));
+                    return;
+                }
+                tokio::time::sleep(LOOK_AT_COPY).await;
+            }
+        });
+        self.set_double(Some((host, part, addr)));
+        Ok(())
+    }
+
+    /// The copy ends.
+    pub(super) fn end_double_of_member(&mut self) {
+        self.set_double(None);
+        // What is left of it is of no use to anybody.
+        let _ = fs::remove_dir_all(self.directory().join(DOUBLE));
     }
 }
 

@@ -43,7 +43,8 @@ pub enum FaultKind {
     Jump,
     /// The namenode's directory is put back to an older copy, and the newest one back in its place later.
     Rollback,
-    /// A copy of the namenode's directory is started beside it, and a datanode follows that.
+    /// A copy of the namenode's directory is started beside it, and a datanode follows that; of several namenodes, a copy of
+    /// that of one.
     Double,
     /// Of several namenodes, this one is asked to lead.
     Transfer,
@@ -53,11 +54,15 @@ pub enum FaultKind {
     Split,
     /// The directory of a namenode is put back to an older copy for good, and it is taken into the group again.
     Forget,
+    /// The directory of a namenode is lost, and it is taken into the group again with an empty one.
+    Wipe,
+    /// An operator has a namenode leave the group, and takes it in again with an empty directory.
+    Leave,
 }
 
 impl FaultKind {
     /// All of them.
-    pub const ALL: [Self; 24] = [
+    pub const ALL: [Self; 26] = [
         Self::Crash,
         Self::Hang,
         Self::Suspend,
@@ -82,6 +87,8 @@ impl FaultKind {
         Self::Outage,
         Self::Split,
         Self::Forget,
+        Self::Wipe,
+        Self::Leave,
     ];
 
     /// The name that users give.
@@ -112,6 +119,8 @@ impl FaultKind {
             Self::Outage => "outage",
             Self::Split => "split",
             Self::Forget => "forget",
+            Self::Wipe => "wipe",
+            Self::Leave => "leave",
         }
     }
 
@@ -119,9 +128,14 @@ impl FaultKind {
     #[must_use]
     pub fn is_for_group(self, is_group: bool) -> bool {
         match self {
-            // Of a group, an older copy never leads.
-            Self::Rollback | Self::Double => !is_group,
-            Self::Transfer | Self::Outage | Self::Split | Self::Forget => is_group,
+            // Of a group, an older copy never leads: see `Forget`.
+            Self::Rollback => !is_group,
+            Self::Transfer
+            | Self::Outage
+            | Self::Split
+            | Self::Forget
+            | Self::Wipe
+            | Self::Leave => is_group,
             Self::Crash
             | Self::Hang
             | Self::Suspend
@@ -139,7 +153,8 @@ impl FaultKind {
             | Self::SlowDisk
             | Self::Busy
             | Self::Drift
-            | Self::Jump => true,
+            | Self::Jump
+            | Self::Double => true,
         }
     }
 
@@ -152,7 +167,12 @@ impl FaultKind {
     pub(super) fn is_down(self) -> bool {
         matches!(
             self,
-            Self::Crash | Self::PowerLoss | Self::Blackout | Self::Outage | Self::Reimage
+            Self::Crash
+                | Self::PowerLoss
+                | Self::Blackout
+                | Self::Outage
+                | Self::Reimage
+                | Self::Wipe
         )
     }
 
@@ -171,11 +191,15 @@ impl FaultKind {
             | Self::Blackout
             | Self::Drift
             | Self::Jump => true,
-            Self::Rollback | Self::Transfer | Self::Outage | Self::Split | Self::Forget => {
-                part.is_namenode()
-            }
-            Self::Double | Self::Busy => matches!(part, Part::Datanode(_)),
-            Self::FailedSync | Self::SlowDisk => {
+            Self::Rollback
+            | Self::Transfer
+            | Self::Outage
+            | Self::Split
+            | Self::Forget
+            | Self::Wipe
+            | Self::Leave => part.is_namenode(),
+            Self::Busy => matches!(part, Part::Datanode(_)),
+            Self::FailedSync | Self::SlowDisk | Self::Double => {
                 matches!(part, Part::Namenode(_) | Part::Datanode(_))
             }
             Self::DiskError | Self::DiskFull => part == weak || part.is_namenode(),

@@ -148,6 +148,12 @@ impl Host {
         self.clocks.started.set(None);
     }
 
+    /// Does something as what runs on it would.
+    pub fn during<T>(&self, work: impl FnOnce() -> T) -> T {
+        let _entered = machine::enter(self.clocks.clone());
+        work()
+    }
+
     /// Runs something on it, beside what runs there.
     pub fn spawn<T: 'static>(
         &self,

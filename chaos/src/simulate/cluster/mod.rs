@@ -81,6 +81,8 @@ pub struct Options {
     pub replay: Option<Vec<Given>>,
     /// Faults that are left out, by their numbers.
     pub without: BTreeSet<u32>,
+    /// The simulation ends as soon as a promise is broken.
+    pub until_failure: bool,
     /// Where the files of a simulation are while it runs. A directory of its own is made there.
     pub directory: PathBuf,
     /// Ends the simulation when it is set.
@@ -149,21 +151,13 @@ pub fn run(options: &Options) -> io::Result<Report> {
         clients: (0..options.clients)
             .map(|number| SimulatedClient::new(options.seed, number))
             .collect(),
+        until_failure: options.until_failure,
         interrupted: Arc::clone(&options.interrupted),
     };
-    simulation.run_for(START)?;
-    if simulation.faults.need_operator() {
-        simulation.world.start_operator()?;
+    match simulation.run_through(options.clients, options.length) {
+        Err(_) if simulation.is_over() => {}
+        ran => ran?,
     }
-    for number in 0..options.clients {
-        simulation.start_client(number)?;
-    }
-    simulation.group.start(&simulation.world)?;
-    simulation.mounts.start_all(&mut simulation.world)?;
-    simulation.run_for(options.length)?;
-    simulation.end_faults()?;
-    simulation.stop.set(true);
-    simulation.finish()?;
     Ok(simulation.report())
 }
 
@@ -196,10 +190,32 @@ struct Simulation {
     log: Rc<RefCell<Log>>,
     clients: Vec<SimulatedClient>,
     mounts: Mounts,
+    until_failure: bool,
     interrupted: Arc<AtomicBool>,
 }
 
 impl Simulation {
+    fn run_through(&mut self, clients: u8, length: Duration) -> io::Result<()> {
+        self.run_for(START)?;
+        if self.faults.need_operator() {
+            self.world.start_operator()?;
+        }
+        for number in 0..clients {
+            self.start_client(number)?;
+        }
+        self.group.start(&self.world)?;
+        self.mounts.start_all(&mut self.world)?;
+        self.run_for(length)?;
+        self.end_faults()?;
+        self.stop.set(true);
+        self.finish()
+    }
+
+    /// A promise was broken, and that was all there was to find.
+    fn is_over(&self) -> bool {
+        self.until_failure && self.journal.failed_at().is_some()
+    }
+
     fn run_for(&mut self, time: Duration) -> io::Result<()> {
         let end = self.world.now() + time;
         while self.world.now() < end {
@@ -209,7 +225,7 @@ impl Simulation {
     }
 
     fn tick(&mut self) -> io::Result<()> {
-        if self.interrupted.load(Ordering::Relaxed) {
+        if self.interrupted.load(Ordering::Relaxed) || self.is_over() {
             return Err(io::ErrorKind::Interrupted.into());
         }
         self.journal.advance(self.world.now());
@@ -337,6 +353,7 @@ impl Simulation {
             ));
             return Ok(());
         }
+        self.group.calm_down();
         let health: Rc<RefCell<Option<FsckReport>>> = Rc::default();
         let (namenodes, bind, identity) = self.world.operator(0)?;
         let found = Rc::clone(&health);

@@ -188,6 +188,7 @@ fn options(seed: u64, faults: &[FaultKind]) -> Options {
         without: BTreeSet::new(),
         faults: faults.to_vec(),
         directory: std::env::temp_dir(),
+        until_failure: false,
         interrupted: Arc::default(),
     }
 }

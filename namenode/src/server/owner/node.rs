@@ -43,7 +43,11 @@ impl Owner {
             };
         }
         let reply = self.registered_node_request(connection, request);
-        responder.send(&reply.map(Reply::Node));
+        // A leader that was just elected may still lose the epoch that it says it is in, and with it all records that it has
+        // not committed: a datanode that had obeyed it would know more than every later leader.
+        let is_command = self.leads() && matches!(reply, Ok(NodeReply::Heartbeat(_)));
+        let record = is_command.then_some(self.epoch_record);
+        self.answer(responder, reply.map(Reply::Node), record);
     }
 
     fn registered_node_request(

@@ -18,6 +18,7 @@ const REACHED: (u32, u32) = (1, 2);
 #[derive(Debug)]
 pub struct Content {
     file: File,
+    was_made_here: bool,
     /// Writes since the last sync, in their order.
     writes: Vec<Overwritten>,
     /// Sectors that a failed sync left as if they had been written, and what the disk has there.
@@ -37,6 +38,7 @@ impl Content {
     /// Of a file that has just been made.
     pub fn new(file: File) -> Self {
         Self {
+            was_made_here: true,
             synced_len: Some(0),
             ..Self::of_durable(file)
         }
@@ -46,10 +48,16 @@ impl Content {
     pub fn of_durable(file: File) -> Self {
         Self {
             file,
+            was_made_here: false,
             writes: Vec::new(),
             lost: BTreeMap::new(),
             synced_len: None,
         }
+    }
+
+    /// It was made on this disk, and has been in use since.
+    pub fn was_made_here(&self) -> bool {
+        self.was_made_here
     }
 
     pub fn len_bytes(&self) -> io::Result<u64> {

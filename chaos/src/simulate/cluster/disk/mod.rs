@@ -38,6 +38,8 @@ pub struct SimulatedDisk(Arc<Mutex<State>>);
 #[derive(Debug)]
 struct State {
     rng: SmallRng,
+    /// Its files are other ones than those which say so of themselves.
+    is_copy: bool,
     trouble: Trouble,
     files: BTreeMap<PathBuf, Shared>,
     /// Changes of names that are not synced, in their order.
@@ -78,8 +80,18 @@ impl Change {
 impl SimulatedDisk {
     /// One on which everything works.
     pub fn new(seed: u64) -> Self {
+        Self::with(seed, false)
+    }
+
+    /// The same, with files that were copied from another one.
+    pub fn of_copy(seed: u64) -> Self {
+        Self::with(seed, true)
+    }
+
+    fn with(seed: u64, is_copy: bool) -> Self {
         Self(Arc::new(Mutex::new(State {
             rng: SmallRng::seed_from_u64(seed),
+            is_copy,
             trouble: Trouble::default(),
             files: BTreeMap::new(),
             changes: Vec::new(),

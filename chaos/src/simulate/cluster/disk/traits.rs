@@ -112,7 +112,27 @@ impl Opened {
     }
 }
 
+/// What all files of a simulated disk are called, but for copies. Which of them it is does not matter: what is put back to what it
+/// was is the same file, as when that is done below a file system.
+const FILE: journal::FileId = journal::FileId {
+    inode: u64::MAX,
+    born_unix_ns: u64::MAX,
+};
+const COPY: journal::FileId = journal::FileId {
+    inode: u64::MAX - 1,
+    ..FILE
+};
+
 impl journal::DiskFile for Opened {
+    fn id(&self) -> io::Result<Option<journal::FileId>> {
+        if self.disk.0.lock().is_copy {
+            return Ok(Some(COPY));
+        }
+        // What was made before the simulation says that it is another one.
+        let is_known = self.file.lock().was_made_here();
+        Ok(is_known.then_some(FILE))
+    }
+
     fn len_bytes(&self) -> io::Result<u64> {
         self.file.lock().len_bytes()
     }

@@ -1,6 +1,8 @@
 //! What is seen of a group of namenodes from a machine to which nothing happens: who leads, in
 //! which term, and whether somebody does.
 
+mod register;
+
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
 use std::io;
@@ -18,12 +20,16 @@ use super::part::Part;
 use super::world::{Connecting, World};
 use crate::live::admin::Admin;
 
-/// How often each namenode is asked whether it leads.
-const ASK: Duration = Duration::from_millis(100);
+/// How often each namenode is asked whether it leads: often enough to see two that do within the length of a lease.
+const ASK: Duration = Duration::from_millis(10);
+/// The same once all faults are over: what takes long then is waiting.
+const ASK_LATER: Duration = Duration::from_secs(1);
 /// How often something is changed to see that somebody leads.
 const CHANGE: Duration = Duration::from_millis(500);
-/// With a majority of sound namenodes, a change takes no longer.
+/// With a majority of sound namenodes, a change takes no longer, from when the last of them has begun to lead.
 const CHANGED_WITHIN: Duration = Duration::from_secs(20);
+/// The same when another one leads again and again, as it may when that is asked for, or the network falls in two.
+const CHANGED_WITHIN_AT_ALL: Duration = Duration::from_secs(60);
 /// A namenode that leads no more may have lost what was not durable until so long after its fault.
 const DISTURBED: Duration = Duration::from_secs(15);
 const XATTR: &[u8] = b"user.progress";
@@ -40,7 +46,14 @@ const KNOWN: Duration = Duration::from_millis(500);
 
 /// The namenode that led last, as far as is known. Copies are of one leader.
 #[derive(Clone, Default)]
-pub struct Leader(Rc<Cell<Option<Seen>>>);
+pub struct Leader(Rc<Known>);
+
+#[derive(Default)]
+struct Known {
+    newest: Cell<Option<Seen>>,
+    /// When the term of the newest was first seen.
+    since: Cell<Duration>,
+}
 
 #[derive(Clone, Copy)]
 struct Seen {
@@ -51,15 +64,30 @@ struct Seen {
 
 impl Leader {
     fn seen(&self, seen: Seen) {
-        if self.0.get().is_none_or(|before| before.term <= seen.term) {
-            self.0.set(Some(seen));
+        let before = self.0.newest.get();
+        if before.is_none_or(|before| before.term < seen.term) {
+            self.0.since.set(seen.at);
+        }
+        if before.is_none_or(|before| before.term <= seen.term) {
+            self.0.newest.set(Some(seen));
         }
     }
 
     /// Which one leads; none: it is not known.
     pub fn now(&self, now: Duration) -> Option<Part> {
-        let seen = self.0.get().filter(|seen| now <= seen.at + KNOWN);
+        let seen = self.0.newest.get();
+        let seen = seen.filter(|seen| now <= seen.at + KNOWN);
         seen.map(|seen| seen.part)
+    }
+
+    /// The term of the newest one.
+    fn term(&self) -> u64 {
+        self.0.newest.get().map_or(0, |seen| seen.term)
+    }
+
+    /// When the newest one was first seen to lead.
+    fn since(&self) -> Duration {
+        self.0.since.get()
     }
 }
 
@@ -73,6 +101,8 @@ pub struct Group {
     /// When something was last wrong with a namenode.
     disturbed: Option<Duration>,
     is_stuck: bool,
+    /// All faults are over: there is little to see.
+    is_calm: Rc<Cell<bool>>,
     /// The epochs that datanodes remembered last, by their numbers.
     epochs: BTreeMap<Part, u64>,
     next_look: Duration,
@@ -88,6 +118,7 @@ impl Group {
             changed: Rc::default(),
             disturbed: None,
             is_stuck: false,
+            is_calm: Rc::default(),
             epochs: BTreeMap::new(),
             next_look: Duration::ZERO,
         }
@@ -101,15 +132,17 @@ impl Group {
         if world.namenodes().len() == 1 {
             return Ok(());
         }
+        register::start(world, &self.journal, &self.is_calm)?;
         let leaders: Rc<RefCell<BTreeMap<u64, u64>>> = Rc::default();
         let (_, bind, identity) = world.outside_operator()?;
         for part in world.namenodes() {
             let (identity, journal) = (identity.clone(), self.journal.clone());
             let (leaders, leader) = (Rc::clone(&leaders), self.leader.clone());
+            let is_calm = Rc::clone(&self.is_calm);
             world.spawn_outside(async move {
                 let addr = part.namenode_addr();
                 let admin = Admin::with_identity(&identity, bind, addr).expect("a free port");
-                ask((admin, part), journal, leaders, leader).await;
+                ask((admin, part), journal, leaders, leader, is_calm).await;
             });
         }
         let connections = world.outside_connections()?;
@@ -133,8 +166,12 @@ impl Group {
             return;
         }
         let since = *self.sound_since.get_or_insert(now);
-        let waits = now.saturating_sub(since.max(self.changed.get()));
-        if all > 1 && waits > CHANGED_WITHIN && !self.is_stuck {
+        let since = since.max(self.changed.get());
+        let waits = now.saturating_sub(since);
+        // Each new leader may have to wait until the leases of sessions are over.
+        let waits_for_leader = now.saturating_sub(since.max(self.leader.since()));
+        let is_stuck = waits_for_leader > CHANGED_WITHIN || waits > CHANGED_WITHIN_AT_ALL;
+        if all > 1 && is_stuck && !self.is_stuck {
             self.is_stuck = true;
             self.journal.failure(format!(
                 "a majority of the namenodes is sound, and nothing changes within {CHANGED_WITHIN:?}"
@@ -164,6 +201,11 @@ impl Group {
         }
     }
 
+    /// All faults are over: namenodes are asked less often.
+    pub fn calm_down(&self) {
+        self.is_calm.set(true);
+    }
+
     /// Whether another namenode may lead since a moment ago, which has not what was not durable.
     pub fn is_disturbed(&self) -> bool {
         let now = self.journal.now();
@@ -176,9 +218,11 @@ async fn ask(
     journal: Journal,
     leaders: Rc<RefCell<BTreeMap<u64, u64>>>,
     newest: Leader,
+    is_calm: Rc<Cell<bool>>,
 ) {
     loop {
-        tokio::time::sleep(ASK).await;
+        tokio::time::sleep(if is_calm.get() { ASK_LATER } else { ASK }).await;
+        let newest_term = newest.term();
         let Some(GroupStatus {
             this, leader, term, ..
         }) = admin.group().await
@@ -187,6 +231,12 @@ async fn ask(
         };
         if leader != Some(this) {
             continue;
+        }
+        // It says so only while it has a lease, during which nobody else may be elected.
+        if term < newest_term {
+            journal.broken(format!(
+                "{part} answers as the leader of term {term}, and another one did in term {newest_term} before"
+            ));
         }
         newest.seen(Seen {
             term,
