@@ -170,6 +170,9 @@ pub struct ReadMembers {
     pub members: Membership<MemberId, Member>,
 }
 
+/// What has to be done before a snapshot is in place.
+pub type BeforeSnapshot = Box<dyn FnOnce() -> Result<(), JournalError> + Send>;
+
 /// This namenode in its group.
 pub struct Consensus {
     raft: Raft<Group, Applied>,
@@ -497,13 +500,13 @@ impl Consensus {
         Arc::clone(&self.commits)
     }
 
-    /// Prepares for a snapshot that covers everything up to `lsn`, which is committed.
-    ///
-    /// # Errors
-    /// The disk refuses.
-    pub fn before_snapshot(&self, lsn: Lsn) -> Result<(), JournalError> {
+    /// What has to be done before a snapshot is in place that covers everything up to `lsn`, which is committed. It waits for
+    /// the disk.
+    #[must_use]
+    pub fn before_snapshot(&self, lsn: Lsn) -> BeforeSnapshot {
         assert!(lsn <= self.commits.last(), "record {lsn} is not committed");
-        self.store.keep_terms(lsn)
+        let store = self.store.clone();
+        Box::new(move || store.keep_terms(lsn))
     }
 
     /// The journal.
