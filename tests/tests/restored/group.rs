@@ -235,10 +235,6 @@ fn one_that_is_left_goes_on_alone_when_an_operator_says_so() {
     // Its journal names others then, who are lost.
     let address = cluster.namenodes()[gone - 1].to_string();
     cluster.output_of(&["admin", "namenode", "remove", &address]);
-    for number in (1..=NAMENODES).filter(|it| *it != left) {
-        cluster.kill(&Cluster::namenode_name(number));
-        fs::remove_dir_all(cluster.path(&data_of(number))).expect("it is there");
-    }
     let data = cluster.path(&data_of(left));
     let recover = [
         "admin",
@@ -247,6 +243,18 @@ fn one_that_is_left_goes_on_alone_when_an_operator_says_so() {
         "--accept-loss",
         &data.to_string_lossy(),
     ];
+    // Not while others work.
+    cluster.kill(&Cluster::namenode_name(left));
+    let refused = cluster.command(&recover);
+    assert!(
+        stderr(&refused).contains("of the same group, and runs"),
+        "{refused:?}"
+    );
+    cluster.start_namenode_number(left);
+    for number in (1..=NAMENODES).filter(|it| *it != left) {
+        cluster.kill(&Cluster::namenode_name(number));
+        fs::remove_dir_all(cluster.path(&data_of(number))).expect("it is there");
+    }
     // Not while it runs, and waits for the others.
     let refused = cluster.command(&recover);
     assert!(stderr(&refused).contains("in use"), "{refused:?}");
