@@ -91,6 +91,9 @@ impl AdminLink {
             request,
             AdminRequest::Status
                 | AdminRequest::Nodes
+                | AdminRequest::Fsck
+                | AdminRequest::Quarantine { .. }
+                | AdminRequest::Classes
                 | AdminRequest::Group(GroupRequest::List)
                 | AdminRequest::Upgrade(UpgradeRequest::Status)
         );

@@ -145,7 +145,9 @@ enum NamenodeCommand {
 pub fn run(args: &AdminArgs) -> anyhow::Result<()> {
     link::block_on(async {
         match &args.command {
-            AdminCommand::Namenode(GroupCommand::Recover(args)) => namenodes::recover_alone(args),
+            AdminCommand::Namenode(GroupCommand::Recover(recover)) => {
+                namenodes::recover_alone(&args.cluster, recover).await
+            }
             AdminCommand::Namenode(GroupCommand::Running(command)) => {
                 AdminLink::with(&args.cluster, async |link| {
                     namenodes::execute(link, command).await

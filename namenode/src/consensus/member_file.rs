@@ -94,7 +94,12 @@ impl Kept {
         };
         let term = self.vote.map_or(0, |vote| vote.leader_id.term);
         let alone = Self::founding(this, BTreeMap::from([(this, member)]))?;
+        let members = alone.members.into_iter();
+        // As if the last entry said so: an entry before it that names those who are lost counts no more.
+        let entry = (last > 0).then(|| self.entry(last));
+        let at = |it: StoredMembers| StoredMembers::new(entry, it.membership().clone());
         Ok(Self {
+            members: members.map(at).collect(),
             vote: Some(Vote::new(term, this)),
             terms: self.terms,
             writes: self.writes + 1,

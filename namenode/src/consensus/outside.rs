@@ -64,6 +64,20 @@ pub fn found_outside(journal: &Journal, this: MemberId) -> Result<(), JournalErr
     member_file::write(&journal.disk(), &Kept::outside(this))
 }
 
+/// Where the other members of the group listen, as of an entry; nobody, if it is in no group.
+///
+/// # Errors
+/// It cannot be read.
+pub fn other_members(journal: &Journal, last: Lsn) -> Result<Vec<Member>, JournalError> {
+    let read = member_file::read(&*journal.disk())?;
+    let Some(kept) = read.map(|it| it.kept).filter(|it| !it.members.is_empty()) else {
+        return Ok(Vec::new());
+    };
+    let members = kept.members_at(last).membership().nodes();
+    let others = members.filter(|(id, _)| **id != kept.this);
+    Ok(others.map(|(_, member)| member.clone()).collect())
+}
+
 /// Makes a member the only one of its group, with the entries up to this one, which are its last ones.
 ///
 /// # Errors

@@ -330,7 +330,49 @@ async fn a_start_with_a_snapshot_does_not_take_its_end_for_the_beginning_of_a_te
         let options = JournalWriterOptions::default();
         let started = Consensus::start(journal, options, read, member(1), endpoint());
         let (consensus, _committed) = started.await.unwrap();
-        assert_eq!(consensus.term_begun_after(2), begun, "{:?}", kept.terms);
+        assert_eq!(consensus.term_after_epoch(2), begun, "{:?}", kept.terms);
+        consensus.close().await.unwrap();
+    }
+}
+
+/// An entry that names members and is not in a snapshot yet does not count for one that goes on alone: those would
+/// have to vote for it, and are lost.
+#[tokio::test]
+async fn one_that_goes_on_alone_leads_whatever_members_its_journal_names() {
+    for named in [&[1, 2, 3][..], &[1, 2], &[1]] {
+        let dir = tempfile::tempdir().unwrap();
+        let mut journal = journal_in(dir.path());
+        found(&journal, MemberId(1), members(&[1, 2, 3])).unwrap();
+        let voters = named.iter().copied().map(MemberId).collect();
+        let named = Membership::new(vec![voters], members(named)).unwrap();
+        let entry = Entry::new(log_id(1, 1), EntryPayload::Membership(named.clone()));
+        journal.append(&[encode(&entry)]).unwrap();
+        journal.sync().unwrap();
+        // Twice, as whoever is not sure whether it was done.
+        found_alone(&journal, 1).unwrap();
+        found_alone(&journal, 1).unwrap();
+        let read = ReadLog {
+            snapshot_lsn: 0,
+            last_lsn: 1,
+            terms: vec![(1, 1)],
+            members: Some(ReadMembers {
+                lsn: 1,
+                members: named,
+            }),
+        };
+        let options = JournalWriterOptions::default();
+        let started = Consensus::start(journal, options, read, member(1), endpoint());
+        let (consensus, _committed) = started.await.unwrap();
+        assert!(consensus.commits().is_alone());
+        consensus.elect_if_alone().await.unwrap();
+        let leads = async {
+            while !matches!(*consensus.leadership().borrow(), Leadership::This(_)) {
+                tokio::time::sleep(Duration::from_millis(1)).await;
+            }
+        };
+        let leads = tokio::time::timeout(Duration::from_secs(5), leads).await;
+        assert!(leads.is_ok(), "nobody else has a vote");
+        assert_eq!(consensus.group().status().members.len(), 1);
         consensus.close().await.unwrap();
     }
 }

@@ -13,6 +13,7 @@
 use std::collections::BTreeMap;
 use std::fs;
 use std::io;
+use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -27,7 +28,7 @@ use super::options::check_segment_bytes;
 use crate::consensus::{self, Member, MemberId, Standing};
 use crate::engine::namespace::{Command, Namespace};
 use crate::journal::disk::Disk;
-use crate::journal::{Journal, JournalOptions};
+use crate::journal::{Journal, JournalOptions, Lsn};
 
 const CLUSTER_ID_FILE: &str = "cluster-id";
 const JOURNAL_DIR: &str = "journal";
@@ -228,15 +229,31 @@ pub fn format_outside(
     })
 }
 
+/// Names and addresses of the other members of the group of a namenode, which does not run.
+///
+/// # Errors
+/// It runs, or the directory cannot be read.
+pub fn other_members(data_dir: &Path) -> Result<Vec<(String, SocketAddr)>, NamenodeError> {
+    let (journal, last) = open_stopped(data_dir)?;
+    let others = consensus::other_members(&journal, last)?.into_iter();
+    Ok(others.map(|it| (it.name, it.addr)).collect())
+}
+
 /// Makes the namenode of a directory, which does not run, the only one of its group, with what it has.
 ///
 /// # Errors
 /// It runs, or the directory cannot be read.
 pub fn recover_alone(data_dir: &Path) -> Result<(), NamenodeError> {
+    let (journal, last) = open_stopped(data_dir)?;
+    Ok(consensus::found_alone(&journal, last)?)
+}
+
+/// The journal of a namenode that does not run, and its last record.
+fn open_stopped(data_dir: &Path) -> Result<(Journal, Lsn), NamenodeError> {
     let cluster = cluster_id(data_dir)?;
     let options = JournalOptions::new(journal_dir(data_dir), cluster.0);
     let (journal, recovered) = Journal::open(&options)?;
-    Ok(consensus::found_alone(&journal, recovered.last_lsn)?)
+    Ok((journal, recovered.last_lsn))
 }
 
 /// Puts a journal that is not to be trusted aside, and makes an empty one for a member with this number.

@@ -54,7 +54,8 @@ use tokio::sync::{mpsc, oneshot};
 use tokio::task::JoinHandle;
 
 pub use data_dir::{
-    FormatOptions, GroupOptions, cluster_id, format, format_outside, journal_dir, recover_alone,
+    FormatOptions, GroupOptions, cluster_id, format, format_outside, journal_dir, other_members,
+    recover_alone,
 };
 pub use error::NamenodeError;
 pub(crate) use observer::Gone;

@@ -229,11 +229,12 @@ fn one_that_is_left_goes_on_alone_when_an_operator_says_so() {
     let mut cluster = group();
     let (old, after) = (content(1, 3), content(2, 2));
     store(&cluster, "/old", &old);
-    let left = followers(&cluster)[1];
-    for number in (1..=NAMENODES).filter(|it| *it != left) {
-        cluster.kill(&Cluster::namenode_name(number));
-        fs::remove_dir_all(cluster.path(&data_of(number))).expect("it is there");
-    }
+    let [gone, left] = followers(&cluster)[..] else {
+        panic!("two follow");
+    };
+    // Its journal names others then, who are lost.
+    let address = cluster.namenodes()[gone - 1].to_string();
+    cluster.output_of(&["admin", "namenode", "remove", &address]);
     let data = cluster.path(&data_of(left));
     let recover = [
         "admin",
@@ -242,6 +243,18 @@ fn one_that_is_left_goes_on_alone_when_an_operator_says_so() {
         "--accept-loss",
         &data.to_string_lossy(),
     ];
+    // Not while others work.
+    cluster.kill(&Cluster::namenode_name(left));
+    let refused = cluster.command(&recover);
+    assert!(
+        stderr(&refused).contains("of the same group, and runs"),
+        "{refused:?}"
+    );
+    cluster.start_namenode_number(left);
+    for number in (1..=NAMENODES).filter(|it| *it != left) {
+        cluster.kill(&Cluster::namenode_name(number));
+        fs::remove_dir_all(cluster.path(&data_of(number))).expect("it is there");
+    }
     // Not while it runs, and waits for the others.
     let refused = cluster.command(&recover);
     assert!(stderr(&refused).contains("in use"), "{refused:?}");
