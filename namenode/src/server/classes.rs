@@ -162,6 +162,7 @@ fn sampled(class: &UtilisationClass) -> impl Iterator<Item = u16> {
 mod tests {
     use harvestfs_telemetry::analysis::TenantAnalysis;
     use harvestfs_telemetry::classes::Class;
+    use harvestfs_telemetry::coincidence::Coincidence;
     use harvestfs_telemetry::hours::WeekHours;
     use harvestfs_telemetry::profile::{Pattern, TenantProfile};
 
@@ -216,6 +217,7 @@ mod tests {
                 .into(),
             classes: vec![class(0.2, 0.4, 0), class(0.5, 0.8, 1)],
             pairs: Vec::new(),
+            coincidence: Coincidence::default(),
         }
     }
 

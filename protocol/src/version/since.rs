@@ -288,6 +288,7 @@ impl Versioned for PlacementRequest {
             | Self::Repair(_)
             | Self::Impact { .. }
             | Self::Release { .. }
+            | Self::Wave { .. }
             | Self::StartMaintenance { .. }
             | Self::EndMaintenance { .. }
             | Self::SetQuota { .. }
@@ -304,7 +305,8 @@ impl Versioned for PlacementReply {
             | Self::Repair(_)
             | Self::Impact(_)
             | Self::Maintenance { .. }
-            | Self::Balance(_) => V0_2,
+            | Self::Balance(_)
+            | Self::Wave(_) => V0_2,
         }
     }
 }

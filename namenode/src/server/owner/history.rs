@@ -28,6 +28,7 @@ impl Owner {
                 let pairs = analysis.pairs.iter();
                 let pairs = pairs.map(|(first, second, _)| (first, second));
                 self.cluster.set_together(pairs);
+                self.cluster.set_coincidence(&analysis.coincidence);
                 self.cluster.update_grid(self.clock.now_ms());
                 self.analysis = Some(analysis);
             }
