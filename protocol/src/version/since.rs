@@ -218,7 +218,8 @@ impl Versioned for AdminRequest {
             | Self::Snapshot
             | Self::AcceptLoss
             | Self::Quarantine { .. }
-            | Self::Classes => V0_2,
+            | Self::Classes
+            | Self::Harvest(_) => V0_2,
             Self::History(request) => request.since(),
             Self::Placement(request) => request.since(),
             Self::Group(request) => request.since(),

@@ -42,11 +42,10 @@ impl Owner {
         nodes.sort_by(|a, b| a.server.name.cmp(&b.server.name));
         let servers = nodes.into_iter().map(|node| {
             let said = self.activity.node(node.node);
-            let primary = said.and_then(|said| said.primary);
             LiveServer {
                 tenant: tenant(&node.server),
                 name: node.server.name,
-                cpu_permille: primary.map(|primary| primary.cpu_permille),
+                primary: said.and_then(|said| said.primary),
             }
         });
         classes(self.analysis.as_deref(), servers.collect())
