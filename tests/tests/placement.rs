@@ -122,10 +122,16 @@ fn a_plan_of_reimages_is_judged_day_by_day() {
     // Nothing is known that would make a loss probable.
     let risk = &report(&cluster)["risk"];
     let (blocks, lost) = (risk["blocks"].as_u64(), risk["in_a_year"].as_f64());
-    assert!(blocks >= Some(4) && lost < Some(1e-3) && lost > Some(0.0), "{risk}");
+    assert!(
+        blocks >= Some(4) && lost < Some(1e-3) && lost > Some(0.0),
+        "{risk}"
+    );
     let text = cluster.output_of(&["admin", "placement", "--file", "/f0"]);
     assert!(text.contains("in a year, at most"), "{text}");
-    assert!(text.contains("lost within a year with a probability"), "{text}");
+    assert!(
+        text.contains("lost within a year with a probability"),
+        "{text}"
+    );
 
     let (one, other) = two_of_a_block(&cluster);
     let path = cluster.path("waves.toml");
@@ -147,13 +153,22 @@ fn a_plan_of_reimages_is_judged_day_by_day() {
     let together = plan(&[&[&one, &other]]);
     let text = String::from_utf8_lossy(&together.stdout);
     assert_eq!(together.status.code(), Some(1));
-    assert!(text.contains("must not go on") && text.contains("last replica"), "{text}");
+    assert!(
+        text.contains("must not go on") && text.contains("last replica"),
+        "{text}"
+    );
     let twice = plan(&[&[&one], &[&one]]);
     let said = String::from_utf8_lossy(&twice.stderr);
-    assert!(!twice.status.success() && said.contains("is on day day 0"), "{said}");
+    assert!(
+        !twice.status.success() && said.contains("is on day day 0"),
+        "{said}"
+    );
     let unknown = plan(&[&[&"nobody".to_owned()]]);
     let said = String::from_utf8_lossy(&unknown.stderr);
-    assert!(!unknown.status.success() && said.contains("there is no server `nobody`"), "{said}");
+    assert!(
+        !unknown.status.success() && said.contains("there is no server `nobody`"),
+        "{said}"
+    );
 }
 
 #[test]

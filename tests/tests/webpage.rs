@@ -518,7 +518,7 @@ fn the_page_shows_what_harvested_jobs_run_where_while_a_controller_does() {
     let address = format!("--api-server=http://{}", serve_kubernetes());
     let data = cluster.path("");
     let arguments = ["cycles", "kubernetes", &address, "--data"].map(Path::new);
-    let arguments = [&arguments[..], &[&data]].concat();
+    let arguments = [&arguments[..], &[data.as_path()]].concat();
     let log = cluster.path("controller.log");
     let controller = Process::start("controller", &arguments, &[], &log);
     browser.wait_for(shown);
