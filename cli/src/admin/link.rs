@@ -20,6 +20,8 @@ use crate::cluster::{Access, ClusterArgs};
 use crate::init::NAMENODE_NAME;
 
 const DIAL_DEADLINE: Duration = Duration::from_secs(10);
+/// One that led a moment ago may be gone with its machine.
+const LEADER_DIAL_DEADLINE: Duration = Duration::from_secs(1);
 const CLOSE_DEADLINE: Duration = Duration::from_secs(1);
 
 /// How long an operator's command waits until one of several namenodes leads.
@@ -109,18 +111,32 @@ impl AdminLink {
                 Err(_) if is_question && self.namenodes.len() > 1 && !is_late => None,
                 Err(error) => return Err(error.into()),
             };
-            let next = match leader {
-                Some(leader) => self.dial(leader).await,
-                None => {
-                    tokio::time::sleep(ELECTION_PAUSE).await;
-                    dial_one(&self.endpoint, &self.namenode, &self.namenodes).await
-                }
-            };
-            // One that does not answer any more was the leader: another one will be.
-            match next {
-                Ok(rpc) => *self.rpc.lock() = rpc,
-                Err(_) => tokio::time::sleep(ELECTION_PAUSE).await,
+            self.turn_to(leader).await;
+        }
+    }
+
+    /// Asks the namenode that leads from now on, as far as another one knows; or whichever answers.
+    pub async fn turn_to(&self, leader: Option<SocketAddr>) {
+        let dialled = match leader {
+            Some(leader) => {
+                let leader = [leader];
+                let dialled = dial_one(&self.endpoint, &self.namenode, &leader);
+                let dialled = tokio::time::timeout(LEADER_DIAL_DEADLINE, dialled).await;
+                dialled.ok().and_then(Result::ok)
             }
+            None => None,
+        };
+        let next = match dialled {
+            Some(rpc) => Ok(rpc),
+            // One that does not answer any more was the leader: another one will be.
+            None => {
+                tokio::time::sleep(ELECTION_PAUSE).await;
+                dial_one(&self.endpoint, &self.namenode, &self.namenodes).await
+            }
+        };
+        match next {
+            Ok(rpc) => *self.rpc.lock() = rpc,
+            Err(_) => tokio::time::sleep(ELECTION_PAUSE).await,
         }
     }
 
@@ -138,10 +154,6 @@ impl AdminLink {
             Reply::Admin(reply) => Ok(reply),
             _ => Err(unexpected()),
         }
-    }
-
-    async fn dial(&self, namenode: SocketAddr) -> anyhow::Result<Rpc> {
-        dial_one(&self.endpoint, &self.namenode, &[namenode]).await
     }
 
     /// Connects to another part.

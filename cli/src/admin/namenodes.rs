@@ -130,7 +130,8 @@ pub async fn execute(link: &AdminLink, command: &GroupCommand) -> anyhow::Result
     Ok(())
 }
 
-/// The group as the leader sees it; as another one does, when there is none for a while.
+/// The group as the leader sees it; as another one does, when there is none for a while. One that left the group
+/// believes in the leader that it had.
 async fn list(link: &AdminLink) -> anyhow::Result<GroupStatus> {
     let began = tokio::time::Instant::now();
     loop {
@@ -138,11 +139,12 @@ async fn list(link: &AdminLink) -> anyhow::Result<GroupStatus> {
         let AdminReply::Group(mut status) = link.ask(request, DEADLINE).await? else {
             return Err(link::unexpected());
         };
-        if status.leader.is_some() || began.elapsed() >= ELECTED_WITHIN {
+        if status.leader == Some(status.this) || began.elapsed() >= ELECTED_WITHIN {
             status.members.sort_by_key(|it| it.addr);
             return Ok(status);
         }
         tokio::time::sleep(POLL).await;
+        link.turn_to(leader(&status).map(|it| it.addr)).await;
     }
 }
 

@@ -4,6 +4,7 @@
 
 mod applied;
 mod entry;
+mod links;
 mod member_file;
 mod members;
 mod outside;
@@ -39,6 +40,7 @@ use serde::{Deserialize, Serialize};
 use tokio::sync::mpsc;
 
 use self::applied::Applied;
+use self::links::Links;
 use self::member_file::Kept;
 use self::peers::{Caller, Peers, Releases};
 use self::progress::Executed;
@@ -167,6 +169,9 @@ pub struct ReadMembers {
     /// The members from there on.
     pub members: Membership<MemberId, Member>,
 }
+
+/// What has to be done before a snapshot is in place.
+pub type BeforeSnapshot = Box<dyn FnOnce() -> Result<(), JournalError> + Send>;
 
 /// This namenode in its group.
 pub struct Consensus {
@@ -299,6 +304,7 @@ impl Consensus {
                 store: Some(store.clone()),
                 silent: parking_lot::Mutex::default(),
                 releases: Releases::default(),
+                links: Links::default(),
             }),
         };
         let raft = Raft::new(id, Arc::new(config), peers.clone(), store.clone(), applied)
@@ -494,13 +500,13 @@ impl Consensus {
         Arc::clone(&self.commits)
     }
 
-    /// Prepares for a snapshot that covers everything up to `lsn`, which is committed.
-    ///
-    /// # Errors
-    /// The disk refuses.
-    pub fn before_snapshot(&self, lsn: Lsn) -> Result<(), JournalError> {
+    /// What has to be done before a snapshot is in place that covers everything up to `lsn`, which is committed. It waits for
+    /// the disk.
+    #[must_use]
+    pub fn before_snapshot(&self, lsn: Lsn) -> BeforeSnapshot {
         assert!(lsn <= self.commits.last(), "record {lsn} is not committed");
-        self.store.keep_terms(lsn)
+        let store = self.store.clone();
+        Box::new(move || store.keep_terms(lsn))
     }
 
     /// The journal.

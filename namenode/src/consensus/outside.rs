@@ -11,6 +11,7 @@ use harvestfs_protocol::transport::Endpoint;
 use parking_lot::Mutex;
 use tokio::sync::Notify;
 
+use super::links::Links;
 use super::member_file::{self, Kept};
 use super::members::is_sole_voter;
 use super::peers::{Caller, Peer, Releases};
@@ -158,6 +159,7 @@ impl Outside {
             store: None,
             silent: Mutex::default(),
             releases: Releases::default(),
+            links: Links::default(),
         };
         Self {
             inner: Arc::new(Inner {

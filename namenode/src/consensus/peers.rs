@@ -9,13 +9,11 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use harvestfs_protocol::error::FsError;
-use harvestfs_protocol::identity::{Peer as Identity, Role};
 use harvestfs_protocol::ids::ClusterId;
-use harvestfs_protocol::meta::Notice;
 use harvestfs_protocol::peer::{Ballot, Known, Memory, PeerCall, PeerReply, PeerRequest};
 use harvestfs_protocol::planted::{self, Bug};
-use harvestfs_protocol::rpc::{Reply, Request, Response};
-use harvestfs_protocol::transport::{Endpoint, RpcClient, RpcError, TransportError};
+use harvestfs_protocol::rpc::{Reply, Request};
+use harvestfs_protocol::transport::{Endpoint, RpcError, TransportError};
 use harvestfs_protocol::version::{Release, Unfit, Version, Versions};
 use openraft::OptionalSend;
 use openraft::errors::{RPCError, ReplicationClosed, StreamingError, Unreachable};
@@ -26,16 +24,14 @@ use openraft::raft::{
     TransferLeaderResponse, VoteRequest, VoteResponse,
 };
 use parking_lot::Mutex;
-use tokio::sync::mpsc;
 
 use super::applied::InJournal;
 use super::entry::EntryError;
+use super::links::Links;
 use super::store::LogStore;
 use super::{Group, LogId, Member, MemberId, Snapshot, Vote, wire};
 use crate::journal::{JournalError, Lsn};
 
-/// How long it may take to connect to another namenode.
-const DIAL_DEADLINE: Duration = Duration::from_millis(250);
 /// How long another namenode's disk may take. openraft has no limit of its own for it.
 const DURABLE_DEADLINE: Duration = Duration::from_secs(2);
 /// How often another namenode is asked whether it has taken a snapshot.
@@ -59,6 +55,7 @@ pub(super) struct Caller {
     /// Where nothing answers just now, for the log.
     pub(super) silent: Mutex<BTreeSet<SocketAddr>>,
     pub(super) releases: Releases,
+    pub(super) links: Links,
 }
 
 /// The version of the cluster, and what runs at the other members.
@@ -114,7 +111,7 @@ impl Caller {
     }
 }
 
-/// One of them, with the connection to it.
+/// One of them.
 pub(super) struct Peer {
     endpoint: Endpoint,
     caller: Arc<Caller>,
@@ -124,7 +121,6 @@ pub(super) struct Peer {
     addr: SocketAddr,
     /// The last record of the current ballot that it acknowledged.
     acknowledged: Option<(Ballot, Lsn)>,
-    client: Option<RpcClient<Request, Response, Notice>>,
 }
 
 /// Why a call failed.
@@ -190,7 +186,6 @@ impl Peer {
             name,
             addr,
             acknowledged: None,
-            client: None,
         }
     }
 
@@ -208,8 +203,6 @@ impl Peer {
             }
             Ok(_) => {}
             Err(error) => {
-                // The next call dials again.
-                self.client = None;
                 if self.caller.silent.lock().insert(addr) {
                     tracing::warn!(%addr, %error, "another namenode does not answer");
                 }
@@ -224,26 +217,19 @@ impl Peer {
         deadline: Duration,
     ) -> Result<(MemberId, PeerReply), PeerError> {
         let known = self.known(&request);
-        let client = match &self.client {
-            Some(client) => client,
-            None => {
-                let name = self.name.clone();
-                let expected = Identity::new(Role::Namenode, name.clone()).map_err(|error| {
-                    PeerError::Name {
-                        name,
-                        reason: error.to_string(),
-                    }
-                })?;
-                let dialled =
-                    (self.endpoint).connect(self.addr, &expected, deadline.min(DIAL_DEADLINE));
-                // Notices are for clients; without a receiver they are ignored.
-                let (notices, _) = mpsc::channel(1);
-                let connection = dialled.await?;
-                self.caller.releases.check(connection.peer_versions())?;
-                let client = RpcClient::start(connection, notices).await?;
-                self.client.insert(client)
-            }
+        let links = &self.caller.links;
+        let linked = links.get(&self.endpoint, &self.name, self.addr);
+        let late = |_| {
+            PeerError::Transport(TransportError::Deadline {
+                what: "connecting",
+                deadline,
+            })
         };
+        let link = tokio::time::timeout(deadline, linked)
+            .await
+            .map_err(late)??;
+        let running = link.running();
+        self.caller.releases.check(running.versions)?;
         let call = PeerCall {
             from: self.caller.this.0,
             to: self.to.map(|it| it.0),
@@ -251,11 +237,7 @@ impl Peer {
             known,
             request,
         };
-        let running = Running {
-            release: client.connection().peer_release(),
-            versions: client.connection().peer_versions(),
-        };
-        let answer = match client.call(&Request::Peer(call), deadline).await? {
+        let answer = match link.call(&Request::Peer(call), deadline).await? {
             Ok(Reply::Peer(answer)) => answer,
             Ok(_) => return Err(PeerError::UnexpectedReply),
             Err(error) => return Err(PeerError::Refused(error)),

@@ -51,11 +51,21 @@ struct Shared {
     commits: Arc<Commits>,
     executed: Arc<Executed>,
     kept: Mutex<Kept>,
+    /// Held while its file is written: by the consensus, by what answers others, and by a snapshot.
+    writing: Mutex<MemberFile>,
     /// What is to take the place of the journal's content.
     fetched: Mutex<Option<Fetched>>,
     /// The last entry with members that was added, until somebody has waited for it.
     members_added: Mutex<Option<Lsn>>,
     added: Notify,
+}
+
+/// Whether this member may write its file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum MemberFile {
+    Open,
+    /// The journal is closed: the file is that of the next start, which may be in the same process.
+    Left,
 }
 
 impl LogStore {
@@ -95,6 +105,7 @@ impl LogStore {
                 commits,
                 executed,
                 kept: Mutex::new(kept),
+                writing: Mutex::new(MemberFile::Open),
                 fetched: Mutex::new(None),
                 members_added: Mutex::new(None),
                 added: Notify::new(),
@@ -119,6 +130,8 @@ impl LogStore {
         let Some(writer) = Arc::into_inner(writer) else {
             panic!("the journal is closed while it is written");
         };
+        // The member that starts with this journal next writes it alone.
+        *self.shared.writing.lock() = MemberFile::Left;
         let mut journal = writer.shutdown()?;
         if let Some(fetched) = self.shared.fetched.lock().take() {
             let mut kept = self.shared.kept.lock();
@@ -367,6 +380,11 @@ impl LogStore {
     }
 
     fn keep(&self, change: impl FnOnce(&mut Kept)) -> Result<(), JournalError> {
+        // A file that is written later has all that was changed before; and there is one temporary name.
+        let writing = self.shared.writing.lock();
+        if *writing == MemberFile::Left {
+            return Err(JournalError::Closed);
+        }
         let kept = {
             let mut kept = self.shared.kept.lock();
             change(&mut kept);
@@ -540,13 +558,12 @@ impl RaftLogStorage<Group> for LogStore {
             tail.purged = tail.purged.max(Some(upto));
         }
         let reader = self.reader.clone();
-        // Files are removed where that holds up nobody.
-        blocking(move || {
+        // Files are removed where that holds up nobody: openraft does nothing else while it waits.
+        tokio::spawn(blocking(move || {
             if let Some(error) = reader.purge(upto.index()).removal_error {
                 tracing::warn!(%error, "old files of the journal could not be removed");
             }
-        })
-        .await;
+        }));
         Ok(())
     }
 }

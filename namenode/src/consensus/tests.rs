@@ -9,6 +9,7 @@ use harvestfs_protocol::transport::TransportOptions;
 use openraft::EntryPayload;
 use openraft::Membership;
 use openraft::entry::RaftEntry;
+use openraft::storage::RaftLogStorage;
 use proptest::prelude::*;
 
 use super::entry::{Record, decode, encode, entry_of, log_id};
@@ -141,18 +142,56 @@ fn one_that_goes_on_alone_has_another_number_and_the_term() {
     assert_eq!(left.get_node(&alone.this), Some(&member(1)), "its address");
 }
 
-#[tokio::test]
-async fn a_member_that_remembers_less_than_it_said_is_noticed() {
-    let dir = tempfile::tempdir().unwrap();
+fn store_of(journal: Journal) -> LogStore {
     let store = LogStore::start(
-        journal_in(dir.path()),
+        journal,
         JournalWriterOptions::default(),
         None,
         Kept::founding(MemberId(1), members(&[1, 2, 3])).unwrap(),
         Arc::default(),
         Arc::new(Executed::new(0)),
-    )
-    .unwrap();
+    );
+    store.unwrap()
+}
+
+/// Votes are written by the consensus, and where terms begin by the thread of a snapshot.
+#[tokio::test]
+async fn a_vote_is_kept_whatever_else_is_written_and_nothing_is_once_the_journal_is_closed() {
+    let dir = tempfile::tempdir().unwrap();
+    let journal = journal_in(dir.path());
+    let disk = journal.disk();
+    let vote = || member_file::read(&*disk).unwrap().unwrap().kept.vote;
+    let mut store = store_of(journal);
+    let (other, is_over) = (store.clone(), Arc::new(AtomicBool::new(false)));
+    let writing = std::thread::spawn({
+        let is_over = Arc::clone(&is_over);
+        move || {
+            while !is_over.load(Ordering::Acquire) {
+                other.keep_terms(0).unwrap();
+            }
+            other
+        }
+    });
+    for term in 1..200 {
+        let next = Vote::new(term, MemberId(1));
+        store.save_vote(&next).await.unwrap();
+        assert_eq!(vote(), Some(next));
+    }
+    is_over.store(true, Ordering::Release);
+    let other = writing.join().unwrap();
+    store.close().unwrap();
+    let last = vote();
+    assert!(
+        other.keep_terms(0).is_err()
+            && store.save_vote(&Vote::new(500, MemberId(1))).await.is_err()
+    );
+    assert_eq!(vote(), last, "the file is that of the next start");
+}
+
+#[tokio::test]
+async fn a_member_that_remembers_less_than_it_said_is_noticed() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = store_of(journal_in(dir.path()));
     let remembers = |run, writes, writes_at_start| {
         let memory = Memory {
             run,

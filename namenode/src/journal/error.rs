@@ -210,6 +210,10 @@ pub enum JournalError {
         first: String,
     },
 
+    /// It was closed, and may be open again elsewhere in this process.
+    #[error("journal: it is closed")]
+    Closed,
+
     /// The operating system refused the journal thread.
     #[error("journal: cannot start the journal thread: {source}")]
     Thread {

@@ -18,6 +18,7 @@ use tokio::sync::mpsc;
 
 use super::NamenodeError;
 use super::recovery::{Replayed, replay};
+use crate::consensus::BeforeSnapshot;
 use crate::engine::namespace::{Counts, SnapshotError};
 use crate::journal::{JournalError, Lsn, SnapshotCompletion, SnapshotPlan};
 
@@ -92,16 +93,19 @@ pub(crate) struct Checkpoint {
 
 impl Checkpoint {
     /// Starts the thread. The returned function must be given to the journal's `begin_snapshot` with
-    /// the record at which the running namespace has the counts `running`.
+    /// the record at which the running namespace has the counts `running`. The thread does what is `before_install`
+    /// before a snapshot is in place.
     pub(crate) fn start(
         purpose: Purpose,
         running: Counts,
+        before_install: BeforeSnapshot,
         done: mpsc::Sender<Result<Outcome, CheckpointError>>,
     ) -> std::io::Result<(Self, SnapshotCompletion)> {
         let cancelled = Arc::new(AtomicBool::new(false));
         let work = Work {
             purpose,
             running,
+            before_install,
             cancelled: Arc::clone(&cancelled),
         };
         if machine::is_simulated() {
@@ -150,12 +154,13 @@ impl Checkpoint {
 struct Work {
     purpose: Purpose,
     running: Counts,
+    before_install: BeforeSnapshot,
     cancelled: Arc<AtomicBool>,
 }
 
 impl Work {
     fn run(
-        &self,
+        self,
         plan: Result<Option<SnapshotPlan>, Arc<JournalError>>,
     ) -> Result<Outcome, CheckpointError> {
         let Some(plan) = plan? else {
@@ -197,6 +202,7 @@ impl Work {
         if cancelled() {
             return Ok(Outcome::Cancelled);
         }
+        (self.before_install)().map_err(journal)?;
         let installed = writer.install().map_err(journal)?;
         Ok(Outcome::Installed {
             lsn: installed.lsn,

@@ -10,10 +10,10 @@ use harvestfs_telemetry::metrics::{Histogram, Timer};
 
 use super::NamenodeError;
 use crate::consensus::{
-    Change, Changing, Commits, Consensus, ConsensusError, GroupView, MemberId, Progress, Record,
-    Term,
+    BeforeSnapshot, Change, Changing, Commits, Consensus, ConsensusError, GroupView, MemberId,
+    Progress, Record, Term,
 };
-use crate::journal::{JournalCounters, JournalError, JournalWriter, Lsn};
+use crate::journal::{JournalCounters, JournalWriter, Lsn};
 
 /// Records of a group of one of which openraft hears at once.
 const UNPROPOSED_MAX: usize = 4_096;
@@ -197,8 +197,8 @@ impl Log {
         committed
     }
 
-    /// Prepares for a snapshot of everything that was handed over.
-    pub(crate) fn before_snapshot(&self) -> Result<(), JournalError> {
+    /// What has to be done before a snapshot is in place of everything that was handed over.
+    pub(crate) fn before_snapshot(&self) -> BeforeSnapshot {
         self.consensus.before_snapshot(self.last_lsn)
     }
 

@@ -130,14 +130,19 @@ fn mounts_and_datanodes_go_on_when_all_namenodes_that_they_knew_are_gone() {
         assert!(read == expected, "file-{number} has other bytes");
     }
     cluster.wait_healthy();
-    // And on no link to what is gone was it all the time said that it is.
+    // Datanodes hear of it with a heartbeat, and on no link to what is gone was it all the time said that it is.
+    let said = |number| {
+        let log = cluster.log(&Cluster::datanode(number));
+        log.matches("in the group no more").count()
+    };
+    for number in 1..=DATANODES {
+        wait_until("all that left are named", DEADLINE, || {
+            said(number) >= NAMENODES
+        });
+    }
     for number in 1..=DATANODES {
         let log = cluster.log(&Cluster::datanode(number));
-        assert_eq!(
-            log.matches("in the group no more").count(),
-            NAMENODES,
-            "{log}"
-        );
+        assert_eq!(said(number), NAMENODES, "{log}");
     }
     let running = cluster.running();
     assert_eq!(running.len(), NAMENODES + DATANODES + 2, "{running:?}");

@@ -423,10 +423,6 @@ impl Owner {
                 self.checkpoints.wanted.push_back(wanted);
             }
         }
-        if let Err(error) = self.log.before_snapshot() {
-            self.checkpoints.last = self.checkpoints.next;
-            return self.checkpoint_failed(&error.to_string());
-        }
         self.checkpoints.next = Covered {
             lsn: self.log.last_lsn(),
             appended_bytes: self.log.appended_bytes(),
@@ -436,7 +432,8 @@ impl Owner {
             .then(|| Box::new(self.backup_content()));
         let running = self.namespace.counts();
         let sender = self.checkpoints.sender.clone();
-        match Checkpoint::start(purpose, running, sender) {
+        let before_install = self.log.before_snapshot();
+        match Checkpoint::start(purpose, running, before_install, sender) {
             Ok((checkpoint, begin)) => {
                 tracing::debug!(?purpose, lsn = self.log.last_lsn(), "a checkpoint begins");
                 self.checkpoints.running = Some(checkpoint);
