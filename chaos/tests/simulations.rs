@@ -71,6 +71,14 @@ fn policies_compare_as_the_paper_says() {
     assert!(by_history.lost_blocks < stock.lost_blocks);
     assert_eq!(harvest.lost_blocks, 0);
     assert!(two.lost_blocks <= stock.lost_blocks);
+    for it in [&stock, &by_history, &harvest, &two] {
+        assert!(it.lost_blocks as f64 <= it.lost_blocks_bound, "{it:?}");
+    }
+    // The bound tells good places from bad ones, too.
+    assert!(
+        harvest.lost_blocks_bound * 100.0 < stock.lost_blocks_bound,
+        "{harvest:?} {stock:?}"
+    );
     // Algorithm 2 pays for its safety with repairs; harvest does not.
     assert!(by_history.repairs > stock.repairs);
     assert!(harvest.repairs < stock.repairs);

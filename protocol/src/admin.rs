@@ -6,6 +6,7 @@ use serde::{Deserialize, Serialize};
 use crate::backup::{BackupReply, BackupRequest};
 use crate::classes::Classes;
 use crate::group::{GroupRequest, GroupStatus};
+use crate::harvest::HarvestReport;
 use crate::history::{HistoryReply, HistoryRequest};
 use crate::ids::{BlockId, ClusterId, InodeId, NodeId};
 use crate::node::ServerDescription;
@@ -48,6 +49,8 @@ pub enum AdminRequest {
     Upgrade(UpgradeRequest),
     /// About a backup. Reply: [`AdminReply::Backup`].
     Backup(BackupRequest),
+    /// What a scheduler does with what owners leave. Reply: [`AdminReply::Done`].
+    Harvest(HarvestReport),
 }
 
 /// Replies to [`AdminRequest`].

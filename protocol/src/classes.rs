@@ -50,6 +50,15 @@ pub struct ClassedServer {
     pub name: String,
     /// What its owner used at the last heartbeat, in thousandths of all cores; none when that is not known.
     pub cpu_permille: Option<u16>,
+    /// The same of its memory.
+    #[serde(default)]
+    pub memory_permille: Option<u16>,
+    /// Its cores; none when it does not say.
+    #[serde(default)]
+    pub cores: Option<u32>,
+    /// Its memory.
+    #[serde(default)]
+    pub memory_mib: Option<u64>,
 }
 
 /// The share of a class that is expected to stay free of its owners while a job runs, in thousandths of all cores: `Headroom`

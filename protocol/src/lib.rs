@@ -23,6 +23,7 @@ pub mod data;
 pub mod durable;
 pub mod error;
 pub mod group;
+pub mod harvest;
 pub mod history;
 pub mod identity;
 pub mod ids;

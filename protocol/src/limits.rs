@@ -58,6 +58,16 @@ pub const ENTRIES_PER_REPLY_MAX: usize = 1_024;
 pub const BLOCKS_PER_REQUEST_MAX: usize = 1_024;
 /// Most quarantined blocks that one reply lists.
 pub const QUARANTINED_PER_REPLY_MAX: usize = 256;
+/// Most schedulers whose controllers report.
+pub const HARVEST_SCHEDULERS_MAX: usize = 16;
+/// Most classes in a report of a controller: the paper has 23.
+pub const HARVEST_CLASSES_MAX: usize = 256;
+/// Most jobs in a report of a controller.
+pub const HARVEST_JOBS_MAX: usize = 256;
+/// Most places of all jobs of such a report.
+pub const HARVEST_PLACES_MAX: usize = 4_096;
+/// Longest name in such a report.
+pub const HARVEST_NAME_BYTES_MAX: usize = 256;
 /// Most replicas in one part of a block report: a part stays below a frame's header limit.
 pub const REPLICAS_PER_REPORT_MAX: usize = 16_384;
 /// Most pieces of history in one import request: with the longest names they stay below a frame's header
@@ -118,6 +128,8 @@ pub const SESSION_TIMEOUT: Duration = Duration::from_secs(60);
 pub const KEEPALIVE_INTERVAL: Duration = Duration::from_millis(2_500);
 /// How often a datanode sends a heartbeat (as HDFS).
 pub const HEARTBEAT_INTERVAL: Duration = Duration::from_secs(3);
+/// For how long a report of a controller beside a scheduler holds.
+pub const HARVEST_REPORT_EXPIRES: Duration = Duration::from_secs(30);
 /// Longest maintenance of a server. Its blocks have a replica less for so long.
 pub const MAINTENANCE_MAX: Duration = Duration::from_secs(30 * 24 * 3600);
 /// How long a block token is valid. Long enough for hours of reading without renewal, short enough

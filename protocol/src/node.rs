@@ -93,6 +93,17 @@ pub struct PrimaryLoad {
     /// information, the worst of the three), in thousandths: 0 to 1000; `None` where the kernel
     /// does not report it.
     pub stalled_permille: Option<u16>,
+    /// What these are shares of.
+    pub size: Option<ServerSize>,
+}
+
+/// What a server has.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ServerSize {
+    /// Cores, also those that the datanode itself may not use.
+    pub cores: u32,
+    /// Memory.
+    pub memory_mib: u64,
 }
 
 /// The namenode's answer to a heartbeat.

@@ -36,6 +36,12 @@ pub enum PlacementRequest {
         /// Names of servers.
         servers: Vec<String>,
     },
+    /// What would become of data if these servers were reimaged together, until that is repaired. Reply:
+    /// [`PlacementReply::Wave`].
+    Wave {
+        /// Names of servers.
+        servers: Vec<String>,
+    },
     /// Lets servers be away for a while without their blocks being repaired; they get nothing new
     /// meanwhile. Reply: [`PlacementReply::Maintenance`].
     StartMaintenance {
@@ -88,6 +94,8 @@ pub enum PlacementReply {
     },
     /// How evenly servers are filled.
     Balance(BalanceReport),
+    /// What would become of data.
+    Wave(WaveOutlook),
 }
 
 /// Where replicas go and are.
@@ -107,6 +115,8 @@ pub struct PlacementReport {
     pub moves_waiting: u64,
     /// Of each kind of failure domain, the one whose loss would leave the least space free. None without live servers.
     pub losses: Vec<DomainLoss>,
+    /// What is lost by chance.
+    pub risk: LossRisk,
     /// The blocks asked for.
     pub blocks: Vec<BlockPlace>,
 }
@@ -162,6 +172,33 @@ pub struct DomainLoss {
     pub used_bytes: u64,
     /// Bytes that other live servers have free.
     pub free_elsewhere_bytes: u64,
+}
+
+/// How many blocks are lost on average, at most: of one block, how probable it is. By what history foretells; see `docs/CYCLES.md`.
+#[derive(Clone, Copy, Debug, Default, PartialOrd, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct ExpectedLosses(pub f64);
+
+// Messages are compared with each other: the same bits are the same.
+impl PartialEq for ExpectedLosses {
+    fn eq(&self, other: &Self) -> bool {
+        self.0.to_bits() == other.0.to_bits()
+    }
+}
+
+impl Eq for ExpectedLosses {}
+
+/// What is lost in a year because all replicas of a block go before one of them is made again.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct LossRisk {
+    /// Blocks that have bytes.
+    pub blocks: u64,
+    /// Blocks that were looked at, spread over all; none before history was analysed.
+    pub looked_at: u64,
+    /// Of all blocks, as those that were looked at.
+    pub in_a_year: ExpectedLosses,
+    /// Those at most risk of those that were looked at, the worst first.
+    pub worst: Vec<(BlockId, ExpectedLosses)>,
 }
 
 /// A cell of the grid.
@@ -224,6 +261,8 @@ pub struct BlockPlace {
     pub given_up: Vec<String>,
     /// Replicas that the servers of the cluster can hold; fewer than it asks for when they are few.
     pub possible: u8,
+    /// How probable it is at most that it is lost within a year; unknown before history was analysed.
+    pub lost_in_a_year: Option<ExpectedLosses>,
     /// Its replicas.
     pub replicas: Vec<ReplicaPlace>,
 }
@@ -334,6 +373,63 @@ impl ReimageImpact {
     #[must_use]
     pub fn is_safe(&self) -> bool {
         self.lost == 0 && self.exposed == 0
+    }
+}
+
+/// What would become of data if servers were reimaged together, until all of it is repaired.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct WaveOutlook {
+    /// What would be gone.
+    pub impact: ReimageImpact,
+    /// Live servers that stay.
+    pub servers_left: u32,
+    /// Bytes that the servers use.
+    pub used_bytes: u64,
+    /// Bytes that the servers that stay have free.
+    pub free_elsewhere_bytes: u64,
+    /// How long repair takes if all servers that stay do what their budgets allow, in seconds; never without any.
+    pub repair_s: Option<u64>,
+    /// What is lost on average until then, at most; unknown before history was analysed.
+    pub lost: Option<ExpectedLosses>,
+}
+
+/// Why a wave of reimages is not to go on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum WaveObstacle {
+    /// Blocks would be lost.
+    Lost(u64),
+    /// Blocks would be left with their last replica.
+    LastReplica(u64),
+    /// So many bytes more must be free.
+    NoSpace(u64),
+    /// It cannot be repaired within a day.
+    TooSlow,
+    /// More is lost on average than may be.
+    Risk(ExpectedLosses),
+    /// History was not analysed yet.
+    NoHistory,
+}
+
+impl WaveOutlook {
+    /// What is in the way of a wave that is to be repaired within a time and to lose no more than so many blocks on average.
+    #[must_use]
+    pub fn obstacles(&self, within_s: u64, lost_max: f64) -> Vec<WaveObstacle> {
+        let missing_bytes = self.used_bytes.saturating_sub(self.free_elsewhere_bytes);
+        let counted = [
+            (self.impact.lost > 0).then_some(WaveObstacle::Lost(self.impact.lost)),
+            (self.impact.exposed > 0).then_some(WaveObstacle::LastReplica(self.impact.exposed)),
+            (missing_bytes > 0).then_some(WaveObstacle::NoSpace(missing_bytes)),
+            self.repair_s
+                .is_none_or(|it| it > within_s)
+                .then_some(WaveObstacle::TooSlow),
+            match self.lost {
+                None => Some(WaveObstacle::NoHistory),
+                // Also when it is no number.
+                Some(lost) if lost.0 <= lost_max => None,
+                Some(lost) => Some(WaveObstacle::Risk(lost)),
+            },
+        ];
+        counted.into_iter().flatten().collect()
     }
 }
 

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 
 use crate::classes::{Class, classes};
+use crate::coincidence::Coincidence;
 use crate::history::{History, SLOT_S, TenantId};
 use crate::hours::WeekHours;
 use crate::profile::{Pattern, TenantKey, TenantProfile};
@@ -20,6 +21,8 @@ pub struct Analysis {
     pub classes: Vec<Class>,
     /// Tenants that are reimaged together, those most at risk first; see [`together`].
     pub pairs: Vec<(TenantKey, TenantKey, Pair)>,
+    /// How reimages coincide.
+    pub coincidence: Coincidence,
 }
 
 /// What history says of a tenant.
@@ -115,6 +118,7 @@ pub fn analyse(history: &History, now_s: u32, cancelled: impl Fn() -> bool) -> O
         tenants,
         classes,
         pairs: pairs.collect(),
+        coincidence: Coincidence::of(history, now_s),
     })
 }
 

@@ -2,6 +2,7 @@
 //!
 //! - [`analysis`]: what is made of history once a day;
 //! - [`classes`]: tenants whose CPU use is alike;
+//! - [`coincidence`]: at which hours servers are reimaged, and how many of a tenant at once;
 //! - [`gate`]: whether a server is to be left to its owner now;
 //! - [`primary`]: samples of what a primary uses;
 //! - [`profile`]: what history says of a tenant, the input of placement.
@@ -15,6 +16,7 @@
 
 pub mod analysis;
 pub mod classes;
+pub mod coincidence;
 pub mod gate;
 pub mod history;
 pub mod hours;

@@ -15,7 +15,7 @@ fn units() -> Vec<PathBuf> {
         .map(|entry| entry.expect("an entry").path())
         .collect();
     units.sort();
-    assert_eq!(units.len(), 3, "one for each part: {units:?}");
+    assert_eq!(units.len(), 4, "one for each part: {units:?}");
     units
 }
 
@@ -94,7 +94,8 @@ fn the_manifest_of_kubernetes_starts_what_the_binary_has() {
         allowed,
         [
             ("nodes", vec!["list", "patch"]),
-            ("nodes/status", vec!["patch"])
+            ("nodes/status", vec!["patch"]),
+            ("pods", vec!["list"])
         ]
     );
     let container = &pod["containers"][0];

@@ -92,13 +92,83 @@ fn strict_files_are_spread_and_explained() {
     let text = cluster.output_of(&["admin", "placement", "--file", "/f3", "--tenants"]);
     assert!(text.contains("shares nothing with the others"), "{text}");
     assert!(text.contains("tenant environment-1/function-1"), "{text}");
-    assert!(text.contains("can be lost and repaired; it uses"), "{text}");
+    assert!(text.contains(" must stay free elsewhere, and "), "{text}");
     assert_eq!(report["losses"].as_array().map(Vec::len), Some(3));
 
     let unknown = cluster.command(&["admin", "placement", "--file", "/nothing"]);
     assert!(!unknown.status.success());
     let unknown = cluster.command(&["admin", "placement", "--block", "xyz"]);
     assert_eq!(unknown.status.code(), Some(2));
+}
+
+/// Two servers that have replicas of the same block.
+fn two_of_a_block(cluster: &Cluster) -> (String, String) {
+    let place = json(cluster, &["admin", "placement", "--file", "/f0", "--json"]);
+    let replicas = &place["blocks"][0]["replicas"];
+    let name = |number: usize| replicas[number]["server"].as_str().expect("a name");
+    (name(0).to_owned(), name(1).to_owned())
+}
+
+#[test]
+fn a_plan_of_reimages_is_judged_day_by_day() {
+    let Some((cluster, mount)) = nine(3) else {
+        return;
+    };
+    write_files(&mount, 4);
+    wait_until("all blocks are sealed", DEADLINE, || {
+        report(&cluster)["blocks_by_score"][5].as_u64() >= Some(4)
+    });
+    cluster.output_of(&["admin", "history", "analyse"]);
+    // Nothing is known that would make a loss probable.
+    let risk = &report(&cluster)["risk"];
+    let (blocks, lost) = (risk["blocks"].as_u64(), risk["in_a_year"].as_f64());
+    assert!(
+        blocks >= Some(4) && lost < Some(1e-3) && lost > Some(0.0),
+        "{risk}"
+    );
+    let text = cluster.output_of(&["admin", "placement", "--file", "/f0"]);
+    assert!(text.contains("in a year, at most"), "{text}");
+    assert!(
+        text.contains("lost within a year with a probability"),
+        "{text}"
+    );
+
+    let (one, other) = two_of_a_block(&cluster);
+    let path = cluster.path("waves.toml");
+    let plan = |days: &[&[&String]]| {
+        let days = days.iter().enumerate();
+        let days = days.map(|(day, servers)| {
+            format!("[[days]]\nname = \"day {day}\"\nservers = {servers:?}\n")
+        });
+        fs::write(&path, days.collect::<String>()).expect("a plan");
+        let shown = path.to_string_lossy().into_owned();
+        cluster.command(&["admin", "safe-to-reimage", "--plan", &shown])
+    };
+    // One after the other.
+    let apart = plan(&[&[&one], &[&other]]);
+    let text = String::from_utf8_lossy(&apart.stdout);
+    assert!(apart.status.success(), "{apart:?}");
+    assert_eq!(text.matches("may go on").count(), 2, "{text}");
+    // On the same day, a block would be left with one replica.
+    let together = plan(&[&[&one, &other]]);
+    let text = String::from_utf8_lossy(&together.stdout);
+    assert_eq!(together.status.code(), Some(1));
+    assert!(
+        text.contains("must not go on") && text.contains("last replica"),
+        "{text}"
+    );
+    let twice = plan(&[&[&one], &[&one]]);
+    let said = String::from_utf8_lossy(&twice.stderr);
+    assert!(
+        !twice.status.success() && said.contains("is on day day 0"),
+        "{said}"
+    );
+    let unknown = plan(&[&[&"nobody".to_owned()]]);
+    let said = String::from_utf8_lossy(&unknown.stderr);
+    assert!(
+        !unknown.status.success() && said.contains("there is no server `nobody`"),
+        "{said}"
+    );
 }
 
 #[test]

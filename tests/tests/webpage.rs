@@ -2,10 +2,13 @@
 //! and that it can be used with a keyboard, on a narrow screen, in light and dark, and by ear.
 
 use std::fs;
-use std::path::PathBuf;
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::{SocketAddr, TcpListener};
+use std::path::{Path, PathBuf};
+use std::thread;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use harvestfs_tests::{Browser, Cluster, ClusterOptions, can_mount, have_program, skip};
+use harvestfs_tests::{Browser, Cluster, ClusterOptions, Process, can_mount, have_program, skip};
 
 /// Every text whose contrast with what is behind it is below what WCAG 2.1 asks for (AA).
 const TEXTS_OF_LITTLE_CONTRAST: &str = r#"
@@ -446,5 +449,93 @@ fn the_page_of_each_namenode_says_which_one_leads_and_what_each_lacks() {
         "!{}.includes('in term {term},')",
         text("group-text")
     ));
+    assert_eq!(browser.complaints(), Vec::<String>::new());
+}
+
+/// An API server with a node, a pod on what its owner leaves, and one that is none of our business.
+fn serve_kubernetes() -> SocketAddr {
+    const NODES: &str = r#"{"metadata":{},"items":[{"metadata":{"name":"datanode-1","labels":{"harvestfs.io/class":"harvestfs-0"}},
+        "status":{"capacity":{"cpu":"12","memory":"32Gi"},"allocatable":{}}}]}"#;
+    const PODS: &str = r#"{"metadata":{},"items":[
+        {"metadata":{"name":"word-count","namespace":"work"},"spec":{"nodeName":"datanode-1",
+         "nodeSelector":{"harvestfs.io/class":"harvestfs-0"},"serviceAccountName":"ann",
+         "containers":[{"resources":{"requests":{"harvestfs.io/cores":"3","harvestfs.io/memory-mib":"2048"}}}]}},
+        {"metadata":{"name":"other","namespace":"work"},"spec":{"nodeName":"datanode-1","containers":[{}]}}]}"#;
+    let listener = TcpListener::bind(("127.0.0.1", 0)).expect("a port");
+    let address = listener.local_addr().expect("an address");
+    // It ends with the process.
+    thread::spawn(move || {
+        for stream in listener.incoming() {
+            let Ok(mut stream) = stream else { continue };
+            let mut line = String::new();
+            let mut reader = BufReader::new(&mut stream);
+            if reader.read_line(&mut line).is_err() {
+                continue;
+            }
+            let mut length = 0;
+            let mut header = String::new();
+            while reader.read_line(&mut header).is_ok_and(|read| read > 2) {
+                let lower = header.to_ascii_lowercase();
+                if let Some(value) = lower.strip_prefix("content-length:") {
+                    length = value.trim().parse().unwrap_or(0);
+                }
+                header.clear();
+            }
+            let mut body = vec![0; length];
+            let _ = reader.read_exact(&mut body);
+            let body = match &line {
+                line if line.starts_with("GET /api/v1/nodes") => NODES,
+                line if line.starts_with("GET /api/v1/pods") => PODS,
+                _ => "{}",
+            };
+            let head = "HTTP/1.1 200 OK\r\nConnection: close\r\nContent-Type: application/json";
+            let answer = format!("{head}\r\nContent-Length: {}\r\n\r\n{body}", body.len());
+            let _ = stream.write_all(answer.as_bytes());
+        }
+    });
+    address
+}
+
+#[test]
+fn the_page_shows_what_harvested_jobs_run_where_while_a_controller_does() {
+    let Some(chromium) = have_program("chromium", "apt install chromium") else {
+        return;
+    };
+    let mut cluster = Cluster::start(&ClusterOptions {
+        datanodes: 1,
+        replication: 1,
+        ..ClusterOptions::default()
+    });
+    let page = cluster.serve_page();
+    cluster.wait_alive(1, Duration::from_secs(60));
+    let axe = axe_core();
+    let mut browser = Browser::start(&chromium);
+    browser.show(&page, 1280, 900, "light");
+    browser.wait_for("document.body.dataset.updates > 0");
+    let shown = "!document.getElementById('jobs-section').hidden";
+    browser.wait_for(&format!("!({shown})"));
+
+    let address = format!("--api-server=http://{}", serve_kubernetes());
+    let data = cluster.path("");
+    let arguments = ["cycles", "kubernetes", &address, "--data"].map(Path::new);
+    let arguments = [&arguments[..], &[data.as_path()]].concat();
+    let log = cluster.path("controller.log");
+    let controller = Process::start("controller", &arguments, &[], &log);
+    browser.wait_for(shown);
+    browser.wait_for(
+        "[...document.querySelectorAll('#jobs tr')].map((it) => [...it.cells].map((cell) => cell.textContent).join()).join(';')
+           === 'word-count,ann,harvestfs-0,1,3,2.0 GiB,datanode-1 (1)'",
+    );
+    browser.wait_for(
+        "document.getElementById('schedulers').textContent.startsWith('Kubernetes at http://127.0.0.1:')",
+    );
+    for scheme in ["light", "dark"] {
+        browser.show(&page, 1280, 900, scheme);
+        browser.wait_for(shown);
+        check_page(&mut browser, axe.as_deref());
+    }
+    // It says that it ends.
+    controller.stop();
+    browser.wait_for(&format!("!({shown})"));
     assert_eq!(browser.complaints(), Vec::<String>::new());
 }

@@ -12,6 +12,7 @@ struct Cell {
     lost: u64,
     lost_min: u64,
     lost_max: u64,
+    lost_bound: f64,
     repairs: u64,
     exposed_hours: f64,
     placement_us: f64,
@@ -51,6 +52,7 @@ impl Summary {
             cell.runs += 1;
             cell.lost += record.lost_blocks;
             cell.lost_max = cell.lost_max.max(record.lost_blocks);
+            cell.lost_bound += record.lost_blocks_bound;
             cell.repairs += record.repairs;
             cell.exposed_hours += record.single_replica_block_hours;
             cell.placement_us += record.placement_us_per_block;
@@ -70,6 +72,7 @@ impl Summary {
             "lost (mean)",
             "lost (min)",
             "lost (max)",
+            "foretold at most",
             "repairs",
             "one replica left (block-hours)",
             "placement (us/block)",
@@ -86,6 +89,7 @@ impl Summary {
                     format!("{:.1}", cell.mean(cell.lost)),
                     cell.lost_min.to_string(),
                     cell.lost_max.to_string(),
+                    format!("{:.1}", cell.lost_bound / runs),
                     format!("{:.0}", cell.mean(cell.repairs)),
                     format!("{:.1}", cell.exposed_hours / runs),
                     format!("{:.2}", cell.placement_us / runs),

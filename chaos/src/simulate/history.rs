@@ -2,6 +2,7 @@
 //! (`harvestfs_telemetry`) would have it.
 
 use harvestfs_namenode::engine::cluster::Cluster;
+use harvestfs_telemetry::coincidence::Coincidence;
 use harvestfs_telemetry::history::{self, HistoryError};
 use harvestfs_telemetry::hours::WeekHours;
 use harvestfs_telemetry::profile::{Pattern, TenantKey, TenantProfile};
@@ -110,8 +111,11 @@ impl<'a> History<'a> {
     pub fn tell(&self, cluster: &mut Cluster, month: u32) -> Result<(), HistoryError> {
         let tenants = self.datacentre.tenants.iter().zip(self.profiles(month));
         cluster.set_profiles(tenants.filter_map(|(tenant, it)| Some((&tenant.key, it?))));
-        let pairs = self.pairs(month)?;
+        let until_s = u64::from(month) * MONTH_S;
+        let known = self.known(until_s)?;
+        let pairs = pairs(&known, until_s);
         cluster.set_together(pairs.iter().map(|(first, second)| (first, second)));
+        cluster.set_coincidence(&Coincidence::of(&known, until_s as u32));
         Ok(())
     }
 
@@ -121,6 +125,11 @@ impl<'a> History<'a> {
     /// When the namenode could not keep the history of so many servers or tenants.
     pub fn pairs(&self, month: u32) -> Result<Vec<(TenantKey, TenantKey)>, HistoryError> {
         let until_s = u64::from(month) * MONTH_S;
+        Ok(pairs(&self.known(until_s)?, until_s))
+    }
+
+    /// What the namenode would know at a time.
+    fn known(&self, until_s: u64) -> Result<history::History, HistoryError> {
         let tenants = &self.datacentre.tenants;
         let mut known = history::History::default();
         for (number, server) in self.datacentre.servers.iter().enumerate() {
@@ -135,12 +144,7 @@ impl<'a> History<'a> {
         for reimage in reimages.take_while(|it| it.at_s < until_s) {
             known.reimaged(&format!("s{}", reimage.server), reimage.at_s as u32)?;
         }
-        let keys: Vec<&TenantKey> = known.tenants().map(|(_, key)| key).collect();
-        let key = |tenant: history::TenantId| keys[tenant.0 as usize].clone();
-        let pairs = together(&known, until_s as u32).into_iter();
-        Ok(pairs
-            .map(|pair| (key(pair.first), key(pair.second)))
-            .collect())
+        Ok(known)
     }
 
     /// Reimages and servers of a tenant before a month, the newest first.
@@ -153,4 +157,13 @@ impl<'a> History<'a> {
         }
         months
     }
+}
+
+fn pairs(known: &history::History, until_s: u64) -> Vec<(TenantKey, TenantKey)> {
+    let keys: Vec<&TenantKey> = known.tenants().map(|(_, key)| key).collect();
+    let key = |tenant: history::TenantId| keys[tenant.0 as usize].clone();
+    let pairs = together(known, until_s as u32).into_iter();
+    pairs
+        .map(|pair| (key(pair.first), key(pair.second)))
+        .collect()
 }

@@ -11,6 +11,7 @@ mod namenodes;
 mod placement;
 mod recovery;
 mod upgrade;
+mod wave;
 
 use std::cmp::Ordering;
 use std::path::PathBuf;

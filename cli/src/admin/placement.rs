@@ -9,12 +9,13 @@ use harvestfs_protocol::admin::{AdminReply, AdminRequest, NodeStatus};
 use harvestfs_protocol::ids::{BlockId, StorageId};
 use harvestfs_protocol::outlook::count;
 use harvestfs_protocol::placement::{
-    BlockPlace, DomainLoss, GridCell, PlacementReply, PlacementReport, PlacementRequest,
+    BlockPlace, DomainLoss, GridCell, LossRisk, PlacementReply, PlacementReport, PlacementRequest,
     ReimageImpact, RepairChange, RepairLimits, ReplicaPlace,
 };
 
 use super::DEADLINE;
 use super::link::{self, AdminLink};
+use super::wave::PlanArgs;
 use crate::units::{self, Size};
 
 /// How often the cluster is asked whether it has got there.
@@ -57,11 +58,14 @@ pub enum PlacementCommand {
     #[command(after_help = "Examples:\n  \
         harvestfs admin safe-to-reimage dn3\n  \
         harvestfs admin safe-to-reimage dn3 --hold --timeout 2h\n  \
-        harvestfs admin safe-to-reimage dn3 --release")]
+        harvestfs admin safe-to-reimage dn3 --release\n  \
+        harvestfs admin safe-to-reimage --plan waves.toml      which day of a plan may go on")]
     SafeToReimage {
         /// Names of servers.
-        #[arg(required = true)]
+        #[arg(required_unless_present = "plan")]
         servers: Vec<String>,
+        #[command(flatten)]
+        plan: PlanArgs,
         /// Copy elsewhere what they have, give them nothing new, and wait until it is safe.
         #[arg(long, conflicts_with = "release")]
         hold: bool,
@@ -210,11 +214,15 @@ pub async fn execute(link: &AdminLink, command: &PlacementCommand) -> anyhow::Re
         }
         PlacementCommand::SafeToReimage {
             servers,
+            plan,
             hold,
             timeout,
             json,
             ..
         } => {
+            if plan.judge(link, *json).await? {
+                return Ok(());
+            }
             let impact = wait_until_safe(link, servers, *hold, *timeout).await?;
             if *json {
                 println!("{}", serde_json::to_string_pretty(&impact)?);
@@ -358,6 +366,7 @@ fn print_report(report: &PlacementReport, tenants: bool) {
     for loss in &report.losses {
         println!("{}", loss_text(loss));
     }
+    println!("{}", risk_text(&report.risk));
     if tenants {
         for it in &report.tenants {
             println!(
@@ -378,6 +387,23 @@ fn print_report(report: &PlacementReport, tenants: bool) {
     }
 }
 
+/// What is lost by chance in a year.
+fn risk_text(risk: &LossRisk) -> String {
+    let [blocks, looked_at] = [risk.blocks, risk.looked_at].map(|it| count(it, "block"));
+    let Some((worst, most)) = risk.worst.first() else {
+        return "how many blocks may be lost is not known: history was not analysed yet, or there are none".into();
+    };
+    let which = if risk.looked_at < risk.blocks {
+        format!("{blocks} by {looked_at} of them")
+    } else {
+        blocks
+    };
+    format!(
+        "in a year, at most {:.1e} blocks are lost on average (of {which}), at most {:.1e} of block {worst}",
+        risk.in_a_year.0, most.0
+    )
+}
+
 /// Whether a domain can be lost and repaired.
 fn loss_text(loss: &DomainLoss) -> String {
     let (used, free) = (loss.used_bytes, loss.free_elsewhere_bytes);
@@ -389,7 +415,7 @@ fn loss_text(loss: &DomainLoss) -> String {
         ),
     };
     format!(
-        "{} {} ({}) {answer}; it uses {}, and {} are free elsewhere",
+        "{} {} ({}) {answer}; {} must stay free elsewhere, and {} are",
         loss.kind.name(),
         loss.name,
         count(loss.servers.into(), "server"),
@@ -449,6 +475,12 @@ fn print_block(block: &BlockPlace) {
         println!(
             "  the cluster does not have the datanodes for: {}",
             lacks.join(", ")
+        );
+    }
+    if let Some(lost) = block.lost_in_a_year {
+        println!(
+            "  lost within a year with a probability of at most {:.1e}",
+            lost.0
         );
     }
     for replica in &block.replicas {

@@ -9,11 +9,13 @@ use futures::StreamExt;
 use harvestfs_cycles::controller::{Action, Node};
 use harvestfs_cycles::reserve::Resources;
 use harvestfs_http::client::{Bytes, Client, Method};
+use harvestfs_protocol::limits::HARVEST_JOBS_MAX;
 use percent_encoding::{NON_ALPHANUMERIC, utf8_percent_encode};
 use serde::Deserialize;
 use serde_json::{Value, json};
 
 use super::follow::owners::Namenode;
+use super::follow::report::{self, Jobs, Reporter, RunningJob};
 use super::follow::{FollowArgs, Follower, Manager, Seen};
 use crate::admin::link;
 use crate::cluster::ClusterArgs;
@@ -252,16 +254,117 @@ impl Manager for Kubernetes {
     }
 }
 
+#[derive(Deserialize)]
+struct PodList {
+    metadata: ListMetadata,
+    items: Vec<Pod>,
+}
+
+#[derive(Deserialize)]
+struct Pod {
+    metadata: PodMetadata,
+    spec: PodSpec,
+}
+
+#[derive(Deserialize)]
+struct PodMetadata {
+    name: String,
+    #[serde(default)]
+    namespace: String,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct PodSpec {
+    #[serde(default)]
+    node_name: Option<String>,
+    #[serde(default)]
+    node_selector: BTreeMap<String, String>,
+    #[serde(default)]
+    service_account_name: String,
+    containers: Vec<PodContainer>,
+}
+
+#[derive(Deserialize)]
+struct PodContainer {
+    #[serde(default)]
+    resources: PodResources,
+}
+
+#[derive(Default, Deserialize)]
+struct PodResources {
+    #[serde(default)]
+    requests: BTreeMap<String, String>,
+}
+
+impl Pod {
+    /// None unless it asks for what owners leave, and runs somewhere.
+    fn job(self) -> Option<RunningJob> {
+        let node = self.spec.node_name?;
+        let asked = |name| -> f64 {
+            let containers = self.spec.containers.iter();
+            let asked = containers.filter_map(|it| quantity(it.resources.requests.get(name)?));
+            asked.sum()
+        };
+        let (cores, memory_mib) = (asked(CORES), asked(MEMORY_MIB));
+        if cores <= 0.0 && memory_mib <= 0.0 {
+            return None;
+        }
+        let mut job = RunningJob {
+            id: format!("{}/{}", self.metadata.namespace, self.metadata.name),
+            name: self.metadata.name,
+            user: self.spec.service_account_name,
+            label: self.spec.node_selector.get(CLASS_LABEL).cloned(),
+            on: BTreeMap::new(),
+        };
+        let used = job.on.entry(node).or_default();
+        used.add(cores as u32, memory_mib as u64);
+        Some(job)
+    }
+}
+
+impl Jobs for Kubernetes {
+    async fn jobs(&mut self) -> anyhow::Result<(Vec<RunningJob>, u32)> {
+        let client = self.client()?;
+        let mut jobs = Vec::new();
+        let mut left_out = 0_u32;
+        let mut go_on = String::new();
+        loop {
+            let running = "fieldSelector=status.phase%3DRunning";
+            let path = format!("/api/v1/pods?{running}&limit={NODES_PER_ANSWER}{go_on}");
+            let list: PodList = serde_json::from_slice(&client.get(&path).await?)
+                .with_context(|| format!("{} is no API server of Kubernetes", self.address))?;
+            for job in list.items.into_iter().filter_map(Pod::job) {
+                if jobs.len() < HARVEST_JOBS_MAX {
+                    jobs.push(job);
+                } else {
+                    left_out = left_out.saturating_add(1);
+                }
+            }
+            match list.metadata.go_on.filter(|it| !it.is_empty()) {
+                None => return Ok((jobs, left_out)),
+                Some(place) => {
+                    let place = utf8_percent_encode(&place, NON_ALPHANUMERIC);
+                    go_on = format!("&continue={place}");
+                }
+            }
+        }
+    }
+}
+
 /// Runs `harvestfs cycles kubernetes`.
 ///
 /// # Errors
 /// When arguments are of no use.
 pub fn run(args: &KubernetesArgs) -> anyhow::Result<()> {
-    let kubernetes = Kubernetes::new(
-        &args.api_server,
-        args.ca.as_deref(),
-        args.token_file.as_deref(),
-    );
+    let kubernetes = || {
+        Kubernetes::new(
+            &args.api_server,
+            args.ca.as_deref(),
+            args.token_file.as_deref(),
+        )
+    };
+    let (kubernetes, jobs) = (kubernetes(), kubernetes());
     // What is wrong here stays wrong.
     kubernetes.client()?;
     let owners = Namenode::new(&args.cluster);
@@ -272,7 +375,13 @@ pub fn run(args: &KubernetesArgs) -> anyhow::Result<()> {
             "ready: nodes of {} follow their owners until Ctrl-C",
             args.api_server
         );
-        follower.run(signals.received()).await
+        let reporter = Reporter {
+            scheduler: format!("Kubernetes at {}", args.api_server),
+            jobs,
+            namenode: Namenode::new(&args.cluster),
+            nodes: follower.shown(),
+        };
+        report::beside(follower.run(signals.received()), reporter).await
     })
 }
 

@@ -3,10 +3,10 @@
 use std::time::Duration;
 
 use harvestfs_protocol::error::DataError;
-use harvestfs_protocol::node::PrimaryLoad;
+use harvestfs_protocol::node::{PrimaryLoad, ServerSize};
 use harvestfs_protocol::watch;
 use harvestfs_telemetry::metrics::Counter;
-use harvestfs_telemetry::primary::{Monitor, Status};
+use harvestfs_telemetry::primary::{self, Monitor, Status};
 
 use crate::engine::busy::{self, Looks};
 use crate::store::{BlockStore, now};
@@ -19,6 +19,7 @@ const LOOK_INTERVAL: Duration = Duration::from_millis(50);
 #[derive(Debug)]
 pub struct BusySignal {
     monitor: Option<Monitor>,
+    size: Option<ServerSize>,
     /// How long a denied peer should wait; `None` while there is no denial.
     denied: watch::Sender<Option<Duration>>,
 }
@@ -28,6 +29,10 @@ impl BusySignal {
     pub fn new(monitor: Option<Monitor>) -> Self {
         Self {
             monitor,
+            size: primary::memory_mib().map(|memory_mib| ServerSize {
+                cores: primary::cores(),
+                memory_mib,
+            }),
             denied: watch::Sender::new(None),
         }
     }
@@ -86,7 +91,7 @@ impl BusySignal {
 
     /// What the primary uses, for heartbeats, from the last sample.
     pub fn primary(&self) -> Option<PrimaryLoad> {
-        busy::primary(&self.status()?.load?)
+        busy::primary(&self.status()?.load?, self.size)
     }
 
     fn status(&self) -> Option<Status> {

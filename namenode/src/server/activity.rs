@@ -7,6 +7,7 @@ use harvestfs_protocol::node::{Heartbeat, PrimaryLoad};
 use rustc_hash::FxHashMap;
 use serde::Serialize;
 
+use super::harvest::Harvests;
 use crate::engine::cluster::{Happening, RepairEnd};
 
 /// Happenings that are kept.
@@ -48,6 +49,8 @@ pub(super) struct Activity {
     /// Servers that were reimaged since the start.
     reimages: u64,
     nodes: FxHashMap<NodeId, NodeActivity>,
+    /// What schedulers do with what owners leave.
+    pub harvests: Harvests,
 }
 
 /// What one datanode said.

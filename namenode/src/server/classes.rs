@@ -8,6 +8,7 @@ use harvestfs_protocol::classes::{
     CLASSES_VERSION, ClassedServer, Classes, Headroom, UtilisationClass,
 };
 use harvestfs_protocol::history::TenantPattern;
+use harvestfs_protocol::node::PrimaryLoad;
 use harvestfs_telemetry::analysis::Analysis;
 use harvestfs_telemetry::profile::TenantKey;
 
@@ -17,8 +18,8 @@ use super::history::{pattern, permille, tenant_name};
 pub(super) struct LiveServer {
     pub name: String,
     pub tenant: TenantKey,
-    /// What its owner uses, in thousandths of all cores, if it says so.
-    pub cpu_permille: Option<u16>,
+    /// What its owner uses, if it says so.
+    pub primary: Option<PrimaryLoad>,
 }
 
 /// The classes of an analysis, with these servers, sorted by name.
@@ -48,7 +49,7 @@ pub(super) fn classes(analysis: Option<&Analysis>, servers: Vec<LiveServer>) -> 
     for LiveServer {
         name,
         tenant,
-        cpu_permille,
+        primary,
     } in servers
     {
         let class = analysis.and_then(|analysis| analysis.tenants.get(&tenant)?.class);
@@ -56,7 +57,14 @@ pub(super) fn classes(analysis: Option<&Analysis>, servers: Vec<LiveServer>) -> 
             Some(class) => &mut classes[class].servers,
             None => &mut without_class,
         };
-        list.push(ClassedServer { name, cpu_permille });
+        let size = primary.and_then(|primary| primary.size);
+        list.push(ClassedServer {
+            name,
+            cpu_permille: primary.map(|primary| primary.cpu_permille),
+            memory_permille: primary.and_then(|primary| primary.memory_permille),
+            cores: size.map(|size| size.cores),
+            memory_mib: size.map(|size| size.memory_mib),
+        });
     }
     let histories = found.iter().map(|class| ClassHistory {
         pattern: class.pattern,
@@ -72,25 +80,35 @@ pub(super) fn classes(analysis: Option<&Analysis>, servers: Vec<LiveServer>) -> 
     }
 }
 
-/// Servers count alike, as those of a class mostly are: datanodes do not say how many cores they have.
+/// A server that does not say how many cores it has counts as one of one.
 fn add_headroom(classes: &mut [UtilisationClass], histories: &[ClassHistory]) {
     if classes.is_empty() {
         return;
     }
-    let used: Vec<(ClassId, u16)> = classes
+    let used: Vec<(Server, u16)> = classes
         .iter()
-        .flat_map(|class| sampled(class).map(|permille| (ClassId(class.class), permille)))
+        .flat_map(|class| {
+            let of_class = class.servers.iter();
+            of_class.filter_map(|it| {
+                let server = Server {
+                    class: ClassId(class.class),
+                    cores: it
+                        .cores
+                        .and_then(NonZeroU32::new)
+                        .unwrap_or(NonZeroU32::MIN),
+                };
+                Some((server, it.cpu_permille?))
+            })
+        })
         .collect();
-    let servers = used.iter().map(|&(class, _)| Server {
-        class,
-        cores: NonZeroU32::MIN,
-    });
-    let mut headrooms = match Headrooms::new(histories, &servers.collect::<Vec<_>>(), 0.0) {
+    let servers: Vec<Server> = used.iter().map(|it| it.0).collect();
+    let mut headrooms = match Headrooms::new(histories, &servers, 0.0) {
         Ok(headrooms) => headrooms,
         Err(error) => unreachable!("classes and their servers make a cluster: {error}"),
     };
-    for (place, &(_, permille)) in used.iter().enumerate() {
-        headrooms.uses(place, permille.into());
+    for (place, &(server, permille)) in used.iter().enumerate() {
+        let millicores = u32::from(permille).saturating_mul(server.cores.get());
+        headrooms.uses(place, millicores);
     }
     for class in classes {
         let id = ClassId(class.class);
@@ -160,8 +178,10 @@ fn sampled(class: &UtilisationClass) -> impl Iterator<Item = u16> {
 
 #[cfg(test)]
 mod tests {
+    use harvestfs_protocol::node::ServerSize;
     use harvestfs_telemetry::analysis::TenantAnalysis;
     use harvestfs_telemetry::classes::Class;
+    use harvestfs_telemetry::coincidence::Coincidence;
     use harvestfs_telemetry::hours::WeekHours;
     use harvestfs_telemetry::profile::{Pattern, TenantProfile};
 
@@ -180,7 +200,15 @@ mod tests {
         LiveServer {
             name: name.to_owned(),
             tenant: key(function),
-            cpu_permille,
+            primary: cpu_permille.map(|cpu_permille| PrimaryLoad {
+                cpu_permille,
+                memory_permille: Some(cpu_permille / 2),
+                size: Some(ServerSize {
+                    cores: 12,
+                    memory_mib: 1_024,
+                }),
+                ..PrimaryLoad::default()
+            }),
         }
     }
 
@@ -216,6 +244,7 @@ mod tests {
                 .into(),
             classes: vec![class(0.2, 0.4, 0), class(0.5, 0.8, 1)],
             pairs: Vec::new(),
+            coincidence: Coincidence::default(),
         }
     }
 
@@ -237,6 +266,9 @@ mod tests {
         };
         assert_eq!(calm.tenants[0].machine_function, "calm");
         assert_eq!((calm.servers.len(), calm.cpu_permille), (2, Some(300)));
+        let first = &calm.servers[0];
+        assert_eq!((first.cores, first.memory_mib), (Some(12), Some(1_024)));
+        assert_eq!(first.memory_permille, Some(50));
         // What is used now is more than the average, and less than the peak.
         let headroom = Headroom {
             short_permille: 700,

@@ -21,6 +21,7 @@ mod data_dir;
 mod delegations;
 mod error;
 mod gate;
+mod harvest;
 mod history;
 mod leases;
 mod log;

@@ -12,6 +12,7 @@ use harvestfs_protocol::placement::{
 use serde::Serialize;
 
 use super::activity::{LoadPoint, NumberedHappening};
+use super::harvest::{HarvestTotals, WatchedScheduler};
 use crate::engine::cluster::BlockAtRisk;
 
 /// What a namenode is in its group.
@@ -90,6 +91,8 @@ pub struct Overview {
     pub repair: RepairOverview,
     /// The nine cells of the grid, row by row; then what is outside.
     pub cells: Vec<CellReport>,
+    /// What schedulers do with what owners leave.
+    pub harvest: HarvestTotals,
 }
 
 /// Repair in numbers.
@@ -120,6 +123,8 @@ pub struct Watched {
     pub tenants: Vec<TenantReport>,
     /// Datanodes by name, a limited number.
     pub nodes: Vec<WatchedNode>,
+    /// Schedulers whose controllers report, by name.
+    pub schedulers: Vec<WatchedScheduler>,
     /// The blocks with too few replicas that are nearest to being lost.
     pub at_risk: Vec<BlockAtRisk>,
     /// What happened lately, oldest first.

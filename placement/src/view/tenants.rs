@@ -122,7 +122,8 @@ impl View {
     }
 
     /// Whether history shows two tenants reimaged together; a tenant goes with itself.
-    pub(crate) fn go_together(&self, a: TenantId, b: TenantId) -> bool {
+    #[must_use]
+    pub fn go_together(&self, a: TenantId, b: TenantId) -> bool {
         a == b || self.together.contains(&(a.min(b), a.max(b)))
     }
 

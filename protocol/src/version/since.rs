@@ -218,7 +218,8 @@ impl Versioned for AdminRequest {
             | Self::Snapshot
             | Self::AcceptLoss
             | Self::Quarantine { .. }
-            | Self::Classes => V0_2,
+            | Self::Classes
+            | Self::Harvest(_) => V0_2,
             Self::History(request) => request.since(),
             Self::Placement(request) => request.since(),
             Self::Group(request) => request.since(),
@@ -288,6 +289,7 @@ impl Versioned for PlacementRequest {
             | Self::Repair(_)
             | Self::Impact { .. }
             | Self::Release { .. }
+            | Self::Wave { .. }
             | Self::StartMaintenance { .. }
             | Self::EndMaintenance { .. }
             | Self::SetQuota { .. }
@@ -304,7 +306,8 @@ impl Versioned for PlacementReply {
             | Self::Repair(_)
             | Self::Impact(_)
             | Self::Maintenance { .. }
-            | Self::Balance(_) => V0_2,
+            | Self::Balance(_)
+            | Self::Wave(_) => V0_2,
         }
     }
 }

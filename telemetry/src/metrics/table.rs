@@ -121,6 +121,20 @@ table! {
         Stable: "Share of the CPU that owners use now of the live servers in the classes of a pattern, on average; NaN if unknown.";
     NAMENODE_CLASS_HEADROOM_RATIO = Namenode Gauge "ratio" "harvestfs_namenode_class_headroom_ratio" ["pattern", "job"]
         Stable: "Share of the CPU of the live servers in the classes of a pattern that is expected to stay free of their owners while a short, medium or long job runs, on average; NaN if unknown. A third of each server belongs to its owner's bursts all the same.";
+    NAMENODE_HARVEST_SCHEDULERS = Namenode Gauge "schedulers" "harvestfs_namenode_harvest_schedulers" []
+        Stable: "Schedulers whose controllers (`harvestfs cycles yarn`, `kubernetes`) reported within the last 30 s; only the namenode that leads is told.";
+    NAMENODE_HARVEST_OFFERED_CORES = Namenode Gauge "cores" "harvestfs_namenode_harvest_offered_cores" []
+        Stable: "Cores that schedulers are offered: what owners leave beside their reserve.";
+    NAMENODE_HARVEST_OFFERED_BYTES = Namenode Gauge "bytes" "harvestfs_namenode_harvest_offered_bytes" []
+        Stable: "Memory that schedulers are offered.";
+    NAMENODE_HARVESTED_JOBS = Namenode Gauge "jobs" "harvestfs_namenode_harvested_jobs" []
+        Stable: "Jobs that run on what owners leave.";
+    NAMENODE_HARVESTED_CONTAINERS = Namenode Gauge "containers" "harvestfs_namenode_harvested_containers" []
+        Stable: "Containers or pods of the jobs that controllers named, at most 256 of each scheduler.";
+    NAMENODE_HARVESTED_CORES = Namenode Gauge "cores" "harvestfs_namenode_harvested_cores" []
+        Stable: "Cores of these containers.";
+    NAMENODE_HARVESTED_BYTES = Namenode Gauge "bytes" "harvestfs_namenode_harvested_bytes" []
+        Stable: "Memory of these containers.";
     NAMENODE_ENGINE_BYTES = Namenode Gauge "bytes" "harvestfs_namenode_engine_bytes" []
         Internal: "Memory of the engine's tables, estimated from their capacity.";
 

@@ -115,11 +115,17 @@ pub(super) fn count_cores(list: &str) -> Option<u32> {
 }
 
 /// The machine's cores, also those that this process may not use; at least 1.
-pub(super) fn cores() -> u32 {
+pub fn cores() -> u32 {
     let list = std::fs::read_to_string("/sys/devices/system/cpu/online");
     let cores = list.ok().and_then(|list| count_cores(&list));
     let usable = || std::thread::available_parallelism().map_or(1, std::num::NonZero::get) as u32;
     cores.unwrap_or_else(usable).max(1)
+}
+
+/// The machine's memory in MiB, if the kernel says it.
+pub fn memory_mib() -> Option<u64> {
+    let text = std::fs::read_to_string("/proc/meminfo").ok()?;
+    Some(field(&text, "MemTotal")? / 1_024)
 }
 
 /// Time that tasks waited for CPU, memory and disks; the worst of the three counts.

@@ -15,6 +15,7 @@ mod replay;
 use std::time::{Duration, Instant};
 
 pub use cgroup::{CGROUP_ROOT, Cgroup};
+pub use kernel::{cores, memory_mib};
 pub use machine::{Machine, Own};
 pub use monitor::{DEFAULT_INTERVAL, Monitor, Status};
 pub use replay::{ReplayError, TraceReplay};

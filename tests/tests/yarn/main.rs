@@ -3,7 +3,10 @@
 
 mod hadoop;
 
+use std::collections::BTreeSet;
 use std::fs;
+use std::io::{Read, Write};
+use std::net::{SocketAddr, TcpStream};
 use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
@@ -15,6 +18,8 @@ use harvestfs_tests::{
     Cluster, ClusterOptions, Process, can_mount, harvestfs, have_program, wait_until,
 };
 use rustix::process::{Pid, Signal, kill_process_group};
+
+use serde_json::Value;
 
 use self::hadoop::{CORES, Hadoop};
 
@@ -96,6 +101,33 @@ struct Measured {
     in_use: Duration,
     /// Most cores that jobs used of all nodes.
     used_cores: u64,
+}
+
+/// The servers on which the page of the namenode shows containers of jobs, until it is over.
+fn watch_page(page: SocketAddr, token: &str, is_over: &AtomicBool) -> BTreeSet<String> {
+    let mut places = BTreeSet::new();
+    while !is_over.load(Ordering::SeqCst) {
+        let mut answer = String::new();
+        let mut stream = TcpStream::connect(page).expect("the page is served");
+        write!(
+            stream,
+            "GET /api/cluster{token} HTTP/1.1\r\nHost: {page}\r\nConnection: close\r\n\r\n"
+        )
+        .expect("asked");
+        stream.read_to_string(&mut answer).expect("answered");
+        let (_, body) = answer.split_once("\r\n\r\n").expect("a body");
+        let shown: Value = serde_json::from_str(body).expect("JSON");
+        let schedulers = shown["schedulers"].as_array().expect("a list");
+        let jobs = schedulers.iter().filter_map(|it| it["jobs"].as_array());
+        let of_jobs = jobs.flatten().filter_map(|it| it["places"].as_array());
+        let servers = of_jobs
+            .flatten()
+            .filter(|it| it["containers"].as_u64() > Some(0))
+            .filter_map(|it| it["server"].as_str());
+        places.extend(servers.map(str::to_owned));
+        thread::sleep(Duration::from_secs(1));
+    }
+    places
 }
 
 fn measure(hadoop: &Hadoop, day: Day, is_over: &AtomicBool) -> Measured {
@@ -249,6 +281,9 @@ fn jobs_finish_on_what_owners_leave() {
         replication: 1,
         ..ClusterOptions::default()
     });
+    let page = cluster.serve_page();
+    let (page, token) = page["http://".len()..].split_once('/').expect("a path");
+    let (page, token): (SocketAddr, _) = (page.parse().expect("an address"), token.to_owned());
     let directory = cluster.path("hadoop");
     fs::create_dir(&directory).expect("a directory");
     let hadoop = Hadoop::start(&java, &jars, &directory, NODES);
@@ -316,14 +351,19 @@ fn jobs_finish_on_what_owners_leave() {
     let measured = thread::scope(|scope| {
         let measuring = scope.spawn(|| measure(&hadoop, day, &is_over));
         // Told also when a job fails, or the other thread would go on for ever.
+        let told = scope.spawn(|| watch_page(page, &token, &is_over));
         let ended = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
             run_jobs(&cluster, &hadoop, &jars, &mount);
         }));
         is_over.store(true, Ordering::SeqCst);
         let measured = measuring.join();
+        let told = told.join();
         if let Err(panic) = ended {
             std::panic::resume_unwind(panic);
         }
+        let places = told.unwrap_or_else(|panic| std::panic::resume_unwind(panic));
+        println!("the page showed jobs on {places:?}");
+        assert_eq!(places.len(), NODES, "jobs were seen on {places:?}");
         measured.unwrap_or_else(|panic| std::panic::resume_unwind(panic))
     });
     println!("{measured:#?}");

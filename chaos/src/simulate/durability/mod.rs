@@ -87,6 +87,8 @@ pub struct Record {
     pub detection_s: u64,
     /// Blocks of which every replica was wiped.
     pub lost_blocks: u64,
+    /// How many are lost at most, by what was foretold when all blocks were written.
+    pub lost_blocks_bound: f64,
     /// Repairs completed.
     pub repairs: u64,
     /// Reimages.
@@ -186,6 +188,7 @@ pub fn run(
     let started = Instant::now();
     let mut world = World::new(history, options)?;
     world.fill(progress)?;
+    world.foretell();
     world.years(progress)?;
     let mut record = world.record();
     record.wall_s = started.elapsed().as_secs_f64();

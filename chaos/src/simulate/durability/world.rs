@@ -197,6 +197,12 @@ impl<'a> World<'a> {
         Ok(())
     }
 
+    /// What history says of losses to come.
+    pub(super) fn foretell(&mut self) {
+        let risk = self.cluster.loss_risk(u32::MAX, 0);
+        self.record.lost_blocks_bound = risk.in_a_year.0 * f64::from(self.options.years);
+    }
+
     fn write(&mut self, number: u32, writer: u32) -> Result<(), SimulationError> {
         let block = BlockId(u64::from(number));
         let strict = fleet::rules(self.options.replication, Durability::Strict);

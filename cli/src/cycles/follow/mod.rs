@@ -2,17 +2,22 @@
 //! owners use.
 
 pub mod owners;
+pub mod report;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 use std::pin::pin;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::Context;
 use clap::Args;
-use harvestfs_cycles::controller::{Action, Controller, Node, Remembered, Server, Settings};
+use harvestfs_cycles::controller::{
+    Action, Controller, LABEL_PREFIX, Node, Remembered, Server, Settings,
+};
 
 use self::owners::Owners;
+use self::report::NodeNow;
 use super::stored;
 
 /// The longest wait for something that is gone.
@@ -70,6 +75,10 @@ pub struct Seen {
     pub host: String,
     /// The share of its memory that is used by others than jobs, if that is measured.
     pub memory_share: Option<f64>,
+}
+
+fn is_ours(label: &str) -> bool {
+    label.starts_with(LABEL_PREFIX)
 }
 
 /// A resource manager.
@@ -171,6 +180,8 @@ pub struct Follower<'a, M, O> {
     namenodes: Outage,
     /// What failed in the turn before: said once.
     failed: BTreeSet<String>,
+    /// The nodes of the last turn, for reports.
+    shown: report::Nodes,
 }
 
 impl<'a, M: Manager, O: Owners> Follower<'a, M, O> {
@@ -193,7 +204,13 @@ impl<'a, M: Manager, O: Owners> Follower<'a, M, O> {
             managers: Outage::new(M::NAME),
             namenodes: Outage::new("the namenode"),
             failed: BTreeSet::new(),
+            shown: report::Nodes::default(),
         }
+    }
+
+    /// The nodes as this last saw them, kept up to date.
+    pub fn shown(&self) -> report::Nodes {
+        Arc::clone(&self.shown)
     }
 
     /// Follows the owners until it is told to end.
@@ -226,10 +243,12 @@ impl<'a, M: Manager, O: Owners> Follower<'a, M, O> {
             return Ok(self.managers.wait(interval));
         };
         let mut servers = classes.as_ref().map(owners::servers).unwrap_or_default();
+        let hosts: Vec<String> = seen.iter().map(|seen| seen.host.clone()).collect();
         let nodes: Vec<Node> = seen
             .into_iter()
             .map(|seen| self.matched(seen, &mut servers))
             .collect();
+        self.show(&nodes, hosts);
         let now_ms = u64::try_from(self.began.elapsed().as_millis()).unwrap_or(u64::MAX);
         let unsure = self.controller.unsure().clone();
         let actions = self.controller.step(now_ms, &nodes, &servers);
@@ -245,6 +264,21 @@ impl<'a, M: Manager, O: Owners> Follower<'a, M, O> {
         self.apply(actions).await;
         // Servers of whom nothing is heard are looked for at the usual rate, so that nodes are told in time.
         Ok(interval)
+    }
+
+    fn show(&self, nodes: &[Node], hosts: Vec<String>) {
+        let shown = nodes.iter().zip(hosts).map(|(node, host)| {
+            let labels = node.labels.iter();
+            let now = NodeNow {
+                server: node.server.clone(),
+                host,
+                label: labels.into_iter().find(|it| is_ours(it)).cloned(),
+                cores: node.capacity.cores,
+                memory_mib: node.capacity.memory_mib,
+            };
+            (node.id.clone(), now)
+        });
+        *self.shown.lock() = shown.collect();
     }
 
     async fn apply(&mut self, actions: Vec<Action>) {

@@ -8,6 +8,7 @@ use harvestfs_cycles::controller::Server;
 use harvestfs_cycles::offer::OwnerShare;
 use harvestfs_protocol::admin::{AdminReply, AdminRequest};
 use harvestfs_protocol::classes::{ClassedServer, Classes};
+use harvestfs_protocol::harvest::HarvestReport;
 use tokio::time::timeout;
 
 use crate::admin::link::{self, AdminLink};
@@ -38,16 +39,41 @@ impl Namenode {
     }
 
     async fn classes(&mut self) -> anyhow::Result<Classes> {
-        let link = match self.link.take() {
-            Some(link) => link,
-            None => AdminLink::connect(&self.cluster.access("admin")?).await?,
-        };
-        // A link that did not answer is not used again.
+        let link = self.link().await?;
         let answer = link.ask(AdminRequest::Classes, DEADLINE).await?;
         self.link = Some(link);
         match answer {
             AdminReply::Classes(classes) => Ok(*classes),
             _ => Err(link::unexpected()),
+        }
+    }
+}
+
+impl Namenode {
+    /// Tells it what a scheduler does.
+    ///
+    /// # Errors
+    /// When it cannot be reached, or refuses.
+    pub async fn tell(&mut self, report: HarvestReport) -> anyhow::Result<()> {
+        let told = timeout(DEADLINE, self.harvest(report)).await;
+        told.with_context(|| format!("the namenode did not answer within {DEADLINE:?}"))?
+    }
+
+    async fn harvest(&mut self, report: HarvestReport) -> anyhow::Result<()> {
+        let link = self.link().await?;
+        let answer = link.ask(AdminRequest::Harvest(report), DEADLINE).await?;
+        self.link = Some(link);
+        match answer {
+            AdminReply::Done => Ok(()),
+            _ => Err(link::unexpected()),
+        }
+    }
+
+    /// A link that did not answer is not used again: it has to be put back.
+    async fn link(&mut self) -> anyhow::Result<AdminLink> {
+        match self.link.take() {
+            Some(link) => Ok(link),
+            None => AdminLink::connect(&self.cluster.access("admin")?).await,
         }
     }
 }
@@ -62,9 +88,10 @@ impl Owners for Namenode {
 /// The servers by name.
 pub fn servers(classes: &Classes) -> BTreeMap<String, Server> {
     let server = |class: Option<u32>, it: &ClassedServer| {
+        let share = |permille: u16| f64::from(permille) / 1_000.0;
         let owner = it.cpu_permille.map(|permille| OwnerShare {
-            cpu: f64::from(permille) / 1_000.0,
-            memory: None,
+            cpu: share(permille),
+            memory: it.memory_permille.map(share),
         });
         (it.name.clone(), Server { class, owner })
     };

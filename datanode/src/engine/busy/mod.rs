@@ -4,7 +4,7 @@ pub mod admission;
 
 use std::time::{Duration, Instant};
 
-use harvestfs_protocol::node::PrimaryLoad;
+use harvestfs_protocol::node::{PrimaryLoad, ServerSize};
 use harvestfs_telemetry::gate::{Load, Verdict};
 
 /// When to ask again a datanode whose disks do not answer.
@@ -42,14 +42,15 @@ pub fn denied(verdict: Option<Verdict>, is_silent: bool) -> Option<Duration> {
     }
 }
 
-/// What heartbeats say of the owner's use; nothing if it is not known.
-pub fn primary(load: &Load) -> Option<PrimaryLoad> {
+/// What heartbeats say of the owner's use of a server of this size; nothing if the use is not known.
+pub fn primary(load: &Load, size: Option<ServerSize>) -> Option<PrimaryLoad> {
     // Shares are from 0 to 1.
     let permille = |share: f64| (share * 1000.0).round() as u16;
     Some(PrimaryLoad {
         cpu_permille: permille(load.cpu_share?),
         memory_permille: load.memory_share.map(permille),
         stalled_permille: load.stalled_share.map(permille),
+        size,
     })
 }
 

@@ -21,6 +21,7 @@
 //! - `prefetch`: memory that is fetched before it is needed;
 //! - `happenings`: what happens, for observers;
 //! - `risk`: which blocks may be lost, and why they still may;
+//! - `safety`: how many are lost by chance, at most;
 //! - `salvage`: blocks whose end is lost;
 //! - `quarantine`: replicas of blocks that are not known and may be in use on another timeline;
 //! - `removal`: removing what is too much, bad or unknown; commands.
@@ -64,6 +65,7 @@ mod removal;
 mod repair;
 mod reports;
 mod risk;
+mod safety;
 mod salvage;
 mod settle;
 mod status;
@@ -91,6 +93,7 @@ use outlook::Demands;
 use quarantine::{Allocated, Quarantine};
 use queue::RepairQueue;
 use repair::InFlight;
+use safety::Foretold;
 use salvage::Salvage;
 pub use salvage::ShortenedBlock;
 use settle::Totals;
@@ -122,6 +125,8 @@ pub struct Cluster {
     options: ClusterOptions,
     policy: Box<dyn Policy>,
     view: View,
+    /// How reimages coincide; none before history was analysed.
+    foretold: Option<Foretold>,
     grid: GridState,
     demands: Demands,
     /// The latest time of any call.
@@ -190,6 +195,7 @@ impl Cluster {
             options,
             policy,
             view: View::new(),
+            foretold: None,
             grid: GridState::default(),
             demands: Demands::default(),
             now_ms,

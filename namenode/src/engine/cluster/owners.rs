@@ -41,19 +41,29 @@ impl Cluster {
 
     /// What would become of data without these nodes.
     pub(super) fn impact(&self, nodes: &FxHashSet<NodeIx>) -> ReimageImpact {
-        let mut impact = ReimageImpact::default();
-        let mut seen: FxHashSet<Slot> = FxHashSet::default();
-        for &node in nodes {
-            let slots = self.slots_on(node);
-            impact.replicas += slots.len() as u64;
-            seen.extend(slots);
-        }
-        let mut slots: Vec<Slot> = seen.into_iter().collect();
-        slots.sort_unstable();
+        let (replicas, slots) = self.slots_on_any(nodes);
+        let mut impact = ReimageImpact {
+            replicas,
+            ..ReimageImpact::default()
+        };
         for slot in slots {
             self.add_impact(slot, nodes, &mut impact);
         }
         impact
+    }
+
+    /// How many replicas nodes have, and of which blocks, in the order of their slots.
+    pub(super) fn slots_on_any(&self, nodes: &FxHashSet<NodeIx>) -> (u64, Vec<Slot>) {
+        let mut replicas = 0;
+        let mut seen: FxHashSet<Slot> = FxHashSet::default();
+        for &node in nodes {
+            let slots = self.slots_on(node);
+            replicas += slots.len() as u64;
+            seen.extend(slots);
+        }
+        let mut slots: Vec<Slot> = seen.into_iter().collect();
+        slots.sort_unstable();
+        (replicas, slots)
     }
 
     fn add_impact(&self, slot: Slot, nodes: &FxHashSet<NodeIx>, impact: &mut ReimageImpact) {

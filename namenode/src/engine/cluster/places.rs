@@ -13,6 +13,8 @@ use harvestfs_protocol::placement::{
 use harvestfs_protocol::types::Durability;
 
 use super::Cluster;
+use super::node::Node;
+use super::safety::{BLOCKS_LOOKED_AT_MAX, WORST_MAX};
 use super::table::{Block, NodeIx, ReplicaState, Slot};
 use crate::engine::count::Count;
 
@@ -37,6 +39,7 @@ impl Cluster {
             misplaced_blocks: self.totals.misplaced.get(),
             moves_waiting: self.queue.moves(),
             losses: self.losses(),
+            risk: self.loss_risk(BLOCKS_LOOKED_AT_MAX, WORST_MAX),
             blocks: self.block_places(blocks),
         }
     }
@@ -104,14 +107,7 @@ impl Cluster {
         let mut free_bytes = 0;
         let mut domains: [BTreeMap<&str, Space>; DomainKind::ALL.len()] = Default::default();
         for node in self.nodes.iter().filter(|node| node.is_alive()) {
-            let volumes = node.storages.iter();
-            let volumes = volumes.map(|&index| &self.table.storages[index as usize].status);
-            let (mut used, mut free) = (0, 0);
-            for volume in volumes.filter(|volume| volume.healthy) {
-                used += volume.used_bytes;
-                // An owner may have taken more than is free.
-                free += volume.quota_bytes.saturating_sub(volume.used_bytes);
-            }
+            let (used, free) = self.used_and_free_bytes(node);
             free_bytes += free;
             for (domains, kind) in domains.iter_mut().zip(DomainKind::ALL) {
                 let space = domains.entry(kind.of(&node.server)).or_default();
@@ -135,6 +131,18 @@ impl Cluster {
             })
         });
         worst.collect()
+    }
+
+    /// Of the healthy volumes of a server.
+    pub(super) fn used_and_free_bytes(&self, node: &Node) -> (u64, u64) {
+        let volumes = node.storages.iter();
+        let volumes = volumes.map(|&index| &self.table.storages[index as usize].status);
+        let healthy = volumes.filter(|volume| volume.healthy);
+        healthy.fold((0, 0), |(used, free), volume| {
+            // An owner may have taken more than is free.
+            let of_volume = volume.quota_bytes.saturating_sub(volume.used_bytes);
+            (used + volume.used_bytes, free + of_volume)
+        })
     }
 
     pub(super) fn block_place(&self, id: BlockId) -> Option<BlockPlace> {
@@ -182,6 +190,7 @@ impl Cluster {
             given_up: names(given_up.without(held)),
             // As many as are wanted at most, which is a `u8`.
             possible: due as u8,
+            lost_in_a_year: self.lost_in_a_year(slot),
             replicas: replicas.chain(awaited).collect(),
         }
     }

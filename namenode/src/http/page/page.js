@@ -475,6 +475,40 @@ async function classes() {
     el("td", {}, share(it.headroom?.long_permille)))));
 }
 
+// --- harvested jobs ---
+
+/** Servers of a job that are named; the others are counted. */
+const PLACES_SHOWN = 8;
+const MIB = 1024 * 1024;
+
+function where(job) {
+  const named = job.places.slice(0, PLACES_SHOWN).map((it) => `${it.server} (${number(it.containers)})`);
+  const more = job.places.length - named.length;
+  return [...named, ...(more > 0 ? [`and ${number(more)} more`] : [])].join(", ") || "not known";
+}
+
+function scheduler(it) {
+  const offers = it.offers.map((offer) =>
+    `${offer.label ?? "no label"}: ${plural(offer.cores, "core")} and ${bytes(offer.memory_mib * MIB)} on ${plural(offer.nodes, "node")}`);
+  const left = it.jobs_left_out ? `; ${plural(it.jobs_left_out, "job")} more` : "";
+  return el("p", {}, `${it.scheduler}: ${plural(it.jobs.length, "job")}${left}. Offered are ${offers.join("; ") || "no nodes"}.`);
+}
+
+/** There is nothing while no controller reports. */
+function jobs(c) {
+  $("jobs-section").hidden = c.schedulers.length === 0;
+  show($("schedulers"), ...c.schedulers.map(scheduler));
+  const sum = (job, of) => job.places.reduce((all, it) => all + it[of], 0);
+  show($("jobs"), ...c.schedulers.flatMap((it) => it.jobs).map((job) => el("tr", {},
+    el("th", { scope: "row" }, job.name || job.id),
+    el("td", {}, job.user || "–"),
+    el("td", {}, job.label ?? "–"),
+    el("td", {}, number(sum(job, "containers"))),
+    el("td", {}, number(sum(job, "cores"))),
+    el("td", {}, bytes(sum(job, "memory_mib") * MIB)),
+    el("td", {}, where(job)))));
+}
+
 // --- again and again ---
 
 async function update() {
@@ -494,6 +528,7 @@ async function update() {
     diversity(c);
     nodes(c);
     risk(c);
+    jobs(c);
     live(c);
     if (turn++ % SLOWLY === 0) await classes();
   } catch (error) {

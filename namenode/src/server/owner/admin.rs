@@ -162,6 +162,13 @@ impl Owner {
                 let classes = AdminReply::Classes(Box::new(self.classes()));
                 responder.send(&Ok(Reply::Admin(classes)));
             }
+            AdminRequest::Harvest(report) => {
+                let taken = self.activity.harvests.take(self.clock.now_ms(), report);
+                let reply = taken
+                    .map(|()| Reply::Admin(AdminReply::Done))
+                    .map_err(|fault| FsError::InvalidArgument(fault.to_owned()));
+                responder.send(&reply);
+            }
             AdminRequest::Placement(request) => {
                 let reply = self.placement(request);
                 let record = self.undurable.last();

@@ -28,6 +28,7 @@ impl Owner {
                 let pairs = analysis.pairs.iter();
                 let pairs = pairs.map(|(first, second, _)| (first, second));
                 self.cluster.set_together(pairs);
+                self.cluster.set_coincidence(&analysis.coincidence);
                 self.cluster.update_grid(self.clock.now_ms());
                 self.analysis = Some(analysis);
             }
@@ -41,11 +42,10 @@ impl Owner {
         nodes.sort_by(|a, b| a.server.name.cmp(&b.server.name));
         let servers = nodes.into_iter().map(|node| {
             let said = self.activity.node(node.node);
-            let primary = said.and_then(|said| said.primary);
             LiveServer {
                 tenant: tenant(&node.server),
                 name: node.server.name,
-                cpu_permille: primary.map(|primary| primary.cpu_permille),
+                primary: said.and_then(|said| said.primary),
             }
         });
         classes(self.analysis.as_deref(), servers.collect())

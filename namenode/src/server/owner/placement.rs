@@ -86,6 +86,10 @@ impl Owner {
                 }
                 Ok(PlacementReply::Impact(self.cluster.reimage_impact(&nodes)))
             }
+            PlacementRequest::Wave { servers } => {
+                let nodes = self.nodes_named(&servers)?;
+                Ok(PlacementReply::Wave(self.cluster.wave_outlook(&nodes)))
+            }
             PlacementRequest::Release { servers } => {
                 self.hold_servers(&servers, false)?;
                 Ok(PlacementReply::Done)

@@ -55,6 +55,7 @@ impl Owner {
                 failed: summary.repairs_failed,
             },
             cells: self.cluster.cells(),
+            harvest: self.activity.harvests.totals(now_ms),
         }
     }
 
@@ -109,6 +110,7 @@ impl Owner {
             overview: self.overview(),
             tenants: self.cluster.tenants(),
             nodes: nodes.collect(),
+            schedulers: self.activity.harvests.watched(now_ms),
             at_risk: self.cluster.blocks_at_risk(now_ms, AT_RISK_MAX),
             happenings: self.activity.since(since),
         }

@@ -52,6 +52,9 @@ impl Owners for TestOwners {
                 .map(|it| ClassedServer {
                     name: it.0.to_owned(),
                     cpu_permille: it.2,
+                    memory_permille: None,
+                    cores: None,
+                    memory_mib: None,
                 })
                 .collect(),
             cpu_permille: None,

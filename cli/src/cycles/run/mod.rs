@@ -16,19 +16,19 @@ use anyhow::Context;
 use clap::Args;
 use harvestfs_cycles::controller::label_of;
 use harvestfs_cycles::dag::{Dag, Stage};
-use harvestfs_cycles::job::{JobType, Thresholds};
+use harvestfs_cycles::job::{Capacities, JobType, PastRun, Thresholds};
 use harvestfs_cycles::select::{
     ClassHistory, ClassId, Headrooms, LargerThanCluster, RESERVE_SHARE, Selection, Server, Weights,
 };
-use harvestfs_protocol::classes::Classes;
+use harvestfs_protocol::classes::{ClassedServer, Classes};
 use harvestfs_protocol::history::TenantPattern;
 use harvestfs_telemetry::profile::Pattern;
 use rand::Rng;
 use rustix::fs::FlockOperation;
 use rustix::process::{Pid, Signal, kill_process};
 use serde::{Deserialize, Serialize};
-use tokio::process::{Child, Command};
-use tokio::signal::unix::{SignalKind, signal};
+use tokio::process::Command;
+use tokio::signal::unix::{self, SignalKind, signal};
 
 use super::follow::owners::{Namenode, Owners};
 use super::stored;
@@ -37,6 +37,8 @@ use crate::cluster::ClusterArgs;
 
 /// Replaced in the command by the label.
 const PLACEHOLDER: &str = "{label}";
+/// Jobs whose lengths are remembered before they decide what is short and long: fewer say little of those to come.
+const RUNS_MIN: usize = 10;
 /// The same in the command's environment.
 const LABEL_VARIABLE: &str = "HARVESTFS_LABEL";
 
@@ -65,15 +67,15 @@ pub struct RunArgs {
     cluster: ClusterArgs,
     /// Description of the job.
     job: PathBuf,
-    /// Cores of each server [default: those of this machine].
+    /// Cores of each server [default: those that the server says it has, or those of this machine].
     #[arg(long, value_name = "N")]
     server_cores: Option<NonZeroU32>,
-    /// Jobs whose last run was shorter are short.
-    #[arg(long, default_value = "173s", value_name = "TIME")]
-    short_below: humantime::Duration,
-    /// Jobs whose last run was longer are long.
-    #[arg(long, default_value = "433s", value_name = "TIME")]
-    long_above: humantime::Duration,
+    /// Jobs whose last run was shorter are short [default: by the lengths of ten jobs or more, or 173s].
+    #[arg(long, value_name = "TIME", requires = "long_above")]
+    short_below: Option<humantime::Duration>,
+    /// Jobs whose last run was longer are long [default: by the lengths of ten jobs or more, or 433s].
+    #[arg(long, value_name = "TIME", requires = "short_below")]
+    long_above: Option<humantime::Duration>,
     /// Where the lengths of jobs are kept [default: job-lengths.json beside the client's configuration].
     #[arg(long, value_name = "FILE")]
     history: Option<PathBuf>,
@@ -156,6 +158,9 @@ struct LastRun {
     length_s: f64,
     /// In seconds since 1970.
     ended_unix_s: u64,
+    /// The most cores that it used at the same time; not known of runs before this was kept.
+    #[serde(default)]
+    cores: Option<u64>,
 }
 
 impl History {
@@ -164,7 +169,7 @@ impl History {
     }
 
     /// Others that end at the same moment wait.
-    fn remember(&self, job: &str, length_s: f64) -> anyhow::Result<()> {
+    fn remember(&self, job: &str, length_s: f64, cores: u64) -> anyhow::Result<()> {
         let store = || -> anyhow::Result<()> {
             let lock = File::create(self.path.with_extension("lock"))?;
             rustix::fs::flock(&lock, FlockOperation::LockExclusive)?;
@@ -173,6 +178,7 @@ impl History {
             let run = LastRun {
                 length_s,
                 ended_unix_s: now.map_or(0, |now| now.as_secs()),
+                cores: Some(cores),
             };
             runs.insert(job.to_owned(), run);
             stored::store(&self.path, &runs)
@@ -189,15 +195,70 @@ fn pattern(pattern: TenantPattern) -> Pattern {
     }
 }
 
+/// Cores of a server.
+#[derive(Clone, Copy, Debug)]
+struct ServerCores {
+    /// Of all of them, whatever they say.
+    given: Option<NonZeroU32>,
+    /// Of those that do not say.
+    here: NonZeroU32,
+}
+
+impl ServerCores {
+    fn of(self, server: &ClassedServer) -> NonZeroU32 {
+        let said = || server.cores.and_then(NonZeroU32::new);
+        self.given.or_else(said).unwrap_or(self.here)
+    }
+}
+
+fn share(permille: u16) -> f64 {
+    f64::from(permille.min(1_000)) / 1_000.0
+}
+
+/// What the classes of each pattern can compute beside what their owners use on average.
+fn capacities(classes: &Classes, server_cores: ServerCores) -> Capacities {
+    let of = |pattern: TenantPattern| {
+        let classes = classes.classes.iter().filter(|it| it.pattern == pattern);
+        let cores = classes.map(|class| {
+            let cores = class.servers.iter().map(|it| server_cores.of(it).get());
+            let all: f64 = cores.map(f64::from).sum();
+            all * (1.0 - share(class.average_cpu_permille))
+        });
+        cores.sum()
+    };
+    Capacities {
+        unpredictable: of(TenantPattern::Unpredictable),
+        periodic: of(TenantPattern::Periodic),
+        constant: of(TenantPattern::Constant),
+    }
+}
+
+/// By the last runs of jobs, if there are enough: each counts with all the cores that it could use, for as long as it took.
+fn thresholds(runs: &BTreeMap<String, LastRun>, capacities: Capacities) -> Thresholds {
+    let past = runs.values().filter_map(|run| {
+        let work_core_s = run.length_s * run.cores? as f64;
+        let is_positive = run.length_s > 0.0 && work_core_s > 0.0 && work_core_s.is_finite();
+        is_positive.then_some(PastRun {
+            length_s: run.length_s,
+            work_core_s,
+        })
+    });
+    let past: Vec<PastRun> = past.collect();
+    if past.len() < RUNS_MIN {
+        return Thresholds::PAPER;
+    }
+    // Without classes there is nothing to choose from.
+    Thresholds::from_history(&past, capacities).unwrap_or(Thresholds::PAPER)
+}
+
 /// The label for a job, if a class has room, and why.
 fn choose(
     classes: &Classes,
-    server_cores: NonZeroU32,
+    server_cores: ServerCores,
     job_type: JobType,
     dag: &Dag,
     rng: &mut impl Rng,
 ) -> Result<(Option<u32>, String), LargerThanCluster> {
-    let share = |permille: u16| f64::from(permille.min(1_000)) / 1_000.0;
     let histories = classes.classes.iter().map(|class| ClassHistory {
         pattern: pattern(class.pattern),
         average_cpu_share: share(class.average_cpu_permille),
@@ -207,13 +268,15 @@ fn choose(
     let used: Vec<(Server, u32)> = (0..)
         .zip(&classes.classes)
         .flat_map(|(number, class)| {
-            let of_class = class.servers.iter().filter_map(|it| it.cpu_permille);
-            of_class.map(move |permille| {
+            let of_class = class.servers.iter();
+            of_class.filter_map(move |it| {
+                let cores = server_cores.of(it);
                 let server = Server {
                     class: ClassId(number),
-                    cores: server_cores,
+                    cores,
                 };
-                (server, u32::from(permille) * server_cores.get())
+                let used = u32::from(it.cpu_permille?).saturating_mul(cores.get());
+                Some((server, used))
             })
         })
         .collect();
@@ -265,29 +328,45 @@ fn with_label(word: &OsStr, label: &str) -> OsString {
     OsString::from_vec(replaced)
 }
 
-/// Waits for the command, and passes on what it would be told.
-async fn wait(mut child: Child) -> anyhow::Result<ExitStatus> {
-    let mut interrupt = signal(SignalKind::interrupt())?;
-    let mut terminate = signal(SignalKind::terminate())?;
-    let mut hangup = signal(SignalKind::hangup())?;
-    // A terminal tells all of its job.
-    let is_told = std::io::stdin().is_terminal();
-    loop {
-        let signal = tokio::select! {
-            biased;
-            status = child.wait() => return Ok(status?),
-            _ = interrupt.recv() => Signal::INT,
-            _ = terminate.recv() => Signal::TERM,
-            _ = hangup.recv() => Signal::HUP,
-        };
-        let pid = child
-            .id()
-            .and_then(|id| Pid::from_raw(i32::try_from(id).ok()?));
-        if let Some(pid) = pid
-            && !(is_told && signal == Signal::INT)
-        {
-            // It may have ended at this moment.
-            let _ = kill_process(pid, signal);
+/// Signals that are passed on to the command. They are listened to before it begins: one that comes while it is started would end
+/// only this process, and the command would go on.
+struct Signals {
+    interrupt: unix::Signal,
+    terminate: unix::Signal,
+    hangup: unix::Signal,
+}
+
+impl Signals {
+    fn listen() -> std::io::Result<Self> {
+        Ok(Self {
+            interrupt: signal(SignalKind::interrupt())?,
+            terminate: signal(SignalKind::terminate())?,
+            hangup: signal(SignalKind::hangup())?,
+        })
+    }
+
+    /// Runs a command to its end, and passes on what it would be told.
+    async fn run(&mut self, command: &mut Command) -> std::io::Result<ExitStatus> {
+        let mut child = command.spawn()?;
+        // A terminal tells all of its job.
+        let is_told = std::io::stdin().is_terminal();
+        loop {
+            let signal = tokio::select! {
+                biased;
+                status = child.wait() => return status,
+                _ = self.interrupt.recv() => Signal::INT,
+                _ = self.terminate.recv() => Signal::TERM,
+                _ = self.hangup.recv() => Signal::HUP,
+            };
+            let pid = child
+                .id()
+                .and_then(|id| Pid::from_raw(i32::try_from(id).ok()?));
+            if let Some(pid) = pid
+                && !(is_told && signal == Signal::INT)
+            {
+                // It may have ended at this moment.
+                let _ = kill_process(pid, signal);
+            }
         }
     }
 }
@@ -298,10 +377,12 @@ async fn wait(mut child: Child) -> anyhow::Result<ExitStatus> {
 /// When the job makes no sense or the cluster cannot be reached; [`Ended`] when the command fails.
 pub fn run(args: &RunArgs) -> anyhow::Result<()> {
     let (job, dag) = Job::load(&args.job)?;
-    let thresholds = Thresholds::new(
-        args.short_below.as_secs_f64(),
-        args.long_above.as_secs_f64(),
-    )?;
+    let given = match (args.short_below, args.long_above) {
+        (Some(short), Some(long)) => {
+            Some(Thresholds::new(short.as_secs_f64(), long.as_secs_f64())?)
+        }
+        _ => None,
+    };
     let history = History {
         path: match &args.history {
             Some(path) => path.clone(),
@@ -312,18 +393,26 @@ pub fn run(args: &RunArgs) -> anyhow::Result<()> {
         },
     };
     let here = || std::thread::available_parallelism().ok()?.try_into().ok();
-    let server_cores = args.server_cores.or_else(here).unwrap_or(NonZeroU32::MIN);
-    let last_run_s = history.load()?.get(&job.name).map(|run| run.length_s);
-    let job_type = thresholds.job_type(last_run_s);
+    let server_cores = ServerCores {
+        given: args.server_cores,
+        here: here().unwrap_or(NonZeroU32::MIN),
+    };
+    let runs = history.load()?;
+    let last_run_s = runs.get(&job.name).map(|run| run.length_s);
     link::block_on(async {
         let classes = Namenode::new(&args.cluster).ask().await?;
+        let of_history = || thresholds(&runs, capacities(&classes, server_cores));
+        let thresholds = given.unwrap_or_else(of_history);
+        let job_type = thresholds.job_type(last_run_s);
         let (class, why) = choose(&classes, server_cores, job_type, &dag, &mut rand::rng())
             .with_context(|| format!("job {}", job.name))?;
         let label = class.map(label_of).unwrap_or_default();
         eprintln!(
-            "{}: {} job of {} cores at a time: {} ({why})",
+            "{}: {} job ({:.0} s and {:.0} s are the limits) of {} cores at a time: {} ({why})",
             job.name,
             job_type.name(),
+            thresholds.short_below_s(),
+            thresholds.long_above_s(),
             dag.max_concurrent_cores(),
             if label.is_empty() {
                 "any server"
@@ -333,136 +422,19 @@ pub fn run(args: &RunArgs) -> anyhow::Result<()> {
         );
         let mut words = args.command.iter().map(|word| with_label(word, &label));
         let program = words.next().context("there is no command")?;
+        let mut signals = Signals::listen()?;
         let began = Instant::now();
-        let child = Command::new(&program)
-            .args(words)
-            .env(LABEL_VARIABLE, &label)
-            .spawn()
-            .with_context(|| format!("cannot run {}", program.display()))?;
-        let status = wait(child).await?;
+        let mut command = Command::new(&program);
+        command.args(words).env(LABEL_VARIABLE, &label);
+        let status = signals.run(&mut command).await;
+        let status = status.with_context(|| format!("cannot run {}", program.display()))?;
         if let Some(ended) = Ended::of(status) {
             return Err(ended.into());
         }
-        history.remember(&job.name, began.elapsed().as_secs_f64())
+        let cores = dag.max_concurrent_cores().get();
+        history.remember(&job.name, began.elapsed().as_secs_f64(), cores)
     })
 }
 
 #[cfg(test)]
-mod tests {
-    use harvestfs_protocol::classes::{CLASSES_VERSION, ClassedServer, UtilisationClass};
-    use rand::SeedableRng;
-    use rand::rngs::SmallRng;
-
-    use super::*;
-
-    fn class(class: u32, pattern: TenantPattern, permille: &[u16]) -> UtilisationClass {
-        let server = |(number, permille): (usize, &u16)| ClassedServer {
-            name: format!("s{class}-{number}"),
-            cpu_permille: Some(*permille),
-        };
-        UtilisationClass {
-            class,
-            pattern,
-            average_cpu_permille: 100,
-            peak_cpu_permille: 500,
-            tenants: Vec::new(),
-            servers: permille.iter().enumerate().map(server).collect(),
-            cpu_permille: None,
-            headroom: None,
-        }
-    }
-
-    fn classes(classes: Vec<UtilisationClass>) -> Classes {
-        Classes {
-            version: CLASSES_VERSION,
-            analysed_unix_s: None,
-            classes,
-            without_class: Vec::new(),
-        }
-    }
-
-    fn dag(tasks: u32) -> Dag {
-        Dag::new(&[Stage {
-            name: "all".to_owned(),
-            tasks: NonZeroU32::new(tasks).unwrap(),
-            cores_per_task: NonZeroU32::MIN,
-            inputs: Vec::new(),
-        }])
-        .unwrap()
-    }
-
-    fn chosen(of: &Classes, job_type: JobType, tasks: u32) -> Option<u32> {
-        let cores = NonZeroU32::new(12).unwrap();
-        let mut rng = SmallRng::seed_from_u64(1);
-        choose(of, cores, job_type, &dag(tasks), &mut rng)
-            .unwrap()
-            .0
-    }
-
-    #[test]
-    fn the_class_has_room_for_the_job() {
-        use TenantPattern::{Constant, Periodic};
-        let two = classes(vec![
-            class(4, Constant, &[900]),
-            class(7, Periodic, &[100, 200]),
-        ]);
-        assert_eq!(chosen(&two, JobType::Medium, 5), Some(7));
-        // Peaks of owners leave 2 cores of a server.
-        assert_eq!(chosen(&two, JobType::Long, 5), None);
-        assert_eq!(chosen(&two, JobType::Long, 4), Some(7));
-        // Both together.
-        let both = classes(vec![
-            class(0, Constant, &[100]),
-            class(1, Constant, &[0, 0]),
-        ]);
-        assert_eq!(chosen(&both, JobType::Short, 20), Some(1));
-        assert_eq!(chosen(&classes(Vec::new()), JobType::Short, 1), None);
-        let cores = NonZeroU32::new(12).unwrap();
-        let mut rng = SmallRng::seed_from_u64(1);
-        let error = choose(&two, cores, JobType::Short, &dag(25), &mut rng).unwrap_err();
-        assert_eq!((error.need_cores.get(), error.cluster_cores), (25, 24));
-    }
-
-    #[test]
-    fn labels_are_put_into_commands() {
-        let word = |word: &str| with_label(OsStr::new(word), "harvestfs-3");
-        assert_eq!(word("-Dx={label}"), "-Dx=harvestfs-3");
-        assert_eq!(word("{label}{label}x"), "harvestfs-3harvestfs-3x");
-        assert_eq!(word("{labe"), "{labe");
-    }
-
-    #[test]
-    fn jobs_that_make_no_sense_are_named() {
-        let directory = tempfile::tempdir().unwrap();
-        let path = directory.path().join("job.toml");
-        let error = |text: &str| {
-            std::fs::write(&path, text).unwrap();
-            format!("{:#}", Job::load(&path).unwrap_err())
-        };
-        let stage = |name: &str, input: &str| {
-            format!("[[stages]]\nname = \"{name}\"\ntasks = 1\ninputs = [\"{input}\"]\n")
-        };
-        let cycle = format!("name = \"j\"\n{}{}", stage("a", "b"), stage("b", "a"));
-        assert!(error(&cycle).contains("stages wait for each other: "));
-        let unknown = format!("name = \"j\"\n{}", stage("a", "c"));
-        assert!(error(&unknown).contains("`c`, which is no stage"));
-        assert!(error("name = \"j\"\nstages = []").contains("has no stage"));
-        assert!(error("name = \"j\"\nstages = 3").contains("is not understood"));
-    }
-
-    #[test]
-    fn the_last_length_is_remembered() {
-        let directory = tempfile::tempdir().unwrap();
-        let history = History {
-            path: directory.path().join("lengths.json"),
-        };
-        assert!(history.load().unwrap().is_empty());
-        history.remember("a", 1.0).unwrap();
-        history.remember("b", 500.0).unwrap();
-        history.remember("a", 2.5).unwrap();
-        let runs = history.load().unwrap();
-        assert_eq!((runs["a"].length_s, runs["b"].length_s), (2.5, 500.0));
-        std::fs::write(&history.path, "{").unwrap();
-        assert!(format!("{:#}", history.load().unwrap_err()).contains("is damaged"));
-    }
-}
+mod tests;

@@ -1,5 +1,7 @@
 //! `harvestfs cycles yarn`: beside a Hadoop ResourceManager.
 
+mod jobs;
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 
@@ -14,6 +16,7 @@ use serde::Deserialize;
 use serde_json::json;
 
 use super::follow::owners::Namenode;
+use super::follow::report::{self, Reporter};
 use super::follow::{FollowArgs, Follower, Manager, Seen, State};
 use crate::admin::link;
 use crate::cluster::ClusterArgs;
@@ -315,12 +318,16 @@ pub fn run(args: &YarnArgs) -> anyhow::Result<()> {
         .ok()
         .filter(|ms| *ms <= i64::from(i32::MAX))
         .ok_or_else(|| anyhow!("--grace is longer than YARN waits"))?;
-    let yarn = Yarn::new(
-        &args.resource_manager,
-        &args.user,
-        authorities.transpose()?.as_deref(),
-        grace_ms,
-    )?;
+    let authorities = authorities.transpose()?;
+    let yarn = || {
+        Yarn::new(
+            &args.resource_manager,
+            &args.user,
+            authorities.as_deref(),
+            grace_ms,
+        )
+    };
+    let (yarn, jobs) = (yarn()?, yarn()?);
     let state = match &args.state {
         Some(path) => path.clone(),
         None => args
@@ -337,6 +344,12 @@ pub fn run(args: &YarnArgs) -> anyhow::Result<()> {
             "ready: nodes of {} follow their owners until Ctrl-C",
             args.resource_manager.join(", ")
         );
-        follower.run(signals.received()).await
+        let reporter = Reporter {
+            scheduler: format!("YARN at {}", args.resource_manager.join(", ")),
+            jobs,
+            namenode: Namenode::new(&args.cluster),
+            nodes: follower.shown(),
+        };
+        report::beside(follower.run(signals.received()), reporter).await
     })
 }
