@@ -148,7 +148,7 @@ pub(crate) fn mutate(sequence: u64, op: Mutation) -> Command {
 }
 
 /// What a namenode does after a start.
-fn further_commands() -> [Command; 4] {
+fn further_commands() -> [Command; 5] {
     [
         open_session(),
         mutate(
