@@ -118,6 +118,7 @@ fn kinds_of_0_2_0() -> BTreeSet<String> {
     let kinds = [
         "format",
         "register_server",
+        "note_lease",
         "open_session",
         "close_session",
         "release_orphans",
