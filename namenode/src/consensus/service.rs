@@ -192,7 +192,7 @@ impl Member {
             }),
             PeerRequest::TakeSnapshot { last, name, addr } => {
                 let last = wire::entry(last);
-                if self.store.entry_at(last.index()) != Some(last) {
+                if !self.store.has_committed(last) {
                     self.take_snapshot(MemberId(from), name, addr);
                     return Ok(PeerReply::Taking(None));
                 }

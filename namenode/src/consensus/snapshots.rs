@@ -37,7 +37,7 @@ impl Fetched {
         let lsn = self.last.index();
         let term = self.last.committed_leader_id().term;
         if journal.last_lsn() >= lsn {
-            if term_of(&kept.terms, lsn) == term {
+            if lsn < journal.reader().first_lsn() || term_of(&kept.terms, lsn) == term {
                 return Ok(());
             }
             // The entries here were never committed.

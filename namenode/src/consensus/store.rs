@@ -256,6 +256,13 @@ impl LogStore {
         (lsn <= last.index()).then(|| kept.entry(lsn))
     }
 
+    /// Whether an entry that is committed is in the log, or covered by its snapshot: of what the log begins after, terms are
+    /// not known.
+    pub(super) fn has_committed(&self, entry: LogId) -> bool {
+        let lsn = entry.index();
+        lsn < self.reader.first_lsn() || self.entry_at(lsn) == Some(entry)
+    }
+
     /// The end of the log.
     pub(super) fn last(&self) -> Option<LogId> {
         self.shared.tail.lock().last
