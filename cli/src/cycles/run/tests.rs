@@ -138,9 +138,9 @@ fn lengths_of_jobs_say_what_is_short_and_long() {
         cores: Some(3),
     };
     runs.insert("10".to_owned(), tenth);
-    // Of 550 x 3 core-seconds: 210 before 65 s, 360 before 85 s.
+    // Of 550 x 3 core-seconds, 210 x 3 are before 65 s and 360 x 3 before 85 s: as near to thirds as can be.
     let found = thresholds(&runs, even);
-    assert_eq!((found.short_below_s(), found.long_above_s()), (55.0, 85.0));
+    assert_eq!((found.short_below_s(), found.long_above_s()), (65.0, 85.0));
     let nothing = Capacities {
         unpredictable: 0.0,
         periodic: 0.0,
