@@ -188,7 +188,8 @@ impl Member {
             }
             PeerRequest::Identify => Ok(PeerReply::Identity {
                 cluster: self.store.cluster(),
-                is_outside: false,
+                // It took a snapshot to become a member, and the leader went away before it was one.
+                is_outside: !self.store.is_among_members(),
             }),
             PeerRequest::TakeSnapshot { last, name, addr } => {
                 let last = wire::entry(last);

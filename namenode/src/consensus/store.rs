@@ -153,6 +153,13 @@ impl LogStore {
         Ok(())
     }
 
+    /// Whether the newest members that it knows of include this one.
+    pub(super) fn is_among_members(&self) -> bool {
+        let kept = self.shared.kept.lock();
+        let members = kept.members_at(Lsn::MAX).membership();
+        members.get_node(&kept.this).is_some()
+    }
+
     /// This member.
     pub(super) fn this(&self) -> MemberId {
         self.shared.kept.lock().this
