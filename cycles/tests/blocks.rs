@@ -1,6 +1,10 @@
 //! The bound for losing a block, against the distribution of its losses and against reimages drawn at random.
 
-use harvestfs_cycles::safety::{BlockReplica, BlockRisk, REPAIRED_WITHIN_S};
+use std::collections::BTreeSet;
+
+use harvestfs_cycles::safety::{
+    BlockReplica, BlockRisk, Domain, Losses, Probability, REPAIRED_WITHIN_S,
+};
 use harvestfs_telemetry::coincidence::{PARTS, Week};
 use proptest::prelude::*;
 use rand::rngs::SmallRng;
@@ -14,6 +18,32 @@ fn replica(environment: u32, reimages_per_month: f64, together: f64) -> BlockRep
     }
 }
 
+/// How many of the replicas are lost in such a time: environments fail, each with all that is in it, and servers alone.
+fn losses(replicas: &[BlockReplica], share: f64) -> Losses {
+    let chance = |value: f64| Probability::new(value.min(1.0)).expect("it is from 0 to 1");
+    let numbers: BTreeSet<u32> = replicas.iter().map(|it| it.environment).collect();
+    let parts = numbers.into_iter().map(|number| {
+        let own = || replicas.iter().filter(|it| it.environment == number);
+        let rate = |it: &BlockReplica, part: f64| it.reimages_per_month * share * part;
+        let together = own().map(|it| rate(it, it.together)).fold(0.0, f64::max);
+        let servers = own().map(|it| Domain {
+            fails: chance(rate(it, 1.0 - it.together)),
+            losses: 1,
+            parts: Vec::new(),
+        });
+        Domain {
+            fails: chance(together),
+            losses: 0,
+            parts: servers.collect(),
+        }
+    });
+    Losses::of(&Domain {
+        fails: Probability::NEVER,
+        losses: 0,
+        parts: parts.collect(),
+    })
+}
+
 proptest! {
     #[test]
     fn what_is_computed_is_the_end_of_the_distribution(
@@ -25,7 +55,7 @@ proptest! {
             .map(|(environment, rate, together)| replica(environment, rate, together))
             .collect();
         let risk = BlockRisk::new(&replicas);
-        let all = risk.losses(share).exactly(replicas.len());
+        let all = losses(&replicas, share).exactly(replicas.len());
         prop_assert!((risk.at_once(share) - all).abs() <= 1e-12 + 1e-9 * all, "{} {all}", risk.at_once(share));
         // One replica more is never worse. Where it goes together with others more often than those with each other, the bound
         // grows all the same: it does not know who goes with whom.

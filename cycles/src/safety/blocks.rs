@@ -14,8 +14,6 @@
 
 use harvestfs_telemetry::coincidence::{PART_S, Week};
 
-use super::losses::{Domain, Losses, Probability};
-
 /// The longest that a block is taken to wait until one of its replicas is made again, in seconds.
 pub const REPAIRED_WITHIN_S: u32 = PART_S;
 /// Weeks of a year.
@@ -30,14 +28,6 @@ pub struct BlockReplica {
     pub reimages_per_month: f64,
     /// How probable it is that a server of the same environment goes with it, 0 to 1.
     pub together: f64,
-}
-
-/// An environment that has replicas of a block.
-#[derive(Clone, Copy, Debug, PartialEq)]
-struct Environment {
-    number: u32,
-    /// How often all of it goes in a month.
-    together: f64,
 }
 
 /// The replicas of a block, or what is left of them.
@@ -69,8 +59,8 @@ impl<'a> BlockRisk<'a> {
     /// How probable it is at most that all are lost in a time in which a server that is reimaged once a month is reimaged
     /// `share` times on average. No more often than that is at least once.
     ///
-    /// The probability that nothing is left of the tree of [`BlockRisk::domain`], without the rest of its distribution: there
-    /// are millions of blocks.
+    /// The probability that nothing is left of the tree of environments and servers, without the rest of its distribution
+    /// ([`Losses`](super::Losses)): there are millions of blocks.
     #[must_use]
     pub fn at_once(&self, share: f64) -> f64 {
         let mut product = 1.0;
@@ -88,48 +78,6 @@ impl<'a> BlockRisk<'a> {
             product *= together + (1.0 - together) * each;
         }
         product
-    }
-
-    /// The failure domains: environments and the servers in them, each of which loses a replica.
-    #[must_use]
-    pub fn domain(&self, share: f64) -> Domain {
-        let chance = |value: f64| Probability::new(value).expect("it is from 0 to 1");
-        let mut environments: Vec<Environment> = Vec::new();
-        for it in self.replicas {
-            let (together, _) = it.split(share);
-            match environments.iter_mut().find(|e| e.number == it.environment) {
-                Some(known) => known.together = known.together.max(together),
-                None => environments.push(Environment {
-                    number: it.environment,
-                    together,
-                }),
-            }
-        }
-        let parts = environments.into_iter().map(|environment| {
-            let own = self.replicas.iter();
-            let own = own.filter(|it| it.environment == environment.number);
-            let servers = own.map(|it| Domain {
-                fails: chance(it.split(share).1),
-                losses: 1,
-                parts: Vec::new(),
-            });
-            Domain {
-                fails: chance(environment.together),
-                losses: 0,
-                parts: servers.collect(),
-            }
-        });
-        Domain {
-            fails: Probability::NEVER,
-            losses: 0,
-            parts: parts.collect(),
-        }
-    }
-
-    /// How many replicas are lost in such a time.
-    #[must_use]
-    pub fn losses(&self, share: f64) -> Losses {
-        Losses::of(&self.domain(share))
     }
 }
 

@@ -73,40 +73,45 @@ impl Drop for Asked<'_> {
     }
 }
 
-/// The connections, by name and address.
-#[derive(Default)]
+/// The connections, by address, with the name that the other end had to have.
 pub(super) struct Links {
-    dialled: Mutex<BTreeMap<(String, SocketAddr), Dialled>>,
+    endpoint: Endpoint,
+    dialled: Mutex<BTreeMap<SocketAddr, (String, Dialled)>>,
 }
 
 impl Links {
+    pub(super) fn new(endpoint: Endpoint) -> Self {
+        Self {
+            endpoint,
+            dialled: Mutex::default(),
+        }
+    }
+
     /// A working connection; it is dialled if there is none.
-    pub(super) async fn get(
-        &self,
-        endpoint: &Endpoint,
-        name: &str,
-        addr: SocketAddr,
-    ) -> Result<Link, PeerError> {
+    pub(super) async fn get(&self, name: &str, addr: SocketAddr) -> Result<Link, PeerError> {
+        let dialled = self.dialled(name, addr)?;
+        Ok(dialled.await?)
+    }
+
+    fn dialled(&self, name: &str, addr: SocketAddr) -> Result<Dialled, PeerError> {
+        let mut all = self.dialled.lock();
+        if let Some((of, dialled)) = all.get(&addr)
+            && of == name
+            && is_usable(dialled)
+        {
+            return Ok(dialled.clone());
+        }
         let expected = Identity::new(Role::Namenode, name.to_owned());
         let expected = expected.map_err(|error| PeerError::Name {
             name: name.to_owned(),
             reason: error.to_string(),
         })?;
-        let dialled = {
-            let mut all = self.dialled.lock();
-            let key = (name.to_owned(), addr);
-            match all.get(&key).filter(|it| is_usable(it)) {
-                Some(usable) => usable.clone(),
-                None => {
-                    all.retain(|_, it| is_usable(it));
-                    let dialled = dial(endpoint.clone(), addr, expected).boxed().shared();
-                    tokio::spawn(dialled.clone().map(drop));
-                    all.insert(key, dialled.clone());
-                    dialled
-                }
-            }
-        };
-        Ok(dialled.await?)
+        all.retain(|_, (_, it)| is_usable(it));
+        let dialled = dial(self.endpoint.clone(), addr, expected);
+        let dialled = dialled.boxed().shared();
+        tokio::spawn(dialled.clone().map(drop));
+        all.insert(addr, (name.to_owned(), dialled.clone()));
+        Ok(dialled)
     }
 }
 
@@ -137,26 +142,21 @@ async fn dial(
 #[cfg(test)]
 mod tests {
     use harvestfs_protocol::identity::CertificateAuthority;
-    use harvestfs_protocol::transport::{Incoming, TransportOptions};
+    use harvestfs_protocol::transport::Incoming;
     use tokio::time::timeout;
 
+    use super::super::tests::endpoint_of;
     use super::*;
 
     const SHORT: Duration = Duration::from_millis(20);
 
-    fn endpoint(authority: &CertificateAuthority) -> Endpoint {
-        let any = SocketAddr::from(([127, 0, 0, 1], 0));
-        let identity = authority.issue(Role::Namenode, "nn", Duration::from_secs(60));
-        Endpoint::bind(any, &identity.unwrap(), TransportOptions::default()).unwrap()
-    }
-
     #[tokio::test]
     async fn callers_share_what_is_dialled_and_give_it_up_when_nothing_is_answered() {
         let authority = CertificateAuthority::for_simulation().unwrap();
-        let (calling, called) = (endpoint(&authority), endpoint(&authority));
+        let [calling, called] = [(); 2].map(|()| endpoint_of(&authority));
         let addr = called.local_addr().unwrap();
-        let links = Links::default();
-        let get = || links.get(&calling, "nn", addr);
+        let links = Links::new(calling);
+        let get = || links.get("nn", addr);
 
         assert!(timeout(SHORT, get()).await.is_err(), "nobody accepts yet");
         let accepted = called.accept().await.map(Incoming::establish);

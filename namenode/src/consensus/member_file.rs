@@ -122,6 +122,13 @@ impl Kept {
         log_id(term_of(&self.terms, lsn), lsn)
     }
 
+    /// Whether an entry that is committed is in the log, which has the entries from `first` to `last`, or was covered by the
+    /// snapshot before it: of those, terms are not known.
+    pub(super) fn has_committed(&self, entry: LogId, first: Lsn, last: Lsn) -> bool {
+        let lsn = entry.index();
+        lsn < first || lsn <= last && self.entry(lsn) == entry
+    }
+
     /// The members as of an entry; those that the group began with if it is before the first that is
     /// known.
     pub(super) fn members_at(&self, lsn: Lsn) -> &StoredMembers {

@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
+use std::sync::Arc;
 use std::time::Duration;
 
 use futures::FutureExt;
@@ -224,8 +225,8 @@ impl GroupView {
     /// # Errors
     /// It does not answer, or is none of this cluster.
     pub async fn find(&self, addr: SocketAddr, name: &str) -> Result<Found, FindError> {
-        let (endpoint, caller) = (self.peers.endpoint.clone(), self.peers.caller.clone());
-        let mut peer = Peer::new(endpoint, caller, None, name.to_owned(), addr);
+        let caller = Arc::clone(&self.peers.caller);
+        let mut peer = Peer::new(caller, None, name.to_owned(), addr);
         match peer.call(PeerRequest::Identify, IDENTIFY_DEADLINE).await? {
             (_, PeerReply::Identity { cluster, .. }) if cluster != self.store.cluster() => {
                 Err(PeerError::WrongCluster(cluster).into())

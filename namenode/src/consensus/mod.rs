@@ -296,7 +296,6 @@ impl Consensus {
             committed,
         );
         let peers = Peers {
-            endpoint,
             caller: Arc::new(Caller {
                 this: id,
                 run: machine::random(),
@@ -304,7 +303,7 @@ impl Consensus {
                 store: Some(store.clone()),
                 silent: parking_lot::Mutex::default(),
                 releases: Releases::default(),
-                links: Links::default(),
+                links: Links::new(endpoint),
             }),
         };
         let raft = Raft::new(id, Arc::new(config), peers.clone(), store.clone(), applied)

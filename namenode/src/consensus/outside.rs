@@ -153,7 +153,6 @@ pub struct Outside {
 
 struct Inner {
     caller: Arc<Caller>,
-    endpoint: Endpoint,
     reader: JournalReader,
     /// Its journal has something that is not to be trusted.
     is_stale: bool,
@@ -173,12 +172,11 @@ impl Outside {
             store: None,
             silent: Mutex::default(),
             releases: Releases::default(),
-            links: Links::default(),
+            links: Links::new(endpoint),
         };
         Self {
             inner: Arc::new(Inner {
                 caller: Arc::new(caller),
-                endpoint,
                 reader: journal.reader(),
                 is_stale,
                 fetching: Fetching::default(),
@@ -220,8 +218,7 @@ impl Outside {
                     inner.ask(Asked::MakeRoom);
                     return PeerReply::Taking(None);
                 }
-                let (endpoint, caller) = (inner.endpoint.clone(), Arc::clone(&inner.caller));
-                let peer = Peer::new(endpoint, caller, None, name, addr);
+                let peer = Peer::new(Arc::clone(&inner.caller), None, name, addr);
                 let fetching = inner.fetching.clone();
                 fetching.begin(async move {
                     match fetch(peer, inner.reader.clone()).await {

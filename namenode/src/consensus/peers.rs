@@ -13,7 +13,7 @@ use harvestfs_protocol::ids::ClusterId;
 use harvestfs_protocol::peer::{Ballot, Known, Memory, PeerCall, PeerReply, PeerRequest};
 use harvestfs_protocol::planted::{self, Bug};
 use harvestfs_protocol::rpc::{Reply, Request};
-use harvestfs_protocol::transport::{Endpoint, RpcError, TransportError};
+use harvestfs_protocol::transport::{RpcError, TransportError};
 use harvestfs_protocol::version::{Release, Unfit, Version, Versions};
 use openraft::OptionalSend;
 use openraft::errors::{RPCError, ReplicationClosed, StreamingError, Unreachable};
@@ -40,7 +40,6 @@ const TAKING_POLL: Duration = Duration::from_millis(100);
 /// Makes them.
 #[derive(Clone)]
 pub(super) struct Peers {
-    pub(super) endpoint: Endpoint,
     pub(super) caller: Arc<Caller>,
 }
 
@@ -113,7 +112,6 @@ impl Caller {
 
 /// One of them.
 pub(super) struct Peer {
-    endpoint: Endpoint,
     caller: Arc<Caller>,
     /// None: whichever namenode is there.
     to: Option<MemberId>,
@@ -166,21 +164,19 @@ impl RaftNetworkFactory<Group> for Peers {
     type Network = Peer;
 
     async fn new_client(&mut self, to: MemberId, member: &Member) -> Peer {
-        let (endpoint, caller) = (self.endpoint.clone(), Arc::clone(&self.caller));
-        Peer::new(endpoint, caller, Some(to), member.name.clone(), member.addr)
+        let caller = Arc::clone(&self.caller);
+        Peer::new(caller, Some(to), member.name.clone(), member.addr)
     }
 }
 
 impl Peer {
     pub(super) fn new(
-        endpoint: Endpoint,
         caller: Arc<Caller>,
         to: Option<MemberId>,
         name: String,
         addr: SocketAddr,
     ) -> Self {
         Self {
-            endpoint,
             caller,
             to,
             name,
@@ -217,8 +213,7 @@ impl Peer {
         deadline: Duration,
     ) -> Result<(MemberId, PeerReply), PeerError> {
         let known = self.known(&request);
-        let links = &self.caller.links;
-        let linked = links.get(&self.endpoint, &self.name, self.addr);
+        let linked = self.caller.links.get(&self.name, self.addr);
         let late = |_| {
             PeerError::Transport(TransportError::Deadline {
                 what: "connecting",

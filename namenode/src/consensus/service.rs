@@ -1,6 +1,7 @@
 //! What answers other namenodes.
 
 use std::fmt;
+use std::sync::Arc;
 
 use harvestfs_protocol::error::FsError;
 use harvestfs_protocol::peer::{Known, Memory, PeerAnswer, PeerCall, PeerReply, PeerRequest};
@@ -217,8 +218,8 @@ impl Member {
 
     /// Takes the snapshot of a leader, and starts again with it.
     fn take_snapshot(&self, from: MemberId, name: String, addr: std::net::SocketAddr) {
-        let Peers { endpoint, caller } = self.peers.clone();
-        let peer = Peer::new(endpoint, caller, Some(from), name, addr);
+        let caller = Arc::clone(&self.peers.caller);
+        let peer = Peer::new(caller, Some(from), name, addr);
         let store = self.store.clone();
         self.fetching.begin(async move {
             match fetch(peer, store.reader()).await {

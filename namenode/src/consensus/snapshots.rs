@@ -9,7 +9,7 @@ use harvestfs_protocol::machine;
 use harvestfs_protocol::peer::{PeerReply, PeerRequest, SnapshotPart};
 
 use super::entry::{decode_members, encode_members};
-use super::member_file::{self, Kept, term_of};
+use super::member_file::{self, Kept};
 use super::peers::{Peer, PeerError};
 use super::store::LogStore;
 use super::{LogId, StoredMembers, wire};
@@ -36,10 +36,11 @@ impl Fetched {
     ) -> Result<(), JournalError> {
         let lsn = self.last.index();
         let term = self.last.committed_leader_id().term;
+        let first = journal.reader().first_lsn();
+        if kept.has_committed(self.last, first, journal.last_lsn()) {
+            return Ok(());
+        }
         if journal.last_lsn() >= lsn {
-            if lsn < journal.reader().first_lsn() || term_of(&kept.terms, lsn) == term {
-                return Ok(());
-            }
             // The entries here were never committed.
             journal.truncate_after(lsn - 1)?;
         }

@@ -263,11 +263,11 @@ impl LogStore {
         (lsn <= last.index()).then(|| kept.entry(lsn))
     }
 
-    /// Whether an entry that is committed is in the log, or covered by its snapshot: of what the log begins after, terms are
-    /// not known.
+    /// Whether an entry that is committed is in the log, or covered by its snapshot.
     pub(super) fn has_committed(&self, entry: LogId) -> bool {
-        let lsn = entry.index();
-        lsn < self.reader.first_lsn() || self.entry_at(lsn) == Some(entry)
+        let last = self.last().map_or(0, |last| last.index());
+        let kept = self.shared.kept.lock();
+        kept.has_committed(entry, self.reader.first_lsn(), last)
     }
 
     /// The end of the log.

@@ -246,10 +246,36 @@ async fn a_member_that_remembers_less_than_it_said_is_noticed() {
 }
 
 fn endpoint() -> Endpoint {
-    let authority = CertificateAuthority::for_simulation().unwrap();
+    endpoint_of(&CertificateAuthority::for_simulation().unwrap())
+}
+
+pub(super) fn endpoint_of(authority: &CertificateAuthority) -> Endpoint {
     let identity = authority.issue(Role::Namenode, "nn", Duration::from_secs(60));
     let any = SocketAddr::from(([127, 0, 0, 1], 0));
     Endpoint::bind(any, &identity.unwrap(), TransportOptions::default()).unwrap()
+}
+
+/// The first entry of a journal names these.
+fn append_members(journal: &mut Journal, named: &Membership<MemberId, Member>) {
+    let entry = Entry::new(log_id(1, 1), EntryPayload::Membership(named.clone()));
+    journal.append(&[encode(&entry)]).unwrap();
+    journal.sync().unwrap();
+}
+
+/// Starts with a journal that has nothing else.
+async fn start_with_members(
+    journal: Journal,
+    members: Membership<MemberId, Member>,
+) -> (Consensus, mpsc::Receiver<Committed>) {
+    let read = ReadLog {
+        snapshot_lsn: 0,
+        last_lsn: 1,
+        terms: vec![(1, 1)],
+        members: Some(ReadMembers { lsn: 1, members }),
+    };
+    let options = JournalWriterOptions::default();
+    let started = Consensus::start(journal, options, read, member(1), endpoint());
+    started.await.unwrap()
 }
 
 #[tokio::test]
@@ -266,21 +292,8 @@ async fn one_that_ended_while_another_was_given_a_vote_does_not_go_on_alone() {
         let dir = tempfile::tempdir().unwrap();
         let mut journal = journal_in(dir.path());
         found(&journal, MemberId(1), members(&[1])).unwrap();
-        let entry = Entry::new(log_id(1, 1), EntryPayload::Membership(named.clone()));
-        journal.append(&[encode(&entry)]).unwrap();
-        journal.sync().unwrap();
-        let read = ReadLog {
-            snapshot_lsn: 0,
-            last_lsn: 1,
-            terms: vec![(1, 1)],
-            members: Some(ReadMembers {
-                lsn: 1,
-                members: named,
-            }),
-        };
-        let options = JournalWriterOptions::default();
-        let started = Consensus::start(journal, options, read, member(1), endpoint());
-        let (consensus, _committed) = started.await.unwrap();
+        append_members(&mut journal, &named);
+        let (consensus, _committed) = start_with_members(journal, named).await;
         assert_eq!(consensus.commits().is_alone(), is_alone);
         let are_known = async {
             while consensus.group().status().members.len() != 2 {
@@ -345,24 +358,11 @@ async fn one_that_goes_on_alone_leads_whatever_members_its_journal_names() {
         found(&journal, MemberId(1), members(&[1, 2, 3])).unwrap();
         let voters = named.iter().copied().map(MemberId).collect();
         let named = Membership::new(vec![voters], members(named)).unwrap();
-        let entry = Entry::new(log_id(1, 1), EntryPayload::Membership(named.clone()));
-        journal.append(&[encode(&entry)]).unwrap();
-        journal.sync().unwrap();
+        append_members(&mut journal, &named);
         // Twice, as whoever is not sure whether it was done.
         found_alone(&journal, 1).unwrap();
         found_alone(&journal, 1).unwrap();
-        let read = ReadLog {
-            snapshot_lsn: 0,
-            last_lsn: 1,
-            terms: vec![(1, 1)],
-            members: Some(ReadMembers {
-                lsn: 1,
-                members: named,
-            }),
-        };
-        let options = JournalWriterOptions::default();
-        let started = Consensus::start(journal, options, read, member(1), endpoint());
-        let (consensus, _committed) = started.await.unwrap();
+        let (consensus, _committed) = start_with_members(journal, named).await;
         assert!(consensus.commits().is_alone());
         consensus.elect_if_alone().await.unwrap();
         let leads = async {

@@ -26,6 +26,18 @@ fn start(client: &mut Client, op: impl Into<Op>) -> tokio::task::JoinHandle<bool
     tokio::spawn(async move { meta(&link, call).await.is_ok() })
 }
 
+/// Resumes the session of a client after a restart, and starts a change of a file of hers.
+async fn change_after_a_restart(
+    cluster: &Cluster,
+    before: &Client,
+    file: InodeId,
+) -> tokio::task::JoinHandle<bool> {
+    let resumed = cluster.open("alice", Some(before.session), vec![]).await;
+    let mut resumed = resumed.unwrap();
+    resumed.set_sequence(1);
+    start(&mut resumed, chmod(file, 0o600))
+}
+
 #[tokio::test]
 async fn a_change_is_acknowledged_when_others_have_forgotten_it() {
     let cluster = Cluster::new().await;
@@ -180,12 +192,7 @@ async fn after_a_restart_every_session_may_hold_anything() {
         .open("bob", Some(bob.session), vec![])
         .await
         .unwrap();
-    let mut alice = cluster
-        .open("alice", Some(alice.session), vec![])
-        .await
-        .unwrap();
-    alice.set_sequence(1);
-    let change = start(&mut alice, chmod(file, 0o600));
+    let change = change_after_a_restart(&cluster, &alice, file).await;
     let notice = bob.notice().await;
     assert!(!change.is_finished());
     bob.ack(&notice).await;
@@ -210,12 +217,7 @@ async fn waits_after_a_restart(silent_leases: u32, comes_back: bool) -> bool {
         again.unwrap().link.cut();
     }
     cluster.kill_and_start().await;
-    let mut alice = cluster
-        .open("alice", Some(alice.session), vec![])
-        .await
-        .unwrap();
-    alice.set_sequence(1);
-    let change = start(&mut alice, chmod(file, 0o600));
+    let change = change_after_a_restart(&cluster, &alice, file).await;
     tokio::time::sleep(LEASE / 4).await;
     let waits = !change.is_finished();
     assert!(change.await.unwrap());

@@ -212,7 +212,7 @@ impl Admins {
 }
 
 /// What the leader says of the group; none of another one.
-async fn leading(admin: &mut Admin) -> Option<GroupStatus> {
+pub async fn leading(admin: &mut Admin) -> Option<GroupStatus> {
     admin.group().await.filter(|it| it.leader == Some(it.this))
 }
 

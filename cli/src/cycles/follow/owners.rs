@@ -38,35 +38,26 @@ impl Namenode {
         }
     }
 
-    async fn classes(&mut self) -> anyhow::Result<Classes> {
-        let link = self.link().await?;
-        let answer = link.ask(AdminRequest::Classes, DEADLINE).await?;
-        self.link = Some(link);
-        match answer {
-            AdminReply::Classes(classes) => Ok(*classes),
-            _ => Err(link::unexpected()),
-        }
-    }
-}
-
-impl Namenode {
     /// Tells it what a scheduler does.
     ///
     /// # Errors
     /// When it cannot be reached, or refuses.
     pub async fn tell(&mut self, report: HarvestReport) -> anyhow::Result<()> {
-        let told = timeout(DEADLINE, self.harvest(report)).await;
-        told.with_context(|| format!("the namenode did not answer within {DEADLINE:?}"))?
-    }
-
-    async fn harvest(&mut self, report: HarvestReport) -> anyhow::Result<()> {
-        let link = self.link().await?;
-        let answer = link.ask(AdminRequest::Harvest(report), DEADLINE).await?;
-        self.link = Some(link);
-        match answer {
+        match self.answer(AdminRequest::Harvest(report)).await? {
             AdminReply::Done => Ok(()),
             _ => Err(link::unexpected()),
         }
+    }
+
+    async fn answer(&mut self, request: AdminRequest) -> anyhow::Result<AdminReply> {
+        let asking = async {
+            let link = self.link().await?;
+            let answer = link.ask(request, DEADLINE).await?;
+            self.link = Some(link);
+            Ok(answer)
+        };
+        let answer = timeout(DEADLINE, asking).await;
+        answer.with_context(|| format!("the namenode did not answer within {DEADLINE:?}"))?
     }
 
     /// A link that did not answer is not used again: it has to be put back.
@@ -80,8 +71,10 @@ impl Namenode {
 
 impl Owners for Namenode {
     async fn ask(&mut self) -> anyhow::Result<Classes> {
-        let answer = timeout(DEADLINE, self.classes()).await;
-        answer.with_context(|| format!("the namenode did not answer within {DEADLINE:?}"))?
+        match self.answer(AdminRequest::Classes).await? {
+            AdminReply::Classes(classes) => Ok(*classes),
+            _ => Err(link::unexpected()),
+        }
     }
 }
 

@@ -108,25 +108,23 @@ impl Cluster {
             in_a_year: ExpectedLosses::default(),
             worst: Vec::new(),
         };
-        let Some(foretold) = &self.foretold else {
+        if self.foretold.is_none() {
             return risk;
-        };
+        }
         let slots = self.table.slots_end();
         let step = slots.div_ceil(looked_at_max.max(1)).max(1);
-        let none = FxHashSet::default();
         let mut looked_into = 0_u64;
         let mut sum = 0.0;
         let mut bounds: Vec<(BlockId, ExpectedLosses)> = Vec::new();
         for slot in (0..slots).step_by(step as usize) {
             looked_into += 1;
-            let Some(replicas) = self.survivors(foretold, slot, &none) else {
+            let Some(bound) = self.lost_in_a_year(slot) else {
                 continue;
             };
-            let bound = BlockRisk::new(&replicas).in_a_year(&foretold.week);
-            sum += bound;
+            sum += bound.0;
             risk.looked_at += 1;
             if worst_max > 0 {
-                bounds.push((self.table.known(slot).id, ExpectedLosses(bound)));
+                bounds.push((self.table.known(slot).id, bound));
             }
         }
         if risk.looked_at == 0 {

@@ -92,7 +92,7 @@ impl Faults {
     /// Nothing gets to a machine, or from it; what is on its way arrives.
     fn cut_off(&mut self, part: Part, lasts: Duration, world: &World, journal: &Journal) {
         // Something else may have begun at the end of what was before.
-        if self.under_way.iter().any(|fault| fault.part == part) {
+        if self.has_fault(part) {
             return;
         }
         let kind = FaultKind::Partition;
@@ -106,11 +106,9 @@ impl Faults {
 
     /// A namenode forgets what came after its copy was made, if the leader is there, which knows it.
     fn forget(&mut self, part: Part, world: &mut World, journal: &Journal) -> io::Result<()> {
-        let under_way = &self.under_way;
-        let is_sound = |it: &Part| !under_way.iter().any(|fault| fault.part == *it);
         let leader = self.leader.now(world.now());
-        let is_known = leader.is_some_and(|leader| leader != part && is_sound(&leader));
-        if !is_known || !is_sound(&part) || self.is_member_missing() {
+        let is_known = leader.is_some_and(|leader| leader != part && !self.has_fault(leader));
+        if !is_known || self.has_fault(part) || self.is_member_missing() {
             journal.note(
                 &part.to_string(),
                 format_args!("forgets nothing: nobody would notice"),

@@ -15,6 +15,7 @@ use harvestfs_protocol::ids::InodeId;
 use harvestfs_protocol::meta::SetXattrMode;
 use harvestfs_protocol::types::Credentials;
 
+use super::forgotten::leading;
 use super::journal::Journal;
 use super::part::Part;
 use super::world::{Connecting, World};
@@ -313,8 +314,7 @@ pub async fn compare(admins: &mut [Admin], addrs: &[SocketAddr], journal: &Journ
 async fn hand_over(admins: &mut [Admin], to: SocketAddr) {
     loop {
         for admin in admins.iter_mut() {
-            let status = admin.group().await;
-            let Some(status) = status.filter(|it| it.leader == Some(it.this)) else {
+            let Some(status) = leading(admin).await else {
                 continue;
             };
             let leader = status.members.iter().find(|it| it.id == status.this);
