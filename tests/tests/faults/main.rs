@@ -290,6 +290,7 @@ fn works_as_told() {
         "append" => logs::append(&place, done),
         "follow" => logs::follow(&place, done),
         "churn" => Ok(churn::churn(&place, done)),
+        "churn-watched" => Ok(churn::churn_watched(&place, done)),
         "sync" => churn::sync(&place),
         "listen" => churn::listen(&place),
         "meddle" => Ok(meddler::meddle(&place, done)),
