@@ -6,7 +6,7 @@ use std::sync::Arc;
 use harvestfs_protocol::limits::SNAPSHOT_PART_BYTES_MAX;
 
 use super::disk::Disk;
-use super::format::RECORD_HEADER_BYTES;
+use super::format::{RECORD_HEADER_BYTES, RECORDS_OFFSET};
 use super::received::SnapshotReceiver;
 use super::segment::{SegmentReader, Step};
 use super::snapshot::SnapshotReader;
@@ -191,9 +191,7 @@ impl JournalReader {
             let first_lsn = live.segment_of(wanted);
             let segment = match &mut self.at {
                 Some((epoch, segment))
-                    if *epoch == live.epoch
-                        && segment.header.lsn == first_lsn
-                        && segment.next_lsn <= wanted =>
+                    if *epoch == live.epoch && segment.header.lsn == first_lsn =>
                 {
                     segment
                 }
@@ -204,13 +202,24 @@ impl JournalReader {
                     &mut self.at.insert((live.epoch, opened)).1
                 }
             };
+            if segment.next_lsn != wanted {
+                let mark = self.store.mark_before(live.epoch, first_lsn, wanted);
+                let (lsn, offset) = mark.unwrap_or((first_lsn, RECORDS_OFFSET));
+                // Neither when it reads on to what it wants.
+                if segment.next_lsn > wanted || segment.next_lsn < lsn {
+                    segment.go_to(lsn, offset);
+                }
+            }
             let offset = segment.offset;
-            match segment.step()? {
+            let step = segment.step()?;
+            let (next_lsn, next_offset) = (segment.next_lsn, segment.offset);
+            self.store.mark(live.epoch, next_lsn, offset, next_offset);
+            match step {
                 Step::Record { lsn, .. } if lsn < wanted => {}
                 Step::Record { lsn, payload } => {
                     bytes += RECORD_HEADER_BYTES + payload.len();
                     if bytes > bytes_max && !records.is_empty() {
-                        segment.step_back(offset, lsn);
+                        segment.go_to(lsn, offset);
                         break;
                     }
                     records.push((lsn, payload));

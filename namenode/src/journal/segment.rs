@@ -17,6 +17,8 @@ fn zero_ahead_bytes(segment_bytes: u64) -> u64 {
 }
 
 const READ_CHUNK_BYTES: usize = 1024 * 1024;
+/// What is read first, where it is not known whether more is wanted; each time twice as much as before.
+const READ_FIRST_BYTES: usize = 32 * 1024;
 
 /// The segment that records are appended to.
 pub(super) struct ActiveSegment {
@@ -257,6 +259,7 @@ pub(super) struct SegmentReader {
     pub(super) next_lsn: Lsn,
     window: Vec<u8>,
     window_offset: u64,
+    read_ahead_bytes: usize,
 }
 
 impl SegmentReader {
@@ -284,6 +287,7 @@ impl SegmentReader {
             next_lsn: first_lsn,
             window: Vec::new(),
             window_offset: RECORDS_OFFSET,
+            read_ahead_bytes: READ_FIRST_BYTES,
         })
     }
 
@@ -323,8 +327,8 @@ impl SegmentReader {
         })
     }
 
-    /// Goes back to where the record `lsn` was found, so that it is the next one again.
-    pub(super) fn step_back(&mut self, offset: u64, lsn: Lsn) {
+    /// Goes to where the record `lsn` was found, or where the first one is to be: it is the next one.
+    pub(super) fn go_to(&mut self, lsn: Lsn, offset: u64) {
         self.offset = offset;
         self.next_lsn = lsn;
     }
@@ -382,7 +386,12 @@ impl SegmentReader {
         }
         let window_end = self.window_offset + self.window.len() as u64;
         if offset < self.window_offset || offset + len as u64 > window_end {
-            let wanted = (len.max(READ_CHUNK_BYTES) as u64).min(self.len_bytes - offset);
+            let is_next = offset >= self.window_offset && offset <= window_end;
+            self.read_ahead_bytes = match is_next {
+                true => READ_CHUNK_BYTES.min(self.read_ahead_bytes * 2),
+                false => READ_FIRST_BYTES,
+            };
+            let wanted = (len.max(self.read_ahead_bytes) as u64).min(self.len_bytes - offset);
             self.window.resize(wanted as usize, 0);
             let read = self
                 .file

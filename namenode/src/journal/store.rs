@@ -1,6 +1,7 @@
 //! What the journal shares with those who read it while it is open, and with those who write
 //! snapshots beside it.
 
+use std::collections::BTreeMap;
 use std::io;
 use std::sync::Arc;
 
@@ -16,7 +17,20 @@ pub(super) struct Store {
     pub(super) disk: Arc<dyn Disk>,
     pub(super) cluster_id: u128,
     live: Mutex<Live>,
+    marks: Mutex<Marks>,
     snapshots: Mutex<Snapshots>,
+}
+
+/// Bytes of a segment between two of its records whose places are remembered.
+const MARKS_DISTANCE_BYTES: u64 = 64 << 10;
+
+/// Where some records are that were read, so that others are found without reading everything before them.
+#[derive(Debug, Default)]
+struct Marks {
+    /// Of [`Live::epoch`].
+    epoch: u64,
+    /// Places in their segments.
+    offsets: BTreeMap<Lsn, u64>,
 }
 
 /// The records that can be read.
@@ -98,6 +112,7 @@ impl Store {
                 last_lsn,
                 epoch: 0,
             }),
+            marks: Mutex::default(),
             snapshots: Mutex::new(Snapshots {
                 plan: None,
                 receiving: false,
@@ -119,6 +134,33 @@ impl Store {
     /// A segment was added.
     pub(super) fn rotated(&self, first_lsn: Lsn) {
         self.live.lock().segments.push(first_lsn);
+    }
+
+    /// Between these two places of a segment, of which the latter is where `lsn` begins, a record was read.
+    pub(super) fn mark(&self, epoch: u64, lsn: Lsn, before: u64, offset: u64) {
+        if before / MARKS_DISTANCE_BYTES == offset / MARKS_DISTANCE_BYTES {
+            return;
+        }
+        let mut marks = self.marks.lock();
+        if marks.epoch < epoch {
+            *marks = Marks {
+                epoch,
+                offsets: BTreeMap::new(),
+            };
+        }
+        if marks.epoch == epoch {
+            marks.offsets.insert(lsn, offset);
+        }
+    }
+
+    /// A record of the segment of `first_lsn`, and its place: the last that is remembered before or at `lsn`.
+    pub(super) fn mark_before(&self, epoch: u64, first_lsn: Lsn, lsn: Lsn) -> Option<(Lsn, u64)> {
+        let marks = self.marks.lock();
+        if marks.epoch != epoch {
+            return None;
+        }
+        let before = marks.offsets.range(first_lsn..=lsn).next_back();
+        before.map(|(&lsn, &offset)| (lsn, offset))
     }
 
     /// Only records up to `last_lsn` are there, as far as readers are concerned, of which the
@@ -268,6 +310,9 @@ impl Store {
             live.segments.drain(..superfluous.min(last));
             live.first_lsn()
         };
+        let mut marks = self.marks.lock();
+        marks.offsets = marks.offsets.split_off(&first_lsn);
+        drop(marks);
         let mut removed_files = 0;
         let removal = self.remove_before(first_lsn, &mut removed_files);
         Purged {

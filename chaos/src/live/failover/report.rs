@@ -138,6 +138,13 @@ impl Report {
         faults.all(|it| it.errors.count == 0 && it.missing.count == 0)
     }
 
+    /// Whether pauses are as short as they are to be.
+    #[must_use]
+    pub fn met_goals(&self) -> bool {
+        let mut goals = self.faults.iter().filter_map(FaultReport::goal);
+        goals.all(|(_, met)| met)
+    }
+
     /// For people.
     #[must_use]
     pub fn table(&self) -> String {

@@ -176,6 +176,40 @@ fn reading_is_bounded_and_goes_on_where_it_stopped() {
     ));
 }
 
+/// As openraft looks for the members at a start: in pieces, from the end.
+#[test]
+fn reading_backwards_does_not_read_everything_again_and_again() {
+    const PIECE: Lsn = 64;
+    let disk = SimDisk::default();
+    let options = JournalOptions {
+        segment_bytes: 4 << 20,
+        ..options()
+    };
+    let (mut journal, _) = Journal::open_on(Arc::new(disk.clone()), &options).unwrap();
+    append_synced(&mut journal, 40_000, 0);
+    let mut reader = journal.reader();
+    let before = disk.read_bytes();
+    let mut pieces = 0;
+    let firsts: Vec<Lsn> = (1..=40_000).step_by(PIECE as usize).collect();
+    for first in firsts.into_iter().rev() {
+        let read = reader.read(first, first + PIECE, usize::MAX).unwrap();
+        assert_epochs(&read, first, (first + PIECE - 1).min(40_000), Lsn::MAX);
+        pieces += 1;
+    }
+    let read_bytes = disk.read_bytes() - before;
+    let all_bytes: usize = disk.image().values().map(Vec::len).sum();
+    let most = 2 * all_bytes as u64 + pieces * (256 << 10);
+    assert!(read_bytes < most, "{read_bytes} bytes, more than {most}");
+
+    // What is known of places ends with a truncation.
+    journal.truncate_after(20_000).unwrap();
+    append_synced(&mut journal, 40_000, 1);
+    for first in [39_000, 20_001, 19_990, 1] {
+        let read = reader.read(first, first + PIECE, usize::MAX).unwrap();
+        assert_epochs(&read, first, first + PIECE - 1, 20_000);
+    }
+}
+
 #[test]
 fn a_purge_keeps_what_the_caller_and_the_snapshots_need() {
     let (disk, mut journal) = open_new();

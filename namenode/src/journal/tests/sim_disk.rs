@@ -94,6 +94,7 @@ struct State {
     contents: Vec<Vec<u8>>,
     ops: Vec<Op>,
     faults: Faults,
+    read_bytes: u64,
 }
 
 /// See the module. Clones share the disk.
@@ -121,6 +122,11 @@ impl SimDisk {
 
     pub(super) fn fail(&self, faults: Faults) {
         self.0.lock().faults = faults;
+    }
+
+    /// How many bytes were read.
+    pub(super) fn read_bytes(&self) -> u64 {
+        self.0.lock().read_bytes
     }
 
     /// What a reader sees now, synced or not.
@@ -197,11 +203,12 @@ impl DiskFile for SimFile {
     }
 
     fn read_at(&self, buffer: &mut [u8], offset: u64) -> io::Result<usize> {
-        let state = self.disk.0.lock();
+        let mut state = self.disk.0.lock();
         let content = &state.contents[self.id];
         let start = (offset as usize).min(content.len());
         let read = buffer.len().min(content.len() - start);
         buffer[..read].copy_from_slice(&content[start..start + read]);
+        state.read_bytes += read as u64;
         Ok(read)
     }
 
