@@ -1,5 +1,6 @@
 //! Namenodes that agree.
 
+mod founding;
 mod members;
 mod strangers;
 
@@ -55,7 +56,16 @@ impl Group {
     }
 
     async fn new(count: usize) -> Self {
-        let mut group = Self::of_addresses(count);
+        let mut group = Self::of_directories(count);
+        for at in 0..count {
+            group.start(at).await;
+        }
+        group
+    }
+
+    /// With directories that are made together, as `init cluster` does.
+    fn of_directories(count: usize) -> Self {
+        let group = Self::of_addresses(count);
         let now = Timestamp::now();
         for at in 0..count {
             let options = FormatOptions {
@@ -67,9 +77,6 @@ impl Group {
                 ..format_options()
             };
             format(&group.data_dir(at), &options).unwrap();
-        }
-        for at in 0..count {
-            group.start(at).await;
         }
         group
     }
