@@ -270,6 +270,7 @@ impl Owner {
         self.historian.stop(clock::unix_now_s());
         // Replies that are still held are given up: their mutations may be repeated.
         let closed = self.log.close().await;
+        ending::drop_elsewhere((self.namespace, self.cluster));
         match worked {
             // To begin anew is of no use without what the disk refused.
             Err(NamenodeError::Deposed) => closed.and(Err(NamenodeError::Deposed)),
