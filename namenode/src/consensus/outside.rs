@@ -49,7 +49,10 @@ pub fn standing(journal: &Journal) -> Result<Standing, JournalError> {
     }
     // The only one has nobody that it could contradict, but datanodes, which know better.
     let is_alone = is_sole_voter(members.membership(), kept.this);
-    Ok(if read.is_copy && !is_alone {
+    // Namenodes are made together, and moved to their servers before they say anything. If it is one of them that is put
+    // back later, the others know more of it.
+    let has_spoken = kept.vote.is_some() || kept.writes > 0;
+    Ok(if read.is_copy && has_spoken && !is_alone {
         Standing::Copy
     } else {
         Standing::Member

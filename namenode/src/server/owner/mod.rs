@@ -38,7 +38,7 @@ use harvestfs_protocol::machine;
 use harvestfs_protocol::meta::Notice;
 use harvestfs_protocol::planted::{self, Bug};
 use harvestfs_protocol::rpc::{Reply, Request, Response};
-use harvestfs_protocol::timeline::Epoch;
+use harvestfs_protocol::timeline::{Epoch, Position};
 use harvestfs_protocol::transport::NoticeSender;
 use harvestfs_protocol::version::Version;
 use harvestfs_telemetry::analysis::Analysis;
@@ -157,6 +157,8 @@ struct Connected {
     notices: NoticeSender<Notice>,
     session: Option<SessionId>,
     node: Option<NodeId>,
+    /// What the datanode had obeyed when it registered.
+    obeyed: Option<Position>,
     /// How far the datanode's clock was ahead of ours at its last heartbeat.
     clock_ahead_ms: Option<i64>,
     /// Version of the datanode's software.
@@ -349,6 +351,7 @@ impl Owner {
                     notices,
                     session: None,
                     node: None,
+                    obeyed: None,
                     clock_ahead_ms: None,
                     version: None,
                 };

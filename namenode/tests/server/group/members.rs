@@ -323,6 +323,41 @@ async fn a_member_that_was_put_back_to_a_copy_takes_part_in_nothing_until_it_is_
     check_counts(&mut group, copied, names).await;
 }
 
+/// Each goes to its server by `scp`, so that all but one are copies; and none has told others anything.
+#[tokio::test]
+async fn namenodes_that_were_made_together_are_moved_before_their_first_start() {
+    let mut group = Group::made(3);
+    let aside = group.dir.path().join("aside");
+    for at in 1..3 {
+        let dir = group.data_dir(at);
+        copy(&dir, &aside);
+        copy(&aside, &dir);
+    }
+    for at in 0..3 {
+        group.start(at).await;
+    }
+    let names = create_files(&group, "moved", 5).await;
+    let leader = group.leader().await;
+    group.kill(leader).await;
+    check_files(&group, &names).await;
+    group.start(leader).await;
+
+    // From then on they have something to forget.
+    let leader = group.leader().await;
+    let (first, third) = ((leader + 1) % 3, (leader + 2) % 3);
+    let dir = group.data_dir(first);
+    group.kill(first).await;
+    copy(&dir, &aside);
+    copy(&aside, &dir);
+    group.start(first).await;
+    group.kill(third).await;
+    for _ in 0..20 {
+        let copied = group.try_client(first, "alice", None).await;
+        assert!(copied.is_none(), "a copy takes part");
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+}
+
 #[tokio::test]
 async fn a_member_whose_disk_was_wiped_is_replaced() {
     let mut group = Group::new(3).await;

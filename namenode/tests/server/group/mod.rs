@@ -1,6 +1,7 @@
 //! Namenodes that agree.
 
 mod members;
+mod rolled_back;
 mod strangers;
 
 use std::collections::BTreeMap;
@@ -55,7 +56,16 @@ impl Group {
     }
 
     async fn new(count: usize) -> Self {
-        let mut group = Self::of_addresses(count);
+        let mut group = Self::made(count);
+        for at in 0..count {
+            group.start(at).await;
+        }
+        group
+    }
+
+    /// Made together, and not started.
+    fn made(count: usize) -> Self {
+        let group = Self::of_addresses(count);
         let now = Timestamp::now();
         for at in 0..count {
             let options = FormatOptions {
@@ -67,9 +77,6 @@ impl Group {
                 ..format_options()
             };
             format(&group.data_dir(at), &options).unwrap();
-        }
-        for at in 0..count {
-            group.start(at).await;
         }
         group
     }
