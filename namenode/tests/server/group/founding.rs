@@ -25,7 +25,7 @@ async fn nobody_leads(group: &Group, of: &[usize]) {
 
 #[tokio::test]
 async fn directories_that_were_copied_to_their_servers_make_a_group() {
-    let mut group = Group::of_directories(3);
+    let mut group = Group::made(3);
     copy_to_servers(&group);
     group.start(0).await;
     group.start(1).await;
@@ -43,7 +43,7 @@ async fn directories_that_were_copied_to_their_servers_make_a_group() {
 
 #[tokio::test]
 async fn a_member_that_is_put_back_to_how_it_began_takes_part_in_nothing() {
-    let mut group = Group::of_directories(3);
+    let mut group = Group::made(3);
     let began: Vec<PathBuf> = (0..3)
         .map(|at| group.dir.path().join(format!("began-{at}")))
         .collect();

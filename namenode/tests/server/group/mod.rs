@@ -2,6 +2,7 @@
 
 mod founding;
 mod members;
+mod rolled_back;
 mod strangers;
 
 use std::collections::BTreeMap;
@@ -56,15 +57,15 @@ impl Group {
     }
 
     async fn new(count: usize) -> Self {
-        let mut group = Self::of_directories(count);
+        let mut group = Self::made(count);
         for at in 0..count {
             group.start(at).await;
         }
         group
     }
 
-    /// With directories that are made together, as `init cluster` does.
-    fn of_directories(count: usize) -> Self {
+    /// Made together, as `init cluster` does, and not started.
+    fn made(count: usize) -> Self {
         let group = Self::of_addresses(count);
         let now = Timestamp::now();
         for at in 0..count {
