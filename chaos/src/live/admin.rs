@@ -1,5 +1,6 @@
 //! What the harness asks the namenode.
 
+use std::collections::VecDeque;
 use std::net::{Ipv4Addr, SocketAddr};
 use std::path::Path;
 use std::time::Duration;
@@ -23,20 +24,26 @@ const FSCK_DEADLINE: Duration = Duration::from_secs(60);
 /// Until a namenode has taken a snapshot and caught up.
 const ADD_DEADLINE: Duration = Duration::from_secs(30);
 
-/// An operator; connects again whenever needed.
+/// An operator; connects again whenever needed, to the next namenode if one does not answer or lead.
 pub(crate) struct Admin {
     endpoint: Endpoint,
-    namenode: SocketAddr,
+    /// The one that is asked first is the first one.
+    namenodes: VecDeque<SocketAddr>,
     rpc: Option<RpcClient<Request, Response, Notice>>,
 }
 
 impl Admin {
     /// With the certificate that `init cluster` made below `data`.
-    pub fn new(data: &Path, namenode: SocketAddr) -> Result<Self, LiveError> {
+    pub fn new(data: &Path, namenodes: &[SocketAddr]) -> Result<Self, LiveError> {
         let fail = |error: &dyn std::fmt::Display| LiveError::Cluster(error.to_string());
         let identity = Identity::load(&data.join("admin/identity")).map_err(|e| fail(&e))?;
         let any = SocketAddr::from((Ipv4Addr::UNSPECIFIED, 0));
-        Self::with_identity(&identity, any, namenode).map_err(|e| fail(&e))
+        let [first, ..] = namenodes else {
+            return Err(fail(&"there is no namenode"));
+        };
+        let mut admin = Self::with_identity(&identity, any, *first).map_err(|e| fail(&e))?;
+        admin.namenodes = namenodes.iter().copied().collect();
+        Ok(admin)
     }
 
     /// With this identity, from this address.
@@ -47,7 +54,7 @@ impl Admin {
     ) -> Result<Self, TransportError> {
         Ok(Self {
             endpoint: Endpoint::bind(bind, identity, TransportOptions::default())?,
-            namenode,
+            namenodes: [namenode].into(),
             rpc: None,
         })
     }
@@ -111,11 +118,25 @@ impl Admin {
     }
 
     async fn ask(&mut self, request: AdminRequest, deadline: Duration) -> Option<AdminReply> {
+        for _ in 0..self.namenodes.len() {
+            if let Some(reply) = self.ask_first(request.clone(), deadline).await {
+                return Some(reply);
+            }
+            if self.namenodes.len() > 1 {
+                self.rpc = None;
+                self.namenodes.rotate_left(1);
+            }
+        }
+        None
+    }
+
+    async fn ask_first(&mut self, request: AdminRequest, deadline: Duration) -> Option<AdminReply> {
         if self.rpc.is_none() {
+            let first = *self.namenodes.front()?;
             let namenode = Peer::new(Role::Namenode, NAMENODE_NAME).ok()?;
             let connection = self
                 .endpoint
-                .connect(self.namenode, &namenode, DIAL_DEADLINE)
+                .connect(first, &namenode, DIAL_DEADLINE)
                 .await
                 .ok()?;
             // Notices are for clients that cache; an operator gets none.

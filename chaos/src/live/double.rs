@@ -55,7 +55,7 @@ impl Scene<'_> {
         let name = self.cluster.name(Part::Server(server));
         self.watch
             .note(&format!("{name} goes astray to a copy of the namenode"));
-        let mut admin = Admin::new(&self.cluster.path(""), address)?;
+        let mut admin = Admin::new(&self.cluster.path(""), &[address])?;
         let recovering = |_: &Cluster<'_>, status: &ClusterStatus| {
             status.recovery.is_some() && status.nodes_alive > 0
         };

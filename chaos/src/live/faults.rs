@@ -49,7 +49,7 @@ impl Scene<'_> {
     ) -> Result<(), LiveError> {
         let server = match event.part {
             Part::Server(server) => Some(server),
-            Part::Namenode | Part::Mount(_) => None,
+            Part::Namenode(_) | Part::Mount(_) => None,
         };
         if let Some(server) = server
             && matches!(event.kind, Kind::Reimage | Kind::BitRot | Kind::FailedSync)
@@ -124,7 +124,8 @@ impl Scene<'_> {
         watch.all_end();
         let servers = (0..cluster.conditions.len()).map(Part::Server);
         let mounts = (0..cluster.mounts.len()).map(Part::Mount);
-        for part in std::iter::once(Part::Namenode).chain(servers).chain(mounts) {
+        let namenodes = (0..cluster.namenodes.len()).map(Part::Namenode);
+        for part in namenodes.chain(servers).chain(mounts) {
             cluster.set_asleep(part, false);
             cluster.set_cut(part, false);
             cluster.set_loss(part, 0);

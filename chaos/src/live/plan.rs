@@ -11,8 +11,8 @@ use crate::random;
 /// A part of the cluster.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Part {
-    /// The namenode.
-    Namenode,
+    /// A namenode, by its number from 0.
+    Namenode(usize),
     /// A server, by its number from 0.
     Server(usize),
     /// A mount, by its number from 0.
@@ -23,10 +23,18 @@ impl Part {
     /// As simulations call it, which count from 0.
     pub(crate) fn simulated(self) -> String {
         match self {
-            Self::Namenode => "namenode".into(),
+            Self::Namenode(number) => namenode_name(number),
             Self::Server(server) => format!("datanode-{server}"),
             Self::Mount(mount) => format!("mount-{mount}"),
         }
+    }
+}
+
+/// The name of a namenode, and of its directory, as `init` gives it.
+pub(crate) fn namenode_name(number: usize) -> String {
+    match number {
+        0 => "namenode".to_owned(),
+        _ => format!("namenode-{}", number + 1),
     }
 }
 
@@ -71,7 +79,13 @@ impl Plan {
                     at_ms += rng.random_range(0..=fault.jitter_ms);
                 }
                 let parts: Vec<Part> = match &fault.targets {
-                    Targets::Namenode => vec![Part::Namenode],
+                    Targets::Namenode => {
+                        let number = match scenario.cluster.namenodes {
+                            1 => 0,
+                            several => rng.random_range(0..several),
+                        };
+                        vec![Part::Namenode(number)]
+                    }
                     Targets::Servers(servers) => {
                         servers.iter().copied().map(Part::Server).collect()
                     }
@@ -154,7 +168,7 @@ impl Event {
             (kind, false) => format!("end of {}", kind.name()),
         };
         match self.part {
-            Part::Namenode => format!("{what:<20} namenode"),
+            Part::Namenode(number) => format!("{what:<20} {}", namenode_name(number)),
             Part::Mount(mount) => format!("{what:<20} {}", mounted::name(mount)),
             Part::Server(server) => {
                 let server = &scenario.cluster.servers[server];

@@ -37,7 +37,7 @@ impl Scene<'_> {
         go_on: &dyn Fn() -> bool,
     ) -> Result<(), LiveError> {
         let Self { cluster, .. } = self;
-        cluster.kill(Part::Namenode);
+        cluster.kill(Part::Namenode(0));
         copy(&cluster.path(DIRECTORY), &cluster.path(to))?;
         // When datanodes have obeyed it again they know more than the copy, however long copying took.
         let wrong = "the namenode does not serve after its directory was copied";
@@ -54,7 +54,7 @@ impl Scene<'_> {
             return Ok(());
         }
         self.turn_doubt();
-        self.cluster.kill(Part::Namenode);
+        self.cluster.kill(Part::Namenode(0));
         tokio::time::sleep(COMMANDS).await;
         let before = self.replicas()?;
         rename(&current, &newer)?;
@@ -69,7 +69,7 @@ impl Scene<'_> {
             let text = format!("an older copy has block {block:016x} removed from {name}");
             self.watch.broken.push(text);
         }
-        self.cluster.kill(Part::Namenode);
+        self.cluster.kill(Part::Namenode(0));
         fs::remove_dir_all(&current)
             .map_err(LiveError::io(format!("remove {}", current.display())))?;
         rename(&newer, &current)?;
@@ -94,7 +94,7 @@ impl Scene<'_> {
         [right, wrong]: [&str; 2],
         go_on: &dyn Fn() -> bool,
     ) -> Result<(), LiveError> {
-        self.cluster.start(Part::Namenode)?;
+        self.cluster.start(Part::Namenode(0))?;
         if self.wait_for_namenode(in_recovery, go_on).await? {
             self.watch.note(right);
         } else {

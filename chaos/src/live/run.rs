@@ -80,7 +80,7 @@ pub fn run(
         disk::own_mounts()?;
     }
     let network = if plan.has(Kind::needs_network) {
-        let ports = scenario.cluster.servers.len() + scenario.mounts.count;
+        let ports = Cluster::ports(scenario);
         Some(Network::new(ports, plan.seed)?)
     } else {
         None
@@ -213,11 +213,11 @@ impl Run<'_> {
             for server in 0..self.scenario.cluster.servers.len() {
                 cluster.kill(Part::Server(server));
             }
-            cluster.kill(Part::Namenode);
+            cluster.kill_namenodes();
         }
         cluster.begin_primaries(&loads, self.plan)?;
         cluster.start_all(&go_on).await?;
-        let mut admin = Admin::new(&self.directory, cluster.namenode)?;
+        let mut admin = Admin::new(&self.directory, &cluster.namenodes)?;
         self.wait_all_alive(&mut admin).await?;
         if !cluster.mounts.is_empty() {
             tell("mounting", 0);
@@ -226,7 +226,7 @@ impl Run<'_> {
 
         let access = Access {
             identity: self.directory.join("client/identity"),
-            namenode: cluster.namenode,
+            namenodes: cluster.namenodes.clone(),
             spec: self.scenario.clients.clone(),
         };
         let stop = Arc::new(AtomicBool::new(false));

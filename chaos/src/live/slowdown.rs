@@ -153,7 +153,7 @@ pub fn measure(
         cluster.start_all(&go_on).await?;
         let access = Access {
             identity: options.elsewhere.join("client/identity"),
-            namenode: cluster.namenode,
+            namenodes: cluster.namenodes.clone(),
             spec: scenario.clients.clone(),
         };
         let stop = Arc::new(AtomicBool::new(false));
@@ -206,7 +206,7 @@ pub fn measure(
 
 fn set_all_hung(cluster: &mut Cluster<'_>, scenario: &Scenario, hung: bool) {
     let servers = (0..scenario.cluster.servers.len()).map(Part::Server);
-    for part in std::iter::once(Part::Namenode).chain(servers) {
+    for part in std::iter::once(Part::Namenode(0)).chain(servers) {
         cluster.set_hung(part, hung);
     }
 }

@@ -28,8 +28,8 @@ use crate::random;
 pub(crate) struct Access {
     /// Directory of the certificate.
     pub identity: PathBuf,
-    /// The namenode.
-    pub namenode: SocketAddr,
+    /// The namenodes.
+    pub namenodes: Vec<SocketAddr>,
     /// How patient it is.
     pub spec: ClientSpec,
 }
@@ -38,7 +38,7 @@ impl Access {
     /// Opens a session.
     pub async fn connect(&self) -> Result<Client, String> {
         let identity = Identity::load(&self.identity).map_err(|error| error.to_string())?;
-        let mut options = ClientOptions::new(vec![self.namenode], NAMENODE_NAME, identity);
+        let mut options = ClientOptions::new(self.namenodes.clone(), NAMENODE_NAME, identity);
         options.busy_timeout = Duration::from_millis(self.spec.busy_timeout_ms);
         options.unreachable_timeout = Duration::from_millis(self.spec.unreachable_timeout_ms);
         // A thousand clients share this process; the bytes are to come from datanodes.

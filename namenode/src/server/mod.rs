@@ -89,8 +89,11 @@ const CONNECTIONS_MAX: usize = SESSIONS_MAX + 16_384;
 /// How long the last replies have to leave before connections are closed.
 const LAST_REPLIES_GRACE: Duration = Duration::from_millis(50);
 
-/// How long a journal may still be open, of what served with it before.
+/// How long a journal may still be open when this process starts: another one may just be ending.
 const UNLOCKED_WITHIN: Duration = Duration::from_secs(2);
+/// The same when a namenode begins anew. What it was before has it open until its calls to others have ended, one of which
+/// may wait for the disk of another namenode.
+const UNLOCKED_ANEW_WITHIN: Duration = Duration::from_secs(20);
 const UNLOCKED_POLL: Duration = Duration::from_millis(20);
 
 /// How long peers have to take notice that the namenode stops.
@@ -242,8 +245,9 @@ enum Prepared {
 async fn recover(
     options: &NamenodeOptions,
     disk: Option<&Arc<dyn Disk>>,
+    unlocked_within: Duration,
 ) -> Result<Found, NamenodeError> {
-    let deadline = tokio::time::Instant::now() + UNLOCKED_WITHIN;
+    let deadline = tokio::time::Instant::now() + unlocked_within;
     loop {
         match recovery::recover(options, disk.cloned()) {
             Err(NamenodeError::Journal(error))
@@ -263,6 +267,7 @@ async fn prepare(
     disk: Option<&Arc<dyn Disk>>,
     metrics: &Metrics,
     endpoint: &Endpoint,
+    unlocked_within: Duration,
 ) -> Result<Prepared, NamenodeError> {
     let Restored {
         namespace,
@@ -270,7 +275,7 @@ async fn prepare(
         journal,
         read,
         is_from_backup,
-    } = match recover(options, disk).await? {
+    } = match recover(options, disk, unlocked_within).await? {
         Found::Restored(restored) => *restored,
         Found::Outside(journal, standing) => {
             let (id, content) = outside::number(standing, options);
@@ -348,9 +353,12 @@ async fn serve(
     let metrics = Arc::new(Metrics::new());
     let mut ready = Some(ready);
     let mut observer: Option<Observer> = None;
+    let mut unlocked_within = UNLOCKED_WITHIN;
     let result = loop {
         // Blocks this thread; peers that dial meanwhile try again.
-        let prepared = prepare(options, disk.as_ref(), &metrics, &endpoint).await?;
+        let prepared = prepare(options, disk.as_ref(), &metrics, &endpoint, unlocked_within);
+        let prepared = prepared.await?;
+        unlocked_within = UNLOCKED_ANEW_WITHIN;
         let (service, commits) = match &prepared {
             Prepared::Member(owner, service) => (service.clone(), owner.commits()),
             Prepared::Outside(_, outside) => (

@@ -6,7 +6,8 @@ use super::Cluster;
 use crate::live::LiveError;
 use crate::live::disk::FailingDisk;
 use crate::live::mounted::Order;
-use crate::live::plan::Part;
+use crate::live::plan::{Part, namenode_name};
+use crate::live::scenario::Scenario;
 
 /// What is wrong with a server just now.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -24,16 +25,28 @@ pub(crate) struct Condition {
 }
 
 const FILLER: &str = "of-the-owner";
-/// What of the namenode lies on a disk whose syncs can fail: a copy of its directory can then take its place.
-const NAMENODE_DATA: &str = "namenode/data";
+/// What of a namenode's directory lies on a disk whose syncs can fail: a copy of the directory can then take its place.
+const NAMENODE_DATA: &str = "data";
 
 impl Cluster<'_> {
+    /// How many networks of their own parts need.
+    pub fn ports(scenario: &Scenario) -> usize {
+        let several = Some(scenario.cluster.namenodes).filter(|count| *count > 1);
+        Self::first_namenode_port(scenario) + several.unwrap_or(0)
+    }
+
+    pub(super) fn first_namenode_port(scenario: &Scenario) -> usize {
+        scenario.cluster.servers.len() + scenario.mounts.count
+    }
+
     /// Which link of the network is that of a part.
-    fn port(&self, part: Part) -> Option<usize> {
+    pub(super) fn port(&self, part: Part) -> Option<usize> {
         match part {
-            Part::Namenode => None,
             Part::Server(server) => Some(server),
             Part::Mount(mount) => Some(self.scenario.cluster.servers.len() + mount),
+            // An only one is where clients and the harness are.
+            Part::Namenode(_) if self.namenodes.len() == 1 => None,
+            Part::Namenode(number) => Some(Self::first_namenode_port(self.scenario) + number),
         }
     }
 
@@ -106,7 +119,8 @@ impl Cluster<'_> {
     pub(super) fn add_failing_disk(&mut self, part: Part) -> Result<(), LiveError> {
         let at = match part {
             Part::Server(server) => self.volume(server),
-            Part::Namenode | Part::Mount(_) => self.path(NAMENODE_DATA),
+            Part::Namenode(number) => self.path(&namenode_name(number)).join(NAMENODE_DATA),
+            Part::Mount(mount) => unreachable!("mount {mount} has no disk"),
         };
         let quota_bytes = (self.scenario.cluster.quota_mib as usize) << 20;
         let disk = FailingDisk::over(&at, quota_bytes)

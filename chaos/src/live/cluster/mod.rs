@@ -16,7 +16,7 @@ use super::disk::{self, FailingDisk, Mounted, SlowDisk};
 use super::ledger::{self, Contents};
 use super::mounted::{self, Order, Programs};
 use super::network::{self, Home, Network};
-use super::plan::{Part, Plan};
+use super::plan::{Part, Plan, namenode_name};
 use super::primary::Loads;
 use super::process::{self, Process};
 use super::scenario::{Kind, Scenario, Variant};
@@ -28,8 +28,8 @@ pub(crate) struct Cluster<'a> {
     variant: &'a Variant,
     binary: &'a Path,
     data: PathBuf,
-    /// Where the namenode listens.
-    pub namenode: SocketAddr,
+    /// Where the namenodes listen.
+    pub namenodes: Vec<SocketAddr>,
     network: Option<&'a Network>,
     parts: BTreeMap<Part, Process>,
     /// A copy of the namenode beside it, and the server that is told its address alone.
@@ -67,16 +67,23 @@ impl<'a> Cluster<'a> {
         network: Option<&'a Network>,
         plan: &Plan,
     ) -> Result<Self, LiveError> {
-        let namenode = match network {
-            Some(_) => SocketAddr::from((network::address(0), 9_310)),
-            None => free_address()?,
+        let count = scenario.cluster.namenodes;
+        let first_port = Self::first_namenode_port(scenario);
+        let address = |number: usize| match network {
+            Some(_) if count == 1 => Ok(SocketAddr::from((network::address(0), 9_310))),
+            Some(_) => {
+                let address = network::address(first_port + number + 1);
+                Ok(SocketAddr::from((address, 9_310)))
+            }
+            None => free_address(),
         };
+        let namenodes = (0..count).map(address).collect::<Result<Vec<_>, _>>()?;
         let mut cluster = Self {
             scenario,
             variant,
             binary,
             data: data.to_owned(),
-            namenode,
+            namenodes,
             network,
             parts: BTreeMap::new(),
             double: None,
@@ -89,7 +96,8 @@ impl<'a> Cluster<'a> {
             primaries_began: None,
         };
         let spec = &scenario.cluster;
-        let listen = namenode.to_string();
+        let addresses = cluster.namenodes.iter().map(ToString::to_string);
+        let listen = addresses.collect::<Vec<_>>().join(",");
         let replication = spec.replication.to_string();
         let block_size = format!("{}MiB", spec.block_mib);
         cluster.run(&[
@@ -103,8 +111,10 @@ impl<'a> Cluster<'a> {
             &block_size,
         ])?;
         cluster.allow_repairs(spec.repairs_per_hour)?;
-        if plan.hits(Part::Namenode, Kind::FailedSync) {
-            cluster.add_failing_disk(Part::Namenode)?;
+        for part in (0..count).map(Part::Namenode) {
+            if plan.hits(part, Kind::FailedSync) {
+                cluster.add_failing_disk(part)?;
+            }
         }
         let has_rot = plan.has(|kind| kind == Kind::BitRot);
         for (number, server) in spec.servers.iter().enumerate() {
@@ -187,7 +197,11 @@ impl<'a> Cluster<'a> {
             repair.insert(key.into(), toml::Value::Integer(per_hour.into()));
         }
         repair.insert("at_once".into(), toml::Value::Integer(4));
-        self.configure("namenode/namenode.toml", [("repair", repair.into())])
+        for number in 0..self.namenodes.len() {
+            let file = format!("{}/namenode.toml", namenode_name(number));
+            self.configure(&file, [("repair", repair.clone().into())])?;
+        }
+        Ok(())
     }
 
     /// So that rot is found within the run, and before later faults hit the other replicas.
@@ -231,16 +245,17 @@ impl<'a> Cluster<'a> {
 
     /// Starts a part; it is not ready yet.
     pub fn start(&mut self, part: Part) -> Result<(), LiveError> {
-        let (name, arguments, home) = match part {
-            Part::Namenode => {
+        let (name, arguments) = match part {
+            Part::Namenode(number) => {
+                let name = namenode_name(number);
                 let arguments: Vec<OsString> = vec![
                     "namenode".into(),
                     "--policy".into(),
                     self.variant.policy.to_string().into(),
                     "--config".into(),
-                    self.path("namenode/namenode.toml").into(),
+                    self.path(&name).join("namenode.toml").into(),
                 ];
-                ("namenode", arguments, Home::Here)
+                (name, arguments)
             }
             Part::Mount(mount) => {
                 let at = self.mount_point(mount);
@@ -256,23 +271,21 @@ impl<'a> Cluster<'a> {
                     "--config".into(),
                     self.path("client/client.toml").into(),
                 ];
-                let port = self.scenario.cluster.servers.len() + mount;
-                let home = self.network.map_or(Home::Here, |it| it.home(port));
-                (&*mounted::name(mount), arguments, home)
+                (mounted::name(mount), arguments)
             }
             Part::Server(number) => {
-                let name = self.scenario.cluster.servers[number].name.as_str();
+                let name = self.scenario.cluster.servers[number].name.clone();
                 let mut arguments: Vec<OsString> = vec![
                     "datanode".into(),
                     "--config".into(),
-                    self.path(name).join("datanode.toml").into(),
+                    self.path(&name).join("datanode.toml").into(),
                 ];
                 if let Some(began) = self.primaries_began {
                     arguments.extend([
                         "--primary-trace".into(),
                         self.path("primaries.csv").into(),
                         "--primary-series".into(),
-                        name.into(),
+                        name.clone().into(),
                         "--trace-speed".into(),
                         "1".into(),
                         "--trace-began".into(),
@@ -286,9 +299,12 @@ impl<'a> Cluster<'a> {
                 }
                 self.conditions[number].down = false;
                 self.conditions[number].hung = false;
-                let home = self.network.map_or(Home::Here, |it| it.home(number));
-                (name, arguments, home)
+                (name, arguments)
             }
+        };
+        let home = match (self.network, self.port(part)) {
+            (Some(network), Some(port)) => network.home(port),
+            _ => Home::Here,
         };
         let log = self.path(&format!("{name}.log"));
         let process = Process::start(self.binary, &arguments, &log, &home)
@@ -336,7 +352,9 @@ impl<'a> Cluster<'a> {
 
     /// Starts everything and waits until it is ready.
     pub async fn start_all(&mut self, go_on: &dyn Fn() -> bool) -> Result<(), LiveError> {
-        self.start(Part::Namenode)?;
+        for number in 0..self.namenodes.len() {
+            self.start(Part::Namenode(number))?;
+        }
         self.wait_ready(go_on).await?;
         for server in 0..self.scenario.cluster.servers.len() {
             self.start(Part::Server(server))?;
@@ -424,7 +442,7 @@ impl<'a> Cluster<'a> {
     /// The name of a part.
     pub fn name(&self, part: Part) -> String {
         match part {
-            Part::Namenode => "namenode".into(),
+            Part::Namenode(number) => namenode_name(number),
             Part::Server(server) => self.scenario.cluster.servers[server].name.clone(),
             Part::Mount(mount) => mounted::name(mount),
         }
@@ -451,6 +469,13 @@ impl<'a> Cluster<'a> {
         if let Part::Server(server) = part {
             self.conditions[server].down = true;
             self.conditions[server].hung = false;
+        }
+    }
+
+    /// SIGKILL of each namenode.
+    pub fn kill_namenodes(&mut self) {
+        for number in 0..self.namenodes.len() {
+            self.kill(Part::Namenode(number));
         }
     }
 

@@ -13,6 +13,7 @@ use crate::live::admin::Admin;
 use crate::live::cluster::START_DEADLINE;
 use crate::live::disk::FailingDisk;
 use crate::live::network::{self, Network};
+use crate::live::plan::namenode_name;
 use crate::live::process::{self, Process};
 use crate::live::{LiveError, mounted};
 
@@ -48,14 +49,6 @@ pub(super) struct Group<'a> {
     disks: Vec<FailingDisk>,
     /// What namenodes said last that ended by themselves, and were started again as a supervisor does.
     pub ended: Wrong,
-}
-
-/// The directory of a namenode, as `init` names it.
-fn namenode_name(number: usize) -> String {
-    match number {
-        0 => "namenode".to_owned(),
-        _ => format!("namenode-{}", number + 1),
-    }
 }
 
 fn namenode_address(number: usize) -> SocketAddr {
@@ -112,7 +105,7 @@ impl<'a> Group<'a> {
         }
         let _context = runtime.enter();
         for address in addresses {
-            group.admins.push(Admin::new(&group.data, address)?);
+            group.admins.push(Admin::new(&group.data, &[address])?);
         }
         group.wait("the cluster is ready", START_DEADLINE, Self::is_ready)?;
         group.leader()?;

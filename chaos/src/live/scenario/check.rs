@@ -13,6 +13,8 @@ use super::{ClusterSpec, Pattern, Scenario, Server, Variant};
 
 /// Most servers: each is a process.
 const SERVERS_MAX: usize = 500;
+/// Most namenodes.
+const NAMENODES_MAX: usize = 5;
 /// Most mounts: each is a process, and remembers what its files hold.
 const MOUNTS_MAX: usize = 16;
 /// A day.
@@ -64,6 +66,7 @@ impl Checker<'_> {
         let duration_ms = self.ms("duration_s", &raw.duration_s)?;
         let replication_max = u8::try_from(servers.len()).unwrap_or(u8::MAX).min(8);
         let spec = ClusterSpec {
+            namenodes: self.within("namenodes", &cluster.namenodes, 1..=NAMENODES_MAX)?,
             replication: self.within("replication", &cluster.replication, 1..=replication_max)?,
             block_mib: self.within("block_mib", &cluster.block_mib, 1..=256)?,
             quota_mib: self.within("quota_mib", &cluster.quota_mib, 16..=1 << 20)?,
@@ -75,7 +78,7 @@ impl Checker<'_> {
         };
         let mut faults = Vec::new();
         for fault in &raw.fault {
-            faults.push(self.fault(fault, &spec.servers, raw.mounts.count, duration_ms)?);
+            faults.push(self.fault(fault, &spec, raw.mounts.count, duration_ms)?);
         }
         let mut variants = Vec::new();
         for variant in &raw.variant {

@@ -7,14 +7,14 @@ use toml::Spanned;
 
 use super::check::Checker;
 use super::raw::RawFault;
-use super::{Fault, Kind, Server, Targets};
+use super::{ClusterSpec, Fault, Kind, Server, Targets};
 use crate::live::mounted;
 
 impl Checker<'_> {
     pub fn fault(
         &self,
         raw: &Spanned<RawFault>,
-        servers: &[Server],
+        cluster: &ClusterSpec,
         mounts: usize,
         duration_ms: u64,
     ) -> Result<Fault, SettingsError> {
@@ -27,7 +27,7 @@ impl Checker<'_> {
             let message = format!("unknown fault `{name}`; accepted: {accepted}");
             return Err(self.at(raw.kind.span(), message));
         };
-        let targets = self.targets(kind, raw, span.clone(), servers, mounts)?;
+        let targets = self.targets(kind, raw, span.clone(), cluster, mounts)?;
         let optional = |name: &str, value: &Option<Spanned<f64>>| match value {
             Some(value) => self.ms(name, value),
             None => Ok(0),
@@ -120,6 +120,7 @@ impl Checker<'_> {
         &self,
         kind: Kind,
         part: &Spanned<String>,
+        namenodes: usize,
         mounts: usize,
     ) -> Result<Targets, SettingsError> {
         let name = part.get_ref();
@@ -128,7 +129,21 @@ impl Checker<'_> {
         let message = match mount {
             Some(mount) if kind.hits_mounts() => return Ok(Targets::Mount(mount)),
             Some(_) => format!("`{}` hits servers, not mounts", kind.name()),
-            None if name == "namenode" && kind.hits_namenode() => return Ok(Targets::Namenode),
+            None if name == "namenode" && kind.hits_namenode(namenodes) => {
+                return Ok(Targets::Namenode);
+            }
+            None if name == "namenode" && matches!(kind, Kind::Rollback | Kind::Double) => {
+                format!(
+                    "`{}` hits an only namenode, and there are {namenodes}",
+                    kind.name()
+                )
+            }
+            None if name == "namenode" && kind.needs_network() => {
+                format!(
+                    "`{}` hits one of several namenodes: add `namenodes = 3` to [cluster]",
+                    kind.name()
+                )
+            }
             None if name == "namenode" || !kind.hits_mounts() => {
                 format!("`{}` hits servers, not parts", kind.name())
             }
@@ -144,7 +159,7 @@ impl Checker<'_> {
         kind: Kind,
         raw: &RawFault,
         span: Range<usize>,
-        servers: &[Server],
+        cluster: &ClusterSpec,
         mounts: usize,
     ) -> Result<Targets, SettingsError> {
         let given = [
@@ -170,8 +185,9 @@ impl Checker<'_> {
             return Err(self.at(span, message));
         }
         if let Some(part) = &raw.part {
-            return self.part(kind, part, mounts);
+            return self.part(kind, part, cluster.namenodes, mounts);
         }
+        let servers = &cluster.servers;
         if let Some(count) = &raw.mounts {
             if !kind.hits_mounts() {
                 let message = format!("`{}` hits servers, not mounts", kind.name());

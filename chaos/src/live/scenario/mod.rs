@@ -50,6 +50,8 @@ pub struct Scenario {
 /// The cluster.
 #[derive(Clone, Debug)]
 pub struct ClusterSpec {
+    /// How many namenodes it has.
+    pub namenodes: usize,
     /// Its servers.
     pub servers: Vec<Server>,
     /// Replicas of each block.
@@ -364,12 +366,13 @@ impl Kind {
         matches!(self, Self::Kill | Self::Hang) || self.needs_network()
     }
 
-    /// Whether it can be done to the namenode.
-    fn hits_namenode(self) -> bool {
-        matches!(
-            self,
-            Self::Kill | Self::Hang | Self::FailedSync | Self::Rollback | Self::Double
-        )
+    /// Whether it can be done to a namenode of so many. Clients and the harness share the network of an only one.
+    fn hits_namenode(self, of: usize) -> bool {
+        match self {
+            Self::Kill | Self::Hang | Self::FailedSync => true,
+            Self::Rollback | Self::Double => of == 1,
+            _ => of > 1 && self.needs_network(),
+        }
     }
 
     fn lasts(self) -> bool {
@@ -380,7 +383,7 @@ impl Kind {
 /// Whom a fault hits.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Targets {
-    /// The namenode.
+    /// The namenode, or one of several by chance.
     Namenode,
     /// Servers by number, in this order.
     Servers(Vec<usize>),
@@ -440,7 +443,7 @@ impl Scenario {
         // All are far fewer, as checked.
         let count = |count: usize| u16::try_from(count).unwrap_or(u16::MAX);
         Shape {
-            namenodes: 1,
+            namenodes: count(self.cluster.namenodes),
             datanodes: count(self.cluster.servers.len()),
             clients: self.clients.count,
             mounts: count(self.mounts.count),

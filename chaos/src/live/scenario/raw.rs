@@ -38,6 +38,8 @@ fn default_heal_s() -> Spanned<f64> {
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct RawCluster {
+    #[serde(default = "default_namenodes")]
+    pub namenodes: Spanned<usize>,
     pub servers: Option<Spanned<usize>>,
     #[serde(default = "default_replication")]
     pub replication: Spanned<u8>,
@@ -55,6 +57,10 @@ pub(super) struct RawCluster {
     pub priority: Priority,
     pub trace: Option<Spanned<PathBuf>>,
     pub trace_speed: Option<Spanned<f64>>,
+}
+
+fn default_namenodes() -> Spanned<usize> {
+    Spanned::new(0..0, 1)
 }
 
 fn default_replication() -> Spanned<u8> {

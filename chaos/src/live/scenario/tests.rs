@@ -41,6 +41,18 @@ fn errors_name_file_line_and_what_is_accepted() {
             "s.toml:9: `busy` hits servers",
         ),
         (
+            "[[fault]]\nkind = \"partition\"\nat_s = 1\nfor_s = 2\npart = \"namenode\"\n",
+            "s.toml:9: `partition` hits one of several namenodes",
+        ),
+        (
+            "namenodes = 3\n[[fault]]\nkind = \"rollback\"\nat_s = 1\nfor_s = 2\npart = \"namenode\"\n",
+            "s.toml:10: `rollback` hits an only namenode, and there are 3",
+        ),
+        (
+            "namenodes = 6\n",
+            "s.toml:5: `namenodes = 6`: accepted are 1 to 5",
+        ),
+        (
             "[[variant]]\nname = \"a\"\npolicy = \"hdfs\"\n",
             "s.toml:7: ",
         ),
@@ -79,7 +91,7 @@ fn errors_name_file_line_and_what_is_accepted() {
         ),
         (
             "[[fault]]\nkind = \"suspend\"\nat_s = 1\nfor_s = 1\npart = \"namenode\"\n",
-            "s.toml:9: `suspend` hits servers",
+            "s.toml:9: `suspend` hits one of several namenodes",
         ),
         (
             "[[fault]]\nkind = \"failed-sync\"\nat_s = 1\nfor_s = 1\nmounts = 1\n[mounts]\ncount = 1\n",
