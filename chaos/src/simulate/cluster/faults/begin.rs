@@ -135,7 +135,7 @@ impl Faults {
                 }
                 links::split(part, &parts, world, &mut rng);
             }
-            FaultKind::Forget => world.copy_directory_of(part)?,
+            FaultKind::Forget => self.forgotten.copy(part, world)?,
             FaultKind::Wipe => world.host(part).crash(),
             FaultKind::Leave => self.forgotten.leave(part, world)?,
             FaultKind::Rollback => {

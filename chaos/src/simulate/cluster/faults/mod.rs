@@ -139,6 +139,9 @@ impl Faults {
     pub fn go_on(&mut self, world: &mut World, journal: &Journal) -> io::Result<Vec<Part>> {
         let now = world.now();
         self.forgotten.go_on();
+        let leader = self.leader.now(now);
+        let leader = leader.filter(|(part, _)| !self.has_fault(*part));
+        self.forgotten.look_at_copy(leader, world);
         self.restart_ended(world, journal);
         let (over, under_way) = std::mem::take(&mut self.under_way)
             .into_iter()
