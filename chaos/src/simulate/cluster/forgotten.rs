@@ -32,6 +32,8 @@ const LOOK: Duration = Duration::from_millis(500);
 const HEARD_OF_WITHIN: Duration = Duration::from_secs(4);
 /// A member that the leader has heard of so lately answers.
 const ANSWERS_MS: u64 = 1_000;
+/// How long a namenode may take to say that it hands over, before the next one is asked.
+const ASKED_WITHIN: Duration = Duration::from_millis(100);
 /// How often it is looked whether a copy serves.
 const LOOK_AT_COPY: Duration = Duration::from_millis(20);
 /// Where the copy beside a namenode is.
@@ -382,17 +384,19 @@ impl World {
     }
 }
 
-/// An operator has this namenode lead, whoever leads now.
-pub fn hand_over(to: Part, world: &World) -> io::Result<()> {
-    let (namenodes, bind, identity) = world.outside_operator()?;
+/// An operator has these namenodes lead one after another, each so long after the one before was asked for, whoever
+/// leads now.
+pub fn hand_over(to: Vec<(Duration, Part)>, world: &World) -> io::Result<()> {
+    let connect = Admins::of(world)?;
     world.spawn_outside(async move {
-        for namenode in namenodes {
-            let admin = Admin::with_identity(&identity, bind, namenode);
-            // One that does not lead refuses.
-            admin
-                .expect("a free port")
-                .transfer(to.namenode_addr())
-                .await;
+        let mut admins = connect();
+        for (pause, to) in to {
+            tokio::time::sleep(pause).await;
+            for admin in &mut admins.0 {
+                // One that does not lead refuses.
+                let asked = admin.transfer(to.namenode_addr());
+                let _ = tokio::time::timeout(ASKED_WITHIN, asked).await;
+            }
         }
     });
     Ok(())
