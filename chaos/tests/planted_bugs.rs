@@ -51,6 +51,8 @@ struct Simulations {
     mounts: u8,
     length: Duration,
     faults: Vec<FaultKind>,
+    /// What is wrong is seen as soon as it happens.
+    until_calm: bool,
 }
 
 fn simulations(bug: Bug) -> Simulations {
@@ -71,6 +73,14 @@ fn simulations(bug: Bug) -> Simulations {
         mounts,
         length,
         faults,
+        until_calm: matches!(
+            bug,
+            Bug::ExtendsLeaseByAnswer
+                | Bug::IgnoresClockDrift
+                | Bug::AnswersKeepAlivesUnasked
+                | Bug::AnswersWhileHandingOver
+                | Bug::ObeysOlderEpochs
+        ),
     }
 }
 
@@ -93,7 +103,7 @@ fn of_group(bug: Bug) -> Option<(Duration, Vec<FaultKind>)> {
         }
         Bug::KeepsWhatWasReplaced => (LENGTH_OF_GROUP, vec![Split]),
         Bug::ForgetsRefusedRecords => (LENGTH_OF_GROUP, vec![Partition, Loss, Split, Hang]),
-        Bug::AnswersWhileHandingOver => (LENGTH_OF_GROUP, vec![Transfer, Delay]),
+        Bug::AnswersWhileHandingOver => (LENGTH_LONG, vec![Transfer, Delay]),
         Bug::LeadsBeforeItHasAll => (LENGTH_OF_GROUP, vec![Transfer, Delay, Loss, Split]),
         Bug::TrustsForgetfulMembers => (LENGTH_OF_GROUP, vec![Forget, Crash, Split]),
         Bug::TrustsCopies => (LENGTH_OF_GROUP, vec![Double, Crash, Transfer]),
@@ -134,6 +144,7 @@ fn broken(bug: Bug, is_planted: bool, seed: u64, directory: &Path) -> Option<Str
         mounts,
         mut length,
         mut faults,
+        until_calm,
     } = simulations(bug);
     if let Ok(text) = std::env::var(LENGTH_S) {
         length = Duration::from_secs(text.parse().expect(LENGTH_S));
@@ -156,6 +167,7 @@ fn broken(bug: Bug, is_planted: bool, seed: u64, directory: &Path) -> Option<Str
         replay: None,
         without: BTreeSet::new(),
         until_failure: true,
+        until_calm,
         directory: directory.to_owned(),
         interrupted: Arc::default(),
     };

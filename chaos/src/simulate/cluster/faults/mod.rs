@@ -86,8 +86,9 @@ impl Faults {
                 .as_ref()
                 .and_then(|it| it.weak(options.datanodes))
                 .unwrap_or(Part::Datanode(weak)),
+            // A member of a group is copied when a fault needs that.
             copies: Copies::new(&match &script {
-                Some(_) if is_group => Vec::new(),
+                _ if is_group => Vec::new(),
                 Some(script) => script.kinds(),
                 None => kinds.clone(),
             }),
