@@ -354,7 +354,10 @@ impl Inner {
 
     fn opened(&self, file: File, flags: harvestfs_client::OpenFlags) -> Opened {
         let pages = self.shared.nodes.pages(file.ino());
-        let are_old = pages.is_none_or(|pages| pages.are_old());
+        let are_old = pages.is_none_or(|pages| {
+            pages.opened();
+            pages.are_old()
+        });
         let may_keep_pages = !are_old && !self.client.lease_remaining().is_zero();
         let append = flags.append;
         let handle = FileHandle(self.files.insert(OpenFile { file, append }));

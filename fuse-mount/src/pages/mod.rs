@@ -64,6 +64,8 @@ pub struct Pages {
 
 #[derive(Debug)]
 struct State {
+    /// It was opened since the kernel knows it: before, the kernel has no pages of it.
+    is_opened: bool,
     /// The most that the kernel takes for the size once no answer is in flight.
     size_bytes: u64,
     /// How often it was answered with a larger size.
@@ -140,6 +142,7 @@ impl Pages {
     pub fn new(size_bytes: u64) -> Self {
         Self {
             state: Mutex::new(State {
+                is_opened: false,
                 size_bytes,
                 growths: 0,
                 appends: VecDeque::new(),
@@ -158,6 +161,11 @@ impl Pages {
         }
     }
 
+    /// The kernel is answered next that the file is open.
+    pub fn opened(&self) {
+        self.state.lock().is_opened = true;
+    }
+
     /// The largest size that the kernel can be given without pages being dropped first.
     pub fn growth_max(&self) -> u64 {
         self.state.lock().zeros_from()
@@ -174,10 +182,13 @@ impl Pages {
         }
     }
 
-    /// Pages may be old. Whether the caller has to see to it that they are dropped.
+    /// Pages may be old, if there are any. Whether the caller has to see to it that they are dropped.
     #[must_use]
     pub fn want_drop(&self) -> bool {
         let mut state = self.state.lock();
+        if !state.is_opened {
+            return false;
+        }
         state.drop_all = true;
         state.want_drop()
     }

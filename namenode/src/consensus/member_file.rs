@@ -140,6 +140,11 @@ impl Kept {
         members.unwrap_or_else(|| panic!("{} takes part in no group", self.this))
     }
 
+    /// Whether it has neither voted nor acknowledged anything: what others see of a member is written first.
+    pub(super) fn did_nothing(&self) -> bool {
+        self.writes == 0 && self.vote.is_none()
+    }
+
     /// Whether this is the only member with a vote, as of an entry.
     pub(super) fn is_sole_voter(&self, lsn: Lsn) -> bool {
         is_sole_voter(self.members_at(lsn).membership(), self.this)

@@ -54,8 +54,8 @@ pub use applied::Committed;
 pub use entry::{Content, EntryError, Record, decode};
 pub use members::{Change, Changing, FindError, Found, GroupView, Progress, Refusal};
 pub use outside::{
-    Asked, Joining, Outside, Standing, found_alone, found_outside, found_with_snapshot,
-    other_members, standing,
+    Asked, Joining, Outside, OutsideJournal, Standing, found_alone, found_here, found_outside,
+    found_with_snapshot, other_members, standing,
 };
 pub use peers::Running;
 pub use progress::Commits;

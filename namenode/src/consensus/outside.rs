@@ -1,8 +1,10 @@
-//! A namenode that is in no group: a new one, or one whose memory is not to be trusted. It waits until a
-//! leader has it take a snapshot.
+//! A namenode that takes part in no group: a new one, or one whose memory is not to be trusted, waits until a
+//! leader has it take a snapshot. One of a new group whose directory was copied to its server waits until the
+//! others have said that they know nothing of it.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::time::Duration;
 
 use harvestfs_protocol::ids::ClusterId;
 use harvestfs_protocol::machine;
@@ -12,12 +14,17 @@ use parking_lot::Mutex;
 use tokio::sync::Notify;
 
 use super::links::Links;
-use super::member_file::{self, Kept};
+use super::member_file::{self, Kept, ReadKept};
 use super::members::is_sole_voter;
 use super::peers::{Caller, Peer, Releases};
 use super::snapshots::{Fetched, Fetching, fetch};
 use super::{ConsensusError, Member, MemberId, Term, Vote};
 use crate::journal::{Journal, JournalError, JournalReader, Lsn, ReceivedSnapshot};
+
+/// How long another member of a new group may take to answer.
+const FOUNDING_DEADLINE: Duration = Duration::from_secs(2);
+/// How often those are asked that did not answer.
+const FOUNDING_POLL: Duration = Duration::from_millis(200);
 
 /// What a namenode is, as far as its own disk says.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -26,6 +33,9 @@ pub enum Standing {
     Member,
     /// It was made to be taken into a group, and was not yet.
     New(MemberId),
+    /// It was made together with the other members, and its directory was copied before it did anything. Or
+    /// since: then the others know.
+    Founding(MemberId),
     /// Its directory is a copy: of what it said since the copy was made, it knows nothing.
     Copy,
     /// Others knew more of it than it did itself.
@@ -49,11 +59,24 @@ pub fn standing(journal: &Journal) -> Result<Standing, JournalError> {
     }
     // The only one has nobody that it could contradict, but datanodes, which know better.
     let is_alone = is_sole_voter(members.membership(), kept.this);
-    Ok(if read.is_copy && !is_alone {
-        Standing::Copy
-    } else {
+    Ok(if !read.is_copy || is_alone {
         Standing::Member
+    } else if kept.did_nothing() {
+        Standing::Founding(kept.this)
+    } else {
+        Standing::Copy
     })
+}
+
+/// What is in the journal of a namenode in no group.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum OutsideJournal {
+    /// Nothing.
+    Empty,
+    /// Something that is not to be trusted.
+    Stale,
+    /// What all members of a new group have.
+    Founding,
 }
 
 /// Makes an empty journal that of a namenode which is to be taken into a group.
@@ -64,18 +87,35 @@ pub fn found_outside(journal: &Journal, this: MemberId) -> Result<(), JournalErr
     member_file::write(&journal.disk(), &Kept::outside(this))
 }
 
-/// Where the other members of the group listen, as of an entry; nobody, if it is in no group.
+/// The other members of the group, as of an entry; nobody, if it is in no group.
 ///
 /// # Errors
 /// It cannot be read.
-pub fn other_members(journal: &Journal, last: Lsn) -> Result<Vec<Member>, JournalError> {
+pub fn other_members(
+    journal: &Journal,
+    last: Lsn,
+) -> Result<BTreeMap<MemberId, Member>, JournalError> {
     let read = member_file::read(&*journal.disk())?;
     let Some(kept) = read.map(|it| it.kept).filter(|it| !it.members.is_empty()) else {
-        return Ok(Vec::new());
+        return Ok(BTreeMap::new());
     };
     let members = kept.members_at(last).membership().nodes();
     let others = members.filter(|(id, _)| **id != kept.this);
-    Ok(others.map(|(_, member)| member.clone()).collect())
+    Ok(others.map(|(id, member)| (*id, member.clone())).collect())
+}
+
+/// The others know nothing of this member of a new group: it takes part from now on, and no copy of its directory
+/// does.
+///
+/// # Errors
+/// The disk refuses.
+pub fn found_here(journal: &Journal) -> Result<(), JournalError> {
+    let read = member_file::read(&*journal.disk())?;
+    let Some(ReadKept { mut kept, .. }) = read else {
+        unreachable!("a namenode without that file is a member");
+    };
+    kept.writes += 1;
+    member_file::write(&journal.disk(), &kept)
 }
 
 /// Makes a member the only one of its group, with the entries up to this one, which are its last ones.
@@ -154,17 +194,21 @@ pub struct Outside {
 struct Inner {
     caller: Arc<Caller>,
     reader: JournalReader,
-    /// Its journal has something that is not to be trusted.
-    is_stale: bool,
+    content: OutsideJournal,
     fetching: Fetching,
     asked: Mutex<Option<Asked>>,
     arrived: Notify,
 }
 
 impl Outside {
-    /// Waits, with a journal that is empty or not to be trusted.
+    /// Waits.
     #[must_use]
-    pub fn new(this: MemberId, journal: &Journal, is_stale: bool, endpoint: Endpoint) -> Self {
+    pub fn new(
+        this: MemberId,
+        journal: &Journal,
+        content: OutsideJournal,
+        endpoint: Endpoint,
+    ) -> Self {
         let caller = Caller {
             this,
             run: machine::random(),
@@ -178,7 +222,7 @@ impl Outside {
             inner: Arc::new(Inner {
                 caller: Arc::new(caller),
                 reader: journal.reader(),
-                is_stale,
+                content,
                 fetching: Fetching::default(),
                 asked: Mutex::new(None),
                 arrived: Notify::new(),
@@ -190,6 +234,36 @@ impl Outside {
     #[must_use]
     pub fn id(&self) -> MemberId {
         self.inner.caller.this
+    }
+
+    /// Waits until each of the other members of a new group has said that it knows nothing of this one: what it may
+    /// have promised, it has nowhere, if its directory is a copy that was kept. Never ends where it is of no new
+    /// group.
+    pub async fn founded(&self, others: BTreeMap<MemberId, Member>) {
+        if self.inner.content != OutsideJournal::Founding {
+            return std::future::pending().await;
+        }
+        let peer = |(id, member): (MemberId, Member)| {
+            let caller = Arc::clone(&self.inner.caller);
+            Peer::new(caller, Some(id), member.name, member.addr)
+        };
+        let mut open: Vec<Peer> = others.into_iter().map(peer).collect();
+        let here = ClusterId(self.inner.reader.cluster_id());
+        loop {
+            let mut left = Vec::new();
+            for mut peer in open {
+                match peer.call(PeerRequest::Identify, FOUNDING_DEADLINE).await {
+                    // One that knows more refuses.
+                    Ok((_, PeerReply::Identity { cluster, .. })) if cluster == here => {}
+                    Ok(_) | Err(_) => left.push(peer),
+                }
+            }
+            if left.is_empty() {
+                return;
+            }
+            open = left;
+            tokio::time::sleep(FOUNDING_POLL).await;
+        }
     }
 
     /// Waits until it is asked for something.
@@ -207,14 +281,17 @@ impl Outside {
     }
 
     pub(super) fn answer(&self, request: PeerRequest) -> PeerReply {
+        let is_founding = self.inner.content == OutsideJournal::Founding;
         match request {
             PeerRequest::Identify => PeerReply::Identity {
                 cluster: ClusterId(self.inner.reader.cluster_id()),
-                is_outside: true,
+                is_outside: !is_founding,
             },
+            // It has what it is to take a snapshot for, or may have lost what it promised.
+            PeerRequest::TakeSnapshot { .. } if is_founding => PeerReply::Outside,
             PeerRequest::TakeSnapshot { name, addr, .. } => {
                 let inner = Arc::clone(&self.inner);
-                if inner.is_stale {
+                if inner.content == OutsideJournal::Stale {
                     inner.ask(Asked::MakeRoom);
                     return PeerReply::Taking(None);
                 }

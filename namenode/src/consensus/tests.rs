@@ -118,8 +118,15 @@ fn a_copy_of_a_member_is_recognised_and_the_only_one_is_not_asked() {
     let (dir, other) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
     let journal = journal_in(dir.path());
     assert_eq!(standing(&journal).unwrap(), Standing::Member, "no file");
-    for (ids, of_copy) in [(&[1, 2, 3][..], Standing::Copy), (&[1], Standing::Member)] {
-        let kept = Kept::founding(MemberId(1), members(ids)).unwrap();
+    let vote = Vote::new(1, MemberId(1));
+    for (ids, vote, of_copy) in [
+        (&[1, 2, 3][..], Some(vote), Standing::Copy),
+        // It has told nobody anything: it was made elsewhere, and moved. Or is put back, which the others know.
+        (&[1, 2, 3], None, Standing::Founding(MemberId(1))),
+        (&[1], Some(vote), Standing::Member),
+    ] {
+        let mut kept = Kept::founding(MemberId(1), members(ids)).unwrap();
+        kept.vote = vote;
         member_file::write(&journal.disk(), &kept).unwrap();
         assert_eq!(standing(&journal).unwrap(), Standing::Member);
         let copied = journal_in(other.path());
@@ -127,7 +134,8 @@ fn a_copy_of_a_member_is_recognised_and_the_only_one_is_not_asked() {
         assert_eq!(standing(&copied).unwrap(), of_copy);
     }
     // Also one that is put back in its place.
-    let kept = Kept::founding(MemberId(1), members(&[1, 2, 3])).unwrap();
+    let mut kept = Kept::founding(MemberId(1), members(&[1, 2, 3])).unwrap();
+    kept.vote = Some(vote);
     member_file::write(&journal.disk(), &kept).unwrap();
     let (path, aside) = (dir.path().join("member"), other.path().join("aside"));
     fs::copy(&path, &aside).unwrap();

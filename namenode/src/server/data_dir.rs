@@ -236,7 +236,7 @@ pub fn format_outside(
 pub fn other_members(data_dir: &Path) -> Result<Vec<(String, SocketAddr)>, NamenodeError> {
     let (journal, last) = open_stopped(data_dir)?;
     let others = consensus::other_members(&journal, last)?.into_iter();
-    Ok(others.map(|it| (it.name, it.addr)).collect())
+    Ok(others.map(|(_, it)| (it.name, it.addr)).collect())
 }
 
 /// Makes the namenode of a directory, which does not run, the only one of its group, with what it has.

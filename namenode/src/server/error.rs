@@ -121,7 +121,7 @@ pub enum NamenodeError {
     #[error("cannot make a cluster: {0}")]
     Engine(FsError),
     /// The network cannot be used.
-    #[error("cannot listen on {addr}: {source}")]
+    #[error("cannot listen on {addr}")]
     Listen {
         /// The address.
         addr: SocketAddr,

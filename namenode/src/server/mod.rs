@@ -273,8 +273,8 @@ async fn prepare(
     } = match recover(options, disk).await? {
         Found::Restored(restored) => *restored,
         Found::Outside(journal, standing) => {
-            let (id, is_stale) = outside::number(standing, options);
-            let outside = Outside::new(id, &journal, is_stale, endpoint.clone());
+            let (id, content) = outside::number(standing, options);
+            let outside = Outside::new(id, &journal, content, endpoint.clone());
             return Ok(Prepared::Outside(journal, outside));
         }
     };

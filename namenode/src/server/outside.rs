@@ -1,5 +1,6 @@
 //! A namenode that is in no group: it serves nobody, and waits until it is taken into one.
 
+use std::pin::pin;
 use std::sync::Arc;
 
 use harvestfs_protocol::error::FsError;
@@ -8,12 +9,12 @@ use tokio::sync::{mpsc, oneshot};
 use super::connection::Event;
 use super::owner::Stop;
 use super::{NamenodeError, NamenodeOptions, data_dir};
-use crate::consensus::{Asked, MemberId, Outside, Standing};
-use crate::journal::Journal;
+use crate::consensus::{self, Asked, MemberId, Outside, OutsideJournal, Standing};
 use crate::journal::disk::Disk;
+use crate::journal::{Journal, Lsn};
 
-/// Its number in the group that it will be in, and whether its journal is not to be trusted.
-pub(super) fn number(standing: Standing, options: &NamenodeOptions) -> (MemberId, bool) {
+/// Its number in the group that it will be in, and what its journal has.
+pub(super) fn number(standing: Standing, options: &NamenodeOptions) -> (MemberId, OutsideJournal) {
     let addr = options.listen;
     match standing {
         Standing::New(id) => {
@@ -21,7 +22,15 @@ pub(super) fn number(standing: Standing, options: &NamenodeOptions) -> (MemberId
                 %addr,
                 "this namenode is in no group yet: add it with `harvestfs admin namenode add`"
             );
-            (id, false)
+            (id, OutsideJournal::Empty)
+        }
+        Standing::Founding(id) => {
+            tracing::info!(
+                %addr,
+                "this namenode of a new group waits until each of the others has said that it knows \
+                 nothing of it yet: start them too"
+            );
+            (id, OutsideJournal::Founding)
         }
         Standing::Copy => {
             tracing::error!(
@@ -30,7 +39,7 @@ pub(super) fn number(standing: Standing, options: &NamenodeOptions) -> (MemberId
                  that was made: it takes part in nothing. Add it again as a new member, with \
                  `harvestfs admin namenode add`"
             );
-            (MemberId::random(), true)
+            (MemberId::random(), OutsideJournal::Stale)
         }
         Standing::Forgetful => {
             tracing::error!(
@@ -38,7 +47,7 @@ pub(super) fn number(standing: Standing, options: &NamenodeOptions) -> (MemberId
                 "this namenode has forgotten what it told the others: it takes part in nothing. Add it \
                  again as a new member, with `harvestfs admin namenode add`"
             );
-            (MemberId::random(), true)
+            (MemberId::random(), OutsideJournal::Stale)
         }
         Standing::Member => unreachable!("a member is in its group"),
     }
@@ -61,10 +70,16 @@ pub(super) async fn wait(
     mut events: mpsc::Receiver<Event>,
     stop: &mut oneshot::Receiver<Stop>,
 ) -> Result<Waited, NamenodeError> {
+    let others = consensus::other_members(&journal, Lsn::MAX)?;
+    let mut founded = pin!(outside.founded(others));
     loop {
         tokio::select! {
             biased;
             _ = &mut *stop => return Ok(Waited::Stopped),
+            () = &mut founded => {
+                consensus::found_here(&journal)?;
+                return Ok(Waited::Changed);
+            }
             asked = outside.asked() => match asked {
                 Asked::MakeRoom => {
                     drop(journal);

@@ -74,7 +74,10 @@ pub(crate) fn recover(
     report_tail(&tail);
     match consensus::standing(&journal)? {
         Standing::Member => {}
-        outside @ (Standing::New(_) | Standing::Copy | Standing::Forgetful) => {
+        outside @ (Standing::New(_)
+        | Standing::Founding(_)
+        | Standing::Copy
+        | Standing::Forgetful) => {
             return Ok(Found::Outside(journal, outside));
         }
     }

@@ -81,6 +81,11 @@ impl Timeline {
         }
     }
 
+    /// From here on this namenode leads: whether datanodes follow it is to be found out.
+    pub(crate) fn takes_over(&mut self) {
+        self.following.clear();
+    }
+
     /// A datanode says what it has obeyed; `settled` is whether this timeline has been there, or
     /// has given that up.
     pub(crate) fn judge(&self, obeyed: Option<Position>, settled: bool) -> Verdict {

@@ -51,7 +51,7 @@ impl Model {
         Self {
             rng: SmallRng::seed_from_u64(seed),
             now: Instant::now(),
-            pages: Pages::new(20),
+            pages: open(20),
             true_size: 20,
             size: 20,
             version: 1,

@@ -27,10 +27,16 @@ fn refuse(pages: &Pages, range: Range<u64>, end: u64, now: Instant) {
     pages.refused(&read, end, now);
 }
 
+fn open(size_bytes: u64) -> Pages {
+    let pages = Pages::new(size_bytes);
+    pages.opened();
+    pages
+}
+
 #[test]
 fn a_larger_size_waits_for_pages_to_be_dropped() {
     let now = Instant::now();
-    let pages = Pages::new(10);
+    let pages = open(10);
     assert!(pages.may_tell(11, now), "no page is there");
     pages.tell(10);
     assert!(pages.may_tell(10, now) && pages.may_tell(3, now));
@@ -52,7 +58,7 @@ fn a_larger_size_waits_for_pages_to_be_dropped() {
 #[test]
 fn a_page_that_is_read_while_pages_are_dropped_may_end_with_zeros() {
     let now = Instant::now();
-    let pages = Pages::new(10);
+    let pages = open(10);
     assert!(pages.want_drop() && pages.begin_drop(now).is_some());
     let read = read(&pages, 0..16);
     assert_eq!(pages.short_read(&read, 12, now), ShortRead::Answer);
@@ -64,7 +70,7 @@ fn a_page_that_is_read_while_pages_are_dropped_may_end_with_zeros() {
 #[test]
 fn a_file_that_is_cut_while_pages_are_dropped_ends_with_zeros() {
     let now = Instant::now();
-    let pages = Pages::new(10);
+    let pages = open(10);
     assert!(pages.want_drop() && pages.begin_drop(now).is_some());
     pages.resize(5, OPENER, now);
     pages.heard_from(THREAD);
@@ -76,7 +82,7 @@ fn a_file_that_is_cut_while_pages_are_dropped_ends_with_zeros() {
 #[test]
 fn what_this_mount_writes_needs_no_drop() {
     let now = Instant::now();
-    let pages = Pages::new(0);
+    let pages = open(0);
     pages.tell(0);
     assert!(pages.write(4_096, CachedWrite::Kept, THREAD, now));
     assert!(pages.may_tell(4_096, now));
@@ -92,7 +98,7 @@ fn what_this_mount_writes_needs_no_drop() {
 #[test]
 fn an_answer_is_not_in_flight_for_ever() {
     let now = Instant::now();
-    let pages = Pages::new(10);
+    let pages = open(10);
     assert!(pages.write(5, CachedWrite::Kept, NO_THREAD, now));
     let read = read(&pages, 0..16);
     assert_eq!(pages.short_read(&read, 4, now), ShortRead::Wait);
@@ -103,7 +109,7 @@ fn an_answer_is_not_in_flight_for_ever() {
 #[test]
 fn more_threads_than_are_told_apart_count_as_one() {
     let now = Instant::now();
-    let pages = Pages::new(10);
+    let pages = open(10);
     for thread in 1..=2 * IN_FLIGHT_ANSWERS_MAX as u32 {
         let opener = Waiter { thread, ..OPENER };
         pages.impose(10, opener, now);
@@ -118,7 +124,7 @@ fn more_threads_than_are_told_apart_count_as_one() {
 #[test]
 fn the_end_is_no_early_end() {
     let now = Instant::now();
-    let pages = Pages::new(10);
+    let pages = open(10);
     let read = read(&pages, 0..16);
     assert_eq!(pages.short_read(&read, 10, now), ShortRead::Answer);
     assert!(pages.write(20, CachedWrite::Kept, THREAD, now));
@@ -134,7 +140,7 @@ fn the_end_is_no_early_end() {
 #[test]
 fn an_early_end_is_answered_only_when_it_is_asked_again() {
     let start = Instant::now();
-    let pages = Pages::new(10);
+    let pages = open(10);
     let now = start + Duration::from_secs(3_600);
     refuse(&pages, 0..16, 4, now);
     assert!(!pages.may_tell(4, now), "it is left undisturbed");
@@ -158,7 +164,7 @@ fn an_early_end_is_answered_only_when_it_is_asked_again() {
 #[test]
 fn a_disturbance_after_the_refusal_needs_another_one() {
     let now = Instant::now();
-    let pages = Pages::new(10);
+    let pages = open(10);
     refuse(&pages, 0..16, 4, now);
     pages.tell(3);
     refuse(&pages, 0..16, 4, now);
@@ -176,7 +182,7 @@ fn a_disturbance_after_the_refusal_needs_another_one() {
 #[test]
 fn pages_are_dropped_before_a_read_of_them_is_remembered_as_refused() {
     let now = Instant::now();
-    let pages = Pages::new(10);
+    let pages = open(10);
     assert!(pages.want_drop());
     let read = read(&pages, 0..16);
     assert_eq!(pages.short_read(&read, 4, now), ShortRead::Wait);
@@ -195,9 +201,19 @@ fn pages_are_dropped_before_a_read_of_them_is_remembered_as_refused() {
 #[test]
 fn the_quiet_ends_by_itself() {
     let now = Instant::now();
-    let pages = Pages::new(10);
+    let pages = open(10);
     refuse(&pages, 0..16, 4, now);
     assert!(pages.want_drop());
     assert!(pages.begin_drop(now).is_none());
     assert!(pages.begin_drop(now + QUIET_MAX).is_some());
+}
+
+#[test]
+fn a_file_that_was_never_opened_has_no_pages_to_drop() {
+    let pages = Pages::new(10);
+    assert!(!pages.want_drop());
+    assert!(!pages.are_old());
+    pages.opened();
+    assert!(pages.want_drop());
+    assert!(pages.are_old());
 }

@@ -9,11 +9,26 @@ use harvestfs_protocol::node::NodeCommand;
 
 use super::Owner;
 use crate::engine::namespace::Effects;
+use crate::server::leases::Announcement;
 
 /// No session: a change by it must be announced to every session.
 pub(super) const NO_SESSION: SessionId = SessionId(0);
 
 impl Owner {
+    /// Sends notices to the connections of their sessions. A session without one cannot be
+    /// notified; its lease runs out, or it comes back and is notified then.
+    pub(super) fn announce(&self, announcements: Vec<Announcement>) {
+        for (id, notice) in announcements {
+            let connection = self.sessions.get(id).and_then(|session| session.connection);
+            let connected = connection.and_then(|c| self.connections.get(&c));
+            if let Some(connected) = connected
+                && let Err(error) = connected.notices.send(&notice)
+            {
+                tracing::debug!(session = %id, %error, "a notice was not sent");
+            }
+        }
+    }
+
     /// Announces a change that no session made.
     pub(super) fn announce_to_all(&mut self, effects: &Effects) {
         let id = self.gate.next_id();

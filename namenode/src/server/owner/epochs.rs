@@ -109,6 +109,29 @@ impl Owner {
         self.timeline.judge(obeyed, settled)
     }
 
+    /// Judges what datanodes know that registered while another namenode led. Now this one has all that was committed: what
+    /// they obeyed and it lacks was lost by all of them.
+    pub(super) fn judge_registered(&mut self) {
+        let registered = self
+            .node_connections
+            .iter()
+            .filter_map(|(node, connection)| {
+                let connected = self.connections.get(connection)?;
+                Some((*node, connected.peer.name.clone(), connected.obeyed))
+            });
+        let mut registered: Vec<_> = registered.collect();
+        // In one order, whatever the seed.
+        registered.sort_unstable_by_key(|(node, ..)| *node);
+        self.timeline.takes_over();
+        let judged = registered.into_iter().map(|(node, name, obeyed)| {
+            // As after a start: none of them follows this one yet.
+            (node, name, self.judge_position(obeyed))
+        });
+        for (node, name, verdict) in judged.collect::<Vec<_>>() {
+            self.follow_or_recover(node, &name, verdict);
+        }
+    }
+
     /// Notes what a registered datanode knows.
     pub(super) fn follow_or_recover(&mut self, node: NodeId, name: &str, verdict: Verdict) {
         if !self.timeline.registered(node, name, verdict) {

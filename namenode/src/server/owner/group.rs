@@ -294,7 +294,10 @@ impl Steps {
 /// Takes the namenode at an address into the group.
 async fn add(view: &GroupView, steps: &Steps, addr: SocketAddr) -> Result<(), FsError> {
     let unreachable = |error: FindError| {
-        FsError::InvalidArgument(format!("the namenode at {addr} cannot be added: {error}"))
+        FsError::InvalidArgument(format!(
+            "the namenode at {addr} cannot be added: {error}. It has to be made with `harvestfs init namenode` where \
+             this cluster's authority is, to run, and to be reached from here under this address"
+        ))
     };
     let status = once_unchanging(view).await?;
     let this = this_member(&status)?;
@@ -339,7 +342,11 @@ async fn add(view: &GroupView, steps: &Steps, addr: SocketAddr) -> Result<(), Fs
             tokio::time::sleep(POLL).await;
         }
     };
-    let late = || FsError::InvalidArgument(format!("the namenode at {addr} does not catch up"));
+    let late = || {
+        FsError::InvalidArgument(format!(
+            "the namenode at {addr} does not catch up: look at its log, its disk and its network, and add it again"
+        ))
+    };
     let prepared = tokio::time::timeout(CATCH_UP_WITHIN, prepared).await;
     prepared.unwrap_or_else(|_| Err(late()))?;
     let status = view.status();
@@ -361,11 +368,14 @@ async fn remove(view: &GroupView, steps: &Steps, addr: SocketAddr) -> Result<(),
     let member = member_at(&status, addr)?;
     let id = MemberId(member.id);
     if member.id == status.this {
-        return Err(FsError::InvalidArgument(
+        let is_only = status.members.len() == 1;
+        let what = if is_only {
+            "it is the only namenode: add another one first, with `harvestfs admin namenode add`"
+        } else {
             "the namenode that leads cannot be removed: hand leadership over first, with \
              `harvestfs admin namenode transfer`"
-                .to_owned(),
-        ));
+        };
+        return Err(FsError::InvalidArgument(what.to_owned()));
     }
     if !member.is_voter {
         return steps.change(Change::Leave(id)).await;
@@ -403,7 +413,7 @@ async fn vote(view: &GroupView, steps: &Steps, voters: BTreeSet<MemberId>) -> Re
         }
         Ok(changed) => changed,
         Err(_) => {
-            let what = "the change is under way, and not enough namenodes answer to complete it";
+            let what = "the change is under way, and not enough namenodes answer to complete it: start the others";
             Err(FsError::Internal(what.to_owned()))
         }
     }
@@ -419,7 +429,11 @@ fn successor(status: &GroupStatus, to: Option<SocketAddr>) -> Result<MemberId, F
                 .iter()
                 .filter(|it| it.is_voter && it.id != status.this && answers(status, it));
             let best = others.max_by_key(|it| it.acknowledged);
-            best.ok_or_else(|| FsError::InvalidArgument("no other namenode could lead".to_owned()))?
+            best.ok_or_else(|| {
+                let what = "no other namenode could lead: none that has a vote answers. Start one, or add one with \
+                            `harvestfs admin namenode add`";
+                FsError::InvalidArgument(what.to_owned())
+            })?
         }
     };
     if member.id == status.this {
@@ -431,9 +445,9 @@ fn successor(status: &GroupStatus, to: Option<SocketAddr>) -> Result<MemberId, F
             "the namenode at {} cannot lead: it {}",
             member.addr,
             if member.is_voter {
-                "does not answer"
+                "does not answer. Start it first, or name another one"
             } else {
-                "has no vote"
+                "has no vote yet. Add it again with `harvestfs admin namenode add`"
             }
         )));
     }

@@ -38,7 +38,7 @@ use harvestfs_protocol::machine;
 use harvestfs_protocol::meta::Notice;
 use harvestfs_protocol::planted::{self, Bug};
 use harvestfs_protocol::rpc::{Reply, Request, Response};
-use harvestfs_protocol::timeline::Epoch;
+use harvestfs_protocol::timeline::{Epoch, Position};
 use harvestfs_protocol::transport::NoticeSender;
 use harvestfs_protocol::version::Version;
 use harvestfs_telemetry::analysis::Analysis;
@@ -59,7 +59,7 @@ use super::connection::Event;
 use super::delegations::Delegations;
 use super::gate::{Gate, Undurable};
 use super::history::Historian;
-use super::leases::{Announcement, Leases, WaitId};
+use super::leases::{Leases, WaitId};
 use super::log::Log;
 use super::metrics::Responder;
 use super::sessions::{ConnectionId, Sessions};
@@ -157,6 +157,8 @@ struct Connected {
     notices: NoticeSender<Notice>,
     session: Option<SessionId>,
     node: Option<NodeId>,
+    /// What the datanode had obeyed when it registered.
+    obeyed: Option<Position>,
     /// How far the datanode's clock was ahead of ours at its last heartbeat.
     clock_ahead_ms: Option<i64>,
     /// Version of the datanode's software.
@@ -270,6 +272,7 @@ impl Owner {
         self.historian.stop(clock::unix_now_s());
         // Replies that are still held are given up: their mutations may be repeated.
         let closed = self.log.close().await;
+        ending::drop_elsewhere((self.namespace, self.cluster));
         match worked {
             // To begin anew is of no use without what the disk refused.
             Err(NamenodeError::Deposed) => closed.and(Err(NamenodeError::Deposed)),
@@ -349,6 +352,7 @@ impl Owner {
                     notices,
                     session: None,
                     node: None,
+                    obeyed: None,
                     clock_ahead_ms: None,
                     version: None,
                 };
@@ -579,20 +583,6 @@ impl Owner {
         for wait in waits {
             if let Some(answer) = self.gate.acknowledged(wait) {
                 self.send(answer);
-            }
-        }
-    }
-
-    /// Sends notices to the connections of their sessions. A session without one cannot be
-    /// notified; its lease runs out, or it comes back and is notified then.
-    fn announce(&self, announcements: Vec<Announcement>) {
-        for (id, notice) in announcements {
-            let connection = self.sessions.get(id).and_then(|session| session.connection);
-            let connected = connection.and_then(|c| self.connections.get(&c));
-            if let Some(connected) = connected
-                && let Err(error) = connected.notices.send(&notice)
-            {
-                tracing::debug!(session = %id, %error, "a notice was not sent");
             }
         }
     }

@@ -122,7 +122,7 @@ impl Owner {
             )));
         }
         check_obeyed(clock::unix_now_s().into(), register.obeyed)?;
-        // A standby commands nobody, and lags behind what datanodes obeyed.
+        // A standby commands nobody, and lags behind what datanodes obeyed. It judges when it takes over.
         let verdict = if self.leads() {
             self.judge_position(register.obeyed)
         } else {
@@ -151,6 +151,7 @@ impl Owner {
         self.tell_historian(node, &server.name);
         if let Some(connected) = self.connections.get_mut(&connection) {
             connected.node = Some(node);
+            connected.obeyed = register.obeyed;
             connected.version = Some(register.version);
         }
         tracing::info!(%node, name = server.name, addr = %server.data_addr, "a datanode registered");

@@ -151,6 +151,7 @@ impl Owner {
                  --accept-loss`"
             );
         }
+        self.judge_registered();
         for server in self.namespace.servers() {
             self.cluster.set_draining(now_ms, server.node, server.held);
             let until_ms =

@@ -11,7 +11,7 @@ use super::*;
 use crate::backup;
 
 /// Creates files, as a client of the one that leads, and gives their names.
-async fn create_files(group: &Group, prefix: &str, count: usize) -> Vec<String> {
+pub(super) async fn create_files(group: &Group, prefix: &str, count: usize) -> Vec<String> {
     let (mut client, _) = group.client(prefix, None).await;
     let mut names = Vec::new();
     for number in 0..count {
@@ -22,7 +22,7 @@ async fn create_files(group: &Group, prefix: &str, count: usize) -> Vec<String> 
     names
 }
 
-async fn check_files(group: &Group, names: &[String]) {
+pub(super) async fn check_files(group: &Group, names: &[String]) {
     let (mut client, leader) = group.client("reader", None).await;
     for name in names {
         let found = client.lookup(ROOT, name).await;
@@ -257,7 +257,7 @@ async fn leadership_is_handed_over() {
 }
 
 /// Puts a directory back to what a copy has.
-fn copy(from: &Path, to: &Path) {
+pub(super) fn copy(from: &Path, to: &Path) {
     if to.exists() {
         fs::remove_dir_all(to).unwrap();
     }

@@ -1,6 +1,8 @@
 //! Namenodes that agree.
 
+mod founding;
 mod members;
+mod rolled_back;
 mod strangers;
 
 use std::collections::BTreeMap;
@@ -55,7 +57,16 @@ impl Group {
     }
 
     async fn new(count: usize) -> Self {
-        let mut group = Self::of_addresses(count);
+        let mut group = Self::made(count);
+        for at in 0..count {
+            group.start(at).await;
+        }
+        group
+    }
+
+    /// Made together, as `init cluster` does, and not started.
+    fn made(count: usize) -> Self {
+        let group = Self::of_addresses(count);
         let now = Timestamp::now();
         for at in 0..count {
             let options = FormatOptions {
@@ -67,9 +78,6 @@ impl Group {
                 ..format_options()
             };
             format(&group.data_dir(at), &options).unwrap();
-        }
-        for at in 0..count {
-            group.start(at).await;
         }
         group
     }

@@ -1,0 +1,69 @@
+//! Groups whose directories are made in one place and copied to their servers, as operators do.
+
+use super::members::{check_files, copy, create_files};
+use super::*;
+
+/// Gives each directory the files that a copy of it has.
+fn copy_to_servers(group: &Group) {
+    for at in 0..group.addrs.len() {
+        let (dir, copied) = (group.data_dir(at), group.dir.path().join("copied"));
+        copy(&dir, &copied);
+        copy(&copied, &dir);
+    }
+}
+
+/// Whether none of these leads for a while in which one would have been elected.
+async fn nobody_leads(group: &Group, of: &[usize]) {
+    for _ in 0..20 {
+        for &at in of {
+            let client = group.try_client(at, "bob", None).await;
+            assert!(client.is_none(), "namenode {at} leads");
+        }
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+}
+
+#[tokio::test]
+async fn directories_that_were_copied_to_their_servers_make_a_group() {
+    let mut group = Group::made(3);
+    copy_to_servers(&group);
+    group.start(0).await;
+    group.start(1).await;
+    // The third one may know of promises.
+    nobody_leads(&group, &[0, 1]).await;
+    group.start(2).await;
+    let mut names = create_files(&group, "before", 5).await;
+    // From now on it is a group as any other.
+    let leader = group.leader().await;
+    group.kill(leader).await;
+    names.extend(create_files(&group, "after", 5).await);
+    group.start(leader).await;
+    check_files(&group, &names).await;
+}
+
+#[tokio::test]
+async fn a_member_that_is_put_back_to_how_it_began_takes_part_in_nothing() {
+    let mut group = Group::made(3);
+    let began: Vec<PathBuf> = (0..3)
+        .map(|at| group.dir.path().join(format!("began-{at}")))
+        .collect();
+    for (at, began) in began.iter().enumerate() {
+        copy(&group.data_dir(at), began);
+        group.start(at).await;
+    }
+    let leader = group.leader().await;
+    let (put_back, third) = ((leader + 1) % 3, (leader + 2) % 3);
+    let mut names = create_files(&group, "before", 5).await;
+    group.kill(put_back).await;
+    copy(&began[put_back], &group.data_dir(put_back));
+    // The one that knows what it promised is away; the other one may never have heard of it.
+    group.kill(leader).await;
+    group.start(put_back).await;
+    nobody_leads(&group, &[put_back, third]).await;
+    group.start(leader).await;
+    names.extend(create_files(&group, "without", 5).await);
+    check_files(&group, &names).await;
+    // With the others there, it still does not.
+    group.kill(third).await;
+    nobody_leads(&group, &[put_back]).await;
+}
