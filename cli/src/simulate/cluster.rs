@@ -114,6 +114,7 @@ impl ClusterArgs {
             replay: replay.map(|it| it.faults),
             without: self.without.iter().copied().collect(),
             until_failure: false,
+            until_calm: false,
             directory,
             interrupted,
         })

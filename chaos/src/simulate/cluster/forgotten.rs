@@ -18,6 +18,7 @@ use harvestfs_protocol::group::{GroupMember, GroupStatus};
 use harvestfs_protocol::placement::RepairChange;
 
 use super::disk::SimulatedDisk;
+use super::group::Leader;
 use super::journal::Journal;
 use super::part::{NAMENODE_PORT, Part};
 use super::world::{CLUSTER, SEGMENT_BYTES, World};
@@ -31,12 +32,20 @@ const LOOK: Duration = Duration::from_millis(500);
 const HEARD_OF_WITHIN: Duration = Duration::from_secs(4);
 /// A member that the leader has heard of so lately answers.
 const ANSWERS_MS: u64 = 1_000;
+/// How long a namenode may take to say that it hands over, before the next one is asked.
+const ASKED_WITHIN: Duration = Duration::from_millis(100);
 /// How often it is looked whether a copy serves.
 const LOOK_AT_COPY: Duration = Duration::from_millis(20);
 /// Where the copy beside a namenode is.
 const DOUBLE: &str = "namenode-double";
 /// It lacks no more records than this.
 const BEHIND_MAX: u64 = 50;
+/// The file with its vote and the number of times that this was written, below its directory.
+const MEMBER_FILE: &str = "journal/member";
+/// How often it is looked whether that is still the one in the copy, and after how long the leader has heard of
+/// another one for certain: it calls every 50 ms.
+const LOOK_AT_MEMBER: Duration = Duration::from_millis(50);
+const HEARD_OF: Duration = Duration::from_secs(1);
 
 /// See the module.
 #[derive(Default)]
@@ -44,6 +53,15 @@ pub struct Forgotten {
     rejoining: Option<Rejoining>,
     /// One is to leave as long as this is so.
     leaving: Option<Rc<Cell<bool>>>,
+    copied: Option<Copied>,
+}
+
+/// A copy that is to take the place of a directory.
+struct Copied {
+    part: Part,
+    next_look: Duration,
+    /// Since when this leader, to which nothing happens, hears what the copy does not know.
+    known_since: Option<(Duration, (Part, u64))>,
 }
 
 struct Rejoining {
@@ -70,17 +88,63 @@ impl Forgotten {
         self.rejoining.as_ref().is_some_and(|it| it.part == part)
     }
 
+    /// A copy is made, which takes the place of the directory later.
+    ///
+    /// # Errors
+    /// When the files of the simulation cannot be read, or the copy written.
+    pub fn copy(&mut self, part: Part, world: &World) -> io::Result<()> {
+        self.copied = Some(Copied {
+            part,
+            next_look: world.now(),
+            known_since: None,
+        });
+        world.copy_directory_of(part)
+    }
+
+    /// Looks whether the copy lacks something that the leader knows. `leader` is one to which nothing happens, and its
+    /// term.
+    pub fn look_at_copy(&mut self, leader: Option<(Part, u64)>, world: &World) {
+        let now = world.now();
+        let due = self.copied.as_mut().filter(|it| it.next_look <= now);
+        let Some(copied) = due else {
+            return;
+        };
+        copied.next_look = now + LOOK_AT_MEMBER;
+        let leader = leader.filter(|(part, _)| *part != copied.part);
+        let knew = copied.known_since.filter(|(_, of)| leader == Some(*of));
+        copied.known_since = knew.or_else(|| {
+            let leader = leader.filter(|_| world.lacks_copy_of(copied.part))?;
+            Some((now, leader))
+        });
+    }
+
     /// The copy takes the place of the directory, and the namenode is started.
     ///
     /// # Errors
     /// When the files of the simulation cannot be changed.
-    pub fn forget(&mut self, part: Part, world: &mut World, journal: &Journal) -> io::Result<()> {
+    pub fn forget(
+        &mut self,
+        part: Part,
+        leader: &Leader,
+        world: &mut World,
+        journal: &Journal,
+    ) -> io::Result<()> {
+        let now = world.now();
+        let known_since = self.copied.take().and_then(|it| it.known_since);
+        let is_known = known_since.is_some_and(|(since, _)| since + HEARD_OF <= now);
+        let before = leader.number_of(part.namenode_addr());
         world.put_back_copy_of(part)?;
+        let noticed = if is_known {
+            ", and the leader knows"
+        } else {
+            ""
+        };
         journal.note(
             &part.to_string(),
-            format_args!("its directory is an older copy"),
+            format_args!("its directory is an older copy{noticed}"),
         );
-        self.take_in_again(part, CALLED_WITHIN, world, journal)
+        let forgot_as = before.filter(|_| is_known);
+        self.take_in_again((part, forgot_as), CALLED_WITHIN, world, journal)
     }
 
     /// The namenode gets an empty directory, and is started.
@@ -97,7 +161,7 @@ impl Forgotten {
         world.empty_directory_of(part)?;
         journal.note(&part.to_string(), format_args!("its directory is empty"));
         // Its number is another one: nobody takes it for the one that it was.
-        self.take_in_again(part, Duration::ZERO, world, journal)
+        self.take_in_again((part, None), Duration::ZERO, world, journal)
     }
 
     /// An operator has it leave the group, until it begins anew.
@@ -118,9 +182,10 @@ impl Forgotten {
         Ok(())
     }
 
+    /// `forgot_as`: it must not be a member with this number, since it has forgotten what it told the others.
     fn take_in_again(
         &mut self,
-        part: Part,
+        (part, forgot_as): (Part, Option<u64>),
         noticed_within: Duration,
         world: &World,
         journal: &Journal,
@@ -129,8 +194,13 @@ impl Forgotten {
         let is_member = Rc::new(Cell::new(false));
         let (rejoined, journal) = (Rc::clone(&is_member), journal.clone());
         world.spawn_outside(async move {
-            connect().add_again(part.namenode_addr(), &journal).await;
+            let number = connect().add_again(part.namenode_addr(), &journal).await;
             journal.note(&part.to_string(), format_args!("is a member of the group"));
+            if forgot_as == Some(number) {
+                journal.broken(format!(
+                    "{part} has forgotten what it told the others, and is still member {number}"
+                ));
+            }
             rejoined.set(true);
         });
         self.rejoining = Some(Rejoining {
@@ -163,8 +233,9 @@ impl Admins {
         })
     }
 
-    /// Returns when it is a member that lacks nothing. It may be one all the time: it had nothing to forget.
-    async fn add_again(&mut self, addr: SocketAddr, journal: &Journal) {
+    /// Returns when it is a member that lacks nothing, with its number. It may be one all the time: it had nothing to
+    /// forget.
+    async fn add_again(&mut self, addr: SocketAddr, journal: &Journal) -> u64 {
         let began = journal.now();
         loop {
             tokio::time::sleep(LOOK).await;
@@ -179,8 +250,11 @@ impl Admins {
                     it.is_voter
                         && (it.id == status.this || answers && it.acknowledged.is_some_and(has_all))
                 });
-                if is_sound && journal.now() >= began + HEARD_OF_WITHIN {
-                    return;
+                if let Some(here) = here
+                    && is_sound
+                    && journal.now() >= began + HEARD_OF_WITHIN
+                {
+                    return here.id;
                 }
                 // Refused as long as it is a member, as far as the leader knows.
                 if !is_sound {
@@ -234,6 +308,16 @@ impl World {
         self.disk(part).copy_synced(&self.path(part), &copy)
     }
 
+    /// Whether a member has written down what the copy of its directory does not have.
+    fn lacks_copy_of(&self, part: Part) -> bool {
+        let read = |directory: PathBuf| fs::read(directory.join(MEMBER_FILE));
+        // It may be about to get an empty directory.
+        let (Ok(here), Ok(copy)) = (read(self.path(part)), read(self.copy_of(part))) else {
+            return false;
+        };
+        here != copy
+    }
+
     /// The namenode ends, and starts from the copy.
     fn put_back_copy_of(&mut self, part: Part) -> io::Result<()> {
         let (directory, copy) = (self.path(part), self.copy_of(part));
@@ -276,10 +360,13 @@ impl World {
         self.spawn_outside(async move {
             let mut admin = Admin::with_identity(&identity, bind, addr).expect("a free port");
             while watching.as_ref().is_some_and(|it| !it.is_finished()) {
-                if admin.repair(RepairChange::default()).await.is_some()
-                    || leading(&mut admin).await.is_some()
-                {
+                if admin.repair(RepairChange::default()).await.is_some() {
                     journal.broken(format!("a copy beside {part} leads"));
+                    return;
+                }
+                // What is in no group has nothing to say of it.
+                if admin.group().await.is_some() {
+                    journal.broken(format!("a copy beside {part} takes part in the group"));
                     return;
                 }
                 tokio::time::sleep(LOOK_AT_COPY).await;
@@ -297,17 +384,19 @@ impl World {
     }
 }
 
-/// An operator has this namenode lead, whoever leads now.
-pub fn hand_over(to: Part, world: &World) -> io::Result<()> {
-    let (namenodes, bind, identity) = world.outside_operator()?;
+/// An operator has these namenodes lead one after another, each so long after the one before was asked for, whoever
+/// leads now.
+pub fn hand_over(to: Vec<(Duration, Part)>, world: &World) -> io::Result<()> {
+    let connect = Admins::of(world)?;
     world.spawn_outside(async move {
-        for namenode in namenodes {
-            let admin = Admin::with_identity(&identity, bind, namenode);
-            // One that does not lead refuses.
-            admin
-                .expect("a free port")
-                .transfer(to.namenode_addr())
-                .await;
+        let mut admins = connect();
+        for (pause, to) in to {
+            tokio::time::sleep(pause).await;
+            for admin in &mut admins.0 {
+                // One that does not lead refuses.
+                let asked = admin.transfer(to.namenode_addr());
+                let _ = tokio::time::timeout(ASKED_WITHIN, asked).await;
+            }
         }
     });
     Ok(())

@@ -83,6 +83,8 @@ pub struct Options {
     pub without: BTreeSet<u32>,
     /// The simulation ends as soon as a promise is broken.
     pub until_failure: bool,
+    /// The simulation ends with the faults: what is to be seen in the end is not looked at, which takes most of the time.
+    pub until_calm: bool,
     /// Where the files of a simulation are while it runs. A directory of its own is made there.
     pub directory: PathBuf,
     /// Ends the simulation when it is set.
@@ -152,6 +154,7 @@ pub fn run(options: &Options) -> io::Result<Report> {
             .map(|number| SimulatedClient::new(options.seed, number))
             .collect(),
         until_failure: options.until_failure,
+        until_calm: options.until_calm,
         interrupted: Arc::clone(&options.interrupted),
     };
     match simulation.run_through(options.clients, options.length) {
@@ -191,6 +194,7 @@ struct Simulation {
     clients: Vec<SimulatedClient>,
     mounts: Mounts,
     until_failure: bool,
+    until_calm: bool,
     interrupted: Arc<AtomicBool>,
 }
 
@@ -206,6 +210,9 @@ impl Simulation {
         self.group.start(&self.world)?;
         self.mounts.start_all(&mut self.world)?;
         self.run_for(length)?;
+        if self.until_calm {
+            return Ok(());
+        }
         self.end_faults()?;
         self.stop.set(true);
         self.finish()

@@ -4,12 +4,14 @@ use std::sync::Once;
 use std::thread;
 
 use harvestfs_client::Client;
+use harvestfs_namenode::journal::disk::Disk;
 use harvestfs_namenode::server::journal_dir;
 use harvestfs_protocol::ids::InodeId;
 use harvestfs_protocol::meta::SetXattrMode;
 use harvestfs_protocol::types::Credentials;
 use parking_lot::Mutex;
 
+use super::disk::{Directory, SimulatedDisk};
 use super::world::TICK;
 use super::*;
 
@@ -113,6 +115,28 @@ fn what_was_synced_is_there_after_all_machines_lost_their_power() {
 }
 
 #[test]
+fn a_copy_is_copied_while_a_removal_is_not_synced() {
+    let directory = tempfile::tempdir().unwrap();
+    let [here, copy, again] = ["here", "copy", "again"].map(|it| directory.path().join(it));
+    std::fs::create_dir(&here).unwrap();
+    let disk = SimulatedDisk::new(1);
+    let files = Directory::new(disk.clone(), here.clone());
+    drop(files.create("removed", 0).unwrap());
+    files.sync_dir().unwrap();
+    files.remove("removed").unwrap();
+
+    disk.copy_synced(&here, &copy).unwrap();
+    disk.copy_synced(&copy, &again).unwrap();
+    assert!(!here.join("removed").exists());
+    for copy in [copy, again] {
+        assert!(
+            copy.join("removed").exists(),
+            "a loss of power may leave it"
+        );
+    }
+}
+
+#[test]
 fn writing_and_reading_go_on_while_a_datanode_is_cut_off_and_another_crashes() {
     let mut world = world(3);
     cut(&world, Part::Datanode(0), true);
@@ -189,6 +213,7 @@ fn options(seed: u64, faults: &[FaultKind]) -> Options {
         faults: faults.to_vec(),
         directory: std::env::temp_dir(),
         until_failure: false,
+        until_calm: false,
         interrupted: Arc::default(),
     }
 }

@@ -149,7 +149,9 @@ impl SimulatedDisk {
             let known = state.files.get(&path).cloned();
             files.insert(path, known);
         }
-        for change in state.changes.iter().rev() {
+        // What is copied may itself be a copy, which the changes of names are not about.
+        let is_here = |change: &&Change| change.directory().is_some_and(|it| it.starts_with(from));
+        for change in state.changes.iter().rev().filter(is_here) {
             match &change.kind {
                 ChangeKind::Create(path) => _ = files.remove(path),
                 ChangeKind::Remove(path) => {

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use rand::RngExt;
 use rand::rngs::SmallRng;
+use rand::seq::IndexedRandom;
 
 use super::{FaultKind, Faults, LASTS_MS, UnderWay};
 use crate::simulate::cluster::disk::Trouble;
@@ -36,6 +37,10 @@ const SPARED_DATANODES: u32 = 3;
 
 /// Whoever leads less than so long ago may have lost what was not durable.
 const HANDED_OVER: Duration = Duration::from_secs(1);
+/// Of so many namenodes that are asked to lead, one is only the first, and others follow soon.
+const ONE_AFTER_ANOTHER: u32 = 3;
+const FOLLOWING: std::ops::Range<usize> = 2..10;
+const FOLLOWS_AFTER_MS: std::ops::Range<u64> = 100..1_000;
 /// Of a hundred operations of a disk, how many fail at most.
 const DISK_ERRORS_PERCENT_MAX: u32 = 40;
 /// Of so many crashes of a member of a group, one is over before anybody else can be elected.
@@ -126,8 +131,18 @@ impl Faults {
                 unreachable!("it happens to several machines at once")
             }
             FaultKind::Transfer => {
-                forgotten::hand_over(part, world)?;
-                lasts = HANDED_OVER;
+                let mut leading = vec![(Duration::ZERO, part)];
+                if rng.random_ratio(1, ONE_AFTER_ANOTHER) {
+                    let namenodes = world.namenodes();
+                    for _ in 0..rng.random_range(FOLLOWING) {
+                        let pause = Duration::from_millis(rng.random_range(FOLLOWS_AFTER_MS));
+                        leading.extend(namenodes.choose(&mut rng).map(|next| (pause, *next)));
+                    }
+                    let count = leading.len();
+                    journal.note("namenodes", format_args!("{count} lead one after another"));
+                }
+                lasts = HANDED_OVER + leading.iter().map(|(pause, _)| *pause).sum::<Duration>();
+                forgotten::hand_over(leading, world)?;
             }
             FaultKind::Split => {
                 if rng.random_ratio(1, STARTED_ANEW) {
@@ -135,7 +150,7 @@ impl Faults {
                 }
                 links::split(part, &parts, world, &mut rng);
             }
-            FaultKind::Forget => world.copy_directory_of(part)?,
+            FaultKind::Forget => self.forgotten.copy(part, world)?,
             FaultKind::Wipe => world.host(part).crash(),
             FaultKind::Leave => self.forgotten.leave(part, world)?,
             FaultKind::Rollback => {

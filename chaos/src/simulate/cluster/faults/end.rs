@@ -107,7 +107,7 @@ impl Faults {
     /// A namenode forgets what came after its copy was made, if the leader is there, which knows it.
     fn forget(&mut self, part: Part, world: &mut World, journal: &Journal) -> io::Result<()> {
         let leader = self.leader.now(world.now());
-        let is_known = leader.is_some_and(|leader| leader != part && !self.has_fault(leader));
+        let is_known = leader.is_some_and(|(leader, _)| leader != part && !self.has_fault(leader));
         if !is_known || self.has_fault(part) || self.is_member_missing() {
             journal.note(
                 &part.to_string(),
@@ -117,6 +117,6 @@ impl Faults {
         }
         self.namenode_losses += 1;
         self.may_end.remove(&part);
-        self.forgotten.forget(part, world, journal)
+        self.forgotten.forget(part, &self.leader, world, journal)
     }
 }

@@ -86,8 +86,9 @@ impl Faults {
                 .as_ref()
                 .and_then(|it| it.weak(options.datanodes))
                 .unwrap_or(Part::Datanode(weak)),
+            // A member of a group is copied when a fault needs that.
             copies: Copies::new(&match &script {
-                Some(_) if is_group => Vec::new(),
+                _ if is_group => Vec::new(),
                 Some(script) => script.kinds(),
                 None => kinds.clone(),
             }),
@@ -139,6 +140,9 @@ impl Faults {
     pub fn go_on(&mut self, world: &mut World, journal: &Journal) -> io::Result<Vec<Part>> {
         let now = world.now();
         self.forgotten.go_on();
+        let leader = self.leader.now(now);
+        let leader = leader.filter(|(part, _)| !self.has_fault(*part));
+        self.forgotten.look_at_copy(leader, world);
         self.restart_ended(world, journal);
         let (over, under_way) = std::mem::take(&mut self.under_way)
             .into_iter()

@@ -54,6 +54,8 @@ struct Known {
     newest: Cell<Option<Seen>>,
     /// When the term of the newest was first seen.
     since: Cell<Duration>,
+    /// The numbers of the members, by their addresses, as it said last.
+    members: RefCell<BTreeMap<SocketAddr, u64>>,
 }
 
 #[derive(Clone, Copy)]
@@ -74,11 +76,16 @@ impl Leader {
         }
     }
 
-    /// Which one leads; none: it is not known.
-    pub fn now(&self, now: Duration) -> Option<Part> {
+    /// Which one leads, and in which term; none: it is not known.
+    pub fn now(&self, now: Duration) -> Option<(Part, u64)> {
         let seen = self.0.newest.get();
         let seen = seen.filter(|seen| now <= seen.at + KNOWN);
-        seen.map(|seen| seen.part)
+        seen.map(|seen| (seen.part, seen.term))
+    }
+
+    /// The number of the member that listens there, as the leader said last.
+    pub fn number_of(&self, addr: SocketAddr) -> Option<u64> {
+        self.0.members.borrow().get(&addr).copied()
     }
 
     /// The term of the newest one.
@@ -225,7 +232,11 @@ async fn ask(
         tokio::time::sleep(if is_calm.get() { ASK_LATER } else { ASK }).await;
         let newest_term = newest.term();
         let Some(GroupStatus {
-            this, leader, term, ..
+            this,
+            leader,
+            term,
+            members,
+            ..
         }) = admin.group().await
         else {
             continue;
@@ -244,6 +255,10 @@ async fn ask(
             part,
             at: journal.now(),
         });
+        if term >= newest.term() {
+            let numbers = members.iter().map(|it| (it.addr, it.id));
+            *newest.0.members.borrow_mut() = numbers.collect();
+        }
         let before = leaders.borrow_mut().insert(term, this);
         match before {
             None => journal.note("group", format_args!("member {this} leads in term {term}")),
