@@ -182,7 +182,8 @@ impl AdminLink {
     }
 
     async fn standing(&self, addr: SocketAddr) -> (SocketAddr, Standing) {
-        let dialled = dial_one(&self.endpoint, &self.namenode, &[addr]);
+        let only = [addr];
+        let dialled = dial_one(&self.endpoint, &self.namenode, &only);
         let Ok(Ok(rpc)) = tokio::time::timeout(STANDING_DEADLINE, dialled).await else {
             return (addr, Standing::Away);
         };
