@@ -4,6 +4,7 @@ use std::net::{Ipv4Addr, SocketAddr};
 use std::time::Duration;
 
 use anyhow::Context;
+use futures::future::join_all;
 use harvestfs_protocol::admin::{AdminReply, AdminRequest};
 use harvestfs_protocol::error::FsError;
 use harvestfs_protocol::group::GroupRequest;
@@ -11,11 +12,12 @@ use harvestfs_protocol::identity::{Peer, Role};
 use harvestfs_protocol::meta::Notice;
 use harvestfs_protocol::request_id::RequestId;
 use harvestfs_protocol::rpc::{Reply, Request, Response};
-use harvestfs_protocol::transport::{Connection, Endpoint, RpcClient, TransportOptions};
+use harvestfs_protocol::transport::{Connection, Endpoint, RpcClient, RpcError, TransportOptions};
 use harvestfs_protocol::upgrade::UpgradeRequest;
 use parking_lot::Mutex;
 use tokio::sync::mpsc;
 
+use super::no_leader::{NoLeader, Standing};
 use crate::cluster::{Access, ClusterArgs};
 use crate::init::NAMENODE_NAME;
 
@@ -24,9 +26,21 @@ const DIAL_DEADLINE: Duration = Duration::from_secs(10);
 const LEADER_DIAL_DEADLINE: Duration = Duration::from_secs(1);
 const CLOSE_DEADLINE: Duration = Duration::from_secs(1);
 
-/// How long an operator's command waits until one of several namenodes leads.
-const ELECTION_DEADLINE: Duration = Duration::from_secs(10);
+/// How long an operator's command waits until one of several namenodes leads: as long as programs on a mount. One that
+/// has many files takes a while from its start on.
+const ELECTION_DEADLINE: Duration = Duration::from_secs(60);
+/// Whoever wants to know what is wrong does not wait so long.
+const DIAGNOSIS_DEADLINE: Duration = Duration::from_secs(10);
 const ELECTION_PAUSE: Duration = Duration::from_millis(100);
+/// When an operator is told what a command waits for.
+const TOLD_AFTER: Duration = Duration::from_secs(5);
+/// A request that takes longer: whether the namenode answers anything is asked beside it, this often.
+const LOOK_PAUSE: Duration = Duration::from_secs(3);
+/// One that leads answers within that time who the members are. One that led, and does not reach the others any more,
+/// answers nothing.
+const LOOK_DEADLINE: Duration = Duration::from_secs(10);
+/// The same of one that need not run.
+const STANDING_DEADLINE: Duration = Duration::from_secs(2);
 
 type Rpc = RpcClient<Request, Response, Notice>;
 
@@ -82,10 +96,35 @@ impl AdminLink {
     }
 
     /// Asks the namenode that leads.
+    ///
+    /// # Errors
+    /// [`NoLeader`], what it refuses with, or why it does not answer.
     pub async fn ask(
         &self,
         request: AdminRequest,
         deadline: Duration,
+    ) -> anyhow::Result<AdminReply> {
+        self.ask_within(request, deadline, ELECTION_DEADLINE).await
+    }
+
+    /// The same, for what says what is wrong.
+    ///
+    /// # Errors
+    /// As [`AdminLink::ask`].
+    pub async fn ask_for_diagnosis(
+        &self,
+        request: AdminRequest,
+        deadline: Duration,
+    ) -> anyhow::Result<AdminReply> {
+        self.ask_within(request, deadline, DIAGNOSIS_DEADLINE).await
+    }
+
+    /// Waits for `patience` until one leads.
+    async fn ask_within(
+        &self,
+        request: AdminRequest,
+        deadline: Duration,
+        patience: Duration,
     ) -> anyhow::Result<AdminReply> {
         let is_question = matches!(
             request,
@@ -99,23 +138,63 @@ impl AdminLink {
         );
         let request = Request::Admin(request);
         let began = tokio::time::Instant::now();
+        let mut is_told = false;
         loop {
             let rpc = self.rpc.lock().clone();
-            let is_late = began.elapsed() >= ELECTION_DEADLINE;
-            let leader = match rpc.call(&request, deadline).await {
+            let answer = call_while_it_answers(&rpc, &request, deadline).await;
+            let is_late = began.elapsed() >= patience;
+            let leader = match answer {
                 Ok(Ok(Reply::Admin(reply))) => return Ok(reply),
                 Ok(Ok(_)) => return Err(unexpected()),
-                Ok(Err(error @ FsError::NotLeader { .. })) if is_late => {
-                    return Err(error).context("no namenode leads: most of them have to work");
+                Ok(Err(FsError::NotLeader { leader })) if is_late => {
+                    let none = self.no_leader(leader).await;
+                    let error = || FsError::NotLeader { leader }.into();
+                    return Err(none.map_or_else(error, anyhow::Error::from));
                 }
                 Ok(Err(FsError::NotLeader { leader })) => leader,
                 Ok(Err(error)) => return Err(error.into()),
                 // Another namenode leads, perhaps; a change may have been made.
                 Err(_) if is_question && self.namenodes.len() > 1 && !is_late => None,
+                Err(error) if is_question && self.namenodes.len() > 1 => {
+                    let none = self.no_leader(None).await;
+                    return Err(none.map_or_else(|| error.into(), anyhow::Error::from));
+                }
                 Err(error) => return Err(error.into()),
             };
+            if !is_told && began.elapsed() >= TOLD_AFTER {
+                is_told = true;
+                let seconds = patience.as_secs();
+                eprintln!("No namenode leads just now; for {seconds} s one is waited for.");
+            }
             self.turn_to(leader).await;
         }
+    }
+
+    /// That none of the namenodes leads, after all; none: one does now. `awaited` is the one that another takes for the
+    /// leader.
+    async fn no_leader(&self, awaited: Option<SocketAddr>) -> Option<NoLeader> {
+        let asked = self.namenodes.iter().map(|addr| self.standing(*addr));
+        let namenodes = join_all(asked).await;
+        if namenodes.iter().any(|(_, it)| *it == Standing::Leads) {
+            return None;
+        }
+        Some(NoLeader { namenodes, awaited })
+    }
+
+    async fn standing(&self, addr: SocketAddr) -> (SocketAddr, Standing) {
+        let only = [addr];
+        let dialled = dial_one(&self.endpoint, &self.namenode, &only);
+        let Ok(Ok(rpc)) = tokio::time::timeout(STANDING_DEADLINE, dialled).await else {
+            return (addr, Standing::Away);
+        };
+        let list = Request::Admin(AdminRequest::Group(GroupRequest::List));
+        let standing = match rpc.call(&list, STANDING_DEADLINE).await {
+            Ok(Ok(Reply::Admin(AdminReply::Group(group)))) if group.leader == Some(group.this) => {
+                Standing::Leads
+            }
+            _ => Standing::Runs,
+        };
+        (addr, standing)
     }
 
     /// Asks the namenode that leads from now on, as far as another one knows; or whichever answers.
@@ -173,6 +252,28 @@ impl AdminLink {
         if self.endpoint.wait_idle(CLOSE_DEADLINE).await.is_err() {
             tracing::debug!("the namenode did not confirm that the connection is closed");
         }
+    }
+}
+
+/// Calls, and gives up as soon as the namenode answers nothing else either: it led, and does not reach the others any more.
+async fn call_while_it_answers(
+    rpc: &Rpc,
+    request: &Request,
+    deadline: Duration,
+) -> Result<Response, RpcError> {
+    let look = async {
+        let list = Request::Admin(AdminRequest::Group(GroupRequest::List));
+        loop {
+            tokio::time::sleep(LOOK_PAUSE).await;
+            if let Err(error) = rpc.call(&list, LOOK_DEADLINE).await {
+                return error;
+            }
+        }
+    };
+    tokio::select! {
+        biased;
+        answer = rpc.call(request, deadline) => answer,
+        error = look => Err(error),
     }
 }
 

@@ -8,6 +8,7 @@ pub mod history;
 pub mod link;
 mod maintenance;
 mod namenodes;
+mod no_leader;
 mod placement;
 mod recovery;
 mod upgrade;

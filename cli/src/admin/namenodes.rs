@@ -15,6 +15,7 @@ use harvestfs_protocol::transport::{Endpoint, RpcError, TransportOptions};
 
 use super::DEADLINE;
 use super::link::{self, AdminLink};
+use super::no_leader::ADVICE;
 use crate::cluster::ClusterArgs;
 
 /// How long a namenode that is added may take until it has everything.
@@ -180,7 +181,8 @@ async fn list(link: &AdminLink) -> anyhow::Result<GroupStatus> {
     let began = tokio::time::Instant::now();
     loop {
         let request = AdminRequest::Group(GroupRequest::List);
-        let AdminReply::Group(mut status) = link.ask(request, DEADLINE).await? else {
+        let answer = link.ask_for_diagnosis(request, DEADLINE).await?;
+        let AdminReply::Group(mut status) = answer else {
             return Err(link::unexpected());
         };
         if status.leader == Some(status.this) || began.elapsed() >= ELECTED_WITHIN {
@@ -207,13 +209,20 @@ async fn transfer(link: &AdminLink, to: Option<SocketAddr>) -> anyhow::Result<()
         if let Some(leader) = leader(&now)
             && now.term > before.term
         {
+            if let Some(to) = to.filter(|to| *to != leader.addr) {
+                bail!(
+                    "the namenode at {to} did not take over, and the one at {} leads: see with `harvestfs admin \
+                     namenode list` whether it answers and has everything, and try again",
+                    leader.addr
+                );
+            }
             println!("The namenode at {} leads.", leader.addr);
             return Ok(());
         }
         tokio::time::sleep(POLL).await;
     }
     bail!(
-        "no other namenode took over in {} s",
+        "no other namenode took over in {} s: see with `harvestfs admin namenode list` which of them answer, and try again",
         HANDED_OVER_WITHIN.as_secs()
     )
 }
@@ -255,7 +264,8 @@ fn print(status: &GroupStatus) {
     }
     println!("term {}, {}", status.term, count(status.last, "record"));
     if status.leader.is_none() {
-        println!("NO NAMENODE LEADS: most of them have to work");
+        println!("NO NAMENODE LEADS, and most of them have to work for that.");
+        println!("What to do: {ADVICE}.");
     }
     if status.is_changing {
         println!("The members are being changed.");

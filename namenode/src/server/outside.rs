@@ -37,7 +37,8 @@ pub(super) fn number(standing: Standing, options: &NamenodeOptions) -> (MemberId
                 %addr,
                 "the directory of this namenode is a copy, and may lack what it told the others since \
                  that was made: it takes part in nothing. Add it again as a new member, with \
-                 `harvestfs admin namenode add`"
+                 `harvestfs admin namenode add`; when most of the group are copies, have one go on alone \
+                 first, with `harvestfs admin namenode recover`"
             );
             (MemberId::random(), OutsideJournal::Stale)
         }

@@ -2,6 +2,7 @@
 //! member is refused, and what is interrupted is gone on with.
 
 mod interrupted;
+mod majority;
 mod refused;
 mod replaced;
 mod snapshot;

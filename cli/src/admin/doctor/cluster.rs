@@ -12,6 +12,7 @@ use harvestfs_protocol::version::Release;
 use super::{Area, Diagnosis, group};
 use crate::admin::DEADLINE;
 use crate::admin::link::{self, AdminLink};
+use crate::admin::no_leader::{ADVICE, NoLeader};
 use crate::units;
 
 /// Clocks that differ by more have block tokens and certificates expire at odd times. Far above what
@@ -27,21 +28,27 @@ const SET_CLOCKS: &str = "have a time service (chrony, systemd-timesyncd) set th
 /// Asks the namenode, and judges what it says.
 pub async fn examine(link: &AdminLink, diagnosis: &mut Diagnosis) {
     let asked = Instant::now();
-    match link.ask(AdminRequest::Status, DEADLINE).await {
+    match link.ask_for_diagnosis(AdminRequest::Status, DEADLINE).await {
         Ok(AdminReply::Status(status)) => {
             let delay = asked.elapsed();
             judge_status(&status, diagnosis);
             judge_clock(&status, unix_now_ms(), delay, diagnosis);
         }
-        other => refused(other, diagnosis),
+        other => {
+            let is_leaderless = other.as_ref().is_err_and(|it| it.is::<NoLeader>());
+            refused(other, diagnosis);
+            if is_leaderless {
+                return;
+            }
+        }
     }
-    let nodes = match link.ask(AdminRequest::Nodes, DEADLINE).await {
+    let nodes = match link.ask_for_diagnosis(AdminRequest::Nodes, DEADLINE).await {
         Ok(AdminReply::Nodes(nodes)) => nodes,
         other => return refused(other, diagnosis),
     };
     judge_nodes(&nodes, diagnosis);
     let list = AdminRequest::Group(GroupRequest::List);
-    match link.ask(list, DEADLINE).await {
+    match link.ask_for_diagnosis(list, DEADLINE).await {
         Ok(AdminReply::Group(group)) => group::judge(&group, &nodes, diagnosis),
         other => refused(other, diagnosis),
     }
@@ -49,6 +56,9 @@ pub async fn examine(link: &AdminLink, diagnosis: &mut Diagnosis) {
 
 fn refused(answer: anyhow::Result<AdminReply>, diagnosis: &mut Diagnosis) {
     let error = answer.err().unwrap_or_else(link::unexpected);
+    if let Some(none) = error.downcast_ref::<NoLeader>() {
+        return diagnosis.error(Area::Namenode, none.what(), ADVICE);
+    }
     diagnosis.error(
         Area::Namenode,
         format!("it does not answer as it should: {error:#}"),

@@ -1,6 +1,8 @@
 //! What can be seen on this machine, with or without a namenode: configuration, certificates, disks
 //! and mounts.
 
+use std::collections::HashSet;
+use std::ffi::OsStr;
 use std::io::{self, ErrorKind};
 use std::path::{Path, PathBuf};
 use std::sync::mpsc;
@@ -66,7 +68,22 @@ fn examine_directory(directory: &Path, diagnosis: &mut Diagnosis) {
             );
         }
     };
-    let mut parts: Vec<PathBuf> = entries.flatten().map(|entry| entry.path()).collect();
+    // A mount in it that does not answer would hold up all that is to be said.
+    let mounted: HashSet<PathBuf> = mount_table::mounts()
+        .unwrap_or_default()
+        .into_iter()
+        .map(|it| it.mount_point)
+        .collect();
+    let base = directory.canonicalize();
+    let is_mounted = |name: &OsStr| {
+        base.as_ref()
+            .is_ok_and(|it| mounted.contains(&it.join(name)))
+    };
+    let mut parts: Vec<PathBuf> = entries
+        .flatten()
+        .filter(|entry| !is_mounted(&entry.file_name()))
+        .map(|entry| entry.path())
+        .collect();
     parts.sort();
     for part in parts {
         for (name, examine_part) in [

@@ -9,6 +9,7 @@ use harvestfs_protocol::outlook::count;
 use serde::Serialize;
 
 use super::link::AdminLink;
+use super::no_leader::ADVICE;
 use crate::cluster::ClusterArgs;
 
 /// What was looked at.
@@ -128,7 +129,9 @@ impl Diagnosis {
 pub async fn run(args: &ClusterArgs, json: bool) -> anyhow::Result<()> {
     let mut diagnosis = Diagnosis::default();
     machine::examine(args, &mut diagnosis)?;
-    let link = match args.access("admin") {
+    let access = args.access("admin");
+    let are_several = (access.as_ref()).is_ok_and(|it| it.config.namenodes.len() > 1);
+    let link = match access {
         Ok(access) => AdminLink::connect(&access).await,
         Err(error) => Err(error),
     };
@@ -137,6 +140,11 @@ pub async fn run(args: &ClusterArgs, json: bool) -> anyhow::Result<()> {
             cluster::examine(&link, &mut diagnosis).await;
             link.close().await;
         }
+        Err(error) if are_several => diagnosis.error(
+            Area::Namenode,
+            format!("none of them is reached: {error:#}"),
+            format!("start them, at least most of them; if some run: {ADVICE}"),
+        ),
         Err(error) => diagnosis.error(
             Area::Namenode,
             format!("{error:#}"),

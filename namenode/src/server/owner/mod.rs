@@ -78,9 +78,6 @@ const ROUND_EVENTS_MAX: usize = 256;
 /// How often to check whether keys of block tokens have to change.
 const KEY_CHECK_INTERVAL_MS: u64 = 10_000;
 
-/// Ticks further apart than this show that the namenode did not run in between.
-const PAUSE_MIN_MS: u64 = 2_000;
-
 /// How often a leader without a lease looks whether it has one.
 const LEASE_POLL: Duration = Duration::from_millis(5);
 
@@ -443,14 +440,7 @@ impl Owner {
     }
 
     fn on_tick(&mut self) {
-        let since_last_ms = self.clock.now_ms().saturating_sub(self.last_tick_ms);
-        if since_last_ms > PAUSE_MIN_MS {
-            tracing::warn!(
-                paused_ms = since_last_ms,
-                "the namenode did not run for a while"
-            );
-            self.clock.take_out(since_last_ms);
-        }
+        self.take_out_pause();
         let now_ms = self.clock.now_ms();
         self.last_tick_ms = now_ms;
         self.on_progress();

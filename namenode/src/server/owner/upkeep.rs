@@ -7,6 +7,9 @@ use harvestfs_protocol::types::Timestamp;
 use super::Owner;
 use crate::engine::namespace::{Command, EntryCursor};
 
+/// Ticks further apart than this show that the namenode did not run in between.
+const PAUSE_MIN_MS: u64 = 2_000;
+
 /// How far the rounds are.
 #[derive(Debug)]
 pub(super) struct Upkeep {
@@ -24,6 +27,22 @@ impl Default for Upkeep {
 }
 
 impl Owner {
+    /// Before anything is found late: time that does not count. Whoever is not answered is not silent, and a leader that
+    /// reaches no majority hears nobody, for as long as that takes.
+    pub(super) fn take_out_pause(&mut self) {
+        let since_last_ms = self.clock.now_ms().saturating_sub(self.last_tick_ms);
+        let has_paused = since_last_ms > PAUSE_MIN_MS;
+        if has_paused {
+            tracing::warn!(
+                paused_ms = since_last_ms,
+                "the namenode did not run for a while"
+            );
+        }
+        if has_paused || !self.may_answer() {
+            self.clock.take_out(since_last_ms);
+        }
+    }
+
     /// Finds some of the files and names for which upkeep is due, and does it.
     pub(super) fn keep_up(&mut self) {
         let now = Timestamp::now();

@@ -2,6 +2,7 @@
 
 mod founding;
 mod members;
+mod repeated;
 mod rolled_back;
 mod strangers;
 
@@ -37,6 +38,7 @@ struct Group {
     dir: TempDir,
     addrs: Vec<SocketAddr>,
     namenodes: Vec<Option<Namenode>>,
+    session_timeout: Option<Duration>,
 }
 
 impl Group {
@@ -53,6 +55,7 @@ impl Group {
             dir: tempfile::tempdir().unwrap(),
             addrs,
             namenodes: (0..count).map(|_| None).collect(),
+            session_timeout: None,
         }
     }
 
@@ -107,6 +110,9 @@ impl Group {
         options.tick = Duration::from_millis(10);
         // Clients go without a word here, and what they may have cached holds changes back until then.
         options.lease = Duration::from_millis(300);
+        if let Some(timeout) = self.session_timeout {
+            options.session_timeout = timeout;
+        }
         options
     }
 
@@ -261,6 +267,29 @@ async fn what_was_acknowledged_is_there_when_the_leader_is_killed() {
         }
         group.start(killed).await;
     }
+}
+
+/// One that leads hears nobody while it reaches no majority: sessions are not silent then.
+#[tokio::test]
+async fn sessions_outlive_a_time_without_a_majority() {
+    let mut group = Group::made(3);
+    group.session_timeout = Some(Duration::from_millis(1_500));
+    for at in 0..3 {
+        group.start(at).await;
+    }
+    let (mut alice, leader) = group.client("alice", None).await;
+    alice.create(ROOT, "before").await;
+    for at in (0..3).filter(|at| *at != leader) {
+        group.kill(at).await;
+    }
+    tokio::time::sleep(Duration::from_secs(4)).await;
+    group.start((leader + 1) % 3).await;
+    let (session, sequence) = (alice.session, alice.last_sequence());
+    // It panics when the session is over.
+    let (mut alice, _) = group.client("alice", Some(session)).await;
+    assert_eq!(alice.session, session);
+    alice.set_sequence(sequence);
+    alice.create(ROOT, "after").await;
 }
 
 #[tokio::test]
