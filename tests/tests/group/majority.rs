@@ -11,6 +11,8 @@ use super::{address, fails, stderr};
 const NAMENODES: usize = 3;
 /// A leader may take longer than this to come, on a machine that starts with many files.
 const AWAY: Duration = Duration::from_secs(15);
+/// How long a leader takes to know that the others are gone: a lease, and some time.
+const NOTICED_WITHIN: Duration = Duration::from_secs(1);
 /// What says what is wrong does not wait for what does not answer.
 const TOLD_WITHIN: Duration = Duration::from_secs(60);
 const RECOVER: &str = "harvestfs admin namenode recover --accept-loss";
@@ -98,6 +100,8 @@ fn a_leader_without_the_others_keeps_no_operator_waiting() {
     let mut cluster = Cluster::start(&options());
     let leader = cluster.leader();
     leave(&mut cluster, leader);
+    // Until it notices it would say what is wrong with the address.
+    thread::sleep(NOTICED_WITHIN);
     // It would take as long as a namenode may take to catch up.
     let began = Instant::now();
     let said = fails(&cluster, &["admin", "namenode", "add", "127.0.0.1:9"]);
