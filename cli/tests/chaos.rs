@@ -135,7 +135,7 @@ fn programs_work_as_the_harness_says_and_end_with_it() {
         "spec": {"count": 1, "pause_ms": 1, "file_kib_max": 16},
         "seed": 1,
         "mounts": [mount],
-        "access": {"identity": "/nowhere", "namenode": "127.0.0.1:1", "spec": {}},
+        "access": {"identity": "/nowhere", "namenodes": ["127.0.0.1:1"], "spec": {}},
     });
     let mut command = Command::new(BINARY);
     command.args(["chaos", "work-on-mounts"]);
@@ -190,7 +190,7 @@ fn what_a_killed_program_started_ends_with_it() {
         "spec": {"count": 1},
         "seed": 1,
         "mounts": [directory.path()],
-        "access": {"identity": "/nowhere", "namenode": "127.0.0.1:1", "spec": {}},
+        "access": {"identity": "/nowhere", "namenodes": ["127.0.0.1:1"], "spec": {}},
     });
     let path = std::env::var("PATH").expect("a path");
     let mut command = Command::new(BINARY);

@@ -247,6 +247,10 @@ impl Inner {
             Ok((mut attr, opened)) => {
                 let settled = self.shared.settle(&mut attr).await;
                 let ttl = ttl_of(self.remember(&attr, asked_at), settled);
+                // When it was opened it was not known to be the kernel's.
+                if let Some(pages) = self.shared.nodes.pages(attr.ino) {
+                    pages.opened();
+                }
                 // It may have been another's file already.
                 let waiter = Waiter::not_locking(thread);
                 self.shared.impose(&attr, waiter);
