@@ -5,6 +5,8 @@ use std::net::{IpAddr, SocketAddr};
 
 use harvestfs_namenode::consensus::{Member, MemberId};
 
+use crate::live::plan::namenode_name;
+
 /// Where each namenode listens.
 pub const NAMENODE_PORT: u16 = 9_310;
 /// The name in the certificate of each namenode.
@@ -69,9 +71,7 @@ pub fn members(namenodes: u8) -> BTreeMap<MemberId, Member> {
 impl std::fmt::Display for Part {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
-            // As `init cluster` calls them.
-            Part::Namenode(0) => f.write_str("namenode"),
-            Part::Namenode(number) => write!(f, "namenode-{}", number + 1),
+            Part::Namenode(number) => f.write_str(&namenode_name(usize::from(*number))),
             Part::Datanode(number) => write!(f, "datanode-{number}"),
             Part::Client(number) => write!(f, "client-{number}"),
             Part::Mount(number) => write!(f, "mount-{number}"),
