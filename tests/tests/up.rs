@@ -7,6 +7,7 @@ use std::os::unix::fs::{PermissionsExt, chown};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
+use std::thread;
 use std::time::{Duration, Instant};
 
 use harvestfs_tests::{can_mount, harvestfs, have_program, skip, wait_until};
@@ -252,8 +253,31 @@ fn nothing_outlives_a_killed_up() {
     let children = children_of_pid(u32::try_from(pid).expect("positive"));
     assert_eq!(children.len(), 5);
     fs::write(data.join("mnt/f"), "kept").expect("write");
+    // One of them takes long to end, and holds its volume until then.
+    let of = |child: u32| Pid::from_raw(i32::try_from(child).expect("a pid")).expect("not 0");
+    let datanode = children
+        .iter()
+        .copied()
+        .find(|child| {
+            let command_line = fs::read(format!("/proc/{child}/cmdline")).expect("it runs");
+            command_line
+                .split(|it| *it == 0)
+                .any(|it| it == b"datanode")
+        })
+        .expect("a datanode");
+    kill_process(of(datanode), Signal::STOP).expect("it runs");
     kill_process(Pid::from_raw(pid).expect("not 0"), Signal::KILL).expect("it runs");
-    wait_until("all parts end", Duration::from_secs(60), || {
+    wait_until("the supervisor ends", Duration::from_secs(5), || {
+        !Path::new(&format!("/proc/{pid}")).exists()
+    });
+    let goes_on = thread::spawn(move || {
+        thread::sleep(Duration::from_secs(2));
+        kill_process(of(datanode), Signal::CONT).expect("it runs");
+    });
+    // The next one waits for those that are left.
+    ok(run(&["up", "--detach"], &data));
+    goes_on.join().expect("the thread ends");
+    wait_until("all parts are reaped", Duration::from_secs(5), || {
         children
             .iter()
             .all(|child| !Path::new(&format!("/proc/{child}")).exists())

@@ -4,10 +4,9 @@ use std::ffi::OsString;
 use std::net::{SocketAddr, TcpListener, UdpSocket};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Path, PathBuf};
-use std::thread;
-use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail};
+use harvestfs_fuse_mount::mount_table::{self, MOUNT_TYPE};
 use harvestfs_protocol::durable;
 use harvestfs_protocol::outlook::count;
 use serde::{Deserialize, Serialize};
@@ -28,9 +27,6 @@ const DATANODES: u16 = 9;
 const QUOTA_MAX_BYTES: u64 = 64 << 30;
 /// Holds the path of the mount while it is ready.
 const READY_FILE: &str = "up.ready";
-/// How long the parts of an `up` that was killed may take to end.
-const PARTS_END_WITHIN: Duration = Duration::from_secs(15);
-const POLL: Duration = Duration::from_millis(50);
 /// Less than this cannot hold the blocks being written.
 const QUOTA_MIN_BYTES: u64 = 64 << 20;
 
@@ -180,6 +176,17 @@ impl Layout {
         data.join("up.pid")
     }
 
+    /// The file that namenodes and datanodes hold locked as long as one of them runs.
+    pub fn servers_lock_path(data: &Path) -> PathBuf {
+        data.join("servers.lock")
+    }
+
+    /// The file that the mount holds locked as long as it runs. The servers start before it is free:
+    /// the mount of a killed cluster may need them to write back.
+    pub fn mount_lock_path(data: &Path) -> PathBuf {
+        data.join("mount.lock")
+    }
+
     /// Where the parts log.
     pub fn log_directory(data: &Path) -> PathBuf {
         data.join("log")
@@ -255,8 +262,7 @@ impl Layout {
         }
         let is_group = self.namenodes.len() > 1;
         for namenode in &mut self.namenodes {
-            let is_free = || UdpSocket::bind(namenode.listen).is_ok();
-            if is_free() || is_group && becomes(is_free) {
+            if UdpSocket::bind(namenode.listen).is_ok() {
                 continue;
             }
             if is_group {
@@ -342,6 +348,11 @@ impl Layout {
     }
 
     fn make_mount_point(&self) -> anyhow::Result<()> {
+        let mounts = mount_table::mounts().context("cannot tell what is mounted")?;
+        if mount_table::mounted_on(&mounts, &self.mount).is_some_and(|it| it.kind == MOUNT_TYPE) {
+            // A mount that was left by a killed cluster, and answers nobody until its servers run.
+            return Ok(());
+        }
         // ENOTCONN: a mount whose process was killed; the supervisor removes it.
         match std::fs::read_dir(&self.mount) {
             Ok(mut entries) if self.mount != self.data.join("mnt") => {
@@ -416,18 +427,6 @@ impl Made {
             self.quota
         )
     }
-}
-
-/// Whether it comes true soon: the parts of an `up` that was killed a moment ago are still ending.
-fn becomes(mut condition: impl FnMut() -> bool) -> bool {
-    let end = Instant::now() + PARTS_END_WITHIN;
-    while !condition() {
-        if Instant::now() >= end {
-            return false;
-        }
-        thread::sleep(POLL);
-    }
-    true
 }
 
 fn datanode_name(number: u16) -> String {

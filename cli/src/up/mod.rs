@@ -2,6 +2,7 @@
 //! and for tests. Every part is a process of its own, as it would be in a datacentre.
 
 mod layout;
+mod lock;
 mod part;
 mod supervisor;
 
@@ -16,9 +17,9 @@ use clap::Args;
 use harvestfs_fuse_mount::kernel_options::open_device;
 use harvestfs_fuse_mount::mount_table::{self, MOUNT_TYPE};
 use harvestfs_placement::PolicyKind;
-use rustix::fs::{FlockOperation, flock};
 
 use self::layout::Layout;
+use self::lock::{open_lock, try_lock};
 use crate::init::{self, LayoutArgs};
 use crate::primary::Cast;
 use crate::units::Size;
@@ -105,8 +106,7 @@ pub fn up(args: &UpArgs) -> anyhow::Result<()> {
         return detach(args, &layout);
     }
     let lock = take_lock(&layout)?;
-    layout.move_if_address_is_taken()?;
-    let result = supervisor::run(&layout);
+    let result = supervisor::run(&mut layout);
     drop(lock);
     result
 }
@@ -176,7 +176,7 @@ fn refuse_if_mounted_below(data: &Path) -> anyhow::Result<()> {
 
 /// Starts this command again in a session of its own and waits until the mount is ready.
 fn detach(args: &UpArgs, layout: &Layout) -> anyhow::Result<()> {
-    let probe = open_lock(layout)?;
+    let probe = open_lock(&Layout::lock_path(&layout.data))?;
     if !try_lock(&probe) {
         bail!(already_running(layout));
     }
@@ -290,20 +290,9 @@ fn default_data_directory() -> anyhow::Result<PathBuf> {
     Ok(PathBuf::from(home).join(".local/share/harvestfs"))
 }
 
-fn open_lock(layout: &Layout) -> anyhow::Result<File> {
-    let path = Layout::lock_path(&layout.data);
-    File::options()
-        .create(true)
-        .truncate(false)
-        .read(true)
-        .write(true)
-        .open(&path)
-        .with_context(|| format!("cannot open {}", path.display()))
-}
-
 /// The lock is the truth about whether a cluster runs; the process id in it is for `down`.
 fn take_lock(layout: &Layout) -> anyhow::Result<File> {
-    let lock = open_lock(layout)?;
+    let lock = open_lock(&Layout::lock_path(&layout.data))?;
     if !try_lock(&lock) {
         bail!(already_running(layout));
     }
@@ -322,10 +311,6 @@ fn already_running(layout: &Layout) -> String {
         "a cluster is running in {} already{page}",
         layout.data.display()
     )
-}
-
-fn try_lock(lock: &File) -> bool {
-    flock(lock, FlockOperation::NonBlockingLockExclusive).is_ok()
 }
 
 fn remove_if_there(path: &Path) -> anyhow::Result<()> {

@@ -3,6 +3,7 @@
 use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::process::{ExitStatus, Stdio};
+use std::rc::Rc;
 use std::time::Duration;
 
 use anyhow::{Context, bail};
@@ -11,6 +12,8 @@ use rustix::process::{Pid, Signal, kill_process};
 use tokio::io::{AsyncBufReadExt, BufReader};
 use tokio::process::{Child, Command};
 use tokio::time::{Instant, timeout};
+
+use super::lock::Inherited;
 
 /// A part that ran this long before it ended is started again at once.
 const STABLE: Duration = Duration::from_secs(60);
@@ -22,6 +25,7 @@ pub struct Part {
     name: String,
     arguments: Vec<std::ffi::OsString>,
     log: PathBuf,
+    lock: Rc<Inherited>,
     child: Option<Child>,
     started: Instant,
     restart_delay: Duration,
@@ -29,11 +33,17 @@ pub struct Part {
 
 impl Part {
     /// A part that is not started yet.
-    pub fn new(name: &str, arguments: Vec<std::ffi::OsString>, log_directory: &Path) -> Self {
+    pub fn new(
+        name: &str,
+        arguments: Vec<std::ffi::OsString>,
+        log_directory: &Path,
+        lock: &Rc<Inherited>,
+    ) -> Self {
         Self {
             name: name.to_owned(),
             arguments,
             log: log_directory.join(format!("{name}.log")),
+            lock: lock.clone(),
             child: None,
             started: Instant::now(),
             restart_delay: RESTART_DELAY_MIN,
@@ -52,7 +62,8 @@ impl Part {
             .append(true)
             .open(&self.log)
             .with_context(|| format!("cannot open {}", self.log.display()))?;
-        let mut child = Command::new(std::env::current_exe()?)
+        let mut command = Command::new(std::env::current_exe()?);
+        command
             .arg("--supervised-by")
             .arg(std::process::id().to_string())
             .args(&self.arguments)
@@ -61,8 +72,10 @@ impl Part {
             .process_group(0)
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
-            .stderr(log)
-            .spawn()
+            .stderr(log);
+        let mut child = self
+            .lock
+            .hand_on(|| command.spawn())
             .with_context(|| format!("cannot start {}", self.name))?;
         self.started = Instant::now();
         let stdout = child.stdout.take();

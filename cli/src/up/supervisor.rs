@@ -1,5 +1,6 @@
 //! Starts the parts in their order, starts again what ends by itself, and stops all of it.
 
+use std::rc::Rc;
 use std::time::Duration;
 
 use anyhow::Context;
@@ -7,6 +8,7 @@ use futures::future::join_all;
 use tokio::time::sleep;
 
 use super::layout::Layout;
+use super::lock::Inherited;
 use super::part::Part;
 use crate::daemon::StopSignal;
 
@@ -16,7 +18,7 @@ const PART_START_DEADLINE: Duration = Duration::from_secs(60);
 const PART_STOP_DEADLINE: Duration = Duration::from_secs(65);
 
 /// Runs the cluster until SIGINT or SIGTERM.
-pub fn run(layout: &Layout) -> anyhow::Result<()> {
+pub fn run(layout: &mut Layout) -> anyhow::Result<()> {
     tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()
@@ -24,12 +26,18 @@ pub fn run(layout: &Layout) -> anyhow::Result<()> {
         .block_on(supervise(layout))
 }
 
-async fn supervise(layout: &Layout) -> anyhow::Result<()> {
+async fn supervise(layout: &mut Layout) -> anyhow::Result<()> {
     let mut signals = StopSignal::listen()?;
     let mut stop = std::pin::pin!(signals.received());
-    let mut parts = parts(layout);
+    let lock_path = Layout::servers_lock_path(&layout.data);
+    let lock = tokio::select! {
+        lock = Inherited::wait(&lock_path) => lock?,
+        () = &mut stop => return Ok(()),
+    };
+    layout.move_if_address_is_taken()?;
+    let mut parts = servers(layout, &Rc::new(lock));
     let started = tokio::select! {
-        started = start(&mut parts) => started,
+        started = start(&mut parts, layout) => started,
         () = &mut stop => return finish(&mut parts, layout).await,
     };
     if let Err(error) = started {
@@ -75,17 +83,18 @@ const MOUNT: &str = "mount";
 struct Parts {
     namenodes: Vec<Part>,
     datanodes: Vec<Part>,
-    mount: Part,
+    /// None before the servers run.
+    mount: Option<Part>,
 }
 
 impl Parts {
     fn all(&mut self) -> impl Iterator<Item = &mut Part> {
         let servers = self.namenodes.iter_mut().chain(&mut self.datanodes);
-        servers.chain([&mut self.mount])
+        servers.chain(&mut self.mount)
     }
 }
 
-fn parts(layout: &Layout) -> Parts {
+fn servers(layout: &Layout, lock: &Rc<Inherited>) -> Parts {
     let logs = Layout::log_directory(&layout.data);
     let namenodes = layout.namenodes.iter().map(|namenode| {
         let arguments = vec![
@@ -93,7 +102,7 @@ fn parts(layout: &Layout) -> Parts {
             "--config".into(),
             namenode.config().into(),
         ];
-        Part::new(&namenode.name, arguments, &logs)
+        Part::new(&namenode.name, arguments, &logs, lock)
     });
     let datanodes = layout
         .datanodes()
@@ -103,36 +112,42 @@ fn parts(layout: &Layout) -> Parts {
             if let Some(cast) = &layout.cast {
                 arguments.extend(cast.flags(index));
             }
-            Part::new(&name, arguments, &logs)
+            Part::new(&name, arguments, &logs, lock)
         });
-    let mut mount = vec![
+    Parts {
+        namenodes: namenodes.collect(),
+        datanodes: datanodes.collect(),
+        mount: None,
+    }
+}
+
+async fn start(parts: &mut Parts, layout: &Layout) -> anyhow::Result<()> {
+    for step in [&mut parts.namenodes, &mut parts.datanodes] {
+        let starting = step.iter_mut().map(|part| part.start(PART_START_DEADLINE));
+        futures::future::try_join_all(starting).await?;
+    }
+    let lock = Rc::new(Inherited::wait(&Layout::mount_lock_path(&layout.data)).await?);
+    let mount = parts.mount.insert(mount(layout, &lock));
+    mount.start(PART_START_DEADLINE).await
+}
+
+fn mount(layout: &Layout, lock: &Rc<Inherited>) -> Part {
+    let mut arguments = vec![
         "mount".into(),
         layout.mount.clone().into(),
         "--config".into(),
         layout.data.join("client/client.toml").into(),
     ];
     if rustix::process::geteuid().is_root() {
-        mount.push("--allow-other".into());
+        arguments.push("--allow-other".into());
     }
-    Parts {
-        namenodes: namenodes.collect(),
-        datanodes: datanodes.collect(),
-        mount: Part::new(MOUNT, mount, &logs),
-    }
-}
-
-async fn start(parts: &mut Parts) -> anyhow::Result<()> {
-    for step in [&mut parts.namenodes, &mut parts.datanodes] {
-        let starting = step.iter_mut().map(|part| part.start(PART_START_DEADLINE));
-        futures::future::try_join_all(starting).await?;
-    }
-    parts.mount.start(PART_START_DEADLINE).await
+    Part::new(MOUNT, arguments, &Layout::log_directory(&layout.data), lock)
 }
 
 /// The mount first, so that it can still write back; the namenodes last.
 async fn finish(parts: &mut Parts, layout: &Layout) -> anyhow::Result<()> {
     super::remove_if_there(&layout.ready_path())?;
-    let mut result = stop(std::slice::from_mut(&mut parts.mount)).await;
+    let mut result = stop(parts.mount.as_mut_slice()).await;
     result = result.and(stop(&mut parts.datanodes).await);
     result.and(stop(&mut parts.namenodes).await)
 }
