@@ -265,24 +265,28 @@ fn nothing_outlives_a_killed_up() {
                 .any(|it| it == b"datanode")
         })
         .expect("a datanode");
-    kill_process(of(datanode), Signal::STOP).expect("it runs");
+    // Again and again, since the kernel continues what is stopped and loses its parent.
+    let stopping = thread::spawn(move || {
+        let end = Instant::now() + Duration::from_secs(3);
+        while Instant::now() < end && kill_process(of(datanode), Signal::STOP).is_ok() {
+            thread::sleep(Duration::from_millis(1));
+        }
+        // It may have ended between two stops.
+        let _ = kill_process(of(datanode), Signal::CONT);
+    });
     kill_process(Pid::from_raw(pid).expect("not 0"), Signal::KILL).expect("it runs");
-    wait_until("the supervisor ends", Duration::from_secs(5), || {
-        !Path::new(&format!("/proc/{pid}")).exists()
-    });
-    let goes_on = thread::spawn(move || {
-        thread::sleep(Duration::from_secs(2));
-        kill_process(of(datanode), Signal::CONT).expect("it runs");
-    });
+    // Its lock is free, though it may not be reaped yet.
+    let lock = fs::File::open(data.join("up.pid")).expect("the supervisor's lock");
+    lock.lock().expect("the supervisor ends");
+    drop(lock);
     // The next one waits for those that are left.
     ok(run(&["up", "--detach"], &data));
-    goes_on.join().expect("the thread ends");
-    wait_until("all parts are reaped", Duration::from_secs(5), || {
+    stopping.join().expect("the thread ends");
+    wait_until("all parts are reaped", Duration::from_secs(30), || {
         children
             .iter()
             .all(|child| !Path::new(&format!("/proc/{child}")).exists())
     });
-    ok(run(&["up", "--detach"], &data));
     assert_eq!(fs::read(data.join("mnt/f")).expect("read"), b"kept");
     ok(run(&["down"], &data));
 }
