@@ -15,4 +15,5 @@ mod recorded;
 mod recovery;
 mod restored;
 mod sessions;
+mod shown;
 mod upgrade;

@@ -123,8 +123,7 @@ impl Owner {
         match request {
             AdminRequest::Status => {
                 let status = AdminReply::Status(Box::new(self.status()));
-                let record = self.undurable.last();
-                self.answer(responder, Ok(Reply::Admin(status)), record);
+                self.answer_shown(responder, status);
             }
             AdminRequest::Nodes => {
                 let mut nodes = self.cluster.nodes(self.clock.now_ms());
@@ -134,13 +133,13 @@ impl Owner {
                     status.clock_ahead_ms = connected.and_then(|it| it.clock_ahead_ms);
                     status.version = connected.and_then(|it| it.version.clone());
                 }
-                responder.send(&Ok(Reply::Admin(AdminReply::Nodes(nodes))));
+                self.answer_shown(responder, AdminReply::Nodes(nodes));
             }
             AdminRequest::Fsck => {
                 let counts = self.namespace.counts();
                 if counts.inodes + counts.blocks <= self.options.fsck_in_place_max {
                     let report = self.fsck_report(self.namespace.check());
-                    responder.send(&Ok(Reply::Admin(AdminReply::Fsck(report))));
+                    self.answer_shown(responder, AdminReply::Fsck(report));
                 } else {
                     self.want_checkpoint(Purpose::Check, Waiter::Operator(responder));
                 }
@@ -156,11 +155,11 @@ impl Owner {
             },
             AdminRequest::Quarantine { after } => {
                 let blocks = AdminReply::Quarantine(self.quarantined(after));
-                responder.send(&Ok(Reply::Admin(blocks)));
+                self.answer_shown(responder, blocks);
             }
             AdminRequest::Classes => {
                 let classes = AdminReply::Classes(Box::new(self.classes()));
-                responder.send(&Ok(Reply::Admin(classes)));
+                self.answer_shown(responder, classes);
             }
             AdminRequest::Harvest(report) => {
                 let taken = self.activity.harvests.take(self.clock.now_ms(), report);
@@ -184,6 +183,12 @@ impl Owner {
                 self.historian.request(request, responder);
             }
         }
+    }
+
+    /// Answers with what may show any change: another leader may never have one that is not committed.
+    fn answer_shown(&mut self, responder: Responder, reply: AdminReply) {
+        let record = self.undurable.last();
+        self.answer(responder, Ok(Reply::Admin(reply)), record);
     }
 
     pub(super) fn status(&self) -> ClusterStatus {
@@ -493,6 +498,8 @@ impl Owner {
                     self.begin_backup(connection, content.clone(), responder);
                 }
                 (Waiter::Backup(..), None) => unreachable!("it is known what a backup is of"),
+                // It shows more than was committed when the check began.
+                (Waiter::Operator(responder), _) => self.answer_shown(responder, reply.clone()),
                 (other, _) => other.answer(Ok(reply.clone())),
             }
         }
