@@ -81,7 +81,7 @@ impl Admin {
         accepted.is_some()
     }
 
-    /// The group of namenodes; none while the namenode does not answer, or another one leads.
+    /// The group as the namenode sees it, which need not lead; none while it does not answer.
     pub async fn group(&mut self) -> Option<GroupStatus> {
         let list = AdminRequest::Group(GroupRequest::List);
         match self.ask(list, STATUS_DEADLINE).await? {

@@ -407,11 +407,12 @@ impl Simulation {
         }
         let is_done = Rc::new(Cell::new(false));
         let (journal, done) = (self.journal.clone(), Rc::clone(&is_done));
+        let connections = self.world.outside_connections()?;
         self.world.spawn_outside(async move {
             let admin = |namenode: &SocketAddr| Admin::with_identity(&identity, bind, *namenode);
             let admins = namenodes.iter().map(admin);
             let mut admins: Vec<Admin> = admins.collect::<Result<_, _>>().expect("free ports");
-            group::compare(&mut admins, &namenodes, &journal).await;
+            group::compare(&mut admins, &namenodes, connections, &journal).await;
             done.set(true);
         });
         if !self.wait_for(move |_| is_done.get())? {

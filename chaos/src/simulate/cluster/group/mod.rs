@@ -1,6 +1,7 @@
 //! What is seen of a group of namenodes from a machine to which nothing happens: who leads, in
 //! which term, and whether somebody does.
 
+mod listing;
 mod register;
 
 use std::cell::{Cell, RefCell};
@@ -298,31 +299,52 @@ async fn change(
     }
 }
 
-/// What namenodes have in common when they have the same namespace.
-type Counts = (u64, u64, u64);
+/// What namenodes have in common when they have the same namespace: how much of everything, and what.
+type Content = ((u64, u64, u64), listing::Listing);
 
 /// Has each namenode lead in turn, and compares what they have.
-pub async fn compare(admins: &mut [Admin], addrs: &[SocketAddr], journal: &Journal) {
+pub async fn compare(
+    admins: &mut [Admin],
+    addrs: &[SocketAddr],
+    connections: impl Fn() -> Connecting,
+    journal: &Journal,
+) {
+    let mut differences = Vec::new();
     for _ in 0..ROUNDS {
-        let mut counts: Vec<Counts> = Vec::new();
+        let mut contents: Vec<Content> = Vec::new();
         for (number, addr) in addrs.iter().enumerate() {
-            let report = loop {
+            let content = loop {
                 hand_over(admins, *addr).await;
-                if let Some(report) = admins[number].fsck().await {
-                    break report;
+                let Some(report) = admins[number].fsck().await else {
+                    continue;
+                };
+                let listed = async { listing::of(&connections().await?).await };
+                let Ok(listed) = listed.await else {
+                    continue;
+                };
+                // Unless another one leads meanwhile, all of it is this one's.
+                if leading(&mut admins[number]).await.is_some() {
+                    break ((report.files, report.directories, report.blocks), listed);
                 }
             };
-            counts.push((report.files, report.directories, report.blocks));
+            contents.push(content);
         }
-        if counts.iter().all(|it| *it == counts[0]) {
+        if contents.iter().all(|it| *it == contents[0]) {
             return;
         }
+        let counts: Vec<_> = contents.iter().map(|it| it.0).collect();
+        let others = contents.iter().skip(1);
+        differences = others
+            .flat_map(|it| listing::differences(&contents[0].1, &it.1))
+            .collect();
         journal.note(
             "group",
-            format_args!("files, directories and blocks of members: {counts:?}"),
+            format_args!("files, directories and blocks of members: {counts:?}; {differences:?}"),
         );
     }
-    journal.failure("the namenodes do not have the same namespace".into());
+    journal.failure(format!(
+        "the namenodes do not have the same namespace: {differences:?}"
+    ));
 }
 
 /// Returns when the member leads.
