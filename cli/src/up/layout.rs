@@ -87,6 +87,20 @@ impl Namenode {
         })
     }
 
+    /// As it was configured.
+    fn made(data: &Path, at: usize) -> anyhow::Result<Self> {
+        let name = init::namenode_directory(at);
+        let directory = data.join(&name);
+        let config: NamenodeConfig = config::load(&directory.join("namenode.toml"))?;
+        let page = config.http.context("it has none yet")?;
+        Ok(Self {
+            name,
+            directory,
+            listen: config.listen,
+            page,
+        })
+    }
+
     fn move_page_if_address_is_taken(&mut self) -> anyhow::Result<()> {
         let page = self.page.listen;
         if !page.ip().is_loopback() || TcpListener::bind(page).is_ok() {
@@ -238,20 +252,23 @@ impl Layout {
         ))
     }
 
+    /// As [`Layout::page_addresses`], of the cluster that runs in a directory.
+    ///
+    /// # Errors
+    /// When it is only being made, or something cannot be read.
+    pub fn page_addresses_of(data: &Path) -> anyhow::Result<String> {
+        let made: Made = config::load(&data.join("up.toml"))?;
+        let namenodes = (0..made.namenodes).map(|at| Namenode::made(data, at));
+        let namenodes: Vec<Namenode> = namenodes.collect::<anyhow::Result<_>>()?;
+        addresses_of_pages(&namenodes)
+    }
+
     /// The address of the namenode's page, with the token; of several namenodes, one a line with where each listens.
     ///
     /// # Errors
     /// When a token cannot be read.
     pub fn page_addresses(&self) -> anyhow::Result<String> {
-        if let [only] = &self.namenodes[..] {
-            return only.page_address();
-        }
-        let lines = self.namenodes.iter().map(|namenode| {
-            let Namenode { name, listen, .. } = namenode;
-            let page = namenode.page_address()?;
-            Ok(format!("\n  {page}  ({name}, listens on {listen})"))
-        });
-        lines.collect()
+        addresses_of_pages(&self.namenodes)
     }
 
     /// Before a start: somebody else may listen where a namenode did, so it moves. What a group agreed on are the
@@ -427,6 +444,18 @@ impl Made {
             self.quota
         )
     }
+}
+
+fn addresses_of_pages(namenodes: &[Namenode]) -> anyhow::Result<String> {
+    if let [only] = namenodes {
+        return only.page_address();
+    }
+    let lines = namenodes.iter().map(|namenode| {
+        let Namenode { name, listen, .. } = namenode;
+        let page = namenode.page_address()?;
+        Ok(format!("\n  {page}  ({name}, listens on {listen})"))
+    });
+    lines.collect()
 }
 
 fn datanode_name(number: u16) -> String {

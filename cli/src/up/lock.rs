@@ -1,11 +1,12 @@
 //! Locks on what a cluster needs to itself.
 
 use std::fs::File;
+use std::os::fd::AsFd;
 use std::path::Path;
 use std::time::Duration;
 
 use anyhow::{Context, bail};
-use rustix::fs::{FlockOperation, flock};
+use rustix::fs::{FlockOperation, flock, fstat, stat};
 use rustix::io::{FdFlags, fcntl_setfd};
 use tokio::time::{Instant, sleep};
 
@@ -55,6 +56,18 @@ pub fn open_lock(path: &Path) -> anyhow::Result<File> {
         .write(true)
         .open(path)
         .with_context(|| format!("cannot open {}", path.display()))
+}
+
+/// The lock at a path that this process got as its standard input from the one that took it.
+pub fn handed_on(path: &Path) -> anyhow::Result<Option<File>> {
+    let input = std::io::stdin();
+    let (Ok(ours), Ok(there)) = (fstat(&input), stat(path)) else {
+        return Ok(None);
+    };
+    if (ours.st_dev, ours.st_ino) != (there.st_dev, there.st_ino) {
+        return Ok(None);
+    }
+    Ok(Some(input.as_fd().try_clone_to_owned()?.into()))
 }
 
 /// Takes it, if it is free.

@@ -28,6 +28,9 @@ use crate::units::Size;
 const START_DEADLINE: Duration = Duration::from_secs(120);
 /// Longest stop of the whole cluster.
 const STOP_DEADLINE: Duration = Duration::from_secs(150);
+/// How long the lock of a cluster may be in a state that passes.
+const LOCK_PATIENCE: Duration = Duration::from_millis(500);
+const LOCK_POLL: Duration = Duration::from_millis(10);
 
 /// `harvestfs up`
 #[derive(Debug, Args)]
@@ -101,11 +104,21 @@ pub struct DownArgs {
 /// When something is missing on the machine, or the cluster cannot start.
 pub fn up(args: &UpArgs) -> anyhow::Result<()> {
     check_machine()?;
-    let mut layout = Layout::prepare(args)?;
-    if args.detach {
-        return detach(args, &layout);
+    let data = data_directory(args.data.as_deref())?;
+    let is_new = !data.exists();
+    std::fs::create_dir_all(&data).with_context(|| format!("cannot make {}", data.display()))?;
+    // First: what is made and changed is that of one `up` at a time, and of none that runs.
+    let lock = take_lock(&data)?;
+    let prepared = Layout::prepare(args);
+    if prepared.is_err() && is_new {
+        // Only what is empty but for the lock.
+        let _ = std::fs::remove_file(Layout::lock_path(&data));
+        let _ = std::fs::remove_dir(&data);
     }
-    let lock = take_lock(&layout)?;
+    let mut layout = prepared?;
+    if args.detach {
+        return detach(args, &layout, lock);
+    }
     let result = supervisor::run(&mut layout);
     drop(lock);
     result
@@ -116,20 +129,28 @@ pub fn up(args: &UpArgs) -> anyhow::Result<()> {
 /// # Errors
 /// When no cluster runs there, or it does not stop in time.
 pub fn down(args: &DownArgs) -> anyhow::Result<()> {
+    let began = Instant::now();
     let data = data_directory(args.data.as_deref())?;
     let lock_path = Layout::lock_path(&data);
     let lock = File::open(&lock_path)
         .with_context(|| format!("no cluster was ever started in {}", data.display()))?;
-    if try_lock(&lock) {
-        bail!("no cluster is running in {}", data.display());
-    }
-    let text = std::fs::read_to_string(&lock_path)?;
-    let pid = text
-        .trim()
-        .parse()
-        .ok()
-        .and_then(rustix::process::Pid::from_raw)
-        .with_context(|| format!("{} does not hold a process id", lock_path.display()))?;
+    let pid = loop {
+        if try_lock(&lock) {
+            // One that is starting would take it for that of another one.
+            drop(lock);
+            bail!("no cluster is running in {}", data.display());
+        }
+        // One that is starting has the lock before it has written its number.
+        let text = std::fs::read_to_string(&lock_path)?;
+        let pid = text.trim().parse().ok();
+        if let Some(pid) = pid.and_then(rustix::process::Pid::from_raw) {
+            break pid;
+        }
+        if began.elapsed() > LOCK_PATIENCE {
+            bail!("{} does not hold a process id", lock_path.display());
+        }
+        thread::sleep(LOCK_POLL);
+    };
     refuse_if_mounted_below(&data)?;
     rustix::process::kill_process(pid, rustix::process::Signal::TERM)
         .with_context(|| format!("cannot stop the process {}", pid.as_raw_nonzero()))?;
@@ -175,12 +196,9 @@ fn refuse_if_mounted_below(data: &Path) -> anyhow::Result<()> {
 }
 
 /// Starts this command again in a session of its own and waits until the mount is ready.
-fn detach(args: &UpArgs, layout: &Layout) -> anyhow::Result<()> {
-    let probe = open_lock(&Layout::lock_path(&layout.data))?;
-    if !try_lock(&probe) {
-        bail!(already_running(layout));
-    }
-    drop(probe);
+///
+/// It inherits the lock, so that no other one comes in between.
+fn detach(args: &UpArgs, layout: &Layout, lock: File) -> anyhow::Result<()> {
     let ready = layout.ready_path();
     remove_if_there(&ready)?;
     let log_path = Layout::log_directory(&layout.data).join("up.log");
@@ -205,14 +223,18 @@ fn detach(args: &UpArgs, layout: &Layout) -> anyhow::Result<()> {
             .arg(args.trace_speed.to_string());
     }
     std::os::unix::process::CommandExt::process_group(&mut command, 0);
+    // `down` waits for the number of the one that stays.
+    lock.set_len(0)?;
     let mut child = command
         .envs([crate::logging::environment()])
-        .stdin(Stdio::null())
+        .stdin(lock)
         // What it prints is printed below, and has no place in a log: the page's token is in it.
         .stdout(Stdio::null())
         .stderr(log)
         .spawn()
         .context("cannot start the background process")?;
+    // It is locked as long as anybody has it.
+    drop(command);
     let deadline = Instant::now() + START_DEADLINE;
     while !ready.exists() {
         if let Some(status) = child.try_wait()? {
@@ -291,26 +313,34 @@ fn default_data_directory() -> anyhow::Result<PathBuf> {
 }
 
 /// The lock is the truth about whether a cluster runs; the process id in it is for `down`.
-fn take_lock(layout: &Layout) -> anyhow::Result<File> {
-    let lock = open_lock(&Layout::lock_path(&layout.data))?;
-    if !try_lock(&lock) {
-        bail!(already_running(layout));
+fn take_lock(data: &Path) -> anyhow::Result<File> {
+    let path = Layout::lock_path(data);
+    let lock = match lock::handed_on(&path)? {
+        Some(lock) => lock,
+        None => open_lock(&path)?,
+    };
+    let deadline = Instant::now() + LOCK_PATIENCE;
+    // `down` has it for a moment.
+    while !try_lock(&lock) {
+        if Instant::now() > deadline {
+            bail!(already_running(data));
+        }
+        thread::sleep(LOCK_POLL);
     }
     lock.set_len(0)?;
-    std::io::Write::write_all(&mut &lock, format!("{}\n", std::process::id()).as_bytes())?;
+    let number = format!("{}\n", std::process::id());
+    // Who had it before may have written, too, at the place that both share.
+    std::os::unix::fs::FileExt::write_all_at(&lock, number.as_bytes(), 0)?;
     Ok(lock)
 }
 
 /// Says where to look at the cluster, too.
-fn already_running(layout: &Layout) -> String {
-    let page = match layout.page_addresses() {
+fn already_running(data: &Path) -> String {
+    let page = match Layout::page_addresses_of(data) {
         Ok(address) => format!(": look at it at {address}"),
         Err(error) => format!("; its page cannot be opened: {error:#}"),
     };
-    format!(
-        "a cluster is running in {} already{page}",
-        layout.data.display()
-    )
+    format!("a cluster is running in {} already{page}", data.display())
 }
 
 fn remove_if_there(path: &Path) -> anyhow::Result<()> {

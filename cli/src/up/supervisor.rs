@@ -29,6 +29,8 @@ pub fn run(layout: &mut Layout) -> anyhow::Result<()> {
 async fn supervise(layout: &mut Layout) -> anyhow::Result<()> {
     let mut signals = StopSignal::listen()?;
     let mut stop = std::pin::pin!(signals.received());
+    // That of one that was killed.
+    super::remove_if_there(&layout.ready_path())?;
     let lock_path = Layout::servers_lock_path(&layout.data);
     let lock = tokio::select! {
         lock = Inherited::wait(&lock_path) => lock?,

@@ -1,0 +1,85 @@
+//! `harvestfs up` with several namenodes, several times at once.
+
+use std::fs;
+use std::path::Path;
+use std::process::{Child, Command, Output, Stdio};
+
+use harvestfs_tests::{can_mount, harvestfs};
+
+fn run(arguments: &[&str], data: &Path) -> Output {
+    Command::new(harvestfs())
+        .args(arguments)
+        .arg("--data")
+        .arg(data)
+        .output()
+        .expect("the binary runs")
+}
+
+fn ok(output: &Output) {
+    assert!(output.status.success(), "{output:?}");
+}
+
+/// Ends what a failed test would leave.
+struct DownOnDrop<'a>(&'a Path);
+
+impl Drop for DownOnDrop<'_> {
+    fn drop(&mut self) {
+        // Fails when the cluster is down, which is the aim.
+        let _ = run(&["down"], self.0);
+    }
+}
+
+/// How a program that was started in the background ended, and what it said.
+fn end(child: Child) -> (bool, String) {
+    let output = child.wait_with_output().expect("it ends");
+    let said = [output.stdout, output.stderr].concat();
+    (
+        output.status.success(),
+        String::from_utf8_lossy(&said).into_owned(),
+    )
+}
+
+#[test]
+fn of_several_at_once_one_makes_the_cluster_and_the_others_change_nothing() {
+    if !can_mount() {
+        return;
+    }
+    let directory = tempfile::tempdir().expect("a directory");
+    let data = directory.path().join("cluster");
+    let _down = DownOnDrop(&data);
+    let start = |policy: &str| {
+        Command::new(harvestfs())
+            .args(["up", "--detach", "--datanodes", "3", "--quota", "1GiB"])
+            .args(["--namenodes", "3", "--policy", policy, "--data"])
+            .arg(&data)
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .expect("the binary runs")
+    };
+    let together = ["harvest", "stock", "greedy"].map(|policy| (policy, start(policy)));
+    let ended = together.map(|(policy, child)| (policy, end(child)));
+    let won: Vec<_> = ended.iter().filter(|(_, (worked, _))| *worked).collect();
+    assert_eq!(won.len(), 1, "{ended:?}");
+    for (_, (_, said)) in ended.iter().filter(|(_, (worked, _))| !worked) {
+        assert!(said.contains("already"), "{said}");
+    }
+    fs::write(data.join("mnt/f"), "kept").expect("write");
+    let policies = || {
+        let configs = ["namenode", "namenode-2", "namenode-3"];
+        configs.map(|it| fs::read_to_string(data.join(it).join("namenode.toml")).expect("there"))
+    };
+    let before = policies();
+    let other = if won[0].0 == "stock" {
+        "greedy"
+    } else {
+        "stock"
+    };
+    let refused = run(&["up", "--detach", "--policy", other], &data);
+    assert!(!refused.status.success(), "{refused:?}");
+    assert_eq!(policies(), before, "one that is refused changes nothing");
+    ok(&run(&["down"], &data));
+    ok(&run(&["up", "--detach"], &data));
+    assert_eq!(fs::read(data.join("mnt/f")).expect("read"), b"kept");
+    ok(&run(&["down"], &data));
+}
