@@ -173,6 +173,8 @@ pub enum PeerReply {
     Snapshot(SnapshotPart),
     /// To `ReadSnapshot`: there is none.
     NoSnapshot,
+    /// To `Vote`: the one that asks has left the group, with an entry that is committed and that it does not have.
+    Left,
 }
 
 /// Bytes of a snapshot.

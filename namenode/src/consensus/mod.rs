@@ -303,6 +303,7 @@ impl Consensus {
                 store: Some(store.clone()),
                 silent: parking_lot::Mutex::default(),
                 releases: Releases::default(),
+                has_left: AtomicBool::new(false),
                 links: Links::new(endpoint),
             }),
         };

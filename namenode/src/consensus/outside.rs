@@ -4,6 +4,7 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
 use harvestfs_protocol::ids::ClusterId;
@@ -216,6 +217,7 @@ impl Outside {
             store: None,
             silent: Mutex::default(),
             releases: Releases::default(),
+            has_left: AtomicBool::new(false),
             links: Links::new(endpoint),
         };
         Self {

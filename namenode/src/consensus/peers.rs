@@ -5,7 +5,7 @@ use std::future::Future;
 use std::io;
 use std::net::SocketAddr;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::Duration;
 
 use harvestfs_protocol::error::FsError;
@@ -37,6 +37,11 @@ const DURABLE_DEADLINE: Duration = Duration::from_secs(2);
 /// How often another namenode is asked whether it has taken a snapshot.
 const TAKING_POLL: Duration = Duration::from_millis(100);
 
+/// What a namenode says once that left its group.
+pub(super) const LEFT: &str = "this namenode is in the group no more: it was removed, or another one took its place. It \
+    takes part in nothing. Stop it. To have it in the group again, add it with `harvestfs admin namenode add`; when that \
+    is refused, make a new directory for it with `harvestfs init namenode` first";
+
 /// Makes them.
 #[derive(Clone)]
 pub(super) struct Peers {
@@ -55,6 +60,8 @@ pub(super) struct Caller {
     pub(super) silent: Mutex<BTreeSet<SocketAddr>>,
     pub(super) releases: Releases,
     pub(super) links: Links,
+    /// Another one has said that this one has left the group.
+    pub(super) has_left: AtomicBool,
 }
 
 /// The version of the cluster, and what runs at the other members.
@@ -103,6 +110,13 @@ impl Caller {
         }
     }
 
+    /// Another one says that this one has left the group.
+    fn left(&self) {
+        if !self.has_left.swap(true, Ordering::Relaxed) {
+            tracing::error!("{LEFT}");
+        }
+    }
+
     /// Takes in what another one says of itself. False: it has forgotten something.
     pub(super) fn note(&self, from: MemberId, memory: Memory) -> bool {
         let store = self.store.as_ref();
@@ -142,6 +156,8 @@ pub(super) enum PeerError {
     Forgetful(SocketAddr),
     #[error("the namenode at {0} is in no group")]
     Outside(SocketAddr),
+    #[error("this namenode has left the group")]
+    Left,
     #[error("its directory is of cluster {0}, which is another one")]
     WrongCluster(ClusterId),
     #[error("there is no snapshot")]
@@ -197,7 +213,7 @@ impl Peer {
             Ok(_) if self.caller.silent.lock().remove(&addr) => {
                 tracing::info!(%addr, "the namenode answers again");
             }
-            Ok(_) => {}
+            Ok(_) | Err(PeerError::Left) => {}
             Err(error) => {
                 if self.caller.silent.lock().insert(addr) {
                     tracing::warn!(%addr, %error, "another namenode does not answer");
@@ -242,6 +258,10 @@ impl Peer {
             PeerReply::Mistaken => return Err(PeerError::Mistaken(self.addr)),
             PeerReply::Forgetful => return Err(PeerError::Forgetful(self.addr)),
             PeerReply::Outside => return Err(PeerError::Outside(self.addr)),
+            PeerReply::Left => {
+                self.caller.left();
+                return Err(PeerError::Left);
+            }
             _ => {}
         }
         if self.to.is_some_and(|to| to != from) {

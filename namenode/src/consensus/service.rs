@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use harvestfs_protocol::error::FsError;
 use harvestfs_protocol::peer::{Known, Memory, PeerAnswer, PeerCall, PeerReply, PeerRequest};
@@ -136,6 +137,12 @@ impl Member {
         }
         let stopped = |error: &dyn fmt::Display| FsError::Internal(error.to_string());
         match request {
+            // Nothing else tells it: the leader has not called it any more since.
+            PeerRequest::Vote { last, .. }
+                if (self.store).has_left(MemberId(from), last.map(wire::entry)) =>
+            {
+                Ok(PeerReply::Left)
+            }
             PeerRequest::Vote {
                 is_transfer: false, ..
             } if tokio::time::Instant::now() < self.votes_from => Ok(PeerReply::Voted {
@@ -170,6 +177,8 @@ impl Member {
                 self.store.commits().leader_has(of_leader);
                 let appended = self.raft.append_entries(request).await;
                 let reply = wire::appended(&appended.map_err(|error| stopped(&error))?);
+                // A leader has it, again perhaps.
+                self.peers.caller.has_left.store(false, Ordering::Relaxed);
                 let acknowledged = known.and_then(|it| it.acknowledged).unwrap_or(0);
                 if reply == PeerReply::Conflict
                     && before.is_some_and(|before| before.record <= acknowledged)

@@ -18,6 +18,7 @@ use tokio::sync::{Notify, oneshot};
 use super::entry::{Record, entry_of, log_id};
 use super::member_file::{self, Kept, term_of};
 use super::members::is_sole_voter;
+use super::peers::LEFT;
 use super::snapshots::{Fetched, blocking};
 use super::tail::{Batches, Tail, bytes_of};
 use super::{
@@ -148,7 +149,11 @@ impl LogStore {
     /// Other members are in the group from an entry on that is committed.
     pub(super) fn keep_members(&self, members: StoredMembers) -> Result<(), JournalError> {
         let is_sole_voter = is_sole_voter(members.membership(), self.this());
+        let was_among_members = self.is_among_members();
         self.keep(|kept| kept.add_members(members))?;
+        if was_among_members && !self.is_among_members() {
+            tracing::error!("{LEFT}");
+        }
         self.shared.commits.set_alone(is_sole_voter);
         Ok(())
     }
@@ -158,6 +163,16 @@ impl LogStore {
         let kept = self.shared.kept.lock();
         let members = kept.members_at(Lsn::MAX).membership();
         members.get_node(&kept.this).is_some()
+    }
+
+    /// Whether a namenode whose log ends there has left the group: it lacks an entry with members that is committed, and
+    /// is none of them. One that was taken in later has that entry.
+    pub(super) fn has_left(&self, id: MemberId, last: Option<LogId>) -> bool {
+        let kept = self.shared.kept.lock();
+        let members = kept.members_at(Lsn::MAX);
+        let entry = members.log_id().as_ref();
+        let lacks_it = entry.is_some_and(|entry| last.is_none_or(|last| last < *entry));
+        lacks_it && members.membership().get_node(&id).is_none()
     }
 
     /// This member.

@@ -144,7 +144,8 @@ pub(super) fn append_response(reply: &PeerReply) -> Option<AppendEntriesResponse
         | PeerReply::Identity { .. }
         | PeerReply::Taking(_)
         | PeerReply::Snapshot(_)
-        | PeerReply::NoSnapshot => None,
+        | PeerReply::NoSnapshot
+        | PeerReply::Left => None,
     }
 }
 

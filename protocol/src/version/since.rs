@@ -368,7 +368,8 @@ impl Versioned for PeerReply {
             | Self::Identity { .. }
             | Self::Taking(_)
             | Self::Snapshot(_)
-            | Self::NoSnapshot => V0_2,
+            | Self::NoSnapshot
+            | Self::Left => V0_2,
         }
     }
 }
