@@ -4,11 +4,12 @@ use std::net::{Ipv4Addr, SocketAddr};
 use std::time::Duration;
 
 use anyhow::Context;
-use futures::future::join_all;
+use futures::future::{join_all, select_ok};
 use harvestfs_protocol::admin::{AdminReply, AdminRequest};
 use harvestfs_protocol::error::FsError;
-use harvestfs_protocol::group::GroupRequest;
+use harvestfs_protocol::group::{GroupRequest, GroupStatus};
 use harvestfs_protocol::identity::{Peer, Role};
+use harvestfs_protocol::limits::NAMENODES_TOLD_MAX;
 use harvestfs_protocol::meta::Notice;
 use harvestfs_protocol::request_id::RequestId;
 use harvestfs_protocol::rpc::{Reply, Request, Response};
@@ -17,6 +18,7 @@ use harvestfs_protocol::upgrade::UpgradeRequest;
 use parking_lot::Mutex;
 use tokio::sync::mpsc;
 
+use super::DEADLINE;
 use super::no_leader::{NoLeader, Standing};
 use crate::cluster::{Access, ClusterArgs};
 use crate::init::NAMENODE_NAME;
@@ -41,6 +43,9 @@ const LOOK_PAUSE: Duration = Duration::from_secs(3);
 const LOOK_DEADLINE: Duration = Duration::from_secs(10);
 /// The same of one that need not run.
 const STANDING_DEADLINE: Duration = Duration::from_secs(2);
+/// One that is connected says so soon who the members are; nothing is lost when it does not.
+const LEARN_DEADLINE: Duration = Duration::from_secs(1);
+const GROUP_POLL: Duration = Duration::from_millis(20);
 
 type Rpc = RpcClient<Request, Response, Notice>;
 
@@ -48,9 +53,55 @@ type Rpc = RpcClient<Request, Response, Notice>;
 pub struct AdminLink {
     /// To the one that answered last.
     rpc: Mutex<Rpc>,
-    namenodes: Vec<SocketAddr>,
+    namenodes: Mutex<Namenodes>,
     namenode: Peer,
     endpoint: Endpoint,
+}
+
+/// The namenodes that are known. Those of the configuration stay known whatever is said: a group may be made anew on one
+/// of their addresses.
+struct Namenodes {
+    configured: Vec<SocketAddr>,
+    /// The members, as one of the newest term said, and those that others say lead.
+    told: Vec<SocketAddr>,
+    /// The term of the one that said it: one that left the group tells of what was.
+    term: u64,
+}
+
+impl Namenodes {
+    fn new(configured: Vec<SocketAddr>) -> Self {
+        Self {
+            configured,
+            told: Vec::new(),
+            term: 0,
+        }
+    }
+
+    /// All, each once.
+    fn all(&self) -> Vec<SocketAddr> {
+        let mut all = self.configured.clone();
+        let told = self.told.iter();
+        all.extend(told.filter(|it| !self.configured.contains(it)));
+        all
+    }
+
+    fn learn(&mut self, group: &GroupStatus) {
+        if group.term < self.term {
+            return;
+        }
+        self.term = group.term;
+        // One that listens on all addresses says nothing about where it is reached.
+        let members = group.members.iter().map(|it| it.addr);
+        let members = members.filter(|it| !it.ip().is_unspecified());
+        self.told = members.take(NAMENODES_TOLD_MAX).collect();
+    }
+
+    fn hinted(&mut self, leader: SocketAddr) {
+        let is_known = self.configured.contains(&leader) || self.told.contains(&leader);
+        if !is_known && self.told.len() < NAMENODES_TOLD_MAX {
+            self.told.push(leader);
+        }
+    }
 }
 
 /// Runs what an operator asks for, with a request id for logs.
@@ -80,19 +131,54 @@ impl AdminLink {
         result
     }
 
-    /// Connects to the first namenode that answers.
+    /// Connects to the first namenode that answers, and asks it for the others: the configuration need not name the one
+    /// that leads, or that leads when the command is half done.
     pub async fn connect(access: &Access) -> anyhow::Result<Self> {
         let any = SocketAddr::from((Ipv4Addr::UNSPECIFIED, 0));
         let endpoint = Endpoint::bind(any, &access.identity, TransportOptions::default())?;
         let namenode = Peer::new(Role::Namenode, NAMENODE_NAME)?;
         let namenodes = access.config.namenodes.clone();
         let rpc = dial_one(&endpoint, &namenode, &namenodes).await?;
+        let mut namenodes = Namenodes::new(namenodes);
+        if let Some(group) = list(&rpc, LEARN_DEADLINE).await {
+            namenodes.learn(&group);
+        }
         Ok(Self {
             rpc: Mutex::new(rpc),
-            namenodes,
+            namenodes: Mutex::new(namenodes),
             namenode,
             endpoint,
         })
+    }
+
+    fn namenodes(&self) -> Vec<SocketAddr> {
+        self.namenodes.lock().all()
+    }
+
+    /// The group as the one that leads sees it. When for so long none does, as another one sees it, which takes none for
+    /// the leader then: one that left the group, or that hears nobody, believes in the leader that it had.
+    ///
+    /// # Errors
+    /// As [`AdminLink::ask`].
+    pub async fn group(&self, patience: Duration) -> anyhow::Result<GroupStatus> {
+        let began = tokio::time::Instant::now();
+        loop {
+            let request = AdminRequest::Group(GroupRequest::List);
+            let AdminReply::Group(mut group) = self.ask_for_diagnosis(request, DEADLINE).await?
+            else {
+                return Err(unexpected());
+            };
+            if leads(&group) {
+                return Ok(group);
+            }
+            if began.elapsed() >= patience {
+                group.leader = None;
+                return Ok(group);
+            }
+            tokio::time::sleep(GROUP_POLL).await;
+            let leader = group.members.iter().find(|it| Some(it.id) == group.leader);
+            self.turn_to(leader.map(|it| it.addr)).await;
+        }
     }
 
     /// Asks the namenode that leads.
@@ -126,13 +212,15 @@ impl AdminLink {
         deadline: Duration,
         patience: Duration,
     ) -> anyhow::Result<AdminReply> {
-        let is_question = matches!(
+        // Questions, and what says how something is to be: it comes to the same when it is asked twice.
+        let may_be_repeated = matches!(
             request,
             AdminRequest::Status
                 | AdminRequest::Nodes
                 | AdminRequest::Fsck
                 | AdminRequest::Quarantine { .. }
                 | AdminRequest::Classes
+                | AdminRequest::Placement(_)
                 | AdminRequest::Group(GroupRequest::List)
                 | AdminRequest::Upgrade(UpgradeRequest::Status)
         );
@@ -144,7 +232,12 @@ impl AdminLink {
             let answer = call_while_it_answers(&rpc, &request, deadline).await;
             let is_late = began.elapsed() >= patience;
             let leader = match answer {
-                Ok(Ok(Reply::Admin(reply))) => return Ok(reply),
+                Ok(Ok(Reply::Admin(reply))) => {
+                    if let AdminReply::Group(group) = &reply {
+                        self.namenodes.lock().learn(group);
+                    }
+                    return Ok(reply);
+                }
                 Ok(Ok(_)) => return Err(unexpected()),
                 Ok(Err(FsError::NotLeader { leader })) if is_late => {
                     let none = self.no_leader(leader).await;
@@ -154,8 +247,8 @@ impl AdminLink {
                 Ok(Err(FsError::NotLeader { leader })) => leader,
                 Ok(Err(error)) => return Err(error.into()),
                 // Another namenode leads, perhaps; a change may have been made.
-                Err(_) if is_question && self.namenodes.len() > 1 && !is_late => None,
-                Err(error) if is_question && self.namenodes.len() > 1 => {
+                Err(_) if may_be_repeated && self.namenodes().len() > 1 && !is_late => None,
+                Err(error) if may_be_repeated && self.namenodes().len() > 1 => {
                     let none = self.no_leader(None).await;
                     return Err(none.map_or_else(|| error.into(), anyhow::Error::from));
                 }
@@ -173,7 +266,8 @@ impl AdminLink {
     /// That none of the namenodes leads, after all; none: one does now. `awaited` is the one that another takes for the
     /// leader.
     async fn no_leader(&self, awaited: Option<SocketAddr>) -> Option<NoLeader> {
-        let asked = self.namenodes.iter().map(|addr| self.standing(*addr));
+        let asked = self.namenodes().into_iter();
+        let asked = asked.map(async |addr| (addr, self.look_at(addr).await.0));
         let namenodes = join_all(asked).await;
         if namenodes.iter().any(|(_, it)| *it == Standing::Leads) {
             return None;
@@ -181,26 +275,44 @@ impl AdminLink {
         Some(NoLeader { namenodes, awaited })
     }
 
-    async fn standing(&self, addr: SocketAddr) -> (SocketAddr, Standing) {
+    /// What a namenode does, and the connection to it.
+    async fn look_at(&self, addr: SocketAddr) -> (Standing, Option<Rpc>) {
         let only = [addr];
         let dialled = dial_one(&self.endpoint, &self.namenode, &only);
         let Ok(Ok(rpc)) = tokio::time::timeout(STANDING_DEADLINE, dialled).await else {
-            return (addr, Standing::Away);
+            return (Standing::Away, None);
         };
-        let list = Request::Admin(AdminRequest::Group(GroupRequest::List));
-        let standing = match rpc.call(&list, STANDING_DEADLINE).await {
-            Ok(Ok(Reply::Admin(AdminReply::Group(group)))) if group.leader == Some(group.this) => {
-                Standing::Leads
-            }
+        let group = list(&rpc, STANDING_DEADLINE).await;
+        if let Some(group) = &group {
+            self.namenodes.lock().learn(group);
+        }
+        let standing = match group {
+            Some(group) if leads(&group) => Standing::Leads,
             _ => Standing::Runs,
         };
-        (addr, standing)
+        (standing, Some(rpc))
     }
 
-    /// Asks the namenode that leads from now on, as far as another one knows; or whichever answers.
+    /// Looks for the one that leads among all that are known.
+    async fn search(&self) -> Option<Rpc> {
+        let looking = self.namenodes().into_iter().map(|addr| {
+            Box::pin(async move {
+                match self.look_at(addr).await {
+                    (Standing::Leads, Some(rpc)) => Ok(rpc),
+                    _ => Err(()),
+                }
+            })
+        });
+        let found = select_ok(looking).await;
+        found.ok().map(|(rpc, _)| rpc)
+    }
+
+    /// Asks the namenode that leads from now on: the one that another one takes for it, or the one of all that says so;
+    /// or whichever answers.
     pub async fn turn_to(&self, leader: Option<SocketAddr>) {
-        let dialled = match leader {
+        let hinted = match leader {
             Some(leader) => {
+                self.namenodes.lock().hinted(leader);
                 let leader = [leader];
                 let dialled = dial_one(&self.endpoint, &self.namenode, &leader);
                 let dialled = tokio::time::timeout(LEADER_DIAL_DEADLINE, dialled).await;
@@ -208,12 +320,16 @@ impl AdminLink {
             }
             None => None,
         };
-        let next = match dialled {
-            Some(rpc) => Ok(rpc),
+        let found = match hinted {
+            Some(rpc) => Some(rpc),
             // One that does not answer any more was the leader: another one will be.
+            None => self.search().await,
+        };
+        let next = match found {
+            Some(rpc) => Ok(rpc),
             None => {
                 tokio::time::sleep(ELECTION_PAUSE).await;
-                dial_one(&self.endpoint, &self.namenode, &self.namenodes).await
+                dial_one(&self.endpoint, &self.namenode, &self.namenodes()).await
             }
         };
         match next {
@@ -262,10 +378,9 @@ async fn call_while_it_answers(
     deadline: Duration,
 ) -> Result<Response, RpcError> {
     let look = async {
-        let list = Request::Admin(AdminRequest::Group(GroupRequest::List));
         loop {
             tokio::time::sleep(LOOK_PAUSE).await;
-            if let Err(error) = rpc.call(&list, LOOK_DEADLINE).await {
+            if let Err(error) = rpc.call(&list_request(), LOOK_DEADLINE).await {
                 return error;
             }
         }
@@ -275,6 +390,23 @@ async fn call_while_it_answers(
         answer = rpc.call(request, deadline) => answer,
         error = look => Err(error),
     }
+}
+
+fn list_request() -> Request {
+    Request::Admin(AdminRequest::Group(GroupRequest::List))
+}
+
+/// The group as a namenode sees it, if it says so in time.
+async fn list(rpc: &Rpc, deadline: Duration) -> Option<GroupStatus> {
+    match rpc.call(&list_request(), deadline).await {
+        Ok(Ok(Reply::Admin(AdminReply::Group(group)))) => Some(group),
+        _ => None,
+    }
+}
+
+/// Whether the one that says this leads.
+fn leads(group: &GroupStatus) -> bool {
+    group.leader == Some(group.this)
 }
 
 /// Connects to the first namenode that answers.
@@ -288,7 +420,7 @@ async fn dial_one(
     }
     // All at once: one that is gone is given up only after a while.
     let dial = |address: &SocketAddr| Box::pin(endpoint.connect(*address, namenode, DIAL_DEADLINE));
-    let (connection, _) = futures::future::select_ok(addresses.iter().map(dial))
+    let (connection, _) = select_ok(addresses.iter().map(dial))
         .await
         .context("cannot reach the namenode (is the cluster running? `harvestfs up`)")?;
     // Notices are for clients that cache; an operator gets none.
@@ -299,4 +431,55 @@ async fn dial_one(
 /// The namenode answered something else.
 pub fn unexpected() -> anyhow::Error {
     anyhow::anyhow!("the namenode answered something else than what was asked for")
+}
+
+#[cfg(test)]
+mod tests {
+    use harvestfs_protocol::group::GroupMember;
+
+    use super::*;
+
+    fn at(port: u16) -> SocketAddr {
+        (Ipv4Addr::LOCALHOST, port).into()
+    }
+
+    fn group(term: u64, members: &[SocketAddr]) -> GroupStatus {
+        let member = |(id, addr): (usize, &SocketAddr)| GroupMember {
+            id: id as u64,
+            name: "nn".to_owned(),
+            addr: *addr,
+            is_voter: true,
+            acknowledged: None,
+            heard_ms: None,
+        };
+        GroupStatus {
+            this: 0,
+            leader: None,
+            term,
+            last: 1,
+            members: members.iter().enumerate().map(member).collect(),
+            is_changing: false,
+        }
+    }
+
+    #[test]
+    fn members_are_as_one_of_the_newest_term_says_and_those_of_the_configuration_stay() {
+        let mut namenodes = Namenodes::new(vec![at(1)]);
+        namenodes.learn(&group(7, &[at(1), at(2), at(3)]));
+        assert_eq!(namenodes.all(), [at(1), at(2), at(3)]);
+        // One that was removed since.
+        namenodes.learn(&group(6, &[at(1), at(4), at(5)]));
+        assert_eq!(namenodes.all(), [at(1), at(2), at(3)]);
+        let everywhere = (Ipv4Addr::UNSPECIFIED, 9).into();
+        namenodes.learn(&group(8, &[at(3), everywhere]));
+        assert_eq!(namenodes.all(), [at(1), at(3)]);
+        for port in [1, 3, 6, 6] {
+            namenodes.hinted(at(port));
+        }
+        assert_eq!(namenodes.all(), [at(1), at(3), at(6)]);
+        let many: Vec<SocketAddr> = (10..100).map(at).collect();
+        namenodes.learn(&group(8, &many));
+        many.iter().for_each(|it| namenodes.hinted(*it));
+        assert_eq!(namenodes.all().len(), 1 + NAMENODES_TOLD_MAX);
+    }
 }

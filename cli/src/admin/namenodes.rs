@@ -7,14 +7,14 @@ use std::time::Duration;
 use anyhow::bail;
 use clap::{Args, Subcommand};
 use futures::future::join_all;
-use harvestfs_protocol::admin::{AdminReply, AdminRequest};
+use harvestfs_protocol::admin::AdminRequest;
 use harvestfs_protocol::group::{GroupMember, GroupRequest, GroupStatus};
 use harvestfs_protocol::identity::{Identity, Peer, Role};
 use harvestfs_protocol::outlook::count;
 use harvestfs_protocol::transport::{Endpoint, RpcError, TransportOptions};
 
 use super::DEADLINE;
-use super::link::{self, AdminLink};
+use super::link::AdminLink;
 use super::no_leader::ADVICE;
 use crate::cluster::ClusterArgs;
 
@@ -25,7 +25,7 @@ const CHANGED_WITHIN: Duration = Duration::from_secs(90);
 /// How long another one may take to lead.
 const HANDED_OVER_WITHIN: Duration = Duration::from_secs(10);
 /// How long there may be no leader before that is said.
-const ELECTED_WITHIN: Duration = Duration::from_secs(3);
+pub const ELECTED_WITHIN: Duration = Duration::from_secs(3);
 /// How long a namenode that runs may take to answer, before another one goes on alone.
 const ANSWERS_WITHIN: Duration = Duration::from_secs(3);
 const POLL: Duration = Duration::from_millis(20);
@@ -146,6 +146,9 @@ pub async fn execute(link: &AdminLink, command: &GroupCommand) -> anyhow::Result
             } else {
                 print(&status);
             }
+            if status.leader.is_none() {
+                bail!("none of the namenodes that answer leads");
+            }
         }
         GroupCommand::Add { address } => {
             let request = AdminRequest::Group(GroupRequest::Add(*address));
@@ -175,23 +178,11 @@ pub async fn execute(link: &AdminLink, command: &GroupCommand) -> anyhow::Result
     Ok(())
 }
 
-/// The group as the leader sees it; as another one does, when there is none for a while. One that left the group
-/// believes in the leader that it had.
+/// The group as the leader sees it; as another one does, when there is none for a while.
 async fn list(link: &AdminLink) -> anyhow::Result<GroupStatus> {
-    let began = tokio::time::Instant::now();
-    loop {
-        let request = AdminRequest::Group(GroupRequest::List);
-        let answer = link.ask_for_diagnosis(request, DEADLINE).await?;
-        let AdminReply::Group(mut status) = answer else {
-            return Err(link::unexpected());
-        };
-        if status.leader == Some(status.this) || began.elapsed() >= ELECTED_WITHIN {
-            status.members.sort_by_key(|it| it.addr);
-            return Ok(status);
-        }
-        tokio::time::sleep(POLL).await;
-        link.turn_to(leader(&status).map(|it| it.addr)).await;
-    }
+    let mut status = link.group(ELECTED_WITHIN).await?;
+    status.members.sort_by_key(|it| it.addr);
+    Ok(status)
 }
 
 async fn transfer(link: &AdminLink, to: Option<SocketAddr>) -> anyhow::Result<()> {
@@ -264,6 +255,12 @@ fn print(status: &GroupStatus) {
     }
     println!("term {}, {}", status.term, count(status.last, "record"));
     if status.leader.is_none() {
+        let this = status.members.iter().find(|it| it.id == status.this);
+        let this = this.map_or_else(
+            || format!("with the number {:x}, none of them,", status.this),
+            |it| format!("at {}", it.addr),
+        );
+        println!("That is what the namenode {this} knows, which does not lead.");
         println!("NO NAMENODE LEADS, and most of them have to work for that.");
         println!("What to do: {ADVICE}.");
     }

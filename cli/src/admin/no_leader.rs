@@ -22,7 +22,7 @@ pub enum Standing {
 /// No namenode leads.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NoLeader {
-    /// Those that the configuration names.
+    /// Those that are known.
     pub namenodes: Vec<(SocketAddr, Standing)>,
     /// The one that others still take for the leader.
     pub awaited: Option<SocketAddr>,
@@ -43,7 +43,7 @@ impl NoLeader {
             .map(|(which, those)| format!("{}, {}", those.join(", "), singular(which, those.len())))
             .collect();
         if !named.is_empty() {
-            text.push_str(": the configuration names ");
+            text.push_str(": known are ");
             text.push_str(&named.join(", and "));
         }
         if let Some(awaited) = self.awaited {

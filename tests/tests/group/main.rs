@@ -1,6 +1,8 @@
 //! Several namenodes as an operator has them: all are replaced while programs go on, what cannot be a
 //! member is refused, and what is interrupted is gone on with.
 
+mod at_once;
+mod grown;
 mod interrupted;
 mod majority;
 mod refused;

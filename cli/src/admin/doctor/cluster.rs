@@ -3,7 +3,6 @@
 use std::time::{Duration, Instant};
 
 use harvestfs_protocol::admin::{AdminReply, AdminRequest, ClusterStatus, NodeStatus};
-use harvestfs_protocol::group::GroupRequest;
 use harvestfs_protocol::outlook::count;
 use harvestfs_protocol::types::VolumeStatus;
 use harvestfs_protocol::unix_now_ms;
@@ -12,6 +11,7 @@ use harvestfs_protocol::version::Release;
 use super::{Area, Diagnosis, group};
 use crate::admin::DEADLINE;
 use crate::admin::link::{self, AdminLink};
+use crate::admin::namenodes::ELECTED_WITHIN;
 use crate::admin::no_leader::{ADVICE, NoLeader};
 use crate::units;
 
@@ -47,10 +47,10 @@ pub async fn examine(link: &AdminLink, diagnosis: &mut Diagnosis) {
         other => return refused(other, diagnosis),
     };
     judge_nodes(&nodes, diagnosis);
-    let list = AdminRequest::Group(GroupRequest::List);
-    match link.ask_for_diagnosis(list, DEADLINE).await {
-        Ok(AdminReply::Group(group)) => group::judge(&group, &nodes, diagnosis),
-        other => refused(other, diagnosis),
+    match link.group(ELECTED_WITHIN).await {
+        Ok(group) if group.leader.is_some() => group::judge(&group, &nodes, diagnosis),
+        Ok(_) => diagnosis.error(Area::Namenode, "no namenode leads any more", ADVICE),
+        Err(error) => refused(Err(error), diagnosis),
     }
 }
 

@@ -364,3 +364,22 @@ async fn what_cannot_be_added_is_refused_with_the_reason() {
     let removed = group.group(GroupRequest::Remove(group.addrs[silent])).await;
     assert_eq!(removed, Ok(AdminReply::Done));
 }
+
+/// A leader that is gone is believed in until there is another one.
+#[tokio::test]
+async fn one_that_is_left_alone_says_who_the_members_are() {
+    let mut group = Group::new(3).await;
+    let leader = group.leader().await;
+    let left = (leader + 1) % 3;
+    for at in (0..3).filter(|at| *at != left) {
+        group.kill(at).await;
+    }
+    let (link, _notices) = group.link(left, Role::Admin, "operator").await.unwrap();
+    let list = Request::Admin(AdminRequest::Group(GroupRequest::List));
+    let answer = link.ask(list).await;
+    let Ok(Reply::Admin(AdminReply::Group(status))) = answer else {
+        panic!("unexpected {answer:?}");
+    };
+    assert_eq!(voters(&status).len(), 3);
+    assert_ne!(status.leader, Some(status.this));
+}

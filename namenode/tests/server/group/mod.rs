@@ -146,6 +146,9 @@ impl Group {
                 };
                 let asked = link.try_ask(Request::Admin(request.clone()));
                 match tokio::time::timeout(Duration::from_secs(20), asked).await {
+                    // Who the members are is said by each of them.
+                    Ok(Ok(Ok(Reply::Admin(AdminReply::Group(group)))))
+                        if group.leader != Some(group.this) => {}
                     Ok(Ok(Ok(Reply::Admin(reply)))) => return Ok(reply),
                     Ok(Ok(Err(FsError::NotLeader { .. })) | Err(_)) | Err(_) => {}
                     Ok(Ok(Err(error))) => return Err(error),

@@ -1,0 +1,120 @@
+//! One namenode becomes three, and the configurations of operators name the first one only.
+
+use std::fs;
+use std::process::{Command, Stdio};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use harvestfs_tests::{Cluster, ClusterOptions, harvestfs, wait_until};
+
+use super::{address, name_namenodes, stderr};
+
+const DEADLINE: Duration = Duration::from_secs(60);
+/// As an operator may who wants to know what is wrong.
+const TOLD_WITHIN: Duration = Duration::from_secs(30);
+
+/// The first namenode leads a group of three; operators know only that one.
+fn grown() -> Cluster {
+    let mut cluster = Cluster::start(&ClusterOptions {
+        namenodes: 1,
+        datanodes: 3,
+        ..ClusterOptions::default()
+    });
+    for _ in 0..2 {
+        let number = cluster.make_namenode();
+        let to = address(&cluster, number);
+        cluster.output_of(&["admin", "namenode", "add", &to]);
+    }
+    name_namenodes(
+        &cluster.path("admin/client.toml"),
+        &cluster.namenodes()[..1],
+    );
+    cluster
+}
+
+#[test]
+fn operators_who_know_one_namenode_hand_leadership_over_and_back() {
+    let cluster = grown();
+    for to in [2, 3, 1, 3, 2, 1] {
+        let to = address(&cluster, to);
+        let said = cluster.output_of(&["admin", "namenode", "transfer", &to]);
+        assert!(said.contains(&format!("{to} leads")), "{said}");
+        cluster.output_of(&["admin", "status"]);
+    }
+}
+
+/// A command that takes long goes on at the next leader.
+#[test]
+fn a_command_outlives_the_one_namenode_that_it_knows() {
+    let mut cluster = grown();
+    let source = cluster.path("source");
+    fs::write(&source, vec![7; 3 << 20]).expect("a file");
+    cluster.output_of(&["fs", "put", &source.to_string_lossy(), "/file"]);
+    cluster.wait_healthy();
+    // It waits until the server's blocks are elsewhere, which they cannot be: there are three servers.
+    let mut waiting = Command::new(harvestfs())
+        .args([
+            "admin",
+            "decommission",
+            "start",
+            &Cluster::datanode(1),
+            "--wait",
+        ])
+        .env("HARVESTFS_DATA", cluster.path(""))
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .expect("the binary runs");
+    thread::sleep(Duration::from_secs(2));
+    assert!(waiting.try_wait().expect("it is a child").is_none());
+    cluster.kill(&Cluster::namenode_name(1));
+    thread::sleep(Duration::from_secs(8));
+    let ended = waiting.try_wait().expect("it is a child");
+    let _ = waiting.kill();
+    let output = waiting.wait_with_output().expect("it ends");
+    assert!(ended.is_none(), "{}", stderr(&output));
+    cluster.start_namenode_number(1);
+}
+
+#[test]
+fn one_that_is_left_alone_tells_what_it_knows() {
+    let mut cluster = grown();
+    let to = address(&cluster, 2);
+    cluster.output_of(&["admin", "namenode", "transfer", &to]);
+    for number in [2, 3] {
+        cluster.kill(&Cluster::namenode_name(number));
+    }
+    let began = Instant::now();
+    let listed = cluster.command(&["admin", "namenode", "list"]);
+    assert!(!listed.status.success(), "{listed:?}");
+    assert!(began.elapsed() < TOLD_WITHIN, "{:?}", began.elapsed());
+    let said = String::from_utf8_lossy(&listed.stdout).into_owned();
+    for number in 1..=3 {
+        assert!(said.contains(&address(&cluster, number)), "{said}");
+    }
+    assert!(
+        said.contains("NO NAMENODE LEADS") && !said.contains("leader"),
+        "{said}"
+    );
+    let this = format!("at {} knows", address(&cluster, 1));
+    assert!(said.contains(&this), "{said}");
+    let listed = cluster.command(&["admin", "namenode", "list", "--json"]);
+    assert!(!listed.status.success(), "{listed:?}");
+    let group: serde_json::Value = serde_json::from_slice(&listed.stdout).expect("JSON");
+    assert!(group["leader"].is_null(), "{group}");
+    assert_eq!(group["members"].as_array().expect("members").len(), 3);
+}
+
+#[test]
+fn one_that_left_says_so_once_and_what_to_do() {
+    let cluster = grown();
+    let to = address(&cluster, 3);
+    cluster.output_of(&["admin", "namenode", "remove", &to]);
+    let name = Cluster::namenode_name(3);
+    let said = || cluster.log(&name).matches("in the group no more").count();
+    wait_until("it says that it has left", DEADLINE, || said() > 0);
+    thread::sleep(Duration::from_secs(5));
+    assert_eq!(said(), 1, "{}", cluster.log(&name));
+    assert!(cluster.log(&name).contains("harvestfs admin namenode add"));
+    assert_eq!(super::voters(&cluster).len(), 2);
+}
