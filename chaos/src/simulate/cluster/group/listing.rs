@@ -26,7 +26,7 @@ pub async fn of(client: &Client) -> Result<Listing, ClientError> {
             let page = page.await?;
             for entry in &page.entries {
                 let path = format!("{path}/{}", String::from_utf8_lossy(entry.name.as_bytes()));
-                let attr = match entry.attr {
+                let attr = match entry.attr.clone() {
                     Some(attr) => attr,
                     None => client.lookup(&me, ino, &entry.name).await?,
                 };
