@@ -38,9 +38,9 @@ const DURABLE_DEADLINE: Duration = Duration::from_secs(2);
 const TAKING_POLL: Duration = Duration::from_millis(100);
 
 /// What a namenode says once that left its group.
-pub(super) const LEFT: &str = "this namenode is in the group no more: it was removed, or another one took its place. It \
-    takes part in nothing. Stop it. To have it in the group again, add it with `harvestfs admin namenode add`; when that \
-    is refused, make a new directory for it with `harvestfs init namenode` first";
+const LEFT: &str = "this namenode is in the group no more: it was removed, or another one took its place. It takes \
+    part in nothing. Stop it. To have it in the group again, make a new directory for it with `harvestfs init namenode`, \
+    and add that with `harvestfs admin namenode add`";
 
 /// Makes them.
 #[derive(Clone)]

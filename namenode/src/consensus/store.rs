@@ -19,7 +19,6 @@ use tokio::sync::{Notify, oneshot};
 use super::entry::{Record, entry_of, log_id};
 use super::member_file::{self, Kept, term_of};
 use super::members::is_sole_voter;
-use super::peers::LEFT;
 use super::snapshots::{Fetched, blocking};
 use super::tail::{Batches, Tail, bytes_of};
 use super::{
@@ -153,11 +152,7 @@ impl LogStore {
     /// Other members are in the group from an entry on that is committed.
     pub(super) fn keep_members(&self, members: StoredMembers) -> Result<(), JournalError> {
         let is_sole_voter = is_sole_voter(members.membership(), self.this());
-        let was_among_members = self.is_among_members();
         self.keep(|kept| kept.add_members(members))?;
-        if was_among_members && !self.is_among_members() {
-            tracing::error!("{LEFT}");
-        }
         self.shared.commits.set_alone(is_sole_voter);
         Ok(())
     }
