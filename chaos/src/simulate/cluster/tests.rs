@@ -181,11 +181,12 @@ fn a_namenode_that_was_away_takes_the_snapshot_of_another_one() {
     let (namenodes, bind, identity) = world.outside_operator().expect("an identity");
     let (journal, is_done) = (Journal::default(), Rc::new(Cell::new(false)));
     let (seen, done) = (journal.clone(), Rc::clone(&is_done));
+    let connections = world.outside_connections().expect("an identity");
     world.spawn_outside(async move {
         let admin = |namenode: &SocketAddr| Admin::with_identity(&identity, bind, *namenode);
         let admins = namenodes.iter().map(admin);
         let mut admins: Vec<Admin> = admins.collect::<Result<_, _>>().expect("free ports");
-        group::compare(&mut admins, &namenodes, &seen).await;
+        group::compare(&mut admins, &namenodes, connections, &seen).await;
         done.set(true);
     });
     let end = world.now() + MINUTE;
