@@ -113,6 +113,8 @@ struct Generator {
     names: BTreeMap<String, usize>,
     sizes: Vec<u64>,
     open: [Option<Open>; SLOTS],
+    /// The file that was closed last, and on which mount.
+    closed: Option<(usize, usize)>,
 }
 
 /// `count` calls that the seed decides.
@@ -123,6 +125,7 @@ pub fn random_calls(seed: u64, count: usize) -> Vec<Call> {
         names: BTreeMap::new(),
         sizes: Vec::new(),
         open: [const { None }; SLOTS],
+        closed: None,
     };
     let mut calls = Vec::with_capacity(count);
     while calls.len() < count {
@@ -184,7 +187,10 @@ impl Generator {
 
     fn open(&mut self, mount: usize) -> Option<Call> {
         let slot = self.open.iter().position(Option::is_none)?;
-        let path = self.path();
+        let path = match self.handed_to(mount) {
+            Some(path) => path,
+            None => self.path(),
+        };
         let mut mode = match self.below(5) {
             0 => OFlags::RDONLY,
             1 => OFlags::WRONLY,
@@ -222,6 +228,18 @@ impl Generator {
         })
     }
 
+    /// A name of the file that was closed last on another mount, every second time: so it goes from one mount to the other and
+    /// back, and what the first one's kernel has of it is from when it created it.
+    fn handed_to(&mut self, mount: usize) -> Option<String> {
+        let (file, _) = self.closed.filter(|(_, by)| *by != mount)?;
+        if self.below(2) == 0 {
+            return None;
+        }
+        let mut names = self.names.iter();
+        let name = names.find(|(_, it)| **it == file)?.0.clone();
+        Some(name)
+    }
+
     fn rename(&mut self, mount: usize) -> Option<Call> {
         let (from, to) = (self.path(), self.path());
         if let Some(&file) = self.names.get(&from)
@@ -245,12 +263,13 @@ impl Generator {
 
     fn call_open(&mut self) -> Option<Call> {
         let slot = self.below(SLOTS);
-        let Open { file, mode, .. } = self.open[slot].clone()?;
+        let Open { mount, file, mode } = self.open[slot].clone()?;
         let size = self.sizes[file];
         let may_write = mode.intersects(OFlags::WRONLY | OFlags::RDWR);
         match self.below(100) {
             0..12 => {
                 self.open[slot] = None;
+                self.closed = Some((file, mount));
                 Some(Call::Close(slot))
             }
             12..40 => {
