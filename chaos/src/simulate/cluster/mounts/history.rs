@@ -5,7 +5,7 @@
 //! file depends on time. Everything else does not: close-to-open, and names that are current everywhere.
 
 use std::cell::RefCell;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 use std::io;
 use std::rc::Rc;
 use std::time::Duration;
@@ -113,8 +113,8 @@ struct Generator {
     names: BTreeMap<String, usize>,
     sizes: Vec<u64>,
     open: [Option<Open>; SLOTS],
-    /// The file that was closed last, and on which mount.
-    closed: Option<(usize, usize)>,
+    /// Calls that come next.
+    planned: VecDeque<Call>,
 }
 
 /// `count` calls that the seed decides.
@@ -125,7 +125,7 @@ pub fn random_calls(seed: u64, count: usize) -> Vec<Call> {
         names: BTreeMap::new(),
         sizes: Vec::new(),
         open: [const { None }; SLOTS],
-        closed: None,
+        planned: VecDeque::new(),
     };
     let mut calls = Vec::with_capacity(count);
     while calls.len() < count {
@@ -158,9 +158,16 @@ impl Generator {
 
     /// None: what was drawn is not decided.
     fn call(&mut self) -> Option<Call> {
+        if let Some(planned) = self.planned.pop_front() {
+            return Some(planned);
+        }
         let mount = self.below(MOUNTS);
         match self.below(100) {
-            0..18 => self.open(mount),
+            0..2 => {
+                self.hand_over(mount)?;
+                self.planned.pop_front()
+            }
+            2..18 => self.open(mount),
             18..24 => {
                 let path = match self.below(8) {
                     0 => format!("{}/below", self.path()),
@@ -187,10 +194,7 @@ impl Generator {
 
     fn open(&mut self, mount: usize) -> Option<Call> {
         let slot = self.open.iter().position(Option::is_none)?;
-        let path = match self.handed_to(mount) {
-            Some(path) => path,
-            None => self.path(),
-        };
+        let path = self.path();
         let mut mode = match self.below(5) {
             0 => OFlags::RDONLY,
             1 => OFlags::WRONLY,
@@ -228,16 +232,38 @@ impl Generator {
         })
     }
 
-    /// A name of the file that was closed last on another mount, every second time: so it goes from one mount to the other and
-    /// back, and what the first one's kernel has of it is from when it created it.
-    fn handed_to(&mut self, mount: usize) -> Option<String> {
-        let (file, _) = self.closed.filter(|(_, by)| *by != mount)?;
-        if self.below(2) == 0 {
+    /// One mount creates a file, the other one changes it, and the first opens it again only then: what its kernel has of
+    /// it is from when it was created.
+    fn hand_over(&mut self, mount: usize) -> Option<()> {
+        let slot = self.open.iter().position(Option::is_none)?;
+        let path = self.path();
+        if self.names.contains_key(&path) {
             return None;
         }
-        let mut names = self.names.iter();
-        let name = names.find(|(_, it)| **it == file)?.0.clone();
-        Some(name)
+        let other = (mount + 1) % MOUNTS;
+        let (created, changed) = (self.bytes(BYTES_MAX), self.bytes(BYTES_MAX));
+        let at = self.below(created.len() + 1);
+        let size = created.len().max(at + changed.len());
+        self.names.insert(path.clone(), self.sizes.len());
+        self.sizes.push(size as u64);
+        let open = |mount, mode| Call::Open {
+            mount,
+            slot,
+            path: path.clone(),
+            mode,
+        };
+        self.planned.extend([
+            open(mount, OFlags::CREATE | OFlags::EXCL | OFlags::RDWR),
+            Call::Write(slot, 0, created),
+            Call::Close(slot),
+            open(other, OFlags::RDWR),
+            Call::Write(slot, at as u64, changed),
+            Call::Close(slot),
+            open(mount, OFlags::RDONLY),
+            Call::Read(slot, 0, size + 1),
+            Call::Close(slot),
+        ]);
+        Some(())
     }
 
     fn rename(&mut self, mount: usize) -> Option<Call> {
@@ -263,13 +289,12 @@ impl Generator {
 
     fn call_open(&mut self) -> Option<Call> {
         let slot = self.below(SLOTS);
-        let Open { mount, file, mode } = self.open[slot].clone()?;
+        let Open { file, mode, .. } = self.open[slot].clone()?;
         let size = self.sizes[file];
         let may_write = mode.intersects(OFlags::WRONLY | OFlags::RDWR);
         match self.below(100) {
             0..12 => {
                 self.open[slot] = None;
-                self.closed = Some((file, mount));
                 Some(Call::Close(slot))
             }
             12..40 => {
