@@ -32,6 +32,8 @@ const NAMES: usize = 4;
 const OFFSET_MAX: u64 = 60_000;
 /// Most bytes of one call.
 const BYTES_MAX: usize = 20_000;
+/// Pages of the largest file that is handed from one mount to the other.
+const PAGES_MAX: usize = 5;
 /// How long one call may take, in virtual time.
 const CALL_MAX: Duration = Duration::from_secs(60);
 const START: Duration = Duration::from_secs(5);
@@ -241,8 +243,14 @@ impl Generator {
             return None;
         }
         let other = (mount + 1) % MOUNTS;
-        let (created, changed) = (self.bytes(BYTES_MAX), self.bytes(BYTES_MAX));
-        let at = self.below(created.len() + 1);
+        // Of pages that are written in part, and of all when the size changes, the kernel keeps nothing.
+        let mut created = vec![0; PAGE_BYTES as usize * (1 + self.below(PAGES_MAX))];
+        self.rng.fill(&mut created[..]);
+        let at = self.below(created.len());
+        let mut changed = self.bytes(BYTES_MAX);
+        if self.below(4) > 0 {
+            changed.truncate(created.len() - at);
+        }
         let size = created.len().max(at + changed.len());
         self.names.insert(path.clone(), self.sizes.len());
         self.sizes.push(size as u64);
