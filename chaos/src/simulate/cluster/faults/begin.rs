@@ -38,6 +38,9 @@ const DISK_LATENCY_MAX_MS: std::ops::Range<u64> = 10..3_000;
 const STUCK_DISK: u32 = 4;
 /// Of so many that do nothing, one of the only namenode loses its power then, with all but datanodes.
 const BLACKOUT_AFTER: u32 = 2;
+/// How long it does nothing before that: datanodes remove replicas when they have heard of it and written down, every few
+/// seconds, whom they obeyed.
+const LASTS_STUCK_MS: std::ops::Range<u64> = 14_000..25_000;
 
 /// Of so many blackouts, one is where namenodes, clients and mounts are, and datanodes are elsewhere.
 const SPARED_DATANODES: u32 = 3;
@@ -182,14 +185,15 @@ impl Faults {
                 let max = Duration::from_millis(rng.random_range(DISK_LATENCY_MAX_MS));
                 if rng.random_ratio(1, STUCK_DISK) {
                     journal.note(&part.to_string(), format_args!("its disk does nothing"));
-                    world.host(part).set_disk_latency(lasts, lasts);
                     if part.is_namenode()
                         && !self.is_group
                         && self.kinds.contains(&FaultKind::Blackout)
                         && rng.random_ratio(1, BLACKOUT_AFTER)
                     {
                         then = Some(Then::Blackout(rng.random()));
+                        lasts = Duration::from_millis(rng.random_range(LASTS_STUCK_MS));
                     }
+                    world.host(part).set_disk_latency(lasts, lasts);
                 } else {
                     world.host(part).set_disk_latency(Duration::ZERO, max);
                 }

@@ -166,7 +166,7 @@ impl Generator {
         let mount = self.below(MOUNTS);
         match self.below(100) {
             0..2 => {
-                self.hand_over(mount)?;
+                self.hand_over(mount);
                 self.planned.pop_front()
             }
             2..18 => self.open(mount),
@@ -236,12 +236,13 @@ impl Generator {
 
     /// One mount creates a file, the other one changes it, and the first opens it again only then: what its kernel has of
     /// it is from when it was created.
-    fn hand_over(&mut self, mount: usize) -> Option<()> {
-        let slot = self.open.iter().position(Option::is_none)?;
-        let path = self.path();
-        if self.names.contains_key(&path) {
-            return None;
+    fn hand_over(&mut self, mount: usize) {
+        let slot = self.below(SLOTS);
+        if self.open[slot].take().is_some() {
+            self.planned.push_back(Call::Close(slot));
         }
+        let path = self.path();
+        self.planned.push_back(Call::Unlink(mount, path.clone()));
         let other = (mount + 1) % MOUNTS;
         // Of pages that are written in part, and of all when the size changes, the kernel keeps nothing.
         let mut created = vec![0; PAGE_BYTES as usize * (1 + self.below(PAGES_MAX))];
@@ -271,7 +272,6 @@ impl Generator {
             Call::Read(slot, 0, size + 1),
             Call::Close(slot),
         ]);
-        Some(())
     }
 
     fn rename(&mut self, mount: usize) -> Option<Call> {
