@@ -21,7 +21,9 @@ use parking_lot::Mutex;
 const SEEDS: u64 = 200;
 /// What the simulator does not find yet with so many seeds, and of several namenodes also what has not been looked for with
 /// as many.
-const NOT_FOUND: [Bug; 5] = [
+const NOT_FOUND: [Bug; 7] = [
+    Bug::RemovesBeforeDurable,
+    Bug::KeepsPagesOfCreated,
     Bug::AnswersKeepAlivesUnasked,
     Bug::ForgetsRefusedRecords,
     Bug::ForgetsTermsEarly,
