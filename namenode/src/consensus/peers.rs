@@ -213,6 +213,7 @@ impl Peer {
         deadline: Duration,
     ) -> Result<(MemberId, PeerReply), PeerError> {
         let known = self.known(&request);
+        let is_append = matches!(request, PeerRequest::Append { .. });
         let linked = self.caller.links.get(&self.name, self.addr);
         let late = |_| {
             PeerError::Transport(TransportError::Deadline {
@@ -249,6 +250,10 @@ impl Peer {
         }
         if !self.caller.note(from, answer.memory) {
             return Err(PeerError::Forgetful(self.addr));
+        }
+        if is_append && let Some(store) = &self.caller.store {
+            // Before it counts: if this namenode forgot it, an older copy of the other one could take part.
+            store.write_memory(from)?;
         }
         self.caller.releases.others.lock().insert(from, running);
         Ok((from, answer.reply))

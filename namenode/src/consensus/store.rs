@@ -1,5 +1,6 @@
 //! The journal as the log of openraft.
 
+use std::collections::BTreeMap;
 use std::fmt::Debug;
 use std::io;
 use std::ops::{Bound, RangeBounds};
@@ -51,6 +52,8 @@ struct Shared {
     commits: Arc<Commits>,
     executed: Arc<Executed>,
     kept: Mutex<Kept>,
+    /// What the file says of the others.
+    written_known: Mutex<BTreeMap<MemberId, (u64, u64)>>,
     /// Held while its file is written: by the consensus, by what answers others, and by a snapshot.
     writing: Mutex<MemberFile>,
     /// What is to take the place of the journal's content.
@@ -104,6 +107,7 @@ impl LogStore {
                 tail,
                 commits,
                 executed,
+                written_known: Mutex::new(kept.known.clone()),
                 kept: Mutex::new(kept),
                 writing: Mutex::new(MemberFile::Open),
                 fetched: Mutex::new(None),
@@ -208,11 +212,22 @@ impl LogStore {
                 false
             }
             Some(_) | None => {
-                // Written with the next change: what this member does because of the other one is one.
+                // Written with the next change. A vote is one; before an acknowledgement counts, there is
+                // `write_memory`.
                 kept.known.insert(member, (memory.run, memory.writes));
                 true
             }
         }
+    }
+
+    /// What is known of another member's memory is durable when this returns, so that a start of this one does not
+    /// forget it.
+    pub(super) fn write_memory(&self, member: MemberId) -> Result<(), JournalError> {
+        let known = self.shared.kept.lock().known.get(&member).copied();
+        if self.shared.written_known.lock().get(&member).copied() == known {
+            return Ok(());
+        }
+        self.keep(|_| ())
     }
 
     /// Others know more of this member than it does itself: it takes part in nothing any more.
@@ -403,7 +418,9 @@ impl LogStore {
             kept.writes += 1;
             kept.clone()
         };
-        member_file::write(&self.shared.disk, &kept)
+        member_file::write(&self.shared.disk, &kept)?;
+        *self.shared.written_known.lock() = kept.known;
+        Ok(())
     }
 }
 

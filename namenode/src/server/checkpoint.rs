@@ -17,7 +17,7 @@ use harvestfs_protocol::panics::contained;
 use tokio::sync::mpsc;
 
 use super::NamenodeError;
-use super::recovery::{Replayed, replay};
+use super::recovery::{Replayed, read_base, replay};
 use crate::consensus::BeforeSnapshot;
 use crate::engine::namespace::{Counts, SnapshotError};
 use crate::journal::{JournalError, Lsn, SnapshotCompletion, SnapshotPlan};
@@ -174,10 +174,10 @@ impl Work {
         }
         let lsn = plan.lsn();
         let journal = |error| CheckpointError::Journal(Arc::new(error));
-        let base = plan.base().map_err(journal)?;
+        let (base, base_lsn) = read_base(plan.base().map_err(journal)?)?;
         let records = plan.records().map_err(journal)?;
         let cancelled = || self.cancelled.load(Ordering::Relaxed);
-        let Some(Replayed { namespace, .. }) = replay(base, records, cancelled)? else {
+        let Some(Replayed { namespace, .. }) = replay(base, base_lsn, records, cancelled)? else {
             return Ok(Outcome::Cancelled);
         };
         let replayed = comparable(namespace.counts());

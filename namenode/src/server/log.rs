@@ -183,6 +183,11 @@ impl Log {
         Arc::clone(&self.commits)
     }
 
+    /// The last entry, if this namenode led, and its term.
+    pub(crate) fn last_led(&self) -> Option<(Lsn, Term)> {
+        Some((self.last_lsn, self.term?))
+    }
+
     /// The last record handed out, committed or not.
     pub(crate) fn last_lsn(&self) -> Lsn {
         self.last_lsn

@@ -71,8 +71,8 @@ use self::history::Historian;
 use self::log::Log;
 use self::metrics::{Metrics, RequestMetrics};
 use self::outside::Waited;
-use self::owner::{Owner, Parts, Stop};
-use self::recovery::{Found, Restored};
+use self::owner::{Ended, Owner, Parts, Stop};
+use self::recovery::{Found, Kept, Restored};
 use self::token_keys::TokenKeys;
 use crate::consensus::{Commits, Consensus, Member, Outside, Service};
 use crate::engine::cluster::{Cluster, ClusterOptions};
@@ -241,15 +241,24 @@ enum Prepared {
     Outside(Journal, Outside),
 }
 
+/// What a namenode starts with, besides its disk.
+struct Start {
+    /// How long its journal may still be open.
+    unlocked_within: Duration,
+    kept: Option<Box<Kept>>,
+}
+
 /// Reads what is on the disk. What served with it before may have its journal open a little longer.
 async fn recover(
     options: &NamenodeOptions,
     disk: Option<&Arc<dyn Disk>>,
-    unlocked_within: Duration,
+    start: Start,
 ) -> Result<Found, NamenodeError> {
-    let deadline = tokio::time::Instant::now() + unlocked_within;
+    let mut kept = start.kept.map(|kept| *kept);
+    let deadline = tokio::time::Instant::now() + start.unlocked_within;
     loop {
-        match recovery::recover(options, disk.cloned()) {
+        let (data_dir, segment_bytes) = (&options.data_dir, options.segment_bytes);
+        match recovery::recover(data_dir, segment_bytes, disk.cloned(), &mut kept) {
             Err(NamenodeError::Journal(error))
                 if matches!(*error, JournalError::Locked { .. })
                     && tokio::time::Instant::now() < deadline =>
@@ -267,7 +276,7 @@ async fn prepare(
     disk: Option<&Arc<dyn Disk>>,
     metrics: &Metrics,
     endpoint: &Endpoint,
-    unlocked_within: Duration,
+    start: Start,
 ) -> Result<Prepared, NamenodeError> {
     let Restored {
         namespace,
@@ -275,7 +284,7 @@ async fn prepare(
         journal,
         read,
         is_from_backup,
-    } = match recover(options, disk, unlocked_within).await? {
+    } = match recover(options, disk, start).await? {
         Found::Restored(restored) => *restored,
         Found::Outside(journal, standing) => {
             let (id, content) = outside::number(standing, options);
@@ -353,12 +362,13 @@ async fn serve(
     let metrics = Arc::new(Metrics::new());
     let mut ready = Some(ready);
     let mut observer: Option<Observer> = None;
-    let mut unlocked_within = UNLOCKED_WITHIN;
+    let mut start = Start {
+        unlocked_within: UNLOCKED_WITHIN,
+        kept: None,
+    };
     let result = loop {
         // Blocks this thread; peers that dial meanwhile try again.
-        let prepared = prepare(options, disk.as_ref(), &metrics, &endpoint, unlocked_within);
-        let prepared = prepared.await?;
-        unlocked_within = UNLOCKED_ANEW_WITHIN;
+        let prepared = prepare(options, disk.as_ref(), &metrics, &endpoint, start).await?;
         let (service, commits) = match &prepared {
             Prepared::Member(owner, service) => (service.clone(), owner.commits()),
             Prepared::Outside(_, outside) => (
@@ -400,23 +410,28 @@ async fn serve(
                 });
             }
         };
-        let result = match prepared {
+        let ended = match prepared {
             Prepared::Member(owner, _) => owner.run(events, &mut stop, is_ready).await,
             Prepared::Outside(journal, outside) => {
                 is_ready();
                 let (disk, stop) = (disk.as_ref(), &mut stop);
                 match outside::wait(journal, &outside, options, disk, events, stop).await? {
-                    Waited::Changed => Err(NamenodeError::Deposed),
-                    Waited::Stopped => Ok(()),
+                    Waited::Changed => Ok(Ended::Deposed(None)),
+                    Waited::Stopped => Ok(Ended::Stopped),
                 }
             }
         };
         drop(accepting);
-        match result {
-            Err(NamenodeError::Deposed) => {
+        match ended {
+            Ok(Ended::Deposed(kept)) => {
                 tracing::warn!("this namenode begins anew with what its journal has, as a standby");
+                start = Start {
+                    unlocked_within: UNLOCKED_ANEW_WITHIN,
+                    kept,
+                };
             }
-            ended => break ended,
+            Ok(Ended::Stopped) => break Ok(()),
+            Err(error) => break Err(error),
         }
     };
     tokio::time::sleep(LAST_REPLIES_GRACE).await;

@@ -1,13 +1,14 @@
 //! From what is on the disk to a namespace.
 
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Instant;
 
 use harvestfs_protocol::durable;
 use harvestfs_protocol::version::Versions;
 
+use super::NamenodeError;
 use super::data_dir;
-use super::{NamenodeError, NamenodeOptions};
 use crate::consensus::{self, Content, ReadLog, ReadMembers, Standing, Term};
 use crate::engine::namespace::{Command, Formatted, Namespace};
 use crate::journal::disk::Disk;
@@ -40,25 +41,50 @@ pub(crate) struct Restored {
     pub is_from_backup: bool,
 }
 
-/// Reads the newest snapshot and the records after it, from `disk` if there is one. Refuses to guess: what was acknowledged and
-/// cannot be read is an error.
+/// The namespace of a namenode that led until now. It has what its journal has, as long as no other leader replaced
+/// the last entry: two logs with an entry of the same number and term have the same entries before it (Raft, section
+/// 5.3).
+pub(crate) struct Kept {
+    /// The state after `last`.
+    pub namespace: Namespace,
+    /// The last entry that it executed, and its term.
+    pub last: (Lsn, Term),
+}
+
+impl Kept {
+    fn is_in(&self, journal: &Journal) -> bool {
+        let (lsn, term) = self.last;
+        let found = journal.reader().read(lsn, lsn + 1, 1);
+        let found =
+            found.inspect_err(|error| tracing::warn!(%error, lsn, "the last entry was not found"));
+        found.is_ok_and(|records| {
+            let first = records.first().map(|(_, record)| consensus::decode(record));
+            matches!(first, Some(Ok((of, _))) if of == term)
+        })
+    }
+}
+
+/// Reads the newest snapshot and the records after it, from `disk` if there is one, or only what came after what was
+/// `kept`. Refuses to guess: what was acknowledged and cannot be read is an error.
 pub(crate) fn recover(
-    options: &NamenodeOptions,
+    data_dir: &Path,
+    segment_bytes: u64,
     disk: Option<Arc<dyn Disk>>,
+    kept: &mut Option<Kept>,
 ) -> Result<Found, NamenodeError> {
     let started = Instant::now();
-    let cluster = data_dir::cluster_id(&options.data_dir)?;
+    let cluster = data_dir::cluster_id(data_dir)?;
     let journal_options = JournalOptions {
-        segment_bytes: options.segment_bytes,
-        ..JournalOptions::new(data_dir::journal_dir(&options.data_dir), cluster.0)
+        segment_bytes,
+        ..JournalOptions::new(data_dir::journal_dir(data_dir), cluster.0)
     };
     let (journal, recovered) = match disk {
         Some(disk) => Journal::open_on(disk, &journal_options)?,
         None => Journal::open(&journal_options)?,
     };
     // Only now is it certain that no other namenode uses the directory.
-    durable::recover(&options.data_dir).map_err(|source| NamenodeError::DataDir {
-        path: options.data_dir.clone(),
+    durable::recover(data_dir).map_err(|source| NamenodeError::DataDir {
+        path: data_dir.to_owned(),
         source,
     })?;
     let Recovered {
@@ -82,11 +108,18 @@ pub(crate) fn recover(
         }
     }
     let snapshot_lsn = snapshot.as_ref().map_or(0, |(lsn, _)| *lsn);
+    let kept = kept.take().filter(|kept| kept.is_in(&journal));
+    let is_kept = kept.is_some();
+    let (namespace, executed) = match kept {
+        Some(kept) => (kept.namespace, kept.last.0),
+        None => read_base(snapshot)?,
+    };
+    let replayed = replay(namespace, executed, records, || false)?;
     let Some(Replayed {
         namespace,
         terms,
         members,
-    }) = replay(snapshot, records, || false)?
+    }) = replayed
     else {
         unreachable!("a replay that cannot be cancelled was");
     };
@@ -101,7 +134,7 @@ pub(crate) fn recover(
         }
         None => {
             return Err(NamenodeError::NotFormatted {
-                path: options.data_dir.clone(),
+                path: data_dir.to_owned(),
             });
         }
     };
@@ -109,6 +142,7 @@ pub(crate) fn recover(
         snapshot_lsn,
         last_lsn,
         inodes = namespace.counts().inodes,
+        is_kept,
         elapsed_ms = started.elapsed().as_millis(),
         "the namespace was restored"
     );
@@ -122,7 +156,7 @@ pub(crate) fn recover(
             terms,
             members,
         },
-        is_from_backup: data_dir::is_from_backup(&options.data_dir)?,
+        is_from_backup: data_dir::is_from_backup(data_dir)?,
     })))
 }
 
@@ -136,17 +170,25 @@ pub(crate) struct Replayed {
     pub members: Option<ReadMembers>,
 }
 
-/// Applies records to a snapshot. `None` when `cancelled` says so in between.
-pub(crate) fn replay(
+/// The namespace of a snapshot, and the last record that it has.
+pub(crate) fn read_base(
     snapshot: Option<(Lsn, SnapshotReader)>,
+) -> Result<(Namespace, Lsn), NamenodeError> {
+    let Some((lsn, mut reader)) = snapshot else {
+        return Ok((Namespace::new(), 0));
+    };
+    let namespace = Namespace::read_snapshot(&mut reader);
+    let namespace = namespace.map_err(|source| NamenodeError::of_snapshot(lsn, source))?;
+    Ok((namespace, lsn))
+}
+
+/// Applies records to a namespace, which has those up to `executed`. `None` when `cancelled` says so in between.
+pub(crate) fn replay(
+    mut namespace: Namespace,
+    executed: Lsn,
     records: RecordReader,
     cancelled: impl Fn() -> bool,
 ) -> Result<Option<Replayed>, NamenodeError> {
-    let mut namespace = match snapshot {
-        None => Namespace::new(),
-        Some((lsn, mut reader)) => Namespace::read_snapshot(&mut reader)
-            .map_err(|source| NamenodeError::of_snapshot(lsn, source))?,
-    };
     let mut terms: Vec<(Lsn, Term)> = Vec::new();
     let mut named = None;
     for record in records {
@@ -159,6 +201,7 @@ pub(crate) fn replay(
         match content {
             Content::Blank => {}
             Content::Members(members) => named = Some(ReadMembers { lsn, members }),
+            Content::Command(_) if lsn <= executed => {}
             Content::Command(command) => {
                 let command = Command::decode(command)
                     .map_err(|source| NamenodeError::Record { lsn, source })?;
@@ -209,5 +252,79 @@ fn report_tail(tail: &TailReport) {
             "the newest segment of the journal is shorter than it was made: something other than a \
              crash truncated it, and acknowledged operations may be lost"
         ),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use harvestfs_protocol::ids::ClusterId;
+    use harvestfs_protocol::types::Timestamp;
+    use harvestfs_protocol::types::{Durability, PlacementRules};
+
+    use super::*;
+    use crate::server::{FormatOptions, format};
+
+    const SEGMENT_BYTES: u64 = 4 << 20;
+
+    fn restored(data_dir: &Path, kept: Option<Kept>) -> Restored {
+        match recover(data_dir, SEGMENT_BYTES, None, &mut { kept }) {
+            Ok(Found::Restored(restored)) => *restored,
+            Ok(Found::Outside(..)) => panic!("it is a member"),
+            Err(error) => panic!("{error}"),
+        }
+    }
+
+    /// Shows in the counts that it was applied.
+    fn open_session(client: &str) -> Command {
+        Command::OpenSession {
+            client: client.to_owned(),
+            now: Timestamp::default(),
+        }
+    }
+
+    #[test]
+    fn what_was_kept_is_used_as_long_as_the_journal_has_its_last_entry() {
+        let directory = tempfile::tempdir().unwrap();
+        let data_dir = directory.path().join("nn");
+        let options = FormatOptions {
+            cluster: ClusterId(7),
+            root_uid: 0,
+            root_gid: 0,
+            block_bytes: 64 << 20,
+            default_rules: PlacementRules {
+                replication: 1,
+                durability: Durability::Strict,
+                class: None,
+            },
+            segment_bytes: SEGMENT_BYTES,
+            group: None,
+        };
+        format(&data_dir, &options).unwrap();
+        let read = restored(&data_dir, None).read;
+        let (last_lsn, term) = (read.last_lsn, read.terms.last().unwrap().1);
+        // What only the kept one has, tells it from what the journal has.
+        let kept = |last| {
+            let mut namespace = restored(&data_dir, None).namespace;
+            namespace.apply(&open_session("kept")).unwrap();
+            Some(Kept { namespace, last })
+        };
+        let sessions = |kept| restored(&data_dir, kept).namespace.counts().sessions;
+        assert_eq!(sessions(None), 0);
+        assert_eq!(sessions(kept((last_lsn, term))), 1);
+        assert_eq!(sessions(kept((last_lsn, term + 1))), 0, "of another term");
+        assert_eq!(
+            sessions(kept((last_lsn + 1, term))),
+            0,
+            "not in the journal"
+        );
+
+        let before = kept((last_lsn, term));
+        let mut journal = restored(&data_dir, None).journal;
+        let record = open_session("journal").encode().unwrap();
+        journal.append(&[record]).unwrap();
+        journal.sync().unwrap();
+        drop(journal);
+        assert_eq!(sessions(None), 1);
+        assert_eq!(sessions(before), 2, "the record after it is replayed");
     }
 }

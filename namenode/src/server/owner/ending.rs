@@ -1,4 +1,4 @@
-//! The end of a namenode that is stopped in good order.
+//! The end of a namenode that is stopped or deposed.
 
 use std::thread;
 use std::time::Duration;
@@ -6,14 +6,24 @@ use std::time::Duration;
 use tokio::sync::mpsc;
 
 use super::Owner;
+use crate::server::NamenodeError;
 use crate::server::connection::Event;
+use crate::server::recovery::Kept;
 
 /// How long requests in flight may take when the namenode stops.
 const SHUTDOWN_DEADLINE: Duration = Duration::from_secs(5);
 
+/// How an owner ended.
+pub(crate) enum Ended {
+    /// As it was asked to.
+    Stopped,
+    /// It does not lead any more, or what it has was replaced. What it has may be right all the same.
+    Deposed(Option<Box<Kept>>),
+}
+
 /// Drops what was in memory. Of ten million files that takes a third of a second, in which nobody would hear that this
 /// namenode does not lead any more.
-pub(super) fn drop_elsewhere(memory: impl Send + 'static) {
+fn drop_elsewhere(memory: impl Send + 'static) {
     let dropping = move || drop(memory);
     if let Err(error) = thread::Builder::new()
         .name("drop".to_owned())
@@ -25,6 +35,30 @@ pub(super) fn drop_elsewhere(memory: impl Send + 'static) {
 }
 
 impl Owner {
+    /// Ends what it has, after what it did ended.
+    pub(super) async fn end(
+        self,
+        worked: Result<(), NamenodeError>,
+    ) -> Result<Ended, NamenodeError> {
+        let led = self.log.last_led();
+        let is_replaced = self.log.is_replaced();
+        // Replies that are still held are given up: their mutations may be repeated.
+        let closed = self.log.close().await;
+        drop_elsewhere(self.cluster);
+        let namespace = self.namespace;
+        if let (Err(NamenodeError::Deposed), Ok(()), Some(last), false) =
+            (&worked, &closed, led, is_replaced)
+        {
+            return Ok(Ended::Deposed(Some(Box::new(Kept { namespace, last }))));
+        }
+        drop_elsewhere(namespace);
+        match worked {
+            // To begin anew is of no use without what the disk refused.
+            Err(NamenodeError::Deposed) => closed.map(|()| Ended::Deposed(None)),
+            worked => worked.and(closed).map(|()| Ended::Stopped),
+        }
+    }
+
     /// Takes what has arrived before the stop and waits until it is answered.
     pub(super) async fn answer_what_is_in_flight(&mut self, mut events: mpsc::Receiver<Event>) {
         let deadline = tokio::time::Instant::now() + SHUTDOWN_DEADLINE;

@@ -50,6 +50,7 @@ use tokio::time::MissedTickBehavior;
 use self::admin::Checkpoints;
 use self::backup::Backups;
 use self::deferred::Deferred;
+pub(crate) use self::ending::Ended;
 use self::group::Group;
 use self::standby::Part;
 use self::upkeep::Upkeep;
@@ -260,21 +261,14 @@ impl Owner {
         mut events: mpsc::Receiver<Event>,
         stop: &mut oneshot::Receiver<Stop>,
         ready: impl FnMut(),
-    ) -> Result<(), NamenodeError> {
+    ) -> Result<Ended, NamenodeError> {
         let worked = self.work(&mut events, stop, ready).await;
         self.checkpoints.cancel();
         if let Ok(Stop::Gracefully) = worked {
             self.answer_what_is_in_flight(events).await;
         }
         self.historian.stop(clock::unix_now_s());
-        // Replies that are still held are given up: their mutations may be repeated.
-        let closed = self.log.close().await;
-        ending::drop_elsewhere((self.namespace, self.cluster));
-        match worked {
-            // To begin anew is of no use without what the disk refused.
-            Err(NamenodeError::Deposed) => closed.and(Err(NamenodeError::Deposed)),
-            worked => worked.and(closed),
-        }
+        self.end(worked.map(|_| ())).await
     }
 
     async fn work(

@@ -17,7 +17,7 @@ async fn nobody_leads(group: &Group, of: &[usize]) {
     for _ in 0..20 {
         for &at in of {
             let client = group.try_client(at, "bob", None).await;
-            assert!(client.is_none(), "namenode {at} leads");
+            assert!(client.is_none(), "namenode {at} of {of:?} leads");
         }
         tokio::time::sleep(Duration::from_millis(50)).await;
     }
@@ -41,29 +41,67 @@ async fn directories_that_were_copied_to_their_servers_make_a_group() {
     check_files(&group, &names).await;
 }
 
-#[tokio::test]
-async fn a_member_that_is_put_back_to_how_it_began_takes_part_in_nothing() {
-    let mut group = Group::made(3);
-    let began: Vec<PathBuf> = (0..3)
-        .map(|at| group.dir.path().join(format!("began-{at}")))
-        .collect();
-    for (at, began) in began.iter().enumerate() {
-        copy(&group.data_dir(at), began);
-        group.start(at).await;
-    }
-    let leader = group.leader().await;
-    let (put_back, third) = ((leader + 1) % 3, (leader + 2) % 3);
-    let mut names = create_files(&group, "before", 5).await;
+/// How the directories of a group were before anything was done.
+fn keep_beginnings(group: &Group) -> Vec<PathBuf> {
+    let begun = |at| {
+        let begun = group.dir.path().join(format!("begun-{at}"));
+        copy(&group.data_dir(at), &begun);
+        begun
+    };
+    (0..group.addrs.len()).map(begun).collect()
+}
+
+/// The directory of one is put back, and the others are started and killed in such a way that it could do harm.
+async fn check_put_back(group: &mut Group, begun: &[PathBuf], put_back: usize) {
+    let mut names = create_files(group, "before", 5).await;
     group.kill(put_back).await;
-    copy(&began[put_back], &group.data_dir(put_back));
+    // Another one may lead meanwhile.
+    let leader = group.leader().await;
+    let third = 3 - put_back - leader;
+    copy(&begun[put_back], &group.data_dir(put_back));
     // The one that knows what it promised is away; the other one may never have heard of it.
     group.kill(leader).await;
     group.start(put_back).await;
-    nobody_leads(&group, &[put_back, third]).await;
+    nobody_leads(group, &[put_back, third]).await;
     group.start(leader).await;
-    names.extend(create_files(&group, "without", 5).await);
-    check_files(&group, &names).await;
+    names.extend(create_files(group, "without", 5).await);
+    check_files(group, &names).await;
     // With the others there, it still does not.
+    for _ in 0..60 {
+        let acknowledged = group.acknowledged(put_back).await;
+        assert!(acknowledged.is_none_or(|lsn| lsn == 0), "it takes part");
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
     group.kill(third).await;
-    nobody_leads(&group, &[put_back]).await;
+    nobody_leads(group, &[put_back]).await;
+}
+
+#[tokio::test]
+async fn a_member_that_is_put_back_to_how_it_began_takes_part_in_nothing() {
+    let mut group = Group::made(3);
+    let begun = keep_beginnings(&group);
+    for at in 0..3 {
+        group.start(at).await;
+    }
+    create_files(&group, "first", 5).await;
+    let put_back = (group.leader().await + 1) % 3;
+    check_put_back(&mut group, &begun, put_back).await;
+}
+
+#[tokio::test]
+async fn nor_does_one_that_has_only_acknowledged_and_the_leader_was_killed_since() {
+    let mut group = Group::made(3);
+    let begun = keep_beginnings(&group);
+    group.start(0).await;
+    group.start(1).await;
+    create_files(&group, "first", 5).await;
+    group.start(2).await;
+    let leader = group.leader().await;
+    let deadline = tokio::time::Instant::now() + ELECTED_WITHIN;
+    while group.acknowledged(2).await.is_none_or(|lsn| lsn < 5) {
+        assert!(tokio::time::Instant::now() < deadline, "it lags behind");
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+    assert_eq!(leader, group.leader().await, "it voted for nobody");
+    check_put_back(&mut group, &begun, 2).await;
 }

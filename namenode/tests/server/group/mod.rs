@@ -168,6 +168,13 @@ impl Group {
         }
     }
 
+    /// What one of them has acknowledged to the leader.
+    async fn acknowledged(&self, at: usize) -> Option<u64> {
+        let members = self.list().await.members;
+        let member = members.iter().find(|it| it.addr == self.addrs[at]);
+        member.and_then(|it| it.acknowledged)
+    }
+
     /// Which one leads.
     async fn leader(&self) -> usize {
         let deadline = tokio::time::Instant::now() + ELECTED_WITHIN;
