@@ -12,6 +12,7 @@ use harvestfs_protocol::error::FsError;
 use harvestfs_protocol::ids::InodeId;
 use harvestfs_protocol::meta::AttrChanges;
 use harvestfs_protocol::name::Name;
+use harvestfs_protocol::planted::{self, Bug};
 use harvestfs_protocol::types::{Attr, Credentials};
 use rustix::fs::OFlags;
 
@@ -248,7 +249,9 @@ impl Inner {
                 let settled = self.shared.settle(&mut attr).await;
                 let ttl = ttl_of(self.remember(&attr, asked_at), settled);
                 // When it was opened it was not known to be the kernel's.
-                if let Some(pages) = self.shared.nodes.pages(attr.ino) {
+                if let Some(pages) = self.shared.nodes.pages(attr.ino)
+                    && !planted::is(Bug::KeepsPagesOfCreated)
+                {
                     pages.opened();
                 }
                 // It may have been another's file already.

@@ -58,6 +58,8 @@ pub enum Bug {
     AnswersShortReads,
     /// The mount does not have the kernel drop pages.
     KeepsOldPages,
+    /// The mount does not know that the kernel has pages of a file that it created.
+    KeepsPagesOfCreated,
     /// The datanode acknowledges what it has not synced.
     SkipsReplicaSync,
     /// The datanode does not sync the directory into which a sealed replica was moved.
@@ -106,7 +108,7 @@ pub enum Bug {
 
 impl Bug {
     /// All of them.
-    pub const ALL: [Self; 48] = [
+    pub const ALL: [Self; 49] = [
         Self::AnswersBeforeDurable,
         Self::SendsNoInvalidation,
         Self::DoesNotWaitForInvalidation,
@@ -133,6 +135,7 @@ impl Bug {
         Self::TellsSizeOverZeros,
         Self::AnswersShortReads,
         Self::KeepsOldPages,
+        Self::KeepsPagesOfCreated,
         Self::SkipsReplicaSync,
         Self::SkipsSealedDirectorySync,
         Self::IgnoresChecksums,
@@ -161,19 +164,32 @@ impl Bug {
 #[cfg(feature = "planted-bugs")]
 thread_local! {
     static PLANTED: std::cell::Cell<Option<Bug>> = const { std::cell::Cell::new(None) };
+    static MET: std::cell::Cell<u64> = const { std::cell::Cell::new(0) };
 }
 
 /// This thread has the bug from now on, or none.
 #[cfg(feature = "planted-bugs")]
 pub fn plant(bug: Option<Bug>) {
     PLANTED.set(bug);
+    MET.set(0);
+}
+
+/// How often this thread came to where its bug makes a difference, since it was planted.
+#[cfg(feature = "planted-bugs")]
+#[must_use]
+pub fn met() -> u64 {
+    MET.get()
 }
 
 /// Whether this thread has the bug.
 #[cfg(feature = "planted-bugs")]
 #[must_use]
 pub fn is(bug: Bug) -> bool {
-    PLANTED.get() == Some(bug)
+    let is_planted = PLANTED.get() == Some(bug);
+    if is_planted {
+        MET.set(MET.get() + 1);
+    }
+    is_planted
 }
 
 /// Whether this thread has the bug: no.

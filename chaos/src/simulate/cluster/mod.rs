@@ -2,6 +2,7 @@
 //! clients, each part on a machine of its own, over a network of datagrams, decided by one seed.
 
 mod copies;
+mod cut_off;
 mod disk;
 mod faults;
 mod forgotten;
@@ -32,14 +33,16 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use harvestfs_protocol::admin::FsckReport;
+use rand::RngExt;
 
+use self::cut_off::CutOffs;
 use self::faults::Faults;
 use self::group::{Group, Leader};
 use self::journal::Journal;
 pub use self::kind::FaultKind;
 use self::machine::Host;
 use self::mounts::Mounts;
-pub use self::mounts::history;
+pub use self::mounts::{history, promised};
 use self::network::{Link, Network};
 use self::part::Part;
 use self::replay::Given;
@@ -57,6 +60,8 @@ const START: Duration = Duration::from_secs(5);
 const HEAL_MAX: Duration = Duration::from_secs(1_000);
 /// How long a client waits before it opens a session again.
 const RECONNECT_PAUSE: Duration = Duration::from_millis(500);
+/// In one of so many simulations clients use files that have blocks of their own, which takes long.
+const WITH_LONE_FILES: u32 = 4;
 /// How often it is looked whether the cluster is whole.
 const LOOK: Duration = Duration::from_secs(2);
 
@@ -134,8 +139,9 @@ pub fn run(options: &Options) -> io::Result<Report> {
     let rng = random::stream(options.seed, "faults");
     let (journal, leader, stop) = (Journal::default(), Leader::default(), Rc::default());
     let (names, log) = (Rc::default(), Rc::default());
+    let cut_offs = CutOffs::default();
     let mut simulation = Simulation {
-        faults: Faults::new(options, rng, START, &leader),
+        faults: Faults::new(options, rng, START, (&leader, &cut_offs)),
         group: Group::new(&journal, &leader),
         world,
         mounts: Mounts::new(
@@ -150,6 +156,8 @@ pub fn run(options: &Options) -> io::Result<Report> {
         board: Rc::default(),
         names,
         log,
+        cut_offs,
+        have_lone: random::stream(options.seed, "lone files").random_ratio(1, WITH_LONE_FILES),
         clients: (0..options.clients)
             .map(|number| SimulatedClient::new(options.seed, number))
             .collect(),
@@ -191,6 +199,8 @@ struct Simulation {
     board: Rc<RefCell<Board>>,
     names: Rc<RefCell<History>>,
     log: Rc<RefCell<Log>>,
+    cut_offs: CutOffs,
+    have_lone: bool,
     clients: Vec<SimulatedClient>,
     mounts: Mounts,
     until_failure: bool,
@@ -285,6 +295,7 @@ impl Simulation {
         let (board, journal) = (Rc::clone(&self.board), self.journal.clone());
         let (names, log) = (Rc::clone(&self.names), Rc::clone(&self.log));
         let (stop, is_done) = (Rc::clone(&self.stop), Rc::clone(&of_client.is_done));
+        let (cut_offs, has_lone) = (self.cut_offs.clone(), self.have_lone);
         let connections = self.world.connections(Part::Client(number))?;
         self.world.host(Part::Client(number)).spawn(async move {
             loop {
@@ -297,6 +308,8 @@ impl Simulation {
                         board: Rc::clone(&board),
                         names: Rc::clone(&names),
                         log: Rc::clone(&log),
+                        cut_offs: cut_offs.clone(),
+                        has_lone,
                         journal: journal.clone(),
                     };
                     worker.work(|| stop.get()).await

@@ -7,7 +7,7 @@ use rand::RngExt;
 use rand::rngs::SmallRng;
 use rand::seq::IndexedRandom;
 
-use super::{FaultKind, Faults, LASTS_MS, UnderWay};
+use super::{FaultKind, Faults, LASTS_MS, Then, UnderWay};
 use crate::simulate::cluster::disk::Trouble;
 use crate::simulate::cluster::forgotten;
 use crate::simulate::cluster::journal::Journal;
@@ -24,6 +24,11 @@ const LONG_DELAY: u32 = 4;
 const JITTER_LONG_MAX_MS: u64 = 2_000;
 const CUT_AFTER_DELAY: u32 = 3;
 const CUT_MS: std::ops::Range<u64> = 11_000..16_000;
+/// Of so many partitions of clients, one begins right after it renewed its lease, which is known by then; of so many of
+/// these, the answer is late in one.
+const CUT_AFTER_RENEWAL: u32 = 3;
+const RENEWED_WITHIN: Duration = Duration::from_secs(8);
+const LATE_ANSWER: u32 = 2;
 
 /// How wrong a wall clock is at most: "Keep them within minutes for block tokens" (`docs/OPERATIONS.md`).
 const JUMP_MAX_MS: i64 = 5 * 60_000;
@@ -31,6 +36,11 @@ const JUMP_MAX_MS: i64 = 5 * 60_000;
 const DISK_LATENCY_MAX_MS: std::ops::Range<u64> = 10..3_000;
 /// Of so many slow disks, one does nothing before the fault is over.
 const STUCK_DISK: u32 = 4;
+/// Of so many that do nothing, one of the only namenode loses its power then, with all but datanodes.
+const BLACKOUT_AFTER: u32 = 2;
+/// How long it does nothing before that: datanodes remove replicas when they have heard of it and written down, every few
+/// seconds, whom they obeyed.
+const LASTS_STUCK_MS: std::ops::Range<u64> = 14_000..25_000;
 
 /// Of so many blackouts, one is where namenodes, clients and mounts are, and datanodes are elsewhere.
 const SPARED_DATANODES: u32 = 3;
@@ -124,7 +134,7 @@ impl Faults {
         let usual = Link::default();
         let sound = Trouble::default();
         let mut lasts = lasts;
-        let mut then_cut = None;
+        let mut then = None;
         match kind {
             FaultKind::Crash => world.host(part).crash(),
             FaultKind::Blackout | FaultKind::Drift | FaultKind::Outage => {
@@ -175,6 +185,14 @@ impl Faults {
                 let max = Duration::from_millis(rng.random_range(DISK_LATENCY_MAX_MS));
                 if rng.random_ratio(1, STUCK_DISK) {
                     journal.note(&part.to_string(), format_args!("its disk does nothing"));
+                    if part.is_namenode()
+                        && !self.is_group
+                        && self.kinds.contains(&FaultKind::Blackout)
+                        && rng.random_ratio(1, BLACKOUT_AFTER)
+                    {
+                        then = Some(Then::Blackout(rng.random()));
+                        lasts = Duration::from_millis(rng.random_range(LASTS_STUCK_MS));
+                    }
                     world.host(part).set_disk_latency(lasts, lasts);
                 } else {
                     world.host(part).set_disk_latency(Duration::ZERO, max);
@@ -207,6 +225,18 @@ impl Faults {
                 let rotten = world.rot(part, &mut rng)?;
                 journal.note(&part.to_string(), format_args!("rot in {rotten:?}"));
             }
+            FaultKind::Partition
+                if matches!(part, Part::Client(_))
+                    && !self.is_group
+                    && rng.random_ratio(1, CUT_AFTER_RENEWAL) =>
+            {
+                let late = rng
+                    .random_ratio(1, LATE_ANSWER)
+                    .then_some(Duration::from_millis(JITTER_LONG_MAX_MS));
+                let cut = Duration::from_millis(rng.random_range(CUT_MS));
+                self.cut_offs.ask(part, late, cut);
+                lasts = RENEWED_WITHIN;
+            }
             FaultKind::Partition => {
                 links::change(links::CUT, part, &parts, world, &mut rng);
             }
@@ -225,7 +255,7 @@ impl Faults {
                 };
                 let jitter = Duration::from_millis(rng.random_range(1..max_ms));
                 if rng.random_ratio(1, CUT_AFTER_DELAY) {
-                    then_cut = Some(Duration::from_millis(rng.random_range(CUT_MS)));
+                    then = Some(Then::Cut(Duration::from_millis(rng.random_range(CUT_MS))));
                 }
                 links::change(Link { jitter, ..usual }, part, &parts, world, &mut rng);
             }
@@ -240,7 +270,7 @@ impl Faults {
         }
         self.add(kind, part, world.now(), lasts);
         if let Some(added) = self.under_way.last_mut() {
-            added.then_cut = then_cut;
+            added.then = then;
         }
         Ok(())
     }
@@ -279,7 +309,7 @@ impl Faults {
             part,
             began,
             ends: began + lasts,
-            then_cut: None,
+            then: None,
         });
         if kind.is_of_disk() {
             self.may_end.insert(part);

@@ -3,7 +3,10 @@
 use std::io;
 use std::time::Duration;
 
-use super::{FaultKind, Faults, UnderWay};
+use rand::SeedableRng;
+use rand::rngs::SmallRng;
+
+use super::{FaultKind, Faults, Then, UnderWay};
 use crate::simulate::cluster::disk::Trouble;
 use crate::simulate::cluster::journal::Journal;
 use crate::simulate::cluster::links;
@@ -24,7 +27,7 @@ impl Faults {
             kind,
             part,
             began,
-            then_cut,
+            then,
             ..
         } in over
         {
@@ -74,6 +77,7 @@ impl Faults {
                 | FaultKind::Loss
                 | FaultKind::Delay
                 | FaultKind::Duplicate => {
+                    self.cut_offs.end(part);
                     links::set_all(part, Link::default(), world);
                 }
                 FaultKind::Split => {
@@ -82,8 +86,17 @@ impl Faults {
                     }
                 }
             }
-            if let Some(lasts) = then_cut {
-                self.cut_off(part, lasts, world, journal);
+            match then {
+                Some(Then::Cut(lasts)) => self.cut_off(part, lasts, world, journal),
+                Some(Then::Blackout(seed)) => {
+                    let mut parts = world.parts();
+                    parts.retain(|it| !matches!(it, Part::Datanode(_)));
+                    journal.note("all", format_args!("then power is lost, but for datanodes"));
+                    self.power_losses += 1;
+                    let mut rng = SmallRng::seed_from_u64(seed);
+                    self.lose_power(FaultKind::Blackout, &parts, world, &mut rng)?;
+                }
+                None => {}
             }
         }
         Ok(restarted)

@@ -13,10 +13,13 @@ use rand::{RngExt, SeedableRng};
 
 use super::Options;
 use super::copies::Copies;
+use super::cut_off::{CutOffs, Due};
 use super::forgotten::Forgotten;
 use super::group::Leader;
 use super::journal::Journal;
 use super::kind::FaultKind;
+use super::links;
+use super::network::Link;
 use super::part::Part;
 use super::replay::Script;
 use super::world::World;
@@ -41,8 +44,15 @@ struct UnderWay {
     part: Part,
     began: Duration,
     ends: Duration,
-    /// Then nothing gets to it and from it for so long.
-    then_cut: Option<Duration>,
+    then: Option<Then>,
+}
+
+/// What comes right after a fault.
+enum Then {
+    /// Nothing gets to the machine, or from it, for so long.
+    Cut(Duration),
+    /// All but datanodes lose their power, as this seed says.
+    Blackout(u64),
 }
 
 /// Begins faults by chance, and ends them.
@@ -61,6 +71,7 @@ pub struct Faults {
     /// There are several namenodes.
     is_group: bool,
     leader: Leader,
+    cut_offs: CutOffs,
     copies: Copies,
     forgotten: Forgotten,
     /// Namenodes that may end by themselves, since something was wrong with their disks.
@@ -71,7 +82,12 @@ pub struct Faults {
 
 impl Faults {
     /// The first one begins soon after `start`.
-    pub fn new(options: &Options, mut rng: SmallRng, start: Duration, leader: &Leader) -> Self {
+    pub fn new(
+        options: &Options,
+        mut rng: SmallRng,
+        start: Duration,
+        (leader, cut_offs): (&Leader, &CutOffs),
+    ) -> Self {
         let mut kinds = options.faults.clone();
         let is_group = options.namenodes > 1;
         kinds.retain(|kind| kind.is_for_group(is_group));
@@ -94,6 +110,7 @@ impl Faults {
             }),
             is_group,
             leader: leader.clone(),
+            cut_offs: cut_offs.clone(),
             kinds,
             script,
             without: options.without.clone(),
@@ -144,6 +161,7 @@ impl Faults {
         let leader = leader.filter(|(part, _)| !self.has_fault(*part));
         self.forgotten.look_at_copy(leader, world);
         self.restart_ended(world, journal);
+        self.cut_off_clients(world, journal);
         let (over, under_way) = std::mem::take(&mut self.under_way)
             .into_iter()
             .partition(|fault| fault.ends <= now);
@@ -174,9 +192,42 @@ impl Faults {
         let mut over = std::mem::take(&mut self.under_way);
         over.retain(|fault| fault.kind != FaultKind::Forget);
         for fault in &mut over {
-            fault.then_cut = None;
+            fault.then = None;
         }
         self.end_these(over, world, journal)
+    }
+
+    /// Cuts off clients that have just renewed their leases.
+    fn cut_off_clients(&mut self, world: &World, journal: &Journal) {
+        for (part, due) in self.cut_offs.take_due() {
+            match due {
+                Due::Delay(jitter) => {
+                    journal.note(
+                        &part.to_string(),
+                        format_args!("answers are late by up to {jitter:?}"),
+                    );
+                    let usual = Link::default();
+                    for namenode in world.namenodes() {
+                        world.set_link(namenode, part, Link { jitter, ..usual });
+                    }
+                }
+                Due::Cut(lasts) => {
+                    let is_it = |fault: &&mut UnderWay| {
+                        fault.part == part && fault.kind == FaultKind::Partition
+                    };
+                    // It may have crashed meanwhile.
+                    let Some(fault) = self.under_way.iter_mut().find(is_it) else {
+                        continue;
+                    };
+                    fault.ends = world.now() + lasts;
+                    journal.note(
+                        &part.to_string(),
+                        format_args!("is cut off after it renewed its lease, for {lasts:?}"),
+                    );
+                    links::set_all(part, links::CUT, world);
+                }
+            }
+        }
     }
 
     /// What has ended by itself is started again soon, as a supervisor does.

@@ -5,7 +5,7 @@
 //! file depends on time. Everything else does not: close-to-open, and names that are current everywhere.
 
 use std::cell::RefCell;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 use std::io;
 use std::rc::Rc;
 use std::time::Duration;
@@ -32,6 +32,8 @@ const NAMES: usize = 4;
 const OFFSET_MAX: u64 = 60_000;
 /// Most bytes of one call.
 const BYTES_MAX: usize = 20_000;
+/// Pages of the largest file that is handed from one mount to the other.
+const PAGES_MAX: usize = 5;
 /// How long one call may take, in virtual time.
 const CALL_MAX: Duration = Duration::from_secs(60);
 const START: Duration = Duration::from_secs(5);
@@ -113,6 +115,8 @@ struct Generator {
     names: BTreeMap<String, usize>,
     sizes: Vec<u64>,
     open: [Option<Open>; SLOTS],
+    /// Calls that come next.
+    planned: VecDeque<Call>,
 }
 
 /// `count` calls that the seed decides.
@@ -123,6 +127,7 @@ pub fn random_calls(seed: u64, count: usize) -> Vec<Call> {
         names: BTreeMap::new(),
         sizes: Vec::new(),
         open: [const { None }; SLOTS],
+        planned: VecDeque::new(),
     };
     let mut calls = Vec::with_capacity(count);
     while calls.len() < count {
@@ -155,9 +160,16 @@ impl Generator {
 
     /// None: what was drawn is not decided.
     fn call(&mut self) -> Option<Call> {
+        if let Some(planned) = self.planned.pop_front() {
+            return Some(planned);
+        }
         let mount = self.below(MOUNTS);
         match self.below(100) {
-            0..18 => self.open(mount),
+            0..2 => {
+                self.hand_over(mount);
+                self.planned.pop_front()
+            }
+            2..18 => self.open(mount),
             18..24 => {
                 let path = match self.below(8) {
                     0 => format!("{}/below", self.path()),
@@ -220,6 +232,46 @@ impl Generator {
             path,
             mode,
         })
+    }
+
+    /// One mount creates a file, the other one changes it, and the first opens it again only then: what its kernel has of
+    /// it is from when it was created.
+    fn hand_over(&mut self, mount: usize) {
+        let slot = self.below(SLOTS);
+        if self.open[slot].take().is_some() {
+            self.planned.push_back(Call::Close(slot));
+        }
+        let path = self.path();
+        self.planned.push_back(Call::Unlink(mount, path.clone()));
+        let other = (mount + 1) % MOUNTS;
+        // Of pages that are written in part, and of all when the size changes, the kernel keeps nothing.
+        let mut created = vec![0; PAGE_BYTES as usize * (1 + self.below(PAGES_MAX))];
+        self.rng.fill(&mut created[..]);
+        let at = self.below(created.len());
+        let mut changed = self.bytes(BYTES_MAX);
+        if self.below(4) > 0 {
+            changed.truncate(created.len() - at);
+        }
+        let size = created.len().max(at + changed.len());
+        self.names.insert(path.clone(), self.sizes.len());
+        self.sizes.push(size as u64);
+        let open = |mount, mode| Call::Open {
+            mount,
+            slot,
+            path: path.clone(),
+            mode,
+        };
+        self.planned.extend([
+            open(mount, OFlags::CREATE | OFlags::EXCL | OFlags::RDWR),
+            Call::Write(slot, 0, created),
+            Call::Close(slot),
+            open(other, OFlags::RDWR),
+            Call::Write(slot, at as u64, changed),
+            Call::Close(slot),
+            open(mount, OFlags::RDONLY),
+            Call::Read(slot, 0, size + 1),
+            Call::Close(slot),
+        ]);
     }
 
     fn rename(&mut self, mount: usize) -> Option<Call> {

@@ -1,11 +1,13 @@
 //! Mounts of a simulated cluster: the adapter of `fuse-mount`, driven by a [model of the kernel](kernel), and
 //! programs that work on them. Each mount has a machine of its own, with faults as the others have.
 
+mod handed;
 pub mod history;
 mod kernel;
 mod log;
 mod names;
 mod private;
+pub mod promised;
 mod shared;
 mod watched;
 

@@ -7,6 +7,7 @@ use rustix::fs::OFlags;
 use rustix::io::Errno;
 
 use super::Program;
+use super::handed::Handed;
 use super::watched::Watched;
 
 /// Where they are.
@@ -37,6 +38,7 @@ pub struct Board {
     /// The number of the exclusive file that all try to create, and which mounts say that they did.
     exclusive: u64,
     winners: Vec<u8>,
+    pub(super) handed: Handed,
     pub(super) watched: Watched,
 }
 
@@ -81,6 +83,7 @@ impl Program {
             0..2 => self.doubted(self.replace().await),
             2..4 => self.doubted(self.change_in_place().await),
             4 => self.create_exclusively().await,
+            5 => self.hand_around().await,
             _ => self.read_published().await,
         })
         .await;

@@ -10,6 +10,7 @@ use harvestfs_protocol::types::{Attr, Credentials};
 
 use super::kept::check_snapshots;
 use super::log::{Log, check_log};
+use super::lone::check_lone;
 use super::memory::{Known, Memory, difference, differences};
 use super::own_directory;
 use super::quota::check_usage;
@@ -39,6 +40,7 @@ pub async fn check_all(
         check_snapshots(client, number, &memory, journal).await?;
         check_trash(client, &memory.trash, journal).await;
         check_usage(client, number, journal).await?;
+        check_lone(client, number, &memory, journal).await?;
     }
     check_shared(client, board, journal).await;
     check_log(client, log, journal).await

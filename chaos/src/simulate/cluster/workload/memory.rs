@@ -55,6 +55,8 @@ pub struct Memory {
     /// What is in the trash, by its name there.
     pub trash: BTreeMap<String, Known>,
     pub limited: Limited,
+    /// Files with blocks of their own, all that there ever were.
+    pub lone: BTreeMap<String, Known>,
     /// The number of the last snapshot that was asked for.
     pub last_snapshot: u64,
 }

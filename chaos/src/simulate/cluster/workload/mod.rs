@@ -6,10 +6,12 @@
 mod check;
 mod kept;
 pub mod log;
+mod lone;
 mod memory;
 pub mod names;
 mod quota;
 mod shared;
+mod silence;
 mod trash;
 
 use std::cell::RefCell;
@@ -36,6 +38,7 @@ pub use self::names::History;
 use self::names::{NAMES_DIRECTORY, NAMES_MODE};
 pub use self::shared::Board;
 use self::shared::SHARED_DIRECTORY;
+use super::cut_off::CutOffs;
 use super::journal::Journal;
 use super::part::Part;
 use crate::random;
@@ -64,6 +67,9 @@ pub struct Worker {
     pub board: Rc<RefCell<Board>>,
     pub names: Rc<RefCell<History>>,
     pub log: Rc<RefCell<Log>>,
+    pub cut_offs: CutOffs,
+    /// It uses files that have blocks of their own.
+    pub has_lone: bool,
     pub journal: Journal,
 }
 
@@ -93,6 +99,8 @@ impl Worker {
             worked = self.take_steps(until) => worked?,
             never = self.watch_shared() => match never {},
             never = self.use_names() => match never {},
+            never = self.use_lone() => match never {},
+            never = self.be_cut_off() => match never {},
         }
         self.client.close().await
     }
@@ -100,6 +108,7 @@ impl Worker {
     async fn take_steps(&self, until: impl Fn() -> bool) -> Result<(), ClientError> {
         while !until() {
             self.pause(PAUSE).await;
+            self.wait_silently().await;
             if self.random(0..REST) == 0 {
                 let rest_ms = self.random(0..REST_MAX_MS) as u64;
                 tokio::time::sleep(Duration::from_millis(rest_ms)).await;

@@ -150,7 +150,7 @@ impl Worker {
                 pause.as_mut().poll(context)
             })
             .await;
-            let Some(name) = self.shared_name() else {
+            let Some(name) = self.shared_name().filter(|_| !self.is_silent()) else {
                 continue;
             };
             if waiting.iter().any(|(other, _)| *other == name) {
@@ -173,6 +173,11 @@ impl Worker {
             self.journal.error(&self.name(), &error);
             tokio::time::sleep(ERROR_PAUSE).await;
         }
+    }
+
+    /// The names of all files that clients replace.
+    pub(super) fn shared_names(&self) -> Vec<String> {
+        self.board.borrow().shared.keys().cloned().collect()
     }
 
     /// The name of a file that some client replaces.

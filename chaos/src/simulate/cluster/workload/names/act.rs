@@ -25,7 +25,7 @@ impl Worker {
         loop {
             self.pause(PAUSE).await;
             // Nothing that is answered counts then, and what has no known outcome has to be tried in every order.
-            if journal.is_in_doubt() {
+            if journal.is_in_doubt() || self.is_silent() {
                 continue;
             }
             let (pair, uid, action) = self.names.borrow().draw(|range| self.random(range));

@@ -95,7 +95,10 @@ impl Names {
                 (Some(entry), Answer::File(seen)) => entry.file == File::Known(seen),
                 (entry, answer) => entry.is_none() && answer == Answer::Refused(Refusal::NotFound),
             },
-            Action::List => answer == Answer::Listed(self.0.map(|entry| entry.is_some())),
+            Action::List => match answer {
+                Answer::ListedName(name, is_there) => self.0[name].is_some() == is_there,
+                answer => answer == Answer::Listed(self.0.map(|entry| entry.is_some())),
+            },
             Action::Link(_, name)
                 if self.0[name].is_some() && answer == Answer::Refused(Refusal::Exists) =>
             {
@@ -116,6 +119,7 @@ impl Names {
                     | Answer::Found(..)
                     | Answer::Xattr(_)
                     | Answer::Listed(_)
+                    | Answer::ListedName(..)
                     | Answer::Refused(_) => true,
                 },
             },

@@ -88,6 +88,8 @@ pub enum Answer {
     Xattr(u8),
     /// Which names of the pair there are.
     Listed([bool; 2]),
+    /// Whether there is this one.
+    ListedName(usize, bool),
     Refused(Refusal),
 }
 
@@ -273,6 +275,15 @@ impl History {
                 (Answer::File(file), Some(file))
             }
             Answer::File(file) => (answer, Some(file)),
+            // A name that was removed while the directory was read may be left out, and one of before be there.
+            Answer::Listed([first, second]) if matches!(operation.actor, Actor::Mount(_)) => {
+                let look = Operation {
+                    answered: Some((now, Answer::ListedName(1, second))),
+                    ..*operation
+                };
+                operations.push(look);
+                (Answer::ListedName(0, first), None)
+            }
             answer => (answer, None),
         };
         operations[begun.number].answered = Some((now, answer));
