@@ -415,6 +415,7 @@ fn three_namenodes_go_on_when_one_is_killed_and_after_a_restart() {
         "{now:?} after {terms:?}"
     );
 
+    ok(run(&["down"], &data));
     let more = run(&["up", "--detach", "--namenodes", "5"], &data);
     assert_eq!(more.status.code(), Some(1));
     let error = String::from_utf8_lossy(&more.stderr);
@@ -423,7 +424,6 @@ fn three_namenodes_go_on_when_one_is_killed_and_after_a_restart() {
         "{error}"
     );
     assert!(error.contains("another cluster with --data"), "{error}");
-    ok(run(&["down"], &data));
     ok(run(&up, &data));
     assert_eq!(fs::read(&file).expect("read"), b"kept");
     let after = fs::read(data.join("mnt/after")).expect("read");

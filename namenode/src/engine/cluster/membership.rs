@@ -411,7 +411,8 @@ impl Cluster {
     fn request_overdue_reports(&mut self, index: NodeIx) {
         for storage in self.nodes[index as usize].storages.clone() {
             let home = self.table.home(storage);
-            let due_ms = if home.inventoried {
+            // Of a command to report, too, an answer may never have come.
+            let due_ms = if home.inventoried && self.takeover.is_proven(storage) {
                 self.options.full_report_interval_ms
             } else {
                 self.options.report_timeout_ms

@@ -259,6 +259,19 @@ fn nothing_is_commanded_in_recovery() {
 }
 
 #[test]
+fn what_is_too_much_goes_after_a_takeover_also_when_commands_to_report_are_lost() {
+    let mut world = World::new(6, 3, options(), 1);
+    let (block, _) = with_excess(&mut world);
+    world.cluster.set_recovering(true);
+    world.cluster.take_over(world.now_ms);
+    for node in 0..6 {
+        world.heartbeat(node, false);
+    }
+    world.pass(world.options.report_timeout_ms + world.options.excess_grace_ms + 10_000);
+    assert_eq!(world.holders(block).len(), 2);
+}
+
+#[test]
 fn deletions_wait_for_the_end_of_safe_mode() {
     let mut world = World::new(4, 2, options(), 1);
     world.write(2);
