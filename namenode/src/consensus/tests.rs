@@ -184,6 +184,34 @@ fn store_of(journal: Journal) -> LogStore {
     store.unwrap()
 }
 
+/// What is told to others and is less after a start looks like an older copy.
+#[test]
+fn a_write_that_failed_does_not_count() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = store_of(journal_in(dir.path()));
+    store.keep_terms(0).unwrap();
+    let (other, memory) = (
+        MemberId(2),
+        Memory {
+            run: 5,
+            writes: 6,
+            writes_at_start: 6,
+        },
+    );
+    assert!(store.note_memory(other, memory));
+    // As where no room is left for the file.
+    let temporary = dir.path().join("member.tmp");
+    fs::create_dir(&temporary).unwrap();
+    assert!(store.write_memory(other).is_err());
+    assert_eq!(store.writes(), 1);
+    fs::remove_dir(&temporary).unwrap();
+    store.write_memory(other).unwrap();
+    assert_eq!(store.writes(), 2);
+    store.write_memory(other).unwrap();
+    assert_eq!(store.writes(), 2, "it was written down");
+    store.close().unwrap();
+}
+
 /// Votes are written by the consensus, and where terms begin by the thread of a snapshot.
 #[tokio::test]
 async fn a_vote_is_kept_whatever_else_is_written_and_nothing_is_once_the_journal_is_closed() {

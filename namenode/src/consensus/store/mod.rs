@@ -1,5 +1,7 @@
 //! The journal as the log of openraft.
 
+mod memory;
+
 use std::collections::BTreeMap;
 use std::fmt::Debug;
 use std::io;
@@ -8,7 +10,6 @@ use std::sync::Arc;
 
 use harvestfs_protocol::ids::ClusterId;
 use harvestfs_protocol::limits::APPENDED_BYTES_MAX;
-use harvestfs_protocol::peer::{Known, Memory};
 use harvestfs_protocol::planted::{self, Bug};
 use openraft::entry::RaftEntry;
 use openraft::storage::{IOFlushed, LogState, RaftLogStorage};
@@ -16,12 +17,12 @@ use openraft::{EntryPayload, OptionalSend, RaftLogReader};
 use parking_lot::Mutex;
 use tokio::sync::{Notify, oneshot};
 
-use super::entry::{Record, entry_of, log_id};
-use super::member_file::{self, Kept, term_of};
-use super::members::is_sole_voter;
-use super::snapshots::{Fetched, blocking};
-use super::tail::{Batches, Tail, bytes_of};
-use super::{
+use crate::consensus::entry::{Record, entry_of, log_id};
+use crate::consensus::member_file::{self, Kept, term_of};
+use crate::consensus::members::is_sole_voter;
+use crate::consensus::snapshots::{Fetched, blocking};
+use crate::consensus::tail::{Batches, Tail, bytes_of};
+use crate::consensus::{
     Commits, Entry, Executed, Group, LogId, MemberId, SnapshotMeta, StoredMembers, Term, Vote,
 };
 use crate::journal::disk::Disk;
@@ -34,11 +35,11 @@ const READ_BYTES_MAX: usize = 4 << 20;
 
 /// This member has voted in a later term.
 #[derive(Debug)]
-pub(super) struct Deposed;
+pub(in crate::consensus) struct Deposed;
 
 /// The log of one member. Cheap to clone; each clone reads on where it stopped.
 #[derive(Clone)]
-pub(super) struct LogStore {
+pub(in crate::consensus) struct LogStore {
     shared: Arc<Shared>,
     reader: JournalReader,
 }
@@ -73,7 +74,7 @@ enum MemberFile {
 
 impl LogStore {
     /// Continues a journal whose last entry is `last`.
-    pub(super) fn start(
+    pub(in crate::consensus) fn start(
         journal: Journal,
         options: JournalWriterOptions,
         last: Option<LogId>,
@@ -118,16 +119,16 @@ impl LogStore {
     }
 
     /// The journal, until it is closed.
-    pub(super) fn writer(&self) -> Option<Arc<JournalWriter>> {
+    pub(in crate::consensus) fn writer(&self) -> Option<Arc<JournalWriter>> {
         self.shared.writer.lock().clone()
     }
 
-    pub(super) fn counters(&self) -> Arc<JournalCounters> {
+    pub(in crate::consensus) fn counters(&self) -> Arc<JournalCounters> {
         Arc::clone(&self.shared.counters)
     }
 
     /// Makes everything durable and ends the journal's thread. Blocks. Nothing is appended any more.
-    pub(super) fn close(&self) -> Result<(), Arc<JournalError>> {
+    pub(in crate::consensus) fn close(&self) -> Result<(), Arc<JournalError>> {
         let Some(writer) = self.shared.writer.lock().take() else {
             return Ok(());
         };
@@ -145,12 +146,15 @@ impl LogStore {
     }
 
     /// The members as of an entry.
-    pub(super) fn members_at(&self, lsn: Lsn) -> StoredMembers {
+    pub(in crate::consensus) fn members_at(&self, lsn: Lsn) -> StoredMembers {
         self.shared.kept.lock().members_at(lsn).clone()
     }
 
     /// Other members are in the group from an entry on that is committed.
-    pub(super) fn keep_members(&self, members: StoredMembers) -> Result<(), JournalError> {
+    pub(in crate::consensus) fn keep_members(
+        &self,
+        members: StoredMembers,
+    ) -> Result<(), JournalError> {
         let is_sole_voter = is_sole_voter(members.membership(), self.this());
         self.keep(|kept| kept.add_members(members))?;
         self.shared.commits.set_alone(is_sole_voter);
@@ -158,7 +162,7 @@ impl LogStore {
     }
 
     /// Whether the newest members that it knows of include this one.
-    pub(super) fn is_among_members(&self) -> bool {
+    pub(in crate::consensus) fn is_among_members(&self) -> bool {
         let kept = self.shared.kept.lock();
         let members = kept.members_at(Lsn::MAX).membership();
         members.get_node(&kept.this).is_some()
@@ -166,7 +170,7 @@ impl LogStore {
 
     /// Whether a namenode whose log ends there has left the group: it lacks an entry with members that is committed, and
     /// is none of them. One that was taken in later has that entry.
-    pub(super) fn has_left(&self, id: MemberId, last: Option<LogId>) -> bool {
+    pub(in crate::consensus) fn has_left(&self, id: MemberId, last: Option<LogId>) -> bool {
         let kept = self.shared.kept.lock();
         let members = kept.members_at(Lsn::MAX);
         let entry = members.log_id().as_ref();
@@ -175,89 +179,29 @@ impl LogStore {
     }
 
     /// This member.
-    pub(super) fn this(&self) -> MemberId {
+    pub(in crate::consensus) fn this(&self) -> MemberId {
         self.shared.kept.lock().this
     }
 
     /// The cluster that it is in.
-    pub(super) fn cluster(&self) -> ClusterId {
+    pub(in crate::consensus) fn cluster(&self) -> ClusterId {
         ClusterId(self.reader.cluster_id())
     }
 
     /// Its vote; that of before the first term if it never voted.
-    pub(super) fn vote(&self) -> Vote {
+    pub(in crate::consensus) fn vote(&self) -> Vote {
         let kept = self.shared.kept.lock();
         kept.vote.unwrap_or_else(|| Vote::new(0, MemberId(0)))
     }
 
     /// How often this member has written down what it must not forget.
-    pub(super) fn writes(&self) -> u64 {
+    pub(in crate::consensus) fn writes(&self) -> u64 {
         self.shared.kept.lock().writes
-    }
-
-    /// What is known of another member's memory.
-    pub(super) fn known_memory(&self, member: MemberId) -> Option<Known> {
-        let known = self.shared.kept.lock().known.get(&member).copied();
-        known.map(|(run, writes)| Known {
-            run,
-            writes,
-            acknowledged: None,
-        })
-    }
-
-    /// A member says what it remembers. False: it has forgotten something that is known here.
-    pub(super) fn note_memory(&self, member: MemberId, memory: Memory) -> bool {
-        let mut kept = self.shared.kept.lock();
-        let known = kept.known.get(&member).copied();
-        match known {
-            // Messages of one start may come in another order.
-            Some((run, writes)) if run == memory.run => {
-                let most = writes.max(memory.writes);
-                kept.known.insert(member, (run, most));
-                true
-            }
-            Some((_, writes))
-                if memory.writes_at_start < writes && !planted::is(Bug::TrustsForgetfulMembers) =>
-            {
-                false
-            }
-            Some(_) | None => {
-                // Written with the next change. A vote is one; before an acknowledgement counts, there is
-                // `write_memory`.
-                kept.known.insert(member, (memory.run, memory.writes));
-                true
-            }
-        }
-    }
-
-    /// What is known of another member's memory is durable when this returns, so that a start of this one does not
-    /// forget it.
-    pub(super) fn write_memory(&self, member: MemberId) -> Result<(), JournalError> {
-        let known = self.shared.kept.lock().known.get(&member).copied();
-        if self.shared.written_known.lock().get(&member).copied() == known {
-            return Ok(());
-        }
-        self.keep(|_| ())
-    }
-
-    /// Others know more of this member than it does itself: it takes part in nothing any more.
-    pub(super) fn forgot(&self) {
-        if self.shared.kept.lock().is_forgetful {
-            return;
-        }
-        tracing::error!(
-            "this namenode has forgotten what it told others: its directory was put back to an older \
-             copy. It leaves the group"
-        );
-        if let Err(error) = self.keep(|kept| kept.is_forgetful = true) {
-            tracing::error!(%error, "that cannot be written down");
-        }
-        self.shared.executed.replaced();
     }
 
     /// The newest snapshot in the journal, as the group knows it. Without one, that of before the first
     /// record: what the group began with.
-    pub(super) fn newest_snapshot(&self) -> SnapshotMeta {
+    pub(in crate::consensus) fn newest_snapshot(&self) -> SnapshotMeta {
         let (newest, _) = self.reader.snapshot_lsns();
         let kept = self.shared.kept.lock();
         SnapshotMeta {
@@ -267,53 +211,53 @@ impl LogStore {
     }
 
     /// The last entry that the newest snapshot in the journal covers; none without one.
-    pub(super) fn newest_snapshot_end(&self) -> Option<LogId> {
+    pub(in crate::consensus) fn newest_snapshot_end(&self) -> Option<LogId> {
         let end = self.newest_snapshot().last_log_id;
         end.filter(|end| end.index() > 0)
     }
 
-    pub(super) fn commits(&self) -> &Commits {
+    pub(in crate::consensus) fn commits(&self) -> &Commits {
         &self.shared.commits
     }
 
     /// Reads the journal from another place.
-    pub(super) fn reader(&self) -> JournalReader {
+    pub(in crate::consensus) fn reader(&self) -> JournalReader {
         self.reader.clone()
     }
 
     /// The entry with this number, if there is one.
-    pub(super) fn entry_at(&self, lsn: Lsn) -> Option<LogId> {
+    pub(in crate::consensus) fn entry_at(&self, lsn: Lsn) -> Option<LogId> {
         let last = self.shared.tail.lock().last?;
         let kept = self.shared.kept.lock();
         (lsn <= last.index()).then(|| kept.entry(lsn))
     }
 
     /// Whether an entry that is committed is in the log, or covered by its snapshot.
-    pub(super) fn has_committed(&self, entry: LogId) -> bool {
+    pub(in crate::consensus) fn has_committed(&self, entry: LogId) -> bool {
         let last = self.last().map_or(0, |last| last.index());
         let kept = self.shared.kept.lock();
         kept.has_committed(entry, self.reader.first_lsn(), last)
     }
 
     /// The end of the log.
-    pub(super) fn last(&self) -> Option<LogId> {
+    pub(in crate::consensus) fn last(&self) -> Option<LogId> {
         self.shared.tail.lock().last
     }
 
     /// A snapshot of another member is to take the place of what is here, as soon as this member is
     /// closed.
-    pub(super) fn take_snapshot(&self, fetched: Fetched) {
+    pub(in crate::consensus) fn take_snapshot(&self, fetched: Fetched) {
         *self.shared.fetched.lock() = Some(fetched);
         self.shared.executed.replaced();
     }
 
     /// What openraft added before does not count.
-    pub(super) fn forget_members_added(&self) {
+    pub(in crate::consensus) fn forget_members_added(&self) {
         *self.shared.members_added.lock() = None;
     }
 
     /// Waits until openraft adds an entry that names members.
-    pub(super) async fn members_added(&self) -> Lsn {
+    pub(in crate::consensus) async fn members_added(&self) -> Lsn {
         loop {
             if let Some(lsn) = self.shared.members_added.lock().take() {
                 return lsn;
@@ -327,7 +271,11 @@ impl LogStore {
     ///
     /// # Errors
     /// This member has voted in a later term since.
-    pub(super) async fn submit(&self, term: Term, records: Vec<Record>) -> Result<(), Deposed> {
+    pub(in crate::consensus) async fn submit(
+        &self,
+        term: Term,
+        records: Vec<Record>,
+    ) -> Result<(), Deposed> {
         let Some(writer) = self.writer() else {
             return Err(Deposed);
         };
@@ -349,7 +297,11 @@ impl LogStore {
     }
 
     /// Records of a leader, from one up to another one; fewer if they are many.
-    pub(super) fn records(mut self, from: Lsn, to: Lsn) -> Result<Vec<Record>, io::Error> {
+    pub(in crate::consensus) fn records(
+        mut self,
+        from: Lsn,
+        to: Lsn,
+    ) -> Result<Vec<Record>, io::Error> {
         let entries = self.entries(from, to + 1, READ_BYTES_MAX)?;
         let record = |entry: Entry| match entry.payload {
             EntryPayload::Normal(record) => Some(record),
@@ -403,12 +355,12 @@ impl LogStore {
 
     /// The first entry of the term that follows the one in which an epoch began that has the entries from this one on, if
     /// that is known.
-    pub(super) fn term_after_epoch(&self, first: Lsn) -> Option<Lsn> {
+    pub(in crate::consensus) fn term_after_epoch(&self, first: Lsn) -> Option<Lsn> {
         member_file::term_after_epoch(&self.shared.kept.lock().terms, first)
     }
 
     /// A snapshot is about to cover everything up to `lsn`: where terms begin has to be known without the entries.
-    pub(super) fn keep_terms(&self, lsn: Lsn) -> Result<(), JournalError> {
+    pub(in crate::consensus) fn keep_terms(&self, lsn: Lsn) -> Result<(), JournalError> {
         let mut oldest = self.reader.first_lsn().saturating_sub(1).min(lsn);
         if planted::is(Bug::ForgetsTermsEarly) {
             oldest = lsn;
@@ -422,13 +374,15 @@ impl LogStore {
         if *writing == MemberFile::Left {
             return Err(JournalError::Closed);
         }
-        let kept = {
+        let mut kept = {
             let mut kept = self.shared.kept.lock();
             change(&mut kept);
-            kept.writes += 1;
             kept.clone()
         };
+        kept.writes += 1;
         member_file::write(&self.shared.disk, &kept)?;
+        // Others are told how often it was written: after a start it must not be less.
+        self.shared.kept.lock().writes = kept.writes;
         *self.shared.written_known.lock() = kept.known;
         Ok(())
     }

@@ -1,0 +1,70 @@
+//! What a member knows of how much the others remember, by which one is recognised that has forgotten something.
+
+use harvestfs_protocol::peer::{Known, Memory};
+use harvestfs_protocol::planted::{self, Bug};
+
+use super::LogStore;
+use crate::consensus::MemberId;
+use crate::journal::JournalError;
+
+impl LogStore {
+    /// What is known of another member's memory.
+    pub(in crate::consensus) fn known_memory(&self, member: MemberId) -> Option<Known> {
+        let known = self.shared.kept.lock().known.get(&member).copied();
+        known.map(|(run, writes)| Known {
+            run,
+            writes,
+            acknowledged: None,
+        })
+    }
+
+    /// A member says what it remembers. False: it has forgotten something that is known here.
+    pub(in crate::consensus) fn note_memory(&self, member: MemberId, memory: Memory) -> bool {
+        let mut kept = self.shared.kept.lock();
+        let known = kept.known.get(&member).copied();
+        match known {
+            // Messages of one start may come in another order.
+            Some((run, writes)) if run == memory.run => {
+                let most = writes.max(memory.writes);
+                kept.known.insert(member, (run, most));
+                true
+            }
+            Some((_, writes))
+                if memory.writes_at_start < writes && !planted::is(Bug::TrustsForgetfulMembers) =>
+            {
+                false
+            }
+            Some(_) | None => {
+                // Written with the next change. A vote is one; before an acknowledgement counts, there is
+                // `write_memory`.
+                kept.known.insert(member, (memory.run, memory.writes));
+                true
+            }
+        }
+    }
+
+    /// What is known of another member's memory is durable when this returns, so that a start of this one does not
+    /// forget it.
+    pub(in crate::consensus) fn write_memory(&self, member: MemberId) -> Result<(), JournalError> {
+        let known = self.shared.kept.lock().known.get(&member).copied();
+        if self.shared.written_known.lock().get(&member).copied() == known {
+            return Ok(());
+        }
+        self.keep(|_| ())
+    }
+
+    /// Others know more of this member than it does itself: it takes part in nothing any more.
+    pub(in crate::consensus) fn forgot(&self) {
+        if self.shared.kept.lock().is_forgetful {
+            return;
+        }
+        tracing::error!(
+            "this namenode has forgotten what it told others: its directory was put back to an older \
+             copy. It leaves the group"
+        );
+        if let Err(error) = self.keep(|kept| kept.is_forgetful = true) {
+            tracing::error!(%error, "that cannot be written down");
+        }
+        self.shared.executed.replaced();
+    }
+}
