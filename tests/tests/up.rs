@@ -289,6 +289,16 @@ fn nothing_outlives_a_killed_up() {
     });
     assert_eq!(fs::read(data.join("mnt/f")).expect("read"), b"kept");
     ok(run(&["down"], &data));
+
+    // What is written then is not hidden by the next mount.
+    fs::write(data.join("mnt/stray"), "of nobody").expect("write");
+    let refused = run(&["up", "--detach"], &data);
+    let error = String::from_utf8_lossy(&refused.stderr);
+    assert!(error.contains("mnt is not empty"), "{error}");
+    assert_eq!(refused.status.code(), Some(1));
+    fs::remove_file(data.join("mnt/stray")).expect("remove");
+    ok(run(&["up", "--detach"], &data));
+    ok(run(&["down"], &data));
 }
 
 #[test]

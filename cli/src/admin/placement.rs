@@ -6,6 +6,7 @@ use anyhow::bail;
 use clap::{Args, Subcommand};
 use harvestfs_placement::PolicyKind;
 use harvestfs_protocol::admin::{AdminReply, AdminRequest, NodeStatus};
+use harvestfs_protocol::error::FsError;
 use harvestfs_protocol::ids::{BlockId, StorageId};
 use harvestfs_protocol::outlook::count;
 use harvestfs_protocol::placement::{
@@ -20,6 +21,8 @@ use crate::units::{self, Size};
 
 /// How often the cluster is asked whether it has got there.
 const POLL_INTERVAL: Duration = Duration::from_secs(1);
+/// Datanodes report to a namenode that has just started within this time.
+const REPORTED_WITHIN: Duration = Duration::from_secs(60);
 /// How long a datanode may take to confirm a quota: some heartbeats.
 const QUOTA_CONFIRM_DEADLINE: Duration = Duration::from_secs(30);
 
@@ -247,9 +250,24 @@ pub(super) async fn ask(
     link: &AdminLink,
     request: PlacementRequest,
 ) -> anyhow::Result<PlacementReply> {
-    match link.ask(AdminRequest::Placement(request), DEADLINE).await? {
-        AdminReply::Placement(reply) => Ok(reply),
-        _ => Err(link::unexpected()),
+    let request = AdminRequest::Placement(request);
+    let start = Instant::now();
+    loop {
+        match link.ask(request.clone(), DEADLINE).await {
+            Ok(AdminReply::Placement(reply)) => return Ok(reply),
+            Ok(_) => return Err(link::unexpected()),
+            Err(error) => match error.downcast_ref() {
+                // The namenode has just started, or begun to lead.
+                Some(FsError::Busy { retry_after_ms }) if start.elapsed() < REPORTED_WITHIN => {
+                    tokio::time::sleep(Duration::from_millis((*retry_after_ms).into())).await;
+                }
+                Some(FsError::Busy { .. }) => bail!(
+                    "the namenode does not know yet what these servers have: they have not reported to it. \
+                     `harvestfs admin status` shows which do"
+                ),
+                _ => return Err(error),
+            },
+        }
     }
 }
 

@@ -364,7 +364,9 @@ impl Layout {
         Ok(())
     }
 
-    fn make_mount_point(&self) -> anyhow::Result<()> {
+    /// Makes the directory to mount on, and refuses one that has something in it: a mount would hide what programs
+    /// wrote while nothing was mounted there.
+    pub fn make_mount_point(&self) -> anyhow::Result<()> {
         let mounts = mount_table::mounts().context("cannot tell what is mounted")?;
         if mount_table::mounted_on(&mounts, &self.mount).is_some_and(|it| it.kind == MOUNT_TYPE) {
             // A mount that was left by a killed cluster, and answers nobody until its servers run.
@@ -372,10 +374,11 @@ impl Layout {
         }
         // ENOTCONN: a mount whose process was killed; the supervisor removes it.
         match std::fs::read_dir(&self.mount) {
-            Ok(mut entries) if self.mount != self.data.join("mnt") => {
+            Ok(mut entries) => {
                 if entries.next().is_some() {
                     bail!(
-                        "{} is not empty: name an empty directory with --mount",
+                        "{} is not empty: move away what was written there while nothing was mounted, or name an \
+                         empty directory with --mount",
                         self.mount.display()
                     );
                 }

@@ -129,6 +129,8 @@ async fn start(parts: &mut Parts, layout: &Layout) -> anyhow::Result<()> {
         futures::future::try_join_all(starting).await?;
     }
     let lock = Rc::new(Inherited::wait(&Layout::mount_lock_path(&layout.data)).await?);
+    // Programs may have gone on when the mount of before went away.
+    layout.make_mount_point()?;
     let mount = parts.mount.insert(mount(layout, &lock));
     mount.start(PART_START_DEADLINE).await
 }

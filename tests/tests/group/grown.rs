@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use harvestfs_tests::{Cluster, ClusterOptions, harvestfs, wait_until};
 
-use super::{address, name_namenodes, stderr};
+use super::{address, name_namenodes};
 
 const DEADLINE: Duration = Duration::from_secs(60);
 /// As an operator may who wants to know what is wrong.
@@ -72,7 +72,7 @@ fn a_command_outlives_the_one_namenode_that_it_knows() {
     let ended = waiting.try_wait().expect("it is a child");
     let _ = waiting.kill();
     let output = waiting.wait_with_output().expect("it ends");
-    assert!(ended.is_none(), "{}", stderr(&output));
+    assert!(ended.is_none(), "{output:?}");
     cluster.start_namenode_number(1);
 }
 

@@ -9,6 +9,7 @@ use rustc_hash::FxHashSet;
 use smallvec::SmallVec;
 
 use super::Cluster;
+use super::node::Life;
 use super::table::{NodeIx, ReplicaState, Slot, StorageIx};
 
 /// A quota that a node has to be commanded.
@@ -37,6 +38,20 @@ impl Cluster {
             .filter_map(|&node| self.node_index(node))
             .collect();
         self.impact(&nodes)
+    }
+
+    /// Whether it is known what all of these nodes have: one that was not heard of since the start, or that has not
+    /// reported yet, may have anything. One that was given up has nothing any more.
+    #[must_use]
+    pub fn have_reported(&self, nodes: &[NodeId]) -> bool {
+        nodes.iter().all(|&node| {
+            let node = self.node_index(node).map(|at| &self.nodes[at as usize]);
+            node.is_none_or(|node| match node.life {
+                Life::Unheard => false,
+                Life::Alive => self.is_inventoried(node),
+                Life::Dead { .. } => true,
+            })
+        })
     }
 
     /// What would become of data without these nodes.

@@ -16,6 +16,8 @@ use crate::engine::namespace::{Choice, Command, Operation};
 
 /// Most budget that can be set: more than any disk can do in a window.
 const REPAIRS_MAX: u32 = 1_000_000;
+/// When to ask again while datanodes report.
+const REPORTS_RETRY_MS: u32 = 500;
 
 impl Owner {
     pub(super) fn placement(
@@ -84,10 +86,12 @@ impl Owner {
                 if hold {
                     self.hold_servers(&servers, true)?;
                 }
+                self.check_reported(&nodes)?;
                 Ok(PlacementReply::Impact(self.cluster.reimage_impact(&nodes)))
             }
             PlacementRequest::Wave { servers } => {
                 let nodes = self.nodes_named(&servers)?;
+                self.check_reported(&nodes)?;
                 Ok(PlacementReply::Wave(self.cluster.wave_outlook(&nodes)))
             }
             PlacementRequest::Release { servers } => {
@@ -207,6 +211,9 @@ impl Owner {
             return Err(invalid(format!("maintenance takes at most {days} days")));
         }
         let nodes = self.nodes_named(servers)?;
+        if !force {
+            self.check_reported(&nodes)?;
+        }
         let impact = self.cluster.maintenance_impact(&nodes);
         let started = force || impact.lost == 0;
         if started {
@@ -226,6 +233,17 @@ impl Owner {
     /// Journals an operator's change.
     fn operate(&mut self, operation: Operation) -> Result<(), FsError> {
         self.execute(&Command::Operate(operation), true).map(|_| ())
+    }
+
+    /// Right after a start, or after another namenode led, nothing may be known of what servers have: no server is
+    /// safe to take away then.
+    fn check_reported(&self, nodes: &[NodeId]) -> Result<(), FsError> {
+        if self.cluster.have_reported(nodes) {
+            return Ok(());
+        }
+        Err(FsError::Busy {
+            retry_after_ms: REPORTS_RETRY_MS,
+        })
     }
 
     fn nodes_named(&self, servers: &[String]) -> Result<Vec<NodeId>, FsError> {

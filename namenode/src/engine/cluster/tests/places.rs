@@ -108,6 +108,25 @@ fn what_another_policy_placed_is_moved_within_the_budget() {
 }
 
 #[test]
+fn nothing_is_known_of_a_server_that_has_not_reported() {
+    let mut world = world_of_nine(options());
+    let single = write(&mut world, strict(1));
+    world.pass(600);
+    let holder = *world.holders(single).first().expect("it has a replica");
+    assert!(world.cluster.have_reported(&[holder]));
+    world.restart_namenode();
+    // It looks as if nothing would be lost.
+    assert_eq!(world.cluster.reimage_impact(&[holder]).lost, 0);
+    assert!(!world.cluster.have_reported(&[holder]));
+    for node in 0..9 {
+        world.connect(node);
+        world.drain(node);
+    }
+    assert!(world.cluster.have_reported(&[holder]));
+    assert_eq!(world.cluster.reimage_impact(&[holder]).lost, 1);
+}
+
+#[test]
 fn a_drained_server_can_be_reimaged_without_loss() {
     let mut world = world_of_nine(options());
     let blocks: Vec<BlockId> = (0..20).map(|_| write(&mut world, strict(2))).collect();
