@@ -10,6 +10,7 @@ mod maintenance;
 mod namenodes;
 mod no_leader;
 mod placement;
+mod quota;
 mod recovery;
 mod upgrade;
 mod wave;
