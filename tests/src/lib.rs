@@ -15,6 +15,7 @@ mod mounts;
 mod process;
 mod prometheus;
 mod requirements;
+mod up;
 
 use std::thread::sleep;
 use std::time::{Duration, Instant};
@@ -29,6 +30,7 @@ pub use self::prometheus::{Prometheus, Server, Target, TargetAccess};
 pub use self::requirements::{
     can_mount, criu, free_bytes, hadoop, have_program, have_space, postgresql, skip,
 };
+pub use self::up::{DownOnDrop, run_on};
 
 /// Waits until `condition` holds.
 ///

@@ -10,34 +10,15 @@ use std::process::{Child, Command, Output, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use harvestfs_tests::{can_mount, harvestfs, have_program, skip, wait_until};
+use harvestfs_tests::{DownOnDrop, can_mount, harvestfs, have_program, run_on, skip, wait_until};
 use rustix::process::{Pid, Signal, kill_process};
 
 /// A user without privileges that every system has.
 const NOBODY: u32 = 65_534;
 
-fn run(arguments: &[&str], data: &Path) -> Output {
-    Command::new(harvestfs())
-        .args(arguments)
-        .arg("--data")
-        .arg(data)
-        .output()
-        .expect("the binary runs")
-}
-
 fn ok(output: Output) -> String {
     assert!(output.status.success(), "{output:?}");
     String::from_utf8(output.stdout).expect("text")
-}
-
-/// Ends what a failed test would leave.
-struct DownOnDrop<'a>(&'a Path);
-
-impl Drop for DownOnDrop<'_> {
-    fn drop(&mut self) {
-        // Fails when the cluster is down, which is the aim.
-        let _ = run(&["down"], self.0);
-    }
 }
 
 /// Asks for a path at an address, and returns the answer with its head.
@@ -159,7 +140,7 @@ fn up_again_finds_every_file() {
     let data = directory.path().join("cluster");
     let _down = DownOnDrop(&data);
 
-    let said = ok(run(&["up", "--detach", "--quota", "1GiB"], &data));
+    let said = ok(run_on(&data, &["up", "--detach", "--quota", "1GiB"]));
     let mount = data.join("mnt");
     assert!(
         said.contains(&format!("mounted at {}", mount.display())),
@@ -168,28 +149,28 @@ fn up_again_finds_every_file() {
     assert!(said.contains("harvestfs down"), "{said}");
     let token = check_page(&said);
     let status: serde_json::Value =
-        serde_json::from_str(&ok(run(&["admin", "status", "--json"], &data))).expect("JSON");
+        serde_json::from_str(&ok(run_on(&data, &["admin", "status", "--json"]))).expect("JSON");
     assert_eq!(status["nodes_alive"], 9);
     fs::create_dir(mount.join("d")).expect("mkdir");
     fs::write(mount.join("d/f"), "harvest").expect("write");
 
-    let again = run(&["up", "--detach"], &data);
+    let again = run_on(&data, &["up", "--detach"]);
     assert!(!again.status.success());
     let error = String::from_utf8_lossy(&again.stderr).into_owned();
     assert!(error.contains("running"), "{error}");
     assert_eq!(check_page(&error), token);
     check_strangers(&data, &token);
 
-    ok(run(&["down"], &data));
+    ok(run_on(&data, &["down"]));
     assert!(!mount.join("d").exists(), "it is unmounted");
-    let error = run(&["down"], &data);
+    let error = run_on(&data, &["down"]);
     assert_eq!(error.status.code(), Some(1));
 
-    ok(run(&["up", "--detach"], &data));
+    ok(run_on(&data, &["up", "--detach"]));
     assert_eq!(fs::read(mount.join("d/f")).expect("read"), b"harvest");
-    let other_size = run(&["up", "--detach", "--datanodes", "5"], &data);
+    let other_size = run_on(&data, &["up", "--detach", "--datanodes", "5"]);
     assert!(!other_size.status.success());
-    ok(run(&["down"], &data));
+    ok(run_on(&data, &["down"]));
 }
 
 #[test]
@@ -241,9 +222,9 @@ fn nothing_outlives_a_killed_up() {
     let directory = tempfile::tempdir().expect("a directory");
     let data = directory.path().join("cluster");
     let _down = DownOnDrop(&data);
-    ok(run(
-        &["up", "--detach", "--datanodes", "3", "--quota", "1GiB"],
+    ok(run_on(
         &data,
+        &["up", "--detach", "--datanodes", "3", "--quota", "1GiB"],
     ));
     let pid: i32 = fs::read_to_string(data.join("up.pid"))
         .expect("the supervisor's id")
@@ -280,7 +261,7 @@ fn nothing_outlives_a_killed_up() {
     lock.lock().expect("the supervisor ends");
     drop(lock);
     // The next one waits for those that are left.
-    ok(run(&["up", "--detach"], &data));
+    ok(run_on(&data, &["up", "--detach"]));
     stopping.join().expect("the thread ends");
     wait_until("all parts are reaped", Duration::from_secs(30), || {
         children
@@ -288,17 +269,17 @@ fn nothing_outlives_a_killed_up() {
             .all(|child| !Path::new(&format!("/proc/{child}")).exists())
     });
     assert_eq!(fs::read(data.join("mnt/f")).expect("read"), b"kept");
-    ok(run(&["down"], &data));
+    ok(run_on(&data, &["down"]));
 
     // What is written then is not hidden by the next mount.
     fs::write(data.join("mnt/stray"), "of nobody").expect("write");
-    let refused = run(&["up", "--detach"], &data);
+    let refused = run_on(&data, &["up", "--detach"]);
     let error = String::from_utf8_lossy(&refused.stderr);
     assert!(error.contains("mnt is not empty"), "{error}");
     assert_eq!(refused.status.code(), Some(1));
     fs::remove_file(data.join("mnt/stray")).expect("remove");
-    ok(run(&["up", "--detach"], &data));
-    ok(run(&["down"], &data));
+    ok(run_on(&data, &["up", "--detach"]));
+    ok(run_on(&data, &["down"]));
 }
 
 #[test]
@@ -309,9 +290,9 @@ fn a_part_that_is_killed_comes_back() {
     let directory = tempfile::tempdir().expect("a directory");
     let data = directory.path().join("cluster");
     let _down = DownOnDrop(&data);
-    ok(run(
-        &["up", "--detach", "--datanodes", "3", "--quota", "1GiB"],
+    ok(run_on(
         &data,
+        &["up", "--detach", "--datanodes", "3", "--quota", "1GiB"],
     ));
     let file = data.join("mnt/f");
     fs::write(&file, "kept").expect("write");
@@ -339,7 +320,7 @@ fn a_part_that_is_killed_comes_back() {
             || fs::read(&file).is_ok_and(|content| content == b"kept"),
         );
     }
-    ok(run(&["down"], &data));
+    ok(run_on(&data, &["down"]));
 }
 
 /// What each namenode answers at a path of its page.
@@ -374,7 +355,7 @@ fn three_namenodes_go_on_when_one_is_killed_and_after_a_restart() {
     let data = directory.path().join("cluster");
     let _down = DownOnDrop(&data);
     let up = ["up", "--detach", "--namenodes", "3", "--datanodes", "3"];
-    let said = ok(run(&[&up[..], &["--quota", "1GiB"]].concat(), &data));
+    let said = ok(run_on(&data, &[&up[..], &["--quota", "1GiB"]].concat()));
     for name in ["(namenode,", "(namenode-2,", "(namenode-3,"] {
         assert!(said.contains(name), "{said}");
     }
@@ -414,7 +395,9 @@ fn three_namenodes_go_on_when_one_is_killed_and_after_a_restart() {
     kill_process(pid, Signal::KILL).expect("it runs");
     fs::write(data.join("mnt/after"), "another one leads").expect("write");
     wait_until("the killed one follows", Duration::from_secs(60), || {
-        let up_again = run(&["admin", "status", "--json"], &data).status.success();
+        let up_again = run_on(&data, &["admin", "status", "--json"])
+            .status
+            .success();
         let port = said.split("http://").nth(leader + 1).expect("its page");
         let host = port.split('/').next().expect("an address");
         up_again && TcpStream::connect(host).is_ok()
@@ -425,8 +408,8 @@ fn three_namenodes_go_on_when_one_is_killed_and_after_a_restart() {
         "{now:?} after {terms:?}"
     );
 
-    ok(run(&["down"], &data));
-    let more = run(&["up", "--detach", "--namenodes", "5"], &data);
+    ok(run_on(&data, &["down"]));
+    let more = run_on(&data, &["up", "--detach", "--namenodes", "5"]);
     assert_eq!(more.status.code(), Some(1));
     let error = String::from_utf8_lossy(&more.stderr);
     assert!(
@@ -434,11 +417,11 @@ fn three_namenodes_go_on_when_one_is_killed_and_after_a_restart() {
         "{error}"
     );
     assert!(error.contains("another cluster with --data"), "{error}");
-    ok(run(&up, &data));
+    ok(run_on(&data, &up));
     assert_eq!(fs::read(&file).expect("read"), b"kept");
     let after = fs::read(data.join("mnt/after")).expect("read");
     assert_eq!(after, b"another one leads");
-    ok(run(&["down"], &data));
+    ok(run_on(&data, &["down"]));
 }
 
 #[test]
@@ -504,7 +487,7 @@ fn the_mount_of_root_is_for_all_users_where_they_can_reach_it() {
     let _down = DownOnDrop(&data);
     let shown = mount.to_string_lossy();
     let flags = ["up", "--detach", "--datanodes", "3", "--quota", "1GiB"];
-    ok(run(&[&flags[..], &["--mount", &shown]].concat(), &data));
+    ok(run_on(&data, &[&flags[..], &["--mount", &shown]].concat()));
     fs::write(mount.join("f"), "harvest").expect("write");
     let as_nobody = |program: &Path, arguments: &[&str]| run_as_nobody(program, arguments, &data);
     let path = mount.join("f");
@@ -557,7 +540,7 @@ fn wrong_use_is_explained() {
         (&["down"], 1, "no cluster"),
         (&["fs", "ls"], 1, "harvestfs up"),
     ] {
-        let output = run(arguments, &data);
+        let output = run_on(&data, arguments);
         assert_eq!(
             output.status.code(),
             Some(code),

@@ -21,7 +21,7 @@ use super::wave::PlanArgs;
 use crate::units::{self, Size};
 
 /// How often the cluster is asked whether it has got there.
-const POLL_INTERVAL: Duration = Duration::from_secs(1);
+pub(super) const POLL_INTERVAL: Duration = Duration::from_secs(1);
 /// Datanodes report to a namenode that has just started within this time.
 const REPORTED_WITHIN: Duration = Duration::from_secs(60);
 

@@ -8,10 +8,10 @@ use harvestfs_protocol::ids::StorageId;
 use harvestfs_protocol::placement::PlacementRequest;
 
 use super::link::{self, AdminLink};
+use super::placement::POLL_INTERVAL;
 use super::{DEADLINE, placement};
 use crate::units::{self, Size};
 
-const POLL_INTERVAL: Duration = Duration::from_secs(1);
 /// How long a datanode may take to confirm a quota: some heartbeats.
 const QUOTA_CONFIRM_DEADLINE: Duration = Duration::from_secs(30);
 

@@ -258,8 +258,7 @@ fn report_tail(tail: &TailReport) {
 #[cfg(test)]
 mod tests {
     use harvestfs_protocol::ids::ClusterId;
-    use harvestfs_protocol::types::Timestamp;
-    use harvestfs_protocol::types::{Durability, PlacementRules};
+    use harvestfs_protocol::types::{Durability, PlacementRules, Timestamp};
 
     use super::*;
     use crate::server::{FormatOptions, format};

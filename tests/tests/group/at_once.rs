@@ -1,32 +1,12 @@
 //! `harvestfs up` with several namenodes, several times at once.
 
 use std::fs;
-use std::path::Path;
 use std::process::{Child, Command, Output, Stdio};
 
-use harvestfs_tests::{can_mount, harvestfs};
-
-fn run(arguments: &[&str], data: &Path) -> Output {
-    Command::new(harvestfs())
-        .args(arguments)
-        .arg("--data")
-        .arg(data)
-        .output()
-        .expect("the binary runs")
-}
+use harvestfs_tests::{DownOnDrop, can_mount, harvestfs, run_on};
 
 fn ok(output: &Output) {
     assert!(output.status.success(), "{output:?}");
-}
-
-/// Ends what a failed test would leave.
-struct DownOnDrop<'a>(&'a Path);
-
-impl Drop for DownOnDrop<'_> {
-    fn drop(&mut self) {
-        // Fails when the cluster is down, which is the aim.
-        let _ = run(&["down"], self.0);
-    }
 }
 
 /// How a program that was started in the background ended, and what it said.
@@ -75,11 +55,11 @@ fn of_several_at_once_one_makes_the_cluster_and_the_others_change_nothing() {
     } else {
         "stock"
     };
-    let refused = run(&["up", "--detach", "--policy", other], &data);
+    let refused = run_on(&data, &["up", "--detach", "--policy", other]);
     assert!(!refused.status.success(), "{refused:?}");
     assert_eq!(policies(), before, "one that is refused changes nothing");
-    ok(&run(&["down"], &data));
-    ok(&run(&["up", "--detach"], &data));
+    ok(&run_on(&data, &["down"]));
+    ok(&run_on(&data, &["up", "--detach"]));
     assert_eq!(fs::read(data.join("mnt/f")).expect("read"), b"kept");
-    ok(&run(&["down"], &data));
+    ok(&run_on(&data, &["down"]));
 }

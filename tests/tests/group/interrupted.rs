@@ -2,11 +2,11 @@
 
 use std::fs;
 use std::path::Path;
-use std::process::{Command, Output, Stdio};
+use std::process::{Command, Stdio};
 use std::thread;
 use std::time::Duration;
 
-use harvestfs_tests::{can_mount, harvestfs};
+use harvestfs_tests::{DownOnDrop, can_mount, harvestfs, run_on};
 use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
 use rustix::process::{Pid, Signal, kill_process};
@@ -27,21 +27,6 @@ const MAKE: [&str; 7] = [
     "--quota",
     "1GiB",
 ];
-
-fn run(arguments: &[&str], data: &Path) -> Output {
-    let mut command = Command::new(harvestfs());
-    command.args(arguments).arg("--data").arg(data);
-    command.output().expect("the binary runs")
-}
-
-struct DownOnDrop<'a>(&'a Path);
-
-impl Drop for DownOnDrop<'_> {
-    fn drop(&mut self) {
-        // Fails when the cluster is down, which is the aim.
-        let _ = run(&["down"], self.0);
-    }
-}
 
 /// Begins to make a cluster, and interrupts that at a random time. Says when and how.
 fn interrupt(data: &Path, rng: &mut StdRng) -> String {
@@ -84,11 +69,11 @@ fn what_is_interrupted_while_it_is_made_is_gone_on_with() {
             .map(|_| interrupt(&data, &mut rng))
             .collect();
         println!("{attempts:#?}");
-        let made = run(&[&MAKE[..], &["--detach"]].concat(), &data);
+        let made = run_on(&data, &[&MAKE[..], &["--detach"]].concat());
         assert!(made.status.success(), "{attempts:#?}: {}", stderr(&made));
         let file = data.join("mnt/file");
         fs::write(&file, "kept").expect("write");
-        let listed = run(&["admin", "namenode", "list", "--json"], &data);
+        let listed = run_on(&data, &["admin", "namenode", "list", "--json"]);
         assert!(listed.status.success(), "{listed:?}");
         let group: serde_json::Value = serde_json::from_slice(&listed.stdout).expect("JSON");
         let members = group["members"].as_array().expect("members");
@@ -100,12 +85,12 @@ fn what_is_interrupted_while_it_is_made_is_gone_on_with() {
             .filter(|name| name.to_string_lossy().starts_with('.'))
             .collect();
         assert!(hidden.is_empty(), "{hidden:?} is left");
-        let down = run(&["down"], &data);
+        let down = run_on(&data, &["down"]);
         assert!(down.status.success(), "{down:?}");
-        let again = run(&["up", "--detach"], &data);
+        let again = run_on(&data, &["up", "--detach"]);
         assert!(again.status.success(), "{}", stderr(&again));
         assert_eq!(fs::read_to_string(&file).expect("read"), "kept");
-        let down = run(&["down"], &data);
+        let down = run_on(&data, &["down"]);
         assert!(down.status.success(), "{down:?}");
     }
 }

@@ -94,19 +94,9 @@ impl Program {
     }
 
     async fn fill_handed(&self, file: &File, mode: OFlags, with: u8) -> Result<(), Errno> {
-        let content = vec![with; file.length];
-        let fd = self
-            .thread
-            .open(&format!("{DIRECTORY}/{}", file.name), mode)
-            .await?;
-        let written = self.thread.write(&fd, 0, &content).await;
-        let synced = self.thread.fsync(&fd).await;
-        self.thread.close(fd).await?;
-        synced?;
-        match written? == content.len() {
-            true => Ok(()),
-            false => Err(Errno::IO),
-        }
+        let path = format!("{DIRECTORY}/{}", file.name);
+        self.write_synced(&path, mode, &vec![with; file.length])
+            .await
     }
 
     async fn look_at_changed(&self, file: &File) -> Result<(), Errno> {

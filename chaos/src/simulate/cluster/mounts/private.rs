@@ -5,7 +5,6 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
 
 use harvestfs_client::{Client, ClientError};
-use harvestfs_protocol::error::FsError;
 use harvestfs_protocol::types::Credentials;
 use rustix::fs::OFlags;
 use rustix::io::Errno;
@@ -14,7 +13,7 @@ use super::Program;
 use super::kernel::{Fd, PAGE_BYTES};
 use crate::simulate::cluster::journal::Journal;
 use crate::simulate::cluster::part::Part;
-use crate::simulate::cluster::workload::{difference, sizes};
+use crate::simulate::cluster::workload::{difference, sizes_if_made};
 
 /// Names in use at a time.
 const NAMES: usize = 10;
@@ -465,11 +464,7 @@ pub(super) async fn check(
     journal: &Journal,
 ) -> Result<(), ClientError> {
     let directory = directory(number);
-    let found = match sizes(client, &directory).await {
-        // It never came to make it.
-        Err(ClientError::Fs(FsError::NotFound)) => BTreeMap::new(),
-        found => found?,
-    };
+    let found = sizes_if_made(client, &directory).await?;
     let files = files.take();
     let listed = found
         .iter()

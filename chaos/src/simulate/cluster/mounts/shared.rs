@@ -128,8 +128,18 @@ impl Program {
     async fn write_version(&self, path: &str, version: u64, mode: OFlags) -> Result<(), Errno> {
         let words = 1 + version as usize % WORDS + WORDS * self.random(0..TIMES_MAX);
         let content = version.to_le_bytes().repeat(words);
+        self.write_synced(path, mode, &content).await
+    }
+
+    /// Opens a file, and writes this from its beginning on.
+    pub(super) async fn write_synced(
+        &self,
+        path: &str,
+        mode: OFlags,
+        content: &[u8],
+    ) -> Result<(), Errno> {
         let fd = self.thread.open(path, mode).await?;
-        let written = self.thread.write(&fd, 0, &content).await;
+        let written = self.thread.write(&fd, 0, content).await;
         let synced = self.thread.fsync(&fd).await;
         self.thread.close(fd).await?;
         synced?;

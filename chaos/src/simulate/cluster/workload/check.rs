@@ -30,11 +30,7 @@ pub async fn check_all(
 ) -> Result<(), ClientError> {
     for (number, memory) in (0..).zip(memories) {
         let directory = own_directory(number);
-        let found = match sizes(client, &directory).await {
-            // It never came to make it.
-            Err(ClientError::Fs(FsError::NotFound)) => BTreeMap::new(),
-            found => found?,
-        };
+        let found = sizes_if_made(client, &directory).await?;
         let memory = memory.borrow().clone();
         check_contents(client, &directory, &memory.names, &found, journal).await;
         check_snapshots(client, number, &memory, journal).await?;
@@ -81,6 +77,20 @@ pub(super) async fn check_content(client: &Client, path: &str, bytes: &[u8], jou
 
 /// Most entries that are asked for at a time.
 const PAGE_ENTRIES: usize = 1_000;
+
+/// The sizes of all that is in a directory which it may never have come to make: nothing then.
+///
+/// # Errors
+/// When it cannot be read.
+pub async fn sizes_if_made(
+    client: &Client,
+    directory: &str,
+) -> Result<BTreeMap<String, u64>, ClientError> {
+    match sizes(client, directory).await {
+        Err(ClientError::Fs(FsError::NotFound)) => Ok(BTreeMap::new()),
+        found => found,
+    }
+}
 
 pub async fn sizes(client: &Client, directory: &str) -> Result<BTreeMap<String, u64>, ClientError> {
     let found = attributes(client, directory).await?;

@@ -3,16 +3,14 @@
 //!
 //! What clients do else seldom frees a block: small files of a client share its blocks, and its directory has snapshots.
 
-use std::collections::BTreeMap;
 use std::convert::Infallible;
 use std::time::Duration;
 
 use harvestfs_client::{Client, ClientError};
-use harvestfs_protocol::error::FsError;
 use harvestfs_protocol::types::Credentials;
 use rand::RngExt;
 
-use super::check::{check_contents, sizes};
+use super::check::{check_contents, sizes_if_made};
 use super::memory::{Known, Memory};
 use super::{DIRECTORY_MODE, Worker};
 use crate::simulate::cluster::journal::Journal;
@@ -107,11 +105,7 @@ pub(super) async fn check_lone(
     journal: &Journal,
 ) -> Result<(), ClientError> {
     let directory = directory(number);
-    let found = match sizes(client, &directory).await {
-        // It never came to make it.
-        Err(ClientError::Fs(FsError::NotFound)) => BTreeMap::new(),
-        found => found?,
-    };
+    let found = sizes_if_made(client, &directory).await?;
     check_contents(client, &directory, &memory.lone, &found, journal).await;
     Ok(())
 }

@@ -27,7 +27,8 @@ use rand::RngExt;
 use rand::rngs::SmallRng;
 
 pub use self::check::check_all;
-pub use self::check::sizes;
+use self::check::sizes;
+pub use self::check::sizes_if_made;
 use self::log::LOG_DIRECTORY;
 pub use self::log::Log;
 use self::memory::Known;
