@@ -22,6 +22,11 @@ test:
 suite name word="":
     cargo test --workspace --test {{ name }} -- {{ word }}
 
+# Properties of all crates with inputs that nobody has drawn before, such as `just properties 10000`; a failure prints the
+# smallest input that it found.
+properties cases="4096":
+    PROPTEST_CASES={{ cases }} cargo test --release --workspace --lib --test '*' --exclude harvestfs-tests --exclude harvestfs-chaos
+
 # Every fuzz target on its seeds.
 fuzz:
     cargo test -p harvestfs-fuzz

@@ -242,6 +242,19 @@ fn jobs_share_backups_that_are_large_enough() {
 }
 
 #[test]
+fn a_bag_that_grows_may_need_fewer_backups() {
+    let mut cluster = Cluster::new(&racks(8, 3), rates(), 0.01, Packing::FirstFit).unwrap();
+    cluster.admit(&[group(26, 1, 628)]).unwrap();
+    cluster.admit(&[group(38, 1, 4_502)]).unwrap();
+    let groups = [group(30, 1, 2_989), group(1, 3, 1)];
+    // All are placed anew for the last task, and lie better.
+    let admitted = cluster.admit(&groups).unwrap();
+    let (large, larger) = (admitted[0], admitted[1]);
+    assert_eq!(large.bag, larger.bag);
+    assert!(larger.backups < large.backups, "{large:?} {larger:?}");
+}
+
+#[test]
 fn what_cannot_be_safe_is_denied_with_the_reason() {
     let mut cluster = Cluster::new(&racks(1, 4), rates(), 1e-6, Packing::FirstFit).unwrap();
     assert_eq!(cluster.admit(&[]), Err(Denied::NoTasks));

@@ -149,13 +149,11 @@ impl Bag {
         (self.size.0 * count, self.size.1 * count)
     }
 
-    /// `BackupCost` of what it reserves beyond what it did: resources multiplied, since they have no common unit.
+    /// `BackupCost` of what it reserves beyond what it did: resources multiplied, since they have no common unit. Backups
+    /// are placed anew with each group, so a larger bag may need fewer of them or less of a resource: that costs nothing.
     fn more_than(&self, before: &Self) -> f64 {
         let (now, before) = (self.reserved(), before.reserved());
-        let more = |now: u64, before: u64| {
-            assert!(before <= now, "backups of a bag shrink: {before} to {now}");
-            (now - before) as f64
-        };
+        let more = |now: u64, before: u64| now.saturating_sub(before) as f64;
         more(now.0, before.0) * more(now.1, before.1)
     }
 }
