@@ -5,6 +5,7 @@ use std::net::SocketAddr;
 
 use serde::{Deserialize, Serialize};
 
+use crate::group::Condition;
 use crate::ids::ClusterId;
 
 /// A vote: for whom in which term, and whether it won.
@@ -164,8 +165,8 @@ pub enum PeerReply {
     Identity {
         /// The cluster whose directory it has.
         cluster: ClusterId,
-        /// It waits to be taken into a group.
-        is_outside: bool,
+        /// What it is to the group that it knows.
+        condition: Condition,
     },
     /// To `TakeSnapshot`: the end of its log.
     Taking(Option<Place>),
@@ -173,7 +174,8 @@ pub enum PeerReply {
     Snapshot(SnapshotPart),
     /// To `ReadSnapshot`: there is none.
     NoSnapshot,
-    /// To `Vote`: the one that asks has left the group, with an entry that is committed and that it does not have.
+    /// To `Vote`: the one that asks has left the group, with an entry that is committed and that it does not have. It takes
+    /// part in nothing from then on.
     Left,
 }
 

@@ -65,7 +65,7 @@ impl Default for ClusterOptions {
 #[derive(Debug)]
 pub struct Cluster {
     processes: BTreeMap<String, Process>,
-    policy: &'static str,
+    pub(crate) policy: &'static str,
     environment: &'static [(&'static str, &'static str)],
     mounts: Vec<PathBuf>,
     pub(crate) namenodes: Vec<SocketAddr>,
@@ -278,18 +278,7 @@ impl Cluster {
 
     /// Starts a namenode; they are numbered from 1.
     pub fn start_namenode_number(&mut self, number: usize) {
-        let name = Self::namenode_name(number);
-        let config = self.path(&name).join("namenode.toml");
-        self.start_part(
-            &name,
-            &[
-                "namenode".as_ref(),
-                "--policy".as_ref(),
-                self.policy.as_ref(),
-                "--config".as_ref(),
-                &config,
-            ],
-        );
+        self.start_namenode_with(number, &[]);
     }
 
     /// Starts a namenode from a copy of the namenode's directory, beside the one of the cluster; its name
@@ -330,10 +319,13 @@ impl Cluster {
     pub fn begin_datanode(&mut self, number: usize) {
         let name = datanode(number);
         let config = self.path(&name).join("datanode.toml");
-        let arguments = ["datanode".as_ref(), "--config".as_ref(), config.as_path()];
+        self.begin_part(&name, &["datanode".as_ref(), "--config".as_ref(), &config]);
+    }
+
+    pub(crate) fn begin_part(&mut self, name: &str, arguments: &[&Path]) {
         let log = self.path(&format!("{name}.log"));
-        let (process, _) = Process::begin(&name, &arguments, self.environment, &log);
-        self.processes.insert(name, process);
+        let (process, _) = Process::begin(name, arguments, self.environment, &log);
+        self.processes.insert(name.to_owned(), process);
     }
 
     /// Starts a datanode again with another primary tenant: what its configuration has instead of none.
@@ -374,7 +366,7 @@ impl Cluster {
         mount
     }
 
-    fn start_part(&mut self, name: &str, arguments: &[&Path]) {
+    pub(crate) fn start_part(&mut self, name: &str, arguments: &[&Path]) {
         let log = self.path(&format!("{name}.log"));
         let process = Process::start(name, arguments, self.environment, &log);
         self.processes.insert(name.to_owned(), process);

@@ -1,6 +1,7 @@
 //! Namenodes that agree, of a cluster of real processes.
 
 use std::net::SocketAddr;
+use std::path::Path;
 
 use crate::cluster::{Cluster, HEALTHY_DEADLINE, free_addresses};
 use crate::wait_until;
@@ -11,15 +12,20 @@ impl Cluster {
     /// # Panics
     /// When that fails.
     pub fn make_namenode(&mut self) -> usize {
-        self.make_namenode_with(&[])
+        self.make_namenode_with(&[], |_| ())
+    }
+
+    /// As [`Cluster::make_namenode`]; `prepare` gets its directory before it is started.
+    pub fn make_namenode_on(&mut self, prepare: impl FnOnce(&Path)) -> usize {
+        self.make_namenode_with(&[], prepare)
     }
 
     /// As [`Cluster::make_namenode`], for another cluster of the same authority.
     pub fn make_namenode_of(&mut self, cluster: &str) -> usize {
-        self.make_namenode_with(&["--cluster", cluster])
+        self.make_namenode_with(&["--cluster", cluster], |_| ())
     }
 
-    fn make_namenode_with(&mut self, more: &[&str]) -> usize {
+    fn make_namenode_with(&mut self, more: &[&str], prepare: impl FnOnce(&Path)) -> usize {
         let number = self.namenodes.len() + 1;
         let address = free_addresses(1)[0];
         self.namenodes.push(address);
@@ -29,8 +35,35 @@ impl Cluster {
         let init = ["init", "namenode", "--out", &out, "--listen", &listen];
         self.output_of(&[&init[..], more].concat());
         self.set_restart_wait_of(&name, 0);
+        prepare(&self.path(&name));
         self.start_namenode_number(number);
         number
+    }
+
+    pub(crate) fn start_namenode_with(&mut self, number: usize, flags: &[&str]) {
+        let name = Self::namenode_name(number);
+        let config = self.path(&name).join("namenode.toml");
+        let mut arguments: Vec<&Path> = vec!["namenode".as_ref(), "--policy".as_ref()];
+        arguments.extend([self.policy.as_ref(), "--config".as_ref(), &*config]);
+        arguments.extend(flags.iter().map(Path::new));
+        self.start_part(&name, &arguments);
+    }
+
+    /// Starts a namenode that may end at once: does not wait until it is ready.
+    pub fn begin_namenode(&mut self, number: usize) {
+        let name = Self::namenode_name(number);
+        let config = self.path(&name).join("namenode.toml");
+        let policy = format!("--policy={}", self.policy);
+        let arguments = ["namenode", &policy, "--config"].map(Path::new);
+        self.begin_part(&name, &[&arguments[..], &[&*config]].concat());
+    }
+
+    /// Starts a namenode so that it listens elsewhere than the others believe, and gives where: something is to be
+    /// between them.
+    pub fn start_namenode_behind(&mut self, number: usize) -> SocketAddr {
+        let address = free_addresses(1)[0];
+        self.start_namenode_with(number, &[&format!("--listen={address}")]);
+        address
     }
 
     /// The namenodes, as `harvestfs admin namenode list --json` has them.

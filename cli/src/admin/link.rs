@@ -7,7 +7,7 @@ use anyhow::Context;
 use futures::future::{join_all, select_ok};
 use harvestfs_protocol::admin::{AdminReply, AdminRequest};
 use harvestfs_protocol::error::FsError;
-use harvestfs_protocol::group::{GroupRequest, GroupStatus};
+use harvestfs_protocol::group::{Condition, GroupRequest, GroupStatus};
 use harvestfs_protocol::identity::{Peer, Role};
 use harvestfs_protocol::limits::NAMENODES_TOLD_MAX;
 use harvestfs_protocol::meta::Notice;
@@ -19,7 +19,7 @@ use parking_lot::Mutex;
 use tokio::sync::mpsc;
 
 use super::DEADLINE;
-use super::no_leader::{NoLeader, Standing};
+use super::no_leader::{Asked, NoLeader, Standing};
 use crate::cluster::{Access, ClusterArgs};
 use crate::init::NAMENODE_NAME;
 
@@ -86,20 +86,24 @@ impl Namenodes {
     }
 
     fn learn(&mut self, group: &GroupStatus) {
+        // One that listens on all addresses says nothing about where it is reached.
+        let members = group.members.iter().map(|it| it.addr);
+        let members = members.filter(|it| !it.ip().is_unspecified());
+        if group.condition != Condition::Member {
+            // It knows only who they were.
+            return members.for_each(|it| self.hinted(it));
+        }
         if group.term < self.term {
             return;
         }
         self.term = group.term;
-        // One that listens on all addresses says nothing about where it is reached.
-        let members = group.members.iter().map(|it| it.addr);
-        let members = members.filter(|it| !it.ip().is_unspecified());
         self.told = members.take(NAMENODES_TOLD_MAX).collect();
     }
 
-    fn hinted(&mut self, leader: SocketAddr) {
-        let is_known = self.configured.contains(&leader) || self.told.contains(&leader);
+    fn hinted(&mut self, namenode: SocketAddr) {
+        let is_known = self.configured.contains(&namenode) || self.told.contains(&namenode);
         if !is_known && self.told.len() < NAMENODES_TOLD_MAX {
-            self.told.push(leader);
+            self.told.push(namenode);
         }
     }
 }
@@ -265,42 +269,36 @@ impl AdminLink {
 
     /// That none of the namenodes leads, after all; none: one does now. `awaited` is the one that another takes for the
     /// leader.
-    async fn no_leader(&self, awaited: Option<SocketAddr>) -> Option<NoLeader> {
+    pub async fn no_leader(&self, awaited: Option<SocketAddr>) -> Option<NoLeader> {
         let asked = self.namenodes().into_iter();
-        let asked = asked.map(async |addr| (addr, self.look_at(addr).await.0));
+        let asked = asked.map(async |addr| self.look_at(addr).await.0);
         let namenodes = join_all(asked).await;
-        if namenodes.iter().any(|(_, it)| *it == Standing::Leads) {
+        if namenodes.iter().any(|it| it.standing == Standing::Leads) {
             return None;
         }
         Some(NoLeader { namenodes, awaited })
     }
 
     /// What a namenode does, and the connection to it.
-    async fn look_at(&self, addr: SocketAddr) -> (Standing, Option<Rpc>) {
+    async fn look_at(&self, addr: SocketAddr) -> (Asked, Option<Rpc>) {
         let only = [addr];
         let dialled = dial_one(&self.endpoint, &self.namenode, &only);
         let Ok(Ok(rpc)) = tokio::time::timeout(STANDING_DEADLINE, dialled).await else {
-            return (Standing::Away, None);
+            return (Asked::away(addr), None);
         };
         let group = list(&rpc, STANDING_DEADLINE).await;
         if let Some(group) = &group {
             self.namenodes.lock().learn(group);
         }
-        let standing = match group {
-            Some(group) if leads(&group) => Standing::Leads,
-            _ => Standing::Runs,
-        };
-        (standing, Some(rpc))
+        (Asked::new(addr, group.as_ref()), Some(rpc))
     }
 
     /// Looks for the one that leads among all that are known.
     async fn search(&self) -> Option<Rpc> {
         let looking = self.namenodes().into_iter().map(|addr| {
             Box::pin(async move {
-                match self.look_at(addr).await {
-                    (Standing::Leads, Some(rpc)) => Ok(rpc),
-                    _ => Err(()),
-                }
+                let (asked, rpc) = self.look_at(addr).await;
+                rpc.filter(|_| asked.standing == Standing::Leads).ok_or(())
             })
         });
         let found = select_ok(looking).await;
@@ -454,9 +452,11 @@ mod tests {
         };
         GroupStatus {
             this: 0,
+            condition: Condition::Member,
             leader: None,
             term,
             last: 1,
+            last_term: term,
             members: members.iter().enumerate().map(member).collect(),
             is_changing: false,
         }
@@ -473,8 +473,16 @@ mod tests {
         let everywhere = (Ipv4Addr::UNSPECIFIED, 9).into();
         namenodes.learn(&group(8, &[at(3), everywhere]));
         assert_eq!(namenodes.all(), [at(1), at(3)]);
-        for port in [1, 3, 6, 6] {
-            namenodes.hinted(at(port));
+        namenodes.hinted(at(3));
+        // One that takes part in nothing knows who they were, and one that is new knows nobody.
+        for (condition, members) in [
+            (Condition::Left, &[at(1), at(6), at(6)][..]),
+            (Condition::New, &[]),
+        ] {
+            namenodes.learn(&GroupStatus {
+                condition,
+                ..group(9, members)
+            });
         }
         assert_eq!(namenodes.all(), [at(1), at(3), at(6)]);
         let many: Vec<SocketAddr> = (10..100).map(at).collect();

@@ -15,7 +15,7 @@ use harvestfs_protocol::transport::{Endpoint, RpcError, TransportOptions};
 
 use super::DEADLINE;
 use super::link::AdminLink;
-use super::no_leader::ADVICE;
+use super::no_leader::NoLeader;
 use crate::cluster::ClusterArgs;
 
 /// How long a namenode that is added may take until it has everything.
@@ -141,10 +141,14 @@ pub async fn execute(link: &AdminLink, command: &GroupCommand) -> anyhow::Result
     match command {
         GroupCommand::List { json } => {
             let status = list(link).await?;
+            let none = match status.leader {
+                Some(_) => None,
+                None => link.no_leader(None).await,
+            };
             if *json {
                 println!("{}", serde_json::to_string_pretty(&status)?);
             } else {
-                print(&status);
+                print(&status, none.as_ref());
             }
             if status.leader.is_none() {
                 bail!("none of the namenodes that answer leads");
@@ -225,7 +229,7 @@ fn leader(status: &GroupStatus) -> Option<&GroupMember> {
         .find(|it| Some(it.id) == status.leader)
 }
 
-fn print(status: &GroupStatus) {
+fn print(status: &GroupStatus, none: Option<&NoLeader>) {
     println!(
         "{:<24} {:<8} {:>10} {:>12}  NUMBER",
         "ADDRESS", "PART", "BEHIND", "LAST HEARD"
@@ -261,8 +265,17 @@ fn print(status: &GroupStatus) {
             |it| format!("at {}", it.addr),
         );
         println!("That is what the namenode {this} knows, which does not lead.");
-        println!("NO NAMENODE LEADS, and most of them have to work for that.");
-        println!("What to do: {ADVICE}.");
+        match none {
+            Some(none) => {
+                println!(
+                    "{}.",
+                    none.what()
+                        .replacen("no namenode leads", "NO NAMENODE LEADS", 1)
+                );
+                println!("What to do: {}.", none.advice());
+            }
+            None => println!("NO NAMENODE LED a moment ago, and one does now: ask again."),
+        }
     }
     if status.is_changing {
         println!("The members are being changed.");
@@ -273,10 +286,46 @@ fn print(status: &GroupStatus) {
 /// What is not as it should be.
 fn advise(status: &GroupStatus) {
     let voters = status.members.iter().filter(|it| it.is_voter).count();
-    if voters.is_multiple_of(2) {
-        println!(
-            "{voters} namenodes survive no more failures than {}: add one, or remove one.",
-            voters - 1
-        );
+    if let Some(what) = even_number(voters) {
+        println!("{what}: add one, or remove one.");
+    }
+}
+
+/// What is wrong with an even number of namenodes that vote.
+pub fn even_number(voters: usize) -> Option<String> {
+    if voters == 0 || !voters.is_multiple_of(2) {
+        return None;
+    }
+    let survived = match (voters - 1) / 2 {
+        0 => "no failure".to_owned(),
+        survived => count(survived as u64, "failure"),
+    };
+    let less = voters - 1;
+    let others = if less == 1 {
+        "1 does"
+    } else {
+        &format!("{less} do")
+    };
+    Some(format!(
+        "{voters} namenodes survive {survived}, as {others}"
+    ))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn one_more_than_an_odd_number_survives_nothing_more() {
+        for odd in [0, 1, 3, 5] {
+            assert_eq!(even_number(odd), None);
+        }
+        for (voters, said) in [
+            (2, "2 namenodes survive no failure, as 1 does"),
+            (4, "4 namenodes survive 1 failure, as 3 do"),
+            (6, "6 namenodes survive 2 failures, as 5 do"),
+        ] {
+            assert_eq!(even_number(voters).as_deref(), Some(said));
+        }
     }
 }

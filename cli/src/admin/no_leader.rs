@@ -1,9 +1,11 @@
-//! That no namenode leads: which of them run, and what an operator can do about it.
+//! That no namenode leads: which of them run, what they say of themselves, and what an operator can do about it.
 
 use std::fmt;
 use std::net::SocketAddr;
 
-/// What helps then.
+use harvestfs_protocol::group::{Condition, GroupStatus};
+
+/// What helps when most of them do not run.
 pub const ADVICE: &str = "start the others, and look at the logs of those that run. Only when most are lost for \
     good, or were put back to copies, stop what is left and have one go on alone, on its machine, with \
     `harvestfs admin namenode recover --accept-loss DIR`";
@@ -15,33 +17,108 @@ pub enum Standing {
     Leads,
     /// It runs, and does not lead or does not reach the others.
     Runs,
+    /// It runs, and takes part in nothing.
+    Outside(Condition),
     /// It is not reached.
     Away,
+}
+
+/// What a namenode said that was asked.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Asked {
+    /// Where it listens.
+    pub addr: SocketAddr,
+    /// What it does.
+    pub standing: Standing,
+    /// The term and the number of its last record: the greatest is that of the one that has most.
+    pub last: Option<(u64, u64)>,
+}
+
+impl Asked {
+    /// What a namenode says; none: it says nothing.
+    pub fn new(addr: SocketAddr, answer: Option<&GroupStatus>) -> Self {
+        let standing = match answer {
+            Some(group) if group.leader == Some(group.this) => Standing::Leads,
+            Some(group) if group.condition != Condition::Member => {
+                Standing::Outside(group.condition)
+            }
+            _ => Standing::Runs,
+        };
+        let last = answer.map(|it| (it.last_term, it.last));
+        Self {
+            addr,
+            standing,
+            last,
+        }
+    }
+
+    /// One that is not reached.
+    pub fn away(addr: SocketAddr) -> Self {
+        Self {
+            addr,
+            standing: Standing::Away,
+            last: None,
+        }
+    }
 }
 
 /// No namenode leads.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NoLeader {
     /// Those that are known.
-    pub namenodes: Vec<(SocketAddr, Standing)>,
+    pub namenodes: Vec<Asked>,
     /// The one that others still take for the leader.
     pub awaited: Option<SocketAddr>,
 }
 
+/// What is said of one, and of several, in the order in which they are named.
+const STANDINGS: [(Standing, &str, &str); 7] = [
+    (Standing::Runs, "which runs", "which run"),
+    (
+        Standing::Outside(Condition::Copy),
+        "whose directory is a copy",
+        "whose directories are copies",
+    ),
+    (
+        Standing::Outside(Condition::Forgetful),
+        "which has forgotten what it told the others",
+        "which have forgotten what they told the others",
+    ),
+    (
+        Standing::Outside(Condition::Founding),
+        "which waits for all of the others, to begin with them",
+        "which wait for all of the others, to begin with them",
+    ),
+    (
+        Standing::Outside(Condition::New),
+        "which is in no group yet",
+        "which are in no group yet",
+    ),
+    (
+        Standing::Outside(Condition::Left),
+        "which is in the group no more",
+        "which are in the group no more",
+    ),
+    (
+        Standing::Away,
+        "which is not reached",
+        "which are not reached",
+    ),
+];
+
 impl NoLeader {
     /// What is wrong, without what to do.
     pub fn what(&self) -> String {
-        let with = |standing| {
-            let those = self.namenodes.iter().filter(|(_, it)| *it == standing);
-            those.map(|(addr, _)| addr.to_string()).collect::<Vec<_>>()
-        };
-        let (running, away) = (with(Standing::Runs), with(Standing::Away));
         let mut text = "no namenode leads, and most of them have to work for that".to_owned();
-        let named = [("which run", &running), ("which are not reached", &away)];
-        let named = named.iter().filter(|(_, those)| !those.is_empty());
-        let named: Vec<String> = named
-            .map(|(which, those)| format!("{}, {}", those.join(", "), singular(which, those.len())))
-            .collect();
+        let named = STANDINGS.iter().filter_map(|(standing, one, several)| {
+            let those = self.with(*standing);
+            match those.as_slice() {
+                [] => None,
+                [only] => Some(format!("{only}, {one}")),
+                _ => Some(format!("{}, {several}", those.join(", "))),
+            }
+        });
+        let named: Vec<String> = named.collect();
         if !named.is_empty() {
             text.push_str(": known are ");
             text.push_str(&named.join(", and "));
@@ -53,18 +130,57 @@ impl NoLeader {
         }
         text
     }
-}
 
-fn singular(which: &str, count: usize) -> String {
-    if count > 1 {
-        return which.to_owned();
+    /// What to do.
+    pub fn advice(&self) -> String {
+        let of = |wanted: &[Standing]| {
+            let those = self.namenodes.iter();
+            those.filter(|it| wanted.contains(&it.standing)).count()
+        };
+        let outside = [Condition::New, Condition::Left].map(Standing::Outside);
+        let members = self.namenodes.len() - of(&outside);
+        let away = of(&[Standing::Away]);
+        let mut lost = of(&[Condition::Copy, Condition::Forgetful].map(Standing::Outside));
+        let founding = of(&[Standing::Outside(Condition::Founding)]);
+        if away == 0 && founding < members {
+            // They wait for what the others know already: they were put back to how they began.
+            lost += founding;
+        }
+        if members == 0 && !self.namenodes.is_empty() {
+            return "name one that is in the group, in `namenodes` of the configuration".to_owned();
+        }
+        if lost == 0 || (members - lost) * 2 > members {
+            return ADVICE.to_owned();
+        }
+        let known = self
+            .namenodes
+            .iter()
+            .filter(|it| !outside.contains(&it.standing));
+        let newest = known.filter_map(|it| Some((it.last?, it.addr))).max();
+        let newest = newest.map_or_else(String::new, |((term, record), addr)| {
+            format!("; the one at {addr} has the newest, up to record {record} of term {term}")
+        });
+        let unknown = match away {
+            0 => "",
+            _ => ", of those that are reached",
+        };
+        format!(
+            "most of their directories were put back to copies, so that there is none that could take the others in. \
+             Where a newer one is found, put that back. Otherwise stop all of them, and have one go on alone, on its \
+             machine, with `harvestfs admin namenode recover --accept-loss DIR`{newest}{unknown}. Then start all again, and take \
+             the others in with `harvestfs admin namenode add ADDRESS`"
+        )
     }
-    which.replace(" run", " runs").replace(" are ", " is ")
+
+    fn with(&self, standing: Standing) -> Vec<String> {
+        let those = self.namenodes.iter().filter(|it| it.standing == standing);
+        those.map(|it| it.addr.to_string()).collect()
+    }
 }
 
 impl fmt::Display for NoLeader {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}; {ADVICE}", self.what())
+        write!(f, "{}; {}", self.what(), self.advice())
     }
 }
 
@@ -76,19 +192,34 @@ mod tests {
 
     use super::*;
 
+    const COPY: Standing = Standing::Outside(Condition::Copy);
+    const FOUNDING: Standing = Standing::Outside(Condition::Founding);
+
     fn at(port: u16) -> SocketAddr {
         (Ipv4Addr::LOCALHOST, port).into()
+    }
+
+    /// With last records 10, 20 and so on of one term, but for the first one, which has less of a later one.
+    fn none(standings: &[Standing]) -> NoLeader {
+        let asked = (1..).zip(standings).map(|(port, standing)| Asked {
+            addr: at(port),
+            standing: *standing,
+            last: (*standing != Standing::Away).then_some(match port {
+                1 => (7, 5),
+                _ => (6, u64::from(port) * 10),
+            }),
+        });
+        NoLeader {
+            namenodes: asked.collect(),
+            awaited: None,
+        }
     }
 
     #[test]
     fn it_says_who_runs_who_does_not_and_what_to_do_and_contradicts_itself_nowhere() {
         let none = NoLeader {
-            namenodes: vec![
-                (at(1), Standing::Runs),
-                (at(2), Standing::Away),
-                (at(3), Standing::Away),
-            ],
             awaited: Some(at(3)),
+            ..none(&[Standing::Runs, Standing::Away, Standing::Away])
         };
         let text = none.to_string();
         for part in [
@@ -101,5 +232,46 @@ mod tests {
             assert!(text.contains(part), "{part}: {text}");
         }
         assert!(!text.contains("does;") && !text.contains("; the one at 127.0.0.1:3 does"));
+    }
+
+    #[test]
+    fn most_are_copies_and_the_newest_is_to_go_on() {
+        for standings in [
+            &[COPY, COPY, COPY][..],
+            &[COPY, COPY, Standing::Away],
+            &[
+                Standing::Runs,
+                COPY,
+                Standing::Outside(Condition::Forgetful),
+            ],
+            // What the others know already, it waits for in vain.
+            &[Standing::Runs, FOUNDING, FOUNDING],
+            &[
+                COPY,
+                COPY,
+                Standing::Runs,
+                Standing::Outside(Condition::Left),
+            ],
+        ] {
+            let text = none(standings).to_string();
+            assert!(!text.contains("start the others"), "{standings:?}: {text}");
+            let newest = "127.0.0.1:1 has the newest, up to record 5 of term 7";
+            assert!(text.contains(newest), "{standings:?}: {text}");
+        }
+    }
+
+    #[test]
+    fn those_that_are_missing_are_to_be_started_while_most_are_no_copies() {
+        for standings in [
+            &[COPY, Standing::Runs, Standing::Away][..],
+            &[FOUNDING, FOUNDING, Standing::Away],
+            &[FOUNDING, FOUNDING, FOUNDING],
+            &[Standing::Away],
+        ] {
+            let advice = none(standings).advice();
+            assert!(advice.contains("start the others"), "{standings:?}");
+        }
+        let elsewhere = none(&[Standing::Outside(Condition::New)]);
+        assert!(elsewhere.advice().contains("name one that is in the group"));
     }
 }

@@ -47,8 +47,19 @@ pub(super) struct Kept {
     pub writes: u64,
     /// The newest that is known of the others: the number of a start, and its writes.
     pub known: BTreeMap<MemberId, (u64, u64)>,
-    /// Others knew more of this member than it did itself.
-    pub is_forgetful: bool,
+    pub told: Told,
+}
+
+/// What others told a member of itself, since when it takes part in nothing.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) enum Told {
+    /// It is a member.
+    #[default]
+    Nothing,
+    /// They know more of it than it does itself.
+    Forgot,
+    /// It is in the group no more.
+    Left,
 }
 
 impl Kept {
@@ -80,7 +91,7 @@ impl Kept {
             terms: Vec::new(),
             writes: 0,
             known: BTreeMap::new(),
-            is_forgetful: false,
+            told: Told::Nothing,
         }
     }
 
@@ -198,7 +209,7 @@ struct Content {
     terms: Vec<(Lsn, Term)>,
     writes: u64,
     known: BTreeMap<MemberId, (u64, u64)>,
-    is_forgetful: bool,
+    told: Told,
     /// The file that this is written to.
     file: Option<FileId>,
 }
@@ -295,7 +306,7 @@ fn parse(bytes: &[u8]) -> Option<(Kept, Option<FileId>)> {
         terms: content.terms,
         writes: content.writes,
         known: content.known,
-        is_forgetful: content.is_forgetful,
+        told: content.told,
     };
     Some((kept, content.file))
 }
@@ -317,7 +328,7 @@ pub(super) fn write(disk: &Arc<dyn Disk>, kept: &Kept) -> Result<(), JournalErro
         terms: kept.terms.clone(),
         writes: kept.writes,
         known: kept.known.clone(),
-        is_forgetful: kept.is_forgetful,
+        told: kept.told,
         file: file.id().map_err(|e| io("look at", e))?,
     };
     let mut bytes = Vec::from(MAGIC);

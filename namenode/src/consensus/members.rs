@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use futures::FutureExt;
 use futures::future::BoxFuture;
-use harvestfs_protocol::group::{GroupMember, GroupStatus};
+use harvestfs_protocol::group::{Condition, GroupMember, GroupStatus};
 use harvestfs_protocol::peer::{PeerReply, PeerRequest};
 use openraft::async_runtime::WatchReceiver;
 use openraft::{ChangeMembers, Instant as _, Membership};
@@ -69,6 +69,20 @@ pub enum Progress {
     Added(Lsn),
     /// Nothing more is to be added; why it was refused, if it was.
     Over(Result<(), Refusal>),
+}
+
+/// The members, of whom nothing was heard.
+pub(super) fn members_of(members: &Membership<MemberId, Member>) -> Vec<GroupMember> {
+    let voters: BTreeSet<MemberId> = members.voter_ids().collect();
+    let member = |(id, member): (&MemberId, &Member)| GroupMember {
+        id: id.0,
+        name: member.name.clone(),
+        addr: member.addr,
+        is_voter: voters.contains(id),
+        acknowledged: None,
+        heard_ms: None,
+    };
+    members.nodes().map(member).collect()
 }
 
 /// Whether this is the only member with a vote.
@@ -180,8 +194,8 @@ pub struct Found {
     peer: Peer,
     /// Its number.
     pub id: MemberId,
-    /// It waits to be taken into a group.
-    pub is_outside: bool,
+    /// What it is to the group that it knows.
+    pub condition: Condition,
 }
 
 impl GroupView {
@@ -190,26 +204,24 @@ impl GroupView {
     pub fn status(&self) -> GroupStatus {
         let metrics = self.raft.metrics().borrow_watched().clone();
         let members = metrics.membership_config.membership();
-        let voters: BTreeSet<MemberId> = members.voter_ids().collect();
-        let member = |(id, member): (&MemberId, &Member)| {
-            let acknowledged = metrics.replication.as_ref().and_then(|it| it.get(id));
-            let heard = metrics.heartbeat.as_ref().and_then(|it| it.get(id));
+        let last = metrics.last_log_index.unwrap_or(0);
+        let mut told = members_of(members);
+        for member in &mut told {
+            let id = MemberId(member.id);
+            let acknowledged = metrics.replication.as_ref().and_then(|it| it.get(&id));
+            let heard = metrics.heartbeat.as_ref().and_then(|it| it.get(&id));
             let heard = heard.copied().flatten().map(|at| at.elapsed());
-            GroupMember {
-                id: id.0,
-                name: member.name.clone(),
-                addr: member.addr,
-                is_voter: voters.contains(id),
-                acknowledged: acknowledged.map(|it| it.as_ref().map_or(0, |it| it.index())),
-                heard_ms: heard.map(|it| u64::try_from(it.as_millis()).unwrap_or(u64::MAX)),
-            }
-        };
+            member.acknowledged = acknowledged.map(|it| it.as_ref().map_or(0, |it| it.index()));
+            member.heard_ms = heard.map(|it| u64::try_from(it.as_millis()).unwrap_or(u64::MAX));
+        }
         GroupStatus {
             this: metrics.id.0,
+            condition: Condition::Member,
             leader: metrics.current_leader.map(|it| it.0),
             term: metrics.vote.leader_id.term,
-            last: metrics.last_log_index.unwrap_or(0),
-            members: members.nodes().map(member).collect(),
+            last,
+            last_term: self.term_of(last).unwrap_or(0),
+            members: told,
             is_changing: members.get_joint_config().len() > 1,
         }
     }
@@ -231,10 +243,10 @@ impl GroupView {
             (_, PeerReply::Identity { cluster, .. }) if cluster != self.store.cluster() => {
                 Err(PeerError::WrongCluster(cluster).into())
             }
-            (id, PeerReply::Identity { is_outside, .. }) => Ok(Found {
+            (id, PeerReply::Identity { condition, .. }) => Ok(Found {
                 peer,
                 id,
-                is_outside,
+                condition,
             }),
             _ => Err(PeerError::UnexpectedReply.into()),
         }

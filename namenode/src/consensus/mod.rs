@@ -54,8 +54,8 @@ pub use applied::Committed;
 pub use entry::{Content, EntryError, Record, decode};
 pub use members::{Change, Changing, FindError, Found, GroupView, Progress, Refusal};
 pub use outside::{
-    Asked, Joining, Outside, OutsideJournal, Standing, found_alone, found_here, found_outside,
-    found_with_snapshot, other_members, standing,
+    Asked, Joining, Outside, Standing, found_alone, found_here, found_outside, found_with_snapshot,
+    other_members, standing,
 };
 pub use peers::Running;
 pub use progress::Commits;
@@ -85,6 +85,9 @@ impl fmt::Display for MemberId {
         write!(f, "member {}", self.0)
     }
 }
+
+/// The number of a namenode that was the only one before there were groups.
+const FIRST: MemberId = MemberId(1);
 
 /// A namenode of the group.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -230,7 +233,7 @@ impl Consensus {
         let mut kept = match member_file::read(&*journal.disk())? {
             Some(read) => read.kept,
             // A group of one, as every namenode was before there were groups.
-            None => Kept::founding(MemberId(1), BTreeMap::from([(MemberId(1), this.clone())]))?,
+            None => Kept::founding(FIRST, BTreeMap::from([(FIRST, this.clone())]))?,
         };
         let id = kept.this;
         kept.go_on_with(journal.reader().first_lsn(), read.snapshot_lsn, read.terms);
@@ -303,7 +306,6 @@ impl Consensus {
                 store: Some(store.clone()),
                 silent: parking_lot::Mutex::default(),
                 releases: Releases::default(),
-                has_left: AtomicBool::new(false),
                 links: Links::new(endpoint),
             }),
         };

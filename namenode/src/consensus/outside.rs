@@ -4,9 +4,9 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
+use harvestfs_protocol::group::{Condition, GroupStatus};
 use harvestfs_protocol::ids::ClusterId;
 use harvestfs_protocol::machine;
 use harvestfs_protocol::peer::{Memory, PeerReply, PeerRequest};
@@ -14,12 +14,13 @@ use harvestfs_protocol::transport::Endpoint;
 use parking_lot::Mutex;
 use tokio::sync::Notify;
 
+use super::entry::decode;
 use super::links::Links;
-use super::member_file::{self, Kept, ReadKept};
-use super::members::is_sole_voter;
+use super::member_file::{self, Kept, ReadKept, Told, term_of};
+use super::members::{is_sole_voter, members_of};
 use super::peers::{Caller, Peer, Releases};
 use super::snapshots::{Fetched, Fetching, fetch};
-use super::{ConsensusError, Member, MemberId, Term, Vote};
+use super::{ConsensusError, FIRST, Member, MemberId, Term, Vote};
 use crate::journal::{Journal, JournalError, JournalReader, Lsn, ReceivedSnapshot};
 
 /// How long another member of a new group may take to answer.
@@ -29,18 +30,11 @@ const FOUNDING_POLL: Duration = Duration::from_millis(200);
 
 /// What a namenode is, as far as its own disk says.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Standing {
-    /// A member of a group, or the only one.
-    Member,
-    /// It was made to be taken into a group, and was not yet.
-    New(MemberId),
-    /// It was made together with the other members, and its directory was copied before it did anything. Or
-    /// since: then the others know.
-    Founding(MemberId),
-    /// Its directory is a copy: of what it said since the copy was made, it knows nothing.
-    Copy,
-    /// Others knew more of it than it did itself.
-    Forgetful,
+pub struct Standing {
+    /// What it is to its group.
+    pub condition: Condition,
+    /// Its number there; of one that is not to be trusted, the one with which it comes back.
+    pub id: MemberId,
 }
 
 /// What the disk says of this namenode.
@@ -49,35 +43,63 @@ pub enum Standing {
 /// It cannot be read.
 pub fn standing(journal: &Journal) -> Result<Standing, JournalError> {
     let Some(read) = member_file::read(&*journal.disk())? else {
-        return Ok(Standing::Member);
+        return Ok(Standing {
+            condition: Condition::Member,
+            id: FIRST,
+        });
     };
-    let kept = read.kept;
+    let condition = condition(&read);
+    let id = match condition.is_stale() {
+        true => MemberId::random(),
+        false => read.kept.this,
+    };
+    Ok(Standing { condition, id })
+}
+
+fn condition(ReadKept { kept, is_copy }: &ReadKept) -> Condition {
     let Some(members) = kept.members.last() else {
-        return Ok(Standing::New(kept.this));
+        return Condition::New;
     };
-    if kept.is_forgetful {
-        return Ok(Standing::Forgetful);
+    match kept.told {
+        Told::Forgot => return Condition::Forgetful,
+        Told::Left => return Condition::Left,
+        Told::Nothing => {}
     }
     // The only one has nobody that it could contradict, but datanodes, which know better.
     let is_alone = is_sole_voter(members.membership(), kept.this);
-    Ok(if !read.is_copy || is_alone {
-        Standing::Member
+    if !is_copy || is_alone {
+        Condition::Member
     } else if kept.did_nothing() {
-        Standing::Founding(kept.this)
+        Condition::Founding
     } else {
-        Standing::Copy
-    })
+        Condition::Copy
+    }
 }
 
-/// What is in the journal of a namenode in no group.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum OutsideJournal {
-    /// Nothing.
-    Empty,
-    /// Something that is not to be trusted.
-    Stale,
-    /// What all members of a new group have.
-    Founding,
+/// What a namenode that takes part in nothing knows of the group that it was in.
+fn last_known(journal: &Journal, condition: Condition) -> Result<GroupStatus, ConsensusError> {
+    let last = journal.last_lsn();
+    let read = member_file::read(&*journal.disk())?;
+    let kept = read.map(|it| it.kept);
+    let records = journal.reader().read(last, last + 1, 1)?;
+    // Without records after it, the snapshot ends the log, and where terms begin is written down with it.
+    let last_term = match (records.first(), &kept) {
+        (Some((_, record)), _) => decode(record).map_or(0, |(term, _)| term),
+        (None, Some(kept)) => term_of(&kept.terms, last),
+        (None, None) => 0,
+    };
+    let members = kept.as_ref().and_then(|it| it.members.last());
+    let term = kept.as_ref().and_then(|it| it.vote);
+    Ok(GroupStatus {
+        this: kept.as_ref().map_or(FIRST, |it| it.this).0,
+        condition,
+        leader: None,
+        term: term.map_or(0, |vote| vote.leader_id.term),
+        last,
+        last_term,
+        members: members.map_or_else(Vec::new, |it| members_of(it.membership())),
+        is_changing: false,
+    })
 }
 
 /// Makes an empty journal that of a namenode which is to be taken into a group.
@@ -195,7 +217,8 @@ pub struct Outside {
 struct Inner {
     caller: Arc<Caller>,
     reader: JournalReader,
-    content: OutsideJournal,
+    /// What it says of itself.
+    status: GroupStatus,
     fetching: Fetching,
     asked: Mutex<Option<Asked>>,
     arrived: Notify,
@@ -203,33 +226,39 @@ struct Inner {
 
 impl Outside {
     /// Waits.
-    #[must_use]
+    ///
+    /// # Errors
+    /// The journal cannot be read.
     pub fn new(
-        this: MemberId,
+        standing: Standing,
         journal: &Journal,
-        content: OutsideJournal,
         endpoint: Endpoint,
-    ) -> Self {
+    ) -> Result<Self, ConsensusError> {
         let caller = Caller {
-            this,
+            this: standing.id,
             run: machine::random(),
             writes_at_start: 0,
             store: None,
             silent: Mutex::default(),
             releases: Releases::default(),
-            has_left: AtomicBool::new(false),
             links: Links::new(endpoint),
         };
-        Self {
+        Ok(Self {
             inner: Arc::new(Inner {
                 caller: Arc::new(caller),
                 reader: journal.reader(),
-                content,
+                status: last_known(journal, standing.condition)?,
                 fetching: Fetching::default(),
                 asked: Mutex::new(None),
                 arrived: Notify::new(),
             }),
-        }
+        })
+    }
+
+    /// What it knows of the group that it was in, or is to be in.
+    #[must_use]
+    pub fn status(&self) -> GroupStatus {
+        self.inner.status.clone()
     }
 
     /// Its number in the group that it is taken into.
@@ -242,7 +271,7 @@ impl Outside {
     /// have promised, it has nowhere, if its directory is a copy that was kept. Never ends where it is of no new
     /// group.
     pub async fn founded(&self, others: BTreeMap<MemberId, Member>) {
-        if self.inner.content != OutsideJournal::Founding {
+        if self.inner.status.condition != Condition::Founding {
             return std::future::pending().await;
         }
         let peer = |(id, member): (MemberId, Member)| {
@@ -283,17 +312,18 @@ impl Outside {
     }
 
     pub(super) fn answer(&self, request: PeerRequest) -> PeerReply {
-        let is_founding = self.inner.content == OutsideJournal::Founding;
+        let condition = self.inner.status.condition;
+        let is_founding = condition == Condition::Founding;
         match request {
             PeerRequest::Identify => PeerReply::Identity {
                 cluster: ClusterId(self.inner.reader.cluster_id()),
-                is_outside: !is_founding,
+                condition,
             },
             // It has what it is to take a snapshot for, or may have lost what it promised.
             PeerRequest::TakeSnapshot { .. } if is_founding => PeerReply::Outside,
             PeerRequest::TakeSnapshot { name, addr, .. } => {
                 let inner = Arc::clone(&self.inner);
-                if inner.content == OutsideJournal::Stale {
+                if condition.is_stale() {
                     inner.ask(Asked::MakeRoom);
                     return PeerReply::Taking(None);
                 }

@@ -5,7 +5,7 @@ use std::future::Future;
 use std::io;
 use std::net::SocketAddr;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use harvestfs_protocol::error::FsError;
@@ -37,11 +37,6 @@ const DURABLE_DEADLINE: Duration = Duration::from_secs(2);
 /// How often another namenode is asked whether it has taken a snapshot.
 const TAKING_POLL: Duration = Duration::from_millis(100);
 
-/// What a namenode says once that left its group.
-const LEFT: &str = "this namenode is in the group no more: it was removed, or another one took its place. It takes \
-    part in nothing. Stop it. To have it in the group again, make a new directory for it with `harvestfs init namenode`, \
-    and add that with `harvestfs admin namenode add`";
-
 /// Makes them.
 #[derive(Clone)]
 pub(super) struct Peers {
@@ -60,8 +55,6 @@ pub(super) struct Caller {
     pub(super) silent: Mutex<BTreeSet<SocketAddr>>,
     pub(super) releases: Releases,
     pub(super) links: Links,
-    /// Another one has said that this one has left the group.
-    pub(super) has_left: AtomicBool,
 }
 
 /// The version of the cluster, and what runs at the other members.
@@ -107,13 +100,6 @@ impl Caller {
             run: self.run,
             writes: self.store.as_ref().map_or(0, LogStore::writes),
             writes_at_start: self.writes_at_start,
-        }
-    }
-
-    /// Another one says that this one has left the group.
-    fn left(&self) {
-        if !self.has_left.swap(true, Ordering::Relaxed) {
-            tracing::error!("{LEFT}");
         }
     }
 
@@ -260,7 +246,9 @@ impl Peer {
             PeerReply::Forgetful => return Err(PeerError::Forgetful(self.addr)),
             PeerReply::Outside => return Err(PeerError::Outside(self.addr)),
             PeerReply::Left => {
-                self.caller.left();
+                if let Some(store) = &self.caller.store {
+                    store.left();
+                }
                 return Err(PeerError::Left);
             }
             _ => {}

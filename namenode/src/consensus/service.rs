@@ -2,9 +2,9 @@
 
 use std::fmt;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 
 use harvestfs_protocol::error::FsError;
+use harvestfs_protocol::group::Condition;
 use harvestfs_protocol::peer::{Known, Memory, PeerAnswer, PeerCall, PeerReply, PeerRequest};
 use harvestfs_protocol::planted::{self, Bug};
 use harvestfs_protocol::version::Versions;
@@ -177,8 +177,6 @@ impl Member {
                 self.store.commits().leader_has(of_leader);
                 let appended = self.raft.append_entries(request).await;
                 let reply = wire::appended(&appended.map_err(|error| stopped(&error))?);
-                // A leader has it, again perhaps.
-                self.peers.caller.has_left.store(false, Ordering::Relaxed);
                 let acknowledged = known.and_then(|it| it.acknowledged).unwrap_or(0);
                 if reply == PeerReply::Conflict
                     && before.is_some_and(|before| before.record <= acknowledged)
@@ -198,8 +196,11 @@ impl Member {
             }
             PeerRequest::Identify => Ok(PeerReply::Identity {
                 cluster: self.store.cluster(),
-                // It took a snapshot to become a member, and the leader went away before it was one.
-                is_outside: !self.store.is_among_members(),
+                condition: match self.store.is_among_members() {
+                    true => Condition::Member,
+                    // It took a snapshot to become a member, and the leader went away before it was one.
+                    false => Condition::New,
+                },
             }),
             PeerRequest::TakeSnapshot { last, name, addr } => {
                 let last = wire::entry(last);

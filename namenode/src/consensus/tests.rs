@@ -3,6 +3,7 @@ use std::fs;
 use std::path::Path;
 
 use bytes::Bytes;
+use harvestfs_protocol::group::Condition;
 use harvestfs_protocol::identity::{CertificateAuthority, Role};
 use harvestfs_protocol::peer::{Ballot, Memory, PeerCall, PeerReply, PeerRequest, Place};
 use harvestfs_protocol::transport::TransportOptions;
@@ -13,7 +14,7 @@ use openraft::storage::RaftLogStorage;
 use proptest::prelude::*;
 
 use super::entry::{Record, decode, encode, entry_of, log_id};
-use super::member_file::{self, Kept};
+use super::member_file::{self, Kept, Told};
 use super::outside::{Standing, found_alone, found_outside, standing};
 use super::progress::Executed;
 use super::store::LogStore;
@@ -113,25 +114,29 @@ fn an_epoch_ends_with_the_term_in_which_it_began() {
     assert_eq!(after(&[], 4), None);
 }
 
+fn condition(journal: &Journal) -> Condition {
+    standing(journal).unwrap().condition
+}
+
 #[test]
 fn a_copy_of_a_member_is_recognised_and_the_only_one_is_not_asked() {
     let (dir, other) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
     let journal = journal_in(dir.path());
-    assert_eq!(standing(&journal).unwrap(), Standing::Member, "no file");
+    assert_eq!(condition(&journal), Condition::Member, "no file");
     let vote = Vote::new(1, MemberId(1));
     for (ids, vote, of_copy) in [
-        (&[1, 2, 3][..], Some(vote), Standing::Copy),
+        (&[1, 2, 3][..], Some(vote), Condition::Copy),
         // It has told nobody anything: it was made elsewhere, and moved. Or is put back, which the others know.
-        (&[1, 2, 3], None, Standing::Founding(MemberId(1))),
-        (&[1], Some(vote), Standing::Member),
+        (&[1, 2, 3], None, Condition::Founding),
+        (&[1], Some(vote), Condition::Member),
     ] {
         let mut kept = Kept::founding(MemberId(1), members(ids)).unwrap();
         kept.vote = vote;
         member_file::write(&journal.disk(), &kept).unwrap();
-        assert_eq!(standing(&journal).unwrap(), Standing::Member);
+        assert_eq!(condition(&journal), Condition::Member);
         let copied = journal_in(other.path());
         fs::copy(dir.path().join("member"), other.path().join("member")).unwrap();
-        assert_eq!(standing(&copied).unwrap(), of_copy);
+        assert_eq!(condition(&copied), of_copy);
     }
     // Also one that is put back in its place.
     let mut kept = Kept::founding(MemberId(1), members(&[1, 2, 3])).unwrap();
@@ -140,9 +145,9 @@ fn a_copy_of_a_member_is_recognised_and_the_only_one_is_not_asked() {
     let (path, aside) = (dir.path().join("member"), other.path().join("aside"));
     fs::copy(&path, &aside).unwrap();
     member_file::write(&journal.disk(), &kept).unwrap();
-    assert_eq!(standing(&journal).unwrap(), Standing::Member);
+    assert_eq!(condition(&journal), Condition::Member);
     fs::copy(&aside, &path).unwrap();
-    assert_eq!(standing(&journal).unwrap(), Standing::Copy);
+    assert_eq!(condition(&journal), Condition::Copy);
 }
 
 #[test]
@@ -153,17 +158,23 @@ fn one_that_goes_on_alone_has_another_number_and_the_term() {
     found_outside(&journal, MemberId(4)).unwrap();
     assert_eq!(
         standing(&journal).unwrap(),
-        Standing::New(MemberId(4)),
+        Standing {
+            condition: Condition::New,
+            id: MemberId(4),
+        },
         "it was never taken in"
     );
     assert!(found_alone(&journal, 0).is_err());
     let mut kept = Kept::founding(MemberId(1), members(&[1, 2, 3])).unwrap();
     kept.vote = Some(Vote::new(12, MemberId(3)));
-    kept.is_forgetful = true;
+    kept.told = Told::Forgot;
     member_file::write(&journal.disk(), &kept).unwrap();
-    assert_eq!(standing(&journal).unwrap(), Standing::Forgetful);
+    assert_eq!(condition(&journal), Condition::Forgetful);
+    kept.told = Told::Left;
+    member_file::write(&journal.disk(), &kept).unwrap();
+    assert_eq!(condition(&journal), Condition::Left);
     found_alone(&journal, 0).unwrap();
-    assert_eq!(standing(&journal).unwrap(), Standing::Member);
+    assert_eq!(condition(&journal), Condition::Member);
     let alone = member_file::read(&*journal.disk()).unwrap().unwrap().kept;
     assert_ne!(alone.this, MemberId(1));
     assert_eq!(alone.vote.map(|vote| vote.leader_id.term), Some(12));

@@ -22,7 +22,9 @@ pub enum JournalError {
 
     /// The file with the vote and the members is damaged: what this namenode has promised to others is not known.
     #[error(
-        "journal: the file `member` in {location} is damaged, and with it what this namenode promised to others"
+        "journal: the file `member` in {location} is damaged, and with it what this namenode promised to others. If others \
+         go on, move its data directory aside, make another one with `harvestfs init namenode`, and have it taken in with \
+         `harvestfs admin namenode add`; if it is the only one, restore a copy or a backup"
     )]
     Member {
         /// The directory.

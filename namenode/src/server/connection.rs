@@ -121,7 +121,7 @@ pub(crate) async fn serve(
     let ended = tokio::select! {
         biased;
         _ = over.changed() => Err(TransportError::Closed),
-        ended = forward(id, &mut server, &events, metrics) => ended,
+        ended = forward(id, peer.role, &mut server, &events, metrics) => ended,
     };
     match ended {
         Ok(()) | Err(TransportError::ClosedByPeer { .. } | TransportError::Closed) => {
@@ -158,6 +158,7 @@ async fn request_stream(
 
 async fn forward(
     id: ConnectionId,
+    role: Role,
     server: &mut RpcServer<Request, Response, Notice>,
     events: &mpsc::Sender<Event>,
     metrics: &Arc<RequestMetrics>,
@@ -166,6 +167,12 @@ async fn forward(
         let responder = Responder::new(&request, responder, metrics);
         if matches!(request, Request::KeepAlive) && planted::is(Bug::AnswersKeepAlivesUnasked) {
             responder.send(&Ok(Reply::Done));
+            continue;
+        }
+        if matches!(request, Request::Peer(_)) {
+            // Whatever this namenode is to its group: nobody else's vote or entry is even looked at.
+            let what = format!("a {role} may not make requests of namenodes");
+            responder.send(&Err(FsError::RoleDenied(what)));
             continue;
         }
         let event = Event::Request {

@@ -18,6 +18,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use harvestfs_protocol::durable;
+use harvestfs_protocol::group::Condition;
 use harvestfs_protocol::ids::ClusterId;
 use harvestfs_protocol::limits::{BLOCK_BYTES_MAX, BLOCK_BYTES_MIN, CHUNK_BYTES, REPLICATION_MAX};
 use harvestfs_protocol::types::{PlacementRules, Timestamp};
@@ -25,7 +26,7 @@ use harvestfs_protocol::version::Version;
 
 use super::NamenodeError;
 use super::options::check_segment_bytes;
-use crate::consensus::{self, Member, MemberId, Standing};
+use crate::consensus::{self, Member, MemberId};
 use crate::engine::namespace::{Command, Namespace};
 use crate::journal::disk::Disk;
 use crate::journal::{Journal, JournalOptions, Lsn};
@@ -36,6 +37,8 @@ const HISTORY_DIR: &str = "history";
 const FORMATTING_DIR: &str = "formatting";
 const TOKEN_KEYS_FILE: &str = "token-keys";
 const FROM_BACKUP_FILE: &str = "restored-from-backup";
+/// How its first line begins, and its last record goes on.
+const FROM_BACKUP_RECORD: &str = "record ";
 
 /// What a new cluster is to be.
 #[derive(Clone, Debug)]
@@ -132,11 +135,12 @@ fn remove_all(dir: &Path) -> io::Result<()> {
     }
 }
 
-/// Makes the data directory of a namenode that was restored from a backup, in one that is vacant. `make` makes its
-/// journal.
+/// Makes the data directory of a namenode that was restored from a backup, which ends at `record`, in one that is vacant.
+/// `make` makes its journal.
 pub(super) fn prepare_restored<E: From<NamenodeError>>(
     data_dir: &Path,
     cluster: ClusterId,
+    record: Lsn,
     make: impl FnOnce(&Path) -> Result<(), E>,
 ) -> Result<(), E> {
     if let Err(error) = make_aside(data_dir, cluster, make) {
@@ -145,7 +149,8 @@ pub(super) fn prepare_restored<E: From<NamenodeError>>(
         return Err(error);
     }
     let dir_error = |source| in_dir(data_dir, source);
-    let why = "until `harvestfs admin recover --accept-loss`\n";
+    let why =
+        format!("{FROM_BACKUP_RECORD}{record}\nuntil `harvestfs admin recover --accept-loss`\n");
     durable::replace_file(&data_dir.join(FROM_BACKUP_FILE), why.as_bytes(), 0o644)
         .map_err(dir_error)?;
     // That of a namenode that was in no group has nothing.
@@ -184,7 +189,7 @@ pub(super) fn in_the_way(data_dir: &Path) -> Result<Option<PathBuf>, NamenodeErr
 fn has_nothing(data_dir: &Path) -> Result<bool, NamenodeError> {
     let options = JournalOptions::new(journal_dir(data_dir), cluster_id(data_dir)?.0);
     let (journal, recovered) = Journal::open(&options)?;
-    let is_new = matches!(consensus::standing(&journal)?, Standing::New(_));
+    let is_new = consensus::standing(&journal)?.condition == Condition::New;
     Ok(is_new && recovered.last_lsn == 0 && recovered.snapshot.is_none())
 }
 
@@ -198,11 +203,24 @@ pub(super) fn claimed_cluster(data_dir: &Path) -> Result<Option<ClusterId>, Name
     }
 }
 
-/// Whether the journal began with a backup, and no operator has accepted yet what that lacks.
-pub(crate) fn is_from_backup(data_dir: &Path) -> Result<bool, NamenodeError> {
+/// The last record of the backup with which the journal began, as long as no operator has accepted what that lacks; the
+/// largest number if the file does not say.
+pub(crate) fn from_backup(data_dir: &Path) -> Result<Option<Lsn>, NamenodeError> {
     let path = data_dir.join(FROM_BACKUP_FILE);
-    let there = path.try_exists();
-    there.map_err(|source| NamenodeError::DataDir { path, source })
+    match fs::read(&path) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+        Err(source) => Err(NamenodeError::DataDir { path, source }),
+        Ok(bytes) => {
+            let text = String::from_utf8_lossy(&bytes);
+            let record = text
+                .lines()
+                .next()
+                .and_then(|it| it.strip_prefix(FROM_BACKUP_RECORD));
+            Ok(Some(
+                record.and_then(|it| it.parse().ok()).unwrap_or(Lsn::MAX),
+            ))
+        }
+    }
 }
 
 /// An operator has accepted what a backup lacks.

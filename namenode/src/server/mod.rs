@@ -283,12 +283,12 @@ async fn prepare(
         formatted,
         journal,
         read,
-        is_from_backup,
+        from_backup,
     } = match recover(options, disk, start).await? {
         Found::Restored(restored) => *restored,
         Found::Outside(journal, standing) => {
-            let (id, content) = outside::number(standing, options);
-            let outside = Outside::new(id, &journal, content, endpoint.clone());
+            outside::announce(standing.condition, options);
+            let outside = Outside::new(standing, &journal, endpoint.clone())?;
             return Ok(Prepared::Outside(journal, outside));
         }
     };
@@ -334,7 +334,7 @@ async fn prepare(
         cluster,
         log: Log::new(consensus, last_lsn, metrics.journal.clone()),
         records_since_snapshot: last_lsn - snapshot_lsn,
-        is_from_backup,
+        from_backup,
         tokens,
         historian,
         rng: match options.rng_seed {

@@ -3,36 +3,39 @@
 use std::pin::pin;
 use std::sync::Arc;
 
+use harvestfs_protocol::admin::{AdminReply, AdminRequest};
 use harvestfs_protocol::error::FsError;
+use harvestfs_protocol::group::{Condition, GroupRequest};
+use harvestfs_protocol::identity::Role;
+use harvestfs_protocol::rpc::{Reply, Request};
+use rustc_hash::FxHashSet;
 use tokio::sync::{mpsc, oneshot};
 
 use super::connection::Event;
 use super::owner::Stop;
 use super::{NamenodeError, NamenodeOptions, data_dir};
-use crate::consensus::{self, Asked, MemberId, Outside, OutsideJournal, Standing};
+use crate::consensus::{self, Asked, Outside};
 use crate::journal::disk::Disk;
 use crate::journal::{Journal, Lsn};
 
-/// Its number in the group that it will be in, and what its journal has.
-pub(super) fn number(standing: Standing, options: &NamenodeOptions) -> (MemberId, OutsideJournal) {
+/// Says why it takes part in nothing, and what to do.
+pub(super) fn announce(condition: Condition, options: &NamenodeOptions) {
     let addr = options.listen;
-    match standing {
-        Standing::New(id) => {
+    match condition {
+        Condition::New => {
             tracing::info!(
                 %addr,
                 "this namenode is in no group yet: add it with `harvestfs admin namenode add`"
             );
-            (id, OutsideJournal::Empty)
         }
-        Standing::Founding(id) => {
+        Condition::Founding => {
             tracing::info!(
                 %addr,
                 "this namenode of a new group waits until each of the others has said that it knows \
                  nothing of it yet: start them too"
             );
-            (id, OutsideJournal::Founding)
         }
-        Standing::Copy => {
+        Condition::Copy => {
             tracing::error!(
                 %addr,
                 "the directory of this namenode is a copy, and may lack what it told the others since \
@@ -40,17 +43,23 @@ pub(super) fn number(standing: Standing, options: &NamenodeOptions) -> (MemberId
                  `harvestfs admin namenode add`; when most of the group are copies, have one go on alone \
                  first, with `harvestfs admin namenode recover`"
             );
-            (MemberId::random(), OutsideJournal::Stale)
         }
-        Standing::Forgetful => {
+        Condition::Forgetful => {
             tracing::error!(
                 %addr,
                 "this namenode has forgotten what it told the others: it takes part in nothing. Add it \
                  again as a new member, with `harvestfs admin namenode add`"
             );
-            (MemberId::random(), OutsideJournal::Stale)
         }
-        Standing::Member => unreachable!("a member is in its group"),
+        Condition::Left => {
+            tracing::error!(
+                %addr,
+                "this namenode is in the group no more: it was removed, or another one took its place. It \
+                 takes part in nothing. Stop it; or have it in the group again, as a new member, with \
+                 `harvestfs admin namenode add`"
+            );
+        }
+        Condition::Member => unreachable!("a member is in its group"),
     }
 }
 
@@ -72,6 +81,7 @@ pub(super) async fn wait(
     stop: &mut oneshot::Receiver<Stop>,
 ) -> Result<Waited, NamenodeError> {
     let others = consensus::other_members(&journal, Lsn::MAX)?;
+    let mut operators = FxHashSet::default();
     let mut founded = pin!(outside.founded(others));
     loop {
         tokio::select! {
@@ -98,11 +108,25 @@ pub(super) async fn wait(
                 }
             },
             event = events.recv() => match event {
-                Some(Event::Request { responder, .. }) => {
-                    responder.send(&Err(FsError::NotLeader { leader: None }));
+                Some(Event::Connected { connection, peer, .. }) => {
+                    if peer.role == Role::Admin {
+                        operators.insert(connection);
+                    }
+                }
+                Some(Event::Disconnected { connection }) => {
+                    operators.remove(&connection);
+                }
+                Some(Event::Request { connection, request, responder }) => {
+                    let asks = Request::Admin(AdminRequest::Group(GroupRequest::List));
+                    let answer = if request == asks && operators.contains(&connection) {
+                        Ok(Reply::Admin(AdminReply::Group(outside.status())))
+                    } else {
+                        Err(FsError::NotLeader { leader: None })
+                    };
+                    responder.send(&answer);
                 }
                 // Whoever looks at it sees that it does not serve.
-                Some(Event::Connected { .. } | Event::Look(_) | Event::Disconnected { .. }) => {}
+                Some(Event::Look(_)) => {}
                 None => return Ok(Waited::Stopped),
             },
         }

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use harvestfs_protocol::durable;
+use harvestfs_protocol::group::Condition;
 use harvestfs_protocol::version::Versions;
 
 use super::NamenodeError;
@@ -37,8 +38,8 @@ pub(crate) struct Restored {
     pub journal: Journal,
     /// What was read of it.
     pub read: ReadLog,
-    /// It came from a backup, and waits for an operator.
-    pub is_from_backup: bool,
+    /// It came from a backup that ends at this record, and waits for an operator.
+    pub from_backup: Option<Lsn>,
 }
 
 /// The namespace of a namenode that led until now. It has what its journal has, as long as no other leader replaced
@@ -98,14 +99,9 @@ pub(crate) fn recover(
         tracing::warn!(%error, "a damaged snapshot was passed over; check the disk");
     }
     report_tail(&tail);
-    match consensus::standing(&journal)? {
-        Standing::Member => {}
-        outside @ (Standing::New(_)
-        | Standing::Founding(_)
-        | Standing::Copy
-        | Standing::Forgetful) => {
-            return Ok(Found::Outside(journal, outside));
-        }
+    let standing = consensus::standing(&journal)?;
+    if standing.condition != Condition::Member {
+        return Ok(Found::Outside(journal, standing));
     }
     let snapshot_lsn = snapshot.as_ref().map_or(0, |(lsn, _)| *lsn);
     let kept = kept.take().filter(|kept| kept.is_in(&journal));
@@ -156,7 +152,7 @@ pub(crate) fn recover(
             terms,
             members,
         },
-        is_from_backup: data_dir::is_from_backup(data_dir)?,
+        from_backup: data_dir::from_backup(data_dir)?,
     })))
 }
 

@@ -82,7 +82,7 @@ pub fn restore(
     if let Some(path) = data_dir::in_the_way(data_dir)? {
         return Err(RestoreError::NotEmpty { path });
     }
-    data_dir::prepare_restored(data_dir, content.cluster, |journal_dir| {
+    data_dir::prepare_restored(data_dir, content.cluster, content.record, |journal_dir| {
         make_journal(journal_dir, &mut reader, &content, segment_bytes)
     })?;
     Ok(content)

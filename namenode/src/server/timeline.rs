@@ -56,8 +56,11 @@ pub(crate) enum Verdict {
 pub(crate) struct Timeline {
     /// The current epoch.
     epoch: Epoch,
-    /// The last record that there was at the start.
+    /// The last record that there was at the start; that of the backup as long as it waits for an operator.
     restored: Lsn,
+    /// The last record that this timeline may have in common with those that know more. What follows it was written here,
+    /// by this start or one before.
+    shared: Option<Lsn>,
     /// What there was at the start came from a backup, and no operator has said since that this is all.
     is_from_backup: bool,
     recovering: bool,
@@ -72,6 +75,7 @@ impl Timeline {
         Self {
             epoch,
             restored,
+            shared: None,
             is_from_backup,
             // Whatever datanodes know: a new client would change it before the first of them is there.
             recovering: is_from_backup,
@@ -101,6 +105,11 @@ impl Timeline {
         } else {
             Verdict::Recover(obeyed)
         }
+    }
+
+    /// A timeline of which this one lacks something shares no record after this one with it.
+    pub(crate) fn shares_up_to(&mut self, lsn: Lsn) {
+        self.shared = Some(self.shared.map_or(lsn, |it| it.min(lsn)));
     }
 
     /// A datanode was registered. True when recovery begins with it.
@@ -162,7 +171,9 @@ impl Timeline {
     /// What is lacking, while that is so.
     pub(crate) fn recovery(&self) -> Option<RecoveryStatus> {
         self.recovering.then(|| RecoveryStatus {
-            restored_record: self.restored,
+            restored_record: self
+                .shared
+                .map_or(self.restored, |it| it.min(self.restored)),
             is_from_backup: self.is_from_backup,
             ahead: self.ahead.values().cloned().collect(),
         })
@@ -185,6 +196,7 @@ impl Timeline {
         if gives_up {
             self.recovering = false;
             self.is_from_backup = false;
+            self.shared = None;
             let nodes = std::mem::take(&mut self.ahead);
             self.following.extend(nodes.into_keys());
             // They may come now.
@@ -265,6 +277,10 @@ mod tests {
         assert!(matches!(verdict, Verdict::Recover(_)));
         timeline.registered(NodeId(2), "dn-2", verdict);
         assert_eq!(timeline.recovery().unwrap().missing_records(), 10);
+        // Of that it shares no more than this.
+        timeline.shares_up_to(38);
+        timeline.shares_up_to(39);
+        assert_eq!(timeline.recovery().unwrap().missing_records(), 12);
         timeline.entered(Epoch { number: 100, id: 8 }, true);
         assert_eq!(timeline.recovery(), None);
         assert!(!timeline.is_from_backup() && !timeline.is_behind());

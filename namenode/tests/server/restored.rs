@@ -174,6 +174,34 @@ async fn a_copy_that_lacks_but_a_record_is_found_out() {
 }
 
 #[tokio::test]
+async fn what_a_copy_wrote_itself_in_recovery_is_not_counted_as_what_it_had() {
+    let mut cluster = Cluster::with(|options| options.cluster.safe_mode_max_ms = 0).await;
+    let node = Datanode::register(&cluster, "dn-1").await;
+    let mut alice = cluster.client("alice").await;
+    alice.create(ROOT, "old").await;
+    let copied = tempfile::tempdir().unwrap();
+    let had = position(&node).await.record;
+    copy(&cluster.data_dir(), copied.path());
+    for number in 0..20 {
+        alice.create(ROOT, &format!("newer-{number}")).await;
+    }
+    let obeyed = position(&node).await;
+    cluster.kill().await;
+    put_back(&cluster, copied.path());
+    cluster.start().await;
+    for start in 1..=4 {
+        let node = Datanode::register_after(&cluster, "dn-1", Some(obeyed)).await;
+        assert!(node.unwrap().registered.authority.recovering);
+        let recovery = cluster.status().await.recovery.unwrap();
+        let found = (recovery.restored_record, recovery.missing_records());
+        assert_eq!(found, (had, obeyed.record - had), "start {start}");
+        // Sessions are records, too.
+        cluster.client("bob").await;
+        cluster.kill_and_start().await;
+    }
+}
+
+#[tokio::test]
 async fn the_right_copy_goes_on_at_once() {
     let mut cluster = Cluster::new().await;
     let mut node = Datanode::register(&cluster, "dn-1").await;

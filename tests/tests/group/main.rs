@@ -2,17 +2,21 @@
 //! member is refused, and what is interrupted is gone on with.
 
 mod at_once;
+mod attacks;
+mod full_disks;
 mod grown;
 mod interrupted;
 mod majority;
+mod proxy;
 mod refused;
 mod replaced;
 mod snapshot;
+mod told;
 
 use std::fs;
 use std::net::SocketAddr;
 use std::path::Path;
-use std::process::Output;
+use std::process::{Command, Output};
 
 use harvestfs_tests::Cluster;
 
@@ -29,6 +33,12 @@ fn fails(cluster: &Cluster, arguments: &[&str]) -> String {
 
 fn address(cluster: &Cluster, number: usize) -> String {
     cluster.namenodes()[number - 1].to_string()
+}
+
+/// Copies a directory as operators do, so that its files are others.
+fn copy(from: &Path, to: &Path) {
+    let copied = Command::new("cp").arg("-a").args([from, to]).status();
+    assert!(copied.expect("cp runs").success());
 }
 
 /// Where those listen that have a vote.

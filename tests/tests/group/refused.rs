@@ -117,6 +117,49 @@ fn what_cannot_be_a_member_is_refused_with_the_reason_and_the_group_goes_on() {
 }
 
 #[test]
+fn a_namenode_whose_vote_is_damaged_does_not_start_and_says_what_to_do() {
+    let mut cluster = Cluster::start(&options(NAMENODES));
+    let damaged = cluster.leader() % NAMENODES + 1;
+    let name = Cluster::namenode_name(damaged);
+    cluster.kill(&name);
+    let directory = cluster.path(&name);
+    let path = directory.join("data/journal/member");
+    let mut bytes = fs::read(&path).expect("it is there");
+    let middle = bytes.len() / 2;
+    bytes[middle] ^= 1;
+    fs::write(&path, bytes).expect("it is ours");
+    let config = directory.join("namenode.toml");
+    let start = [
+        "namenode",
+        "--config",
+        &config.to_string_lossy(),
+        "--policy=stock",
+    ];
+    let said = fails(&cluster, &start);
+    for told in [
+        "member",
+        "is damaged",
+        "harvestfs init namenode",
+        "harvestfs admin namenode add",
+    ] {
+        assert!(said.contains(told), "{told}: {said}");
+    }
+    cluster.output_of(&["fs", "mkdir", "/without"]);
+
+    // And that is what helps, at the same address.
+    fs::rename(&directory, cluster.path("aside")).expect("it is ours");
+    let at = address(&cluster, damaged);
+    let out = directory.to_string_lossy();
+    cluster.output_of(&["init", "namenode", "--out", &out, "--listen", &at]);
+    cluster.start_namenode_number(damaged);
+    cluster.output_of(&["admin", "namenode", "add", &at]);
+    assert_eq!(voters(&cluster).len(), NAMENODES);
+    cluster.output_of(&["admin", "namenode", "transfer", &at]);
+    let listed = cluster.output_of(&["fs", "ls", "/"]);
+    assert!(listed.contains("without"), "{listed}");
+}
+
+#[test]
 fn a_group_that_cannot_work_is_not_made() {
     let directory = tempfile::tempdir().expect("a directory");
     let data = directory.path().join("cluster");

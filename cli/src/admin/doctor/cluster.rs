@@ -57,7 +57,7 @@ pub async fn examine(link: &AdminLink, diagnosis: &mut Diagnosis) {
 fn refused(answer: anyhow::Result<AdminReply>, diagnosis: &mut Diagnosis) {
     let error = answer.err().unwrap_or_else(link::unexpected);
     if let Some(none) = error.downcast_ref::<NoLeader>() {
-        return diagnosis.error(Area::Namenode, none.what(), ADVICE);
+        return diagnosis.error(Area::Namenode, none.what(), none.advice());
     }
     diagnosis.error(
         Area::Namenode,

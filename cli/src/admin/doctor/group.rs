@@ -7,6 +7,7 @@ use harvestfs_protocol::admin::NodeStatus;
 use harvestfs_protocol::group::GroupStatus;
 
 use super::{Area, Diagnosis};
+use crate::admin::namenodes::even_number;
 
 /// A namenode that the leader has not heard of for so long does not work.
 const SILENT_MS: u64 = 2_000;
@@ -20,13 +21,10 @@ pub(super) fn judge(group: &GroupStatus, nodes: &[NodeStatus], diagnosis: &mut D
     if group.members.len() > 1 {
         judge_members(group, diagnosis);
     }
-    if voters.is_multiple_of(2) {
+    if let Some(what) = even_number(voters) {
         diagnosis.warning(
             Area::Namenode,
-            format!(
-                "there are {voters} of them, which survive no more failures than {}",
-                voters - 1
-            ),
+            what,
             "add one with `harvestfs admin namenode add`, or remove one",
         );
     }
@@ -115,7 +113,7 @@ fn judge_places(group: &GroupStatus, nodes: &[NodeStatus], diagnosis: &mut Diagn
 
 #[cfg(test)]
 mod tests {
-    use harvestfs_protocol::group::GroupMember;
+    use harvestfs_protocol::group::{Condition, GroupMember};
     use harvestfs_protocol::ids::NodeId;
     use harvestfs_protocol::node::ServerDescription;
 
@@ -136,9 +134,11 @@ mod tests {
     fn group(members: Vec<GroupMember>) -> GroupStatus {
         GroupStatus {
             this: 1,
+            condition: Condition::Member,
             leader: Some(1),
             term: 1,
             last: 1_000_000,
+            last_term: 1,
             members,
             is_changing: false,
         }

@@ -5,6 +5,7 @@ use harvestfs_protocol::planted::{self, Bug};
 
 use super::LogStore;
 use crate::consensus::MemberId;
+use crate::consensus::member_file::Told;
 use crate::journal::JournalError;
 
 impl LogStore {
@@ -55,16 +56,31 @@ impl LogStore {
 
     /// Others know more of this member than it does itself: it takes part in nothing any more.
     pub(in crate::consensus) fn forgot(&self) {
-        if self.shared.kept.lock().is_forgetful {
+        if self.shared.kept.lock().told != Told::Nothing {
             return;
         }
         tracing::error!(
             "this namenode has forgotten what it told others: its directory was put back to an older \
              copy. It leaves the group"
         );
-        if let Err(error) = self.keep(|kept| kept.is_forgetful = true) {
+        if let Err(error) = self.keep(|kept| kept.told = Told::Forgot) {
             tracing::error!(%error, "that cannot be written down");
         }
         self.shared.executed.replaced();
+    }
+
+    /// This member is in the group no more. What it promised there binds it no longer, and it begins anew as one that can
+    /// be taken in again, with another number.
+    pub(in crate::consensus) fn left(&self) {
+        if self.shared.kept.lock().told != Told::Nothing {
+            return;
+        }
+        match self.keep(|kept| kept.told = Told::Left) {
+            Ok(()) => self.shared.executed.replaced(),
+            // To begin anew would be to ask again. It does no harm meanwhile: it gets no votes.
+            Err(error) => {
+                tracing::error!(%error, "this namenode is in the group no more, and cannot write that down");
+            }
+        }
     }
 }

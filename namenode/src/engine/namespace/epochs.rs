@@ -197,6 +197,18 @@ impl Namespace {
         self.epochs.iter().any(is_given_up) || self.has_been_at(position, last_record)
     }
 
+    /// The last record that this timeline, whose last record is `last_record`, may have in common with one that has been
+    /// in an epoch: what was written here in later ones, and in others of the same number, is not there.
+    #[must_use]
+    pub fn shared_up_to(&self, epoch: Epoch, last_record: u64) -> u64 {
+        let is_other = |it: &EpochView| {
+            it.epoch
+                .is_some_and(|here| here.number >= epoch.number && here != epoch)
+        };
+        let other = self.epochs.iter().find(|it| is_other(it));
+        other.map_or(last_record, |it| it.first_record.saturating_sub(1))
+    }
+
     /// Whether this timeline, whose last record is `last_record`, has been through a position.
     #[must_use]
     pub fn has_been_at(&self, position: Position, last_record: u64) -> bool {

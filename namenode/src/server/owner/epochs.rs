@@ -134,6 +134,11 @@ impl Owner {
 
     /// Notes what a registered datanode knows.
     pub(super) fn follow_or_recover(&mut self, node: NodeId, name: &str, verdict: Verdict) {
+        if let Verdict::Recover(obeyed) = verdict {
+            let last = self.log.last_lsn();
+            let shared = self.namespace.shared_up_to(obeyed.epoch, last);
+            self.timeline.shares_up_to(shared);
+        }
         if !self.timeline.registered(node, name, verdict) {
             return;
         }

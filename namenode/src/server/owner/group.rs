@@ -10,14 +10,14 @@ use std::time::Duration;
 
 use harvestfs_protocol::admin::AdminReply;
 use harvestfs_protocol::error::FsError;
-use harvestfs_protocol::group::{GroupMember, GroupRequest, GroupStatus};
+use harvestfs_protocol::group::{Condition, GroupMember, GroupRequest, GroupStatus};
 use harvestfs_protocol::rpc::Reply;
 use tokio::sync::{mpsc, oneshot};
 use tokio::task::{AbortHandle, JoinSet};
 
 use super::Owner;
 use crate::consensus::{
-    Change, Changing, FindError, GroupView, Member, MemberId, Progress, Refusal,
+    Change, Changing, FindError, Found, GroupView, Member, MemberId, Progress, Refusal,
 };
 use crate::journal::Lsn;
 use crate::server::NamenodeError;
@@ -37,6 +37,8 @@ const SILENT_MS: u64 = 1_000;
 const COMPLETE_PAUSE: Duration = Duration::from_millis(200);
 /// A change waits so long for the one before.
 const OTHER_CHANGE_WITHIN: Duration = Duration::from_secs(10);
+/// One that was removed learns of it so soon, by asking for votes.
+const LEFT_WITHIN: Duration = Duration::from_secs(5);
 /// The leader hears of a member that was just started so soon.
 const HEARD_WITHIN: Duration = Duration::from_secs(2);
 
@@ -293,12 +295,6 @@ impl Steps {
 
 /// Takes the namenode at an address into the group.
 async fn add(view: &GroupView, steps: &Steps, addr: SocketAddr) -> Result<(), FsError> {
-    let unreachable = |error: FindError| {
-        FsError::InvalidArgument(format!(
-            "the namenode at {addr} cannot be added: {error}. It has to be made with `harvestfs init namenode` where \
-             this cluster's authority is, to run, and to be reached from here under this address"
-        ))
-    };
     let status = once_unchanging(view).await?;
     let this = this_member(&status)?;
     if this.addr.ip().is_unspecified() {
@@ -309,24 +305,15 @@ async fn add(view: &GroupView, steps: &Steps, addr: SocketAddr) -> Result<(), Fs
         )));
     }
     let name = this.name.clone();
-    let mut found = view.find(addr, &name).await.map_err(unreachable)?;
+    let mut found = find(view, addr, &name, &status).await?;
     let id = found.id;
-    if let Some(member) = status.members.iter().find(|it| it.id == id.0) {
-        if member.is_voter {
-            let what = format!("the namenode at {addr} is a member already");
-            return Err(FsError::InvalidArgument(what));
-        }
-    } else if !found.is_outside {
-        return Err(FsError::InvalidArgument(format!(
-            "the namenode at {addr} belongs to another group: make a new directory for it with \
-             `harvestfs init namenode`"
-        )));
-    }
     if !view.has_snapshot() {
         steps.snapshot().await?;
     }
     let prepared = async {
-        view.prepare(&mut found).await.map_err(unreachable)?;
+        view.prepare(&mut found)
+            .await
+            .map_err(|error| not_reached(addr, &error))?;
         let member = Member {
             name: name.clone(),
             addr,
@@ -360,6 +347,54 @@ async fn add(view: &GroupView, steps: &Steps, addr: SocketAddr) -> Result<(), Fs
     let mut voters: BTreeSet<MemberId> = voters.map(|it| MemberId(it.id)).collect();
     voters.insert(id);
     vote(view, steps, voters).await
+}
+
+/// Finds the namenode at an address, which can be taken into the group.
+async fn find(
+    view: &GroupView,
+    addr: SocketAddr,
+    name: &str,
+    status: &GroupStatus,
+) -> Result<Found, FsError> {
+    let refused = |what: &str| {
+        Err(FsError::InvalidArgument(format!(
+            "the namenode at {addr} {what}"
+        )))
+    };
+    let deadline = tokio::time::Instant::now() + LEFT_WITHIN;
+    loop {
+        let found = view.find(addr, name).await;
+        let found = found.map_err(|error| not_reached(addr, &error))?;
+        let member = status.members.iter().find(|it| it.id == found.id.0);
+        match (member, found.condition) {
+            (Some(member), _) if member.is_voter => return refused("is a member already"),
+            (None, Condition::Founding) => {
+                return refused(
+                    "waits for those with which its directory was made, as one does that was put back to how it began: \
+                     make a new directory for it with `harvestfs init namenode`",
+                );
+            }
+            (None, Condition::Member) if tokio::time::Instant::now() < deadline => {
+                // It was removed a moment ago, perhaps, and the others have not told it yet.
+                tokio::time::sleep(POLL).await;
+            }
+            (None, Condition::Member) => {
+                return refused(
+                    "is a member of another group, or was one of this and cannot ask the others whether it still is: \
+                     look at its log. If it is of another group of this cluster, stop it: only one may serve. For this \
+                     one, make a new directory for it with `harvestfs init namenode`",
+                );
+            }
+            _ => return Ok(found),
+        }
+    }
+}
+
+fn not_reached(addr: SocketAddr, error: &FindError) -> FsError {
+    FsError::InvalidArgument(format!(
+        "the namenode at {addr} cannot be added: {error}. It has to be made with `harvestfs init namenode` where \
+         this cluster's authority is, to run, and to be reached from here under this address"
+    ))
 }
 
 /// Has the member at an address leave the group.

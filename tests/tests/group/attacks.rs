@@ -1,0 +1,387 @@
+//! What others send to the namenodes of a group, or play to them: certificates of other parts, messages that no leader can
+//! have sent, those of a member that was removed, and datagrams that were recorded.
+
+use std::net::SocketAddr;
+use std::path::Path;
+use std::time::Duration;
+
+use harvestfs_protocol::error::FsError;
+use harvestfs_protocol::identity::{Identity, Peer, Role};
+use harvestfs_protocol::meta::Notice;
+use harvestfs_protocol::peer::{
+    Ballot, Memory, PeerAnswer, PeerCall, PeerReply, PeerRequest, Place,
+};
+use harvestfs_protocol::rpc::{Reply, Request, Response};
+use harvestfs_protocol::transport::{Endpoint, RpcClient, TransportError, TransportOptions};
+use harvestfs_tests::{Cluster, ClusterOptions, wait_until};
+use serde_json::Value;
+
+use super::proxy::Proxy;
+use super::{address, voters};
+
+const NAMENODES: usize = 3;
+const DEADLINE: Duration = Duration::from_secs(60);
+/// Longer than an answer or a handshake takes on a loaded machine.
+const ANSWERED_WITHIN: Duration = Duration::from_secs(15);
+/// For so long an attacker waits for somebody to come.
+const LISTENED: Duration = Duration::from_secs(4);
+/// As far in the future as terms and records go.
+const FUTURE: u64 = 1 << 40;
+
+fn start() -> Cluster {
+    Cluster::start(&ClusterOptions {
+        namenodes: NAMENODES,
+        datanodes: 1,
+        ..ClusterOptions::default()
+    })
+}
+
+fn block_on<F: Future>(future: F) -> F::Output {
+    tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .expect("a runtime")
+        .block_on(future)
+}
+
+fn endpoint(identity: &Path, listen: SocketAddr) -> Endpoint {
+    let identity = Identity::load(identity).expect("an identity");
+    Endpoint::bind(listen, &identity, TransportOptions::default()).expect("an endpoint")
+}
+
+/// What speaks to a namenode, with a certificate.
+struct Attacker {
+    client: RpcClient<Request, Response, Notice>,
+    from: u64,
+    _endpoint: Endpoint,
+}
+
+impl Attacker {
+    async fn connect(
+        identity: &Path,
+        namenode: SocketAddr,
+        from: u64,
+    ) -> Result<Self, TransportError> {
+        let endpoint = endpoint(identity, ([127, 0, 0, 1], 0).into());
+        let peer = Peer::new(Role::Namenode, "namenode").expect("a name");
+        let connection = endpoint.connect(namenode, &peer, ANSWERED_WITHIN).await?;
+        let (notices, _) = tokio::sync::mpsc::channel(1);
+        Ok(Self {
+            client: RpcClient::start(connection, notices).await?,
+            from,
+            _endpoint: endpoint,
+        })
+    }
+
+    async fn ask(&self, request: PeerRequest) -> Result<PeerReply, FsError> {
+        let call = PeerCall {
+            from: self.from,
+            to: None,
+            memory: Memory {
+                run: 1,
+                writes: 1 << 20,
+                writes_at_start: 1 << 20,
+            },
+            known: None,
+            request,
+        };
+        let request = Request::Peer(call);
+        let answer = self.client.call(&request, ANSWERED_WITHIN);
+        match answer.await.expect("an answer, if only an error")? {
+            Reply::Peer(PeerAnswer { reply, .. }) => Ok(reply),
+            other => panic!("unexpected {other:?}"),
+        }
+    }
+}
+
+fn ballot(term: u64, candidate: u64, is_elected: bool) -> Ballot {
+    Ballot {
+        term,
+        candidate,
+        is_elected,
+    }
+}
+
+fn vote(term: u64, candidate: u64, last: Option<Place>) -> PeerRequest {
+    PeerRequest::Vote {
+        ballot: ballot(term, candidate, false),
+        last,
+        is_trial: false,
+        // Whoever leads: it asked for it.
+        is_transfer: true,
+    }
+}
+
+fn append(
+    term: u64,
+    candidate: u64,
+    before: Place,
+    records: Vec<Vec<u8>>,
+    committed: Place,
+) -> PeerRequest {
+    PeerRequest::Append {
+        ballot: ballot(term, candidate, true),
+        before: Some(before),
+        records,
+        committed: Some(committed),
+    }
+}
+
+/// The group, and that it is what it was.
+struct Before {
+    term: u64,
+    leader: Value,
+}
+
+impl Before {
+    fn of(cluster: &Cluster) -> Self {
+        let group = cluster.group();
+        Self {
+            term: group["term"].as_u64().expect("a number"),
+            leader: group["leader"].clone(),
+        }
+    }
+
+    fn check(&self, cluster: &Cluster, what: &str) {
+        cluster.output_of(&["fs", "mkdir", &format!("/after-{what}")]);
+        let group = cluster.group();
+        assert_eq!(group["term"], self.term, "{what}");
+        assert_eq!(group["leader"], self.leader, "{what}");
+        let names = cluster.output_of(&["fs", "ls", "/"]);
+        assert!(names.contains("before"), "{what}: {names}");
+    }
+}
+
+#[test]
+fn only_who_shows_the_certificate_of_a_namenode_is_heard_as_one() {
+    let cluster = start();
+    let stranger = Cluster::start(&ClusterOptions {
+        datanodes: 0,
+        ..ClusterOptions::default()
+    });
+    cluster.output_of(&["fs", "mkdir", "/before"]);
+    let before = Before::of(&cluster);
+    let (term, leader) = (before.term, before.leader.as_u64().expect("a number"));
+    let here = Place { term, record: 1 };
+    let far = Place {
+        term: FUTURE,
+        record: FUTURE,
+    };
+    let requests = [
+        vote(FUTURE, leader, Some(far)),
+        append(FUTURE, leader, here, vec![vec![1; 20]], far),
+        append(term, leader, here, vec![], here),
+        PeerRequest::Transfer {
+            ballot: ballot(term, leader, true),
+            to: leader,
+            last: None,
+        },
+        PeerRequest::Identify,
+        PeerRequest::ReadSnapshot {
+            record: None,
+            offset: 0,
+        },
+        PeerRequest::TakeSnapshot {
+            last: far,
+            name: "namenode".to_owned(),
+            addr: ([127, 0, 0, 1], 9).into(),
+        },
+    ];
+    for part in ["client", "admin", "datanode-1"] {
+        for namenode in cluster.namenodes() {
+            let identity = cluster.path(part).join("identity");
+            block_on(async {
+                let attacker = Attacker::connect(&identity, *namenode, leader).await;
+                let attacker = attacker.expect("it is of the cluster");
+                for request in &requests {
+                    let answer = attacker.ask(request.clone()).await;
+                    assert!(
+                        matches!(&answer, Err(FsError::RoleDenied(why)) if why.contains("namenodes")),
+                        "{part}: {request:?}: {answer:?}"
+                    );
+                }
+            });
+        }
+    }
+    // One of another authority is not even heard.
+    let other = stranger.path("namenode/identity");
+    for namenode in cluster.namenodes() {
+        let attacker = block_on(Attacker::connect(&other, *namenode, leader));
+        assert!(attacker.is_err(), "it was let in");
+    }
+    before.check(&cluster, "roles");
+}
+
+#[test]
+fn who_listens_at_a_namenodes_address_without_its_certificate_is_told_nothing() {
+    let mut cluster = start();
+    cluster.output_of(&["fs", "mkdir", "/before"]);
+    let leader = cluster.leader();
+    let away = leader % NAMENODES + 1;
+    cluster.stop(&Cluster::namenode_name(away));
+    let before = Before::of(&cluster);
+    let stranger = Cluster::start(&ClusterOptions {
+        datanodes: 0,
+        ..ClusterOptions::default()
+    });
+    let at = cluster.namenodes()[away - 1];
+    for identity in [
+        cluster.path("datanode-1/identity"),
+        stranger.path("namenode/identity"),
+    ] {
+        let came = block_on(async {
+            let endpoint = endpoint(&identity, at);
+            let mut came = 0;
+            let listening = async {
+                while let Some(incoming) = endpoint.accept().await {
+                    came += 1;
+                    let established = incoming.establish().await;
+                    assert!(established.is_err(), "somebody trusted it");
+                }
+            };
+            let _ = tokio::time::timeout(LISTENED, listening).await;
+            came
+        });
+        assert!(came > 0, "nobody called");
+    }
+    let group = cluster.group();
+    let members = group["members"].as_array().expect("members");
+    let of_away = members
+        .iter()
+        .find(|it| it["addr"] == at.to_string().as_str());
+    let heard_ms = of_away.expect("a member")["heard_ms"].as_u64();
+    assert!(
+        heard_ms.is_none_or(|ms| ms >= LISTENED.as_millis() as u64),
+        "{group:#}"
+    );
+    before.check(&cluster, "masquerade");
+    cluster.start_namenode_number(away);
+}
+
+/// Even with the certificate of a namenode.
+#[test]
+fn messages_that_no_leader_can_have_sent_and_those_of_one_that_was_removed_change_nothing() {
+    let mut cluster = start();
+    cluster.output_of(&["fs", "mkdir", "/before"]);
+    let leader = cluster.leader();
+    let removed = leader % NAMENODES + 1;
+    let of_removed = address(&cluster, removed);
+    let group = cluster.group();
+    let members = group["members"].as_array().expect("members");
+    let id_of = |addr: &str| {
+        let member = members.iter().find(|it| it["addr"] == addr);
+        member.and_then(|it| it["id"].as_u64()).expect("a member")
+    };
+    let (id, of_leader) = (id_of(&of_removed), id_of(&address(&cluster, leader)));
+    let old_term = group["term"].as_u64().expect("a number");
+    let last = group["last"].as_u64().expect("a number");
+    cluster.output_of(&["admin", "namenode", "remove", &of_removed]);
+    cluster.stop(&Cluster::namenode_name(removed));
+    let other = (1..=NAMENODES).find(|it| *it != leader && *it != removed);
+    let to = address(&cluster, other.expect("one of three"));
+    // The term in which it was a member is over.
+    cluster.output_of(&["admin", "namenode", "transfer", &to]);
+    cluster.output_of(&["fs", "mkdir", "/without"]);
+    let before = Before::of(&cluster);
+    assert!(before.term > old_term);
+
+    let identity = cluster
+        .path(&Cluster::namenode_name(removed))
+        .join("identity");
+    let old = Place {
+        term: old_term,
+        record: last,
+    };
+    let here = Place {
+        term: old_term,
+        record: 1,
+    };
+    let future = Place {
+        term: before.term + 1,
+        record: u64::MAX,
+    };
+    for number in (1..=NAMENODES).filter(|it| *it != removed) {
+        let namenode = cluster.namenodes()[number - 1];
+        block_on(async {
+            let attacker = Attacker::connect(&identity, namenode, id).await;
+            let attacker = attacker.expect("its certificate is good");
+            // What it could have sent then, or what was recorded of the leader then.
+            for candidate in [id, of_leader] {
+                let request = append(old_term, candidate, old, vec![], old);
+                let answer = attacker.ask(request).await;
+                assert!(matches!(answer, Ok(PeerReply::Outvoted(_))), "{answer:?}");
+            }
+            let transfer = PeerRequest::Transfer {
+                ballot: ballot(old_term, of_leader, true),
+                to: id,
+                last: None,
+            };
+            // Whatever is answered, nothing comes of it.
+            let _ = attacker.ask(transfer).await;
+            // Its own log is older than the entry with which it left, whatever the term.
+            for term in [old_term, before.term + 7, FUTURE] {
+                let answer = attacker.ask(vote(term, id, Some(old))).await;
+                assert_eq!(answer, Ok(PeerReply::Left), "term {term}");
+            }
+            for request in [
+                append(before.term, of_leader, future, vec![], here),
+                append(before.term, of_leader, here, vec![], future),
+                append(before.term, of_leader, here, vec![vec![255; 10]], here),
+                append(before.term, of_leader, here, vec![vec![]], here),
+            ] {
+                let what = format!("{request:?}");
+                let answer = attacker.ask(request).await;
+                assert!(
+                    matches!(answer, Err(FsError::Protocol(_))),
+                    "{what}: {answer:?}"
+                );
+            }
+        });
+    }
+    before.check(&cluster, "removed");
+    assert_eq!(voters(&cluster).len(), NAMENODES - 1);
+}
+
+#[test]
+fn datagrams_between_namenodes_that_are_played_again_later_do_nothing() {
+    let mut cluster = start();
+    // From here on they reach each other through what records it.
+    let mut proxies = Vec::new();
+    for number in 1..=NAMENODES {
+        cluster.stop(&Cluster::namenode_name(number));
+        let at = cluster.namenodes()[number - 1];
+        let behind = cluster.start_namenode_behind(number);
+        proxies.push(Proxy::start(at, behind));
+    }
+    let first = cluster.leader();
+    cluster.output_of(&["fs", "mkdir", "/before"]);
+    let next = first % NAMENODES + 1;
+    let to = address(&cluster, next);
+    cluster.output_of(&["admin", "namenode", "transfer", &to]);
+    cluster.output_of(&["fs", "mkdir", "/recorded"]);
+    let recorded: usize = proxies.iter().map(Proxy::recorded).sum();
+    assert!(recorded > 100, "{recorded} datagrams");
+
+    // To those who had them, on the connections on which they came and on others.
+    let before = Before::of(&cluster);
+    for proxy in &proxies {
+        assert!(proxy.replay() > 0);
+    }
+    before.check(&cluster, "live");
+    // And to one that has forgotten all connections.
+    let follower = (1..=NAMENODES).find(|it| *it != cluster.leader());
+    let follower = follower.expect("two follow");
+    cluster.kill(&Cluster::namenode_name(follower));
+    proxies[follower - 1].lead_to(cluster.start_namenode_behind(follower));
+    wait_until("it follows again", DEADLINE, || {
+        let group = cluster.group();
+        let mut members = group["members"].as_array().expect("members").iter();
+        members.all(|it| it["id"] == group["leader"] || it["acknowledged"] == group["last"])
+    });
+    let before = Before::of(&cluster);
+    let heard = cluster.log(&Cluster::namenode_name(follower));
+    assert!(proxies[follower - 1].replay() > 0);
+    before.check(&cluster, "restarted");
+    let said = cluster.log(&Cluster::namenode_name(follower));
+    assert!(!said[heard.len()..].contains("begins anew"), "{said}");
+}

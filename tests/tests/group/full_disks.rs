@@ -1,0 +1,217 @@
+//! The disks of most namenodes are full, the leader's among them, and then space is made.
+
+use std::collections::BTreeSet;
+use std::fs::{self, File};
+use std::io::{ErrorKind, Write};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use harvestfs_tests::{Cluster, ClusterOptions, skip, wait_until};
+use rustix::fs::{XattrFlags, setxattr};
+
+use super::{address, voters};
+
+const NAMENODES: usize = 3;
+const DEADLINE: Duration = Duration::from_secs(120);
+/// A segment of a journal takes 64 MiB, and the next one another 64.
+const DISK_BYTES: u64 = 160 << 20;
+/// Large records, so that a segment ends soon.
+const ATTRIBUTE_BYTES: usize = 60_000;
+const PROGRAMS: u64 = 4;
+/// Nothing is acknowledged for so long: the disks are full.
+const STUCK: Duration = Duration::from_secs(4);
+/// Less than programs on a mount wait before they are told that it does not go on.
+const FULL_FOR: Duration = Duration::from_secs(10);
+
+/// A small disk, mounted over a directory until it is dropped.
+struct Disk {
+    at: PathBuf,
+}
+
+impl Disk {
+    fn mount(at: &Path) -> Self {
+        let options = format!("size={DISK_BYTES},mode=700");
+        let mount = Command::new("mount")
+            .args(["-t", "tmpfs", "-o", &options, "tmpfs"])
+            .arg(at)
+            .status();
+        assert!(mount.expect("mount runs").success());
+        Self { at: at.to_owned() }
+    }
+
+    fn filler(&self) -> PathBuf {
+        self.at.join("filler")
+    }
+
+    /// Leaves no byte free.
+    fn fill(&self) {
+        let mut filler = File::create(self.filler()).expect("a file");
+        for bytes in [1 << 20, 1 << 10, 1] {
+            loop {
+                match filler.write_all(&vec![1; bytes]) {
+                    Ok(()) => {}
+                    Err(error) if error.kind() == ErrorKind::StorageFull => break,
+                    Err(error) => panic!("{error}"),
+                }
+            }
+        }
+    }
+
+    fn make_space(&self) {
+        fs::remove_file(self.filler()).expect("it is there");
+    }
+}
+
+impl Drop for Disk {
+    fn drop(&mut self) {
+        let _ = Command::new("umount").arg("-l").arg(&self.at).status();
+    }
+}
+
+/// Programs that create files with large attributes, and say which of them are safe.
+struct Programs {
+    stop: Arc<AtomicBool>,
+    safe: Arc<AtomicU64>,
+    threads: Vec<thread::JoinHandle<BTreeSet<String>>>,
+}
+
+impl Programs {
+    fn start(directory: &Path) -> Self {
+        let (stop, safe) = (Arc::new(AtomicBool::new(false)), Arc::default());
+        let threads = (0..PROGRAMS).map(|program| {
+            let (stop, safe) = (Arc::clone(&stop), Arc::<AtomicU64>::clone(&safe));
+            let directory = directory.to_owned();
+            thread::spawn(move || {
+                let mut names = BTreeSet::new();
+                for number in 0_u64.. {
+                    if stop.load(Ordering::Relaxed) {
+                        break;
+                    }
+                    let name = format!("file-{program}-{number}");
+                    let path = directory.join(&name);
+                    let file = File::create_new(&path).expect("create");
+                    let value = vec![number as u8; ATTRIBUTE_BYTES];
+                    setxattr(&path, "user.large", &value, XattrFlags::empty()).expect("setxattr");
+                    file.sync_all().expect("fsync");
+                    names.insert(name);
+                    safe.fetch_add(1, Ordering::Relaxed);
+                }
+                names
+            })
+        });
+        Self {
+            threads: threads.collect(),
+            stop,
+            safe,
+        }
+    }
+
+    fn safe(&self) -> u64 {
+        self.safe.load(Ordering::Relaxed)
+    }
+
+    fn end(self) -> BTreeSet<String> {
+        self.stop.store(true, Ordering::Relaxed);
+        let names = self.threads.into_iter();
+        names
+            .flat_map(|it| it.join().expect("nothing failed"))
+            .collect()
+    }
+}
+
+/// Starts again what has ended, as systemd does.
+fn revive(cluster: &mut Cluster) {
+    let running = cluster.running();
+    for number in 1..=NAMENODES {
+        let name = Cluster::namenode_name(number);
+        if !running.contains(&name) {
+            // What has ended is buried.
+            cluster.kill(&name);
+            cluster.begin_namenode(number);
+        }
+    }
+}
+
+#[test]
+fn when_most_disks_were_full_the_group_goes_on_by_itself_and_nothing_is_lost() {
+    if !rustix::process::geteuid().is_root() {
+        return skip("only root mounts small disks: run it as root");
+    }
+    let mut disks = Vec::new();
+    let Some((mut cluster, mount)) = Cluster::mounted(&ClusterOptions {
+        datanodes: 3,
+        ..ClusterOptions::default()
+    }) else {
+        return;
+    };
+    for _ in 1..NAMENODES {
+        let number = cluster.make_namenode_on(|directory| {
+            let aside = directory.with_extension("aside");
+            fs::rename(directory, &aside).expect("it was just made");
+            fs::create_dir(directory).expect("a directory");
+            disks.push(Disk::mount(directory));
+            let copied = Command::new("cp")
+                .arg("-aT")
+                .args([&*aside, directory])
+                .status();
+            assert!(copied.expect("cp runs").success());
+        });
+        cluster.output_of(&["admin", "namenode", "add", &address(&cluster, number)]);
+    }
+    cluster.output_of(&["admin", "namenode", "transfer", &address(&cluster, 2)]);
+    let directory = mount.join("d");
+    fs::create_dir(&directory).expect("mkdir");
+    let programs = Programs::start(&directory);
+    wait_until("files are written", DEADLINE, || programs.safe() > 20);
+
+    disks.iter().for_each(Disk::fill);
+    let (mut safe, mut since, began) = (programs.safe(), Instant::now(), Instant::now());
+    while since.elapsed() < STUCK {
+        assert!(began.elapsed() < DEADLINE, "it goes on with full disks");
+        revive(&mut cluster);
+        thread::sleep(Duration::from_millis(500));
+        if programs.safe() > safe {
+            (safe, since) = (programs.safe(), Instant::now());
+        }
+    }
+    println!("{safe} files were safe when the disks were full");
+    let full = Instant::now();
+    while full.elapsed() < FULL_FOR {
+        revive(&mut cluster);
+        thread::sleep(Duration::from_secs(1));
+    }
+    assert_eq!(programs.safe(), safe, "nothing is acknowledged");
+    let log = cluster.log(&Cluster::namenode_name(2));
+    assert!(log.contains("no space left"), "{log}");
+
+    disks.iter().for_each(Disk::make_space);
+    let again = Instant::now();
+    wait_until("it goes on", DEADLINE, || {
+        revive(&mut cluster);
+        thread::sleep(Duration::from_millis(200));
+        programs.safe() > safe + PROGRAMS
+    });
+    println!("it goes on {:?} after there is space", again.elapsed());
+    let names = programs.end();
+    wait_until("all follow", DEADLINE, || {
+        revive(&mut cluster);
+        let group = cluster.group();
+        let mut members = group["members"].as_array().expect("members").iter();
+        members.all(|it| it["id"] == group["leader"] || it["acknowledged"] == group["last"])
+    });
+    assert_eq!(voters(&cluster).len(), NAMENODES);
+    let other = cluster.mount("other").join("d");
+    for name in &names {
+        assert!(
+            other.join(name).exists(),
+            "{name} is lost, of {}",
+            names.len()
+        );
+    }
+    // The disks go before the directory below them, and the cluster before them.
+    drop(cluster);
+}

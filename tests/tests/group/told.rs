@@ -1,0 +1,164 @@
+//! What operators are told of a group that is not as it should be, and that what they are told to do helps.
+
+use std::fs;
+use std::time::{Duration, Instant};
+
+use harvestfs_tests::{Cluster, ClusterOptions, wait_until};
+
+use super::{address, voters};
+
+const NAMENODES: usize = 3;
+const DEADLINE: Duration = Duration::from_secs(60);
+/// An operator does not wait longer to hear what is wrong.
+const TOLD_WITHIN: Duration = Duration::from_secs(30);
+
+fn options(namenodes: usize) -> ClusterOptions {
+    ClusterOptions {
+        namenodes,
+        datanodes: 0,
+        ..ClusterOptions::default()
+    }
+}
+
+/// What a command says, whether or not it fails.
+fn heard(cluster: &Cluster, arguments: &[&str]) -> String {
+    let began = Instant::now();
+    let output = cluster.command(arguments);
+    assert!(began.elapsed() < TOLD_WITHIN, "{:?}", began.elapsed());
+    let said = [output.stdout, output.stderr].concat();
+    String::from_utf8_lossy(&said).into_owned()
+}
+
+fn listed(cluster: &Cluster) -> String {
+    heard(cluster, &["admin", "namenode", "list"])
+}
+
+#[test]
+fn an_even_number_of_namenodes_is_said_to_survive_as_many_failures_as_it_does() {
+    let mut cluster = Cluster::start(&options(1));
+    for (count, survived) in [(2, "no failure"), (3, ""), (4, "1 failure")] {
+        let number = cluster.make_namenode();
+        let to = address(&cluster, number);
+        let said = cluster.output_of(&["admin", "namenode", "add", &to]);
+        let doctor = heard(&cluster, &["admin", "doctor"]);
+        for said in [said, listed(&cluster), doctor] {
+            let is_said = said.contains("survive");
+            assert_eq!(is_said, !survived.is_empty(), "{count}: {said}");
+            assert!(said.contains(survived), "{count}: {said}");
+        }
+    }
+}
+
+/// Has all namenodes start with copies of their directories, which are of different ages. Gives the number of the one
+/// that knows most.
+fn put_all_back(cluster: &mut Cluster) -> usize {
+    let data = |cluster: &Cluster, number| {
+        let name = Cluster::namenode_name(number);
+        (
+            cluster.path(&name).join("data"),
+            cluster.path(&format!("{name}-aside")),
+        )
+    };
+    // The first copy lacks what the others have.
+    for (at, number) in [2, 1, 3].into_iter().enumerate() {
+        cluster.output_of(&["fs", "mkdir", &format!("/before-{at}")]);
+        cluster.stop(&Cluster::namenode_name(number));
+        let (data, aside) = data(cluster, number);
+        super::copy(&data, &aside);
+        cluster.start_namenode_number(number);
+        wait_until("all follow", DEADLINE, || {
+            let group = cluster.group();
+            let mut members = group["members"].as_array().expect("members").iter();
+            members.all(|it| it["id"] == group["leader"] || it["acknowledged"] == group["last"])
+        });
+    }
+    cluster.output_of(&["fs", "mkdir", "/lost"]);
+    for number in 1..=NAMENODES {
+        cluster.kill(&Cluster::namenode_name(number));
+    }
+    for number in 1..=NAMENODES {
+        let (data, aside) = data(cluster, number);
+        fs::remove_dir_all(&data).expect("it is ours");
+        super::copy(&aside, &data);
+        cluster.start_namenode_number(number);
+    }
+    3
+}
+
+#[test]
+fn a_group_of_copies_is_told_what_it_is_and_goes_on_with_the_newest_of_them() {
+    let mut cluster = Cluster::start(&options(NAMENODES));
+    let newest = put_all_back(&mut cluster);
+    let of_newest = address(&cluster, newest);
+    for said in [listed(&cluster), heard(&cluster, &["admin", "doctor"])] {
+        let told = [
+            "copies",
+            "harvestfs admin namenode recover --accept-loss",
+            &format!("{of_newest} has the newest"),
+        ];
+        for told in told {
+            assert!(said.contains(told), "{told}: {said}");
+        }
+        assert!(!said.contains("start the others"), "{said}");
+    }
+
+    // And that is what helps.
+    for number in 1..=NAMENODES {
+        cluster.stop(&Cluster::namenode_name(number));
+    }
+    let data = cluster.path(&Cluster::namenode_name(newest)).join("data");
+    let data = data.to_string_lossy();
+    cluster.output_of(&["admin", "namenode", "recover", "--accept-loss", &data]);
+    for number in 1..=NAMENODES {
+        cluster.start_namenode_number(number);
+    }
+    assert_eq!(cluster.leader(), newest);
+    for number in (1..=NAMENODES).filter(|it| *it != newest) {
+        let to = address(&cluster, number);
+        cluster.output_of(&["admin", "namenode", "add", &to]);
+    }
+    assert_eq!(voters(&cluster).len(), NAMENODES);
+    let names = cluster.output_of(&["fs", "ls", "/"]);
+    assert!(
+        names.contains("before-2") && !names.contains("lost"),
+        "{names}"
+    );
+}
+
+#[test]
+fn one_that_was_removed_is_added_again_with_its_directory() {
+    let mut cluster = Cluster::start(&options(NAMENODES));
+    let leader = cluster.leader();
+    let removed = leader % NAMENODES + 1;
+    let (name, at) = (Cluster::namenode_name(removed), address(&cluster, removed));
+    // At once, and after it was away.
+    for is_restarted in [false, true] {
+        cluster.output_of(&["fs", "mkdir", &format!("/before-{is_restarted}")]);
+        cluster.output_of(&["admin", "namenode", "remove", &at]);
+        if is_restarted {
+            wait_until("it says that it has left", DEADLINE, || {
+                cluster.log(&name).matches("in the group no more").count() > 1
+            });
+            cluster.stop(&name);
+            cluster.start_namenode_number(removed);
+        }
+        let began = Instant::now();
+        cluster.output_of(&["admin", "namenode", "add", &at]);
+        assert!(began.elapsed() < TOLD_WITHIN, "{:?}", began.elapsed());
+        assert_eq!(voters(&cluster).len(), NAMENODES);
+        // It counts: without one of the others, changes are committed with it.
+        let other = (1..=NAMENODES).find(|it| *it != removed && *it != cluster.leader());
+        let other = other.expect("one of three");
+        cluster.kill(&Cluster::namenode_name(other));
+        cluster.output_of(&["fs", "mkdir", &format!("/with-it-{is_restarted}")]);
+        cluster.start_namenode_number(other);
+    }
+    cluster.output_of(&["admin", "namenode", "transfer", &at]);
+    let names = cluster.output_of(&["fs", "ls", "/"]);
+    for is_restarted in [false, true] {
+        assert!(
+            names.contains(&format!("with-it-{is_restarted}")),
+            "{names}"
+        );
+    }
+}
