@@ -81,8 +81,12 @@ fn last_known(journal: &Journal, condition: Condition) -> Result<GroupStatus, Co
     let last = journal.last_lsn();
     let read = member_file::read(&*journal.disk())?;
     let kept = read.map(|it| it.kept);
-    let records = journal.reader().read(last, last + 1, 1)?;
+    let mut reader = journal.reader();
     // Without records after it, the snapshot ends the log, and where terms begin is written down with it.
+    let records = match last >= reader.first_lsn() {
+        true => reader.read(last, last + 1, 1)?,
+        false => Vec::new(),
+    };
     let last_term = match (records.first(), &kept) {
         (Some((_, record)), _) => decode(record).map_or(0, |(term, _)| term),
         (None, Some(kept)) => term_of(&kept.terms, last),
