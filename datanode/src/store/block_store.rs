@@ -9,6 +9,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use futures::future::join_all;
 use harvestfs_protocol::ids::{BlockId, ClusterId, StorageId};
 use harvestfs_protocol::node::ReplicaReport;
 use harvestfs_protocol::timeline::Position;
@@ -74,6 +75,13 @@ impl BlockStore {
     pub fn healthy_storages(&self) -> Vec<StorageId> {
         let healthy = self.inventory.volumes.iter().filter(|v| v.health.is_good());
         healthy.map(|v| v.storage()).collect()
+    }
+
+    /// Gives up the volumes whose directories are not where they were.
+    pub async fn check_places(&self) {
+        // At once: a disk that does not answer keeps no other one waiting for longer than this round.
+        let volumes = self.inventory.volumes.iter();
+        join_all(volumes.map(|volume| volume.check_place())).await;
     }
 
     /// Changes what a volume may use; see [`Volume::set_quota`].
