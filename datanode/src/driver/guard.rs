@@ -3,6 +3,8 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use futures::future::join_all;
+
 use crate::driver::node::Node;
 
 /// How often. What is written between the removal of a directory and the next look has one replica fewer than it seems.
@@ -13,7 +15,8 @@ pub async fn run(node: Arc<Node>) {
     let rounds = async {
         loop {
             tokio::time::sleep(INTERVAL).await;
-            node.store.check_places().await;
+            // At once: a disk that does not answer keeps no other one waiting for longer than this round.
+            join_all(node.store.volumes().iter().map(|it| it.check_place())).await;
         }
     };
     tokio::select! {

@@ -9,7 +9,6 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use futures::future::join_all;
 use harvestfs_protocol::ids::{BlockId, ClusterId, StorageId};
 use harvestfs_protocol::node::ReplicaReport;
 use harvestfs_protocol::timeline::Position;
@@ -77,11 +76,9 @@ impl BlockStore {
         healthy.map(|v| v.storage()).collect()
     }
 
-    /// Gives up the volumes whose directories are not where they were.
-    pub async fn check_places(&self) {
-        // At once: a disk that does not answer keeps no other one waiting for longer than this round.
-        let volumes = self.inventory.volumes.iter();
-        join_all(volumes.map(|volume| volume.check_place())).await;
+    /// All volumes, also those that cannot be used.
+    pub fn volumes(&self) -> &[Arc<Volume>] {
+        &self.inventory.volumes
     }
 
     /// Changes what a volume may use; see [`Volume::set_quota`].

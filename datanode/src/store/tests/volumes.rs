@@ -35,7 +35,7 @@ async fn a_volume_whose_directory_is_removed_is_given_up() {
         let mut writer = create(&store, 7).await.unwrap();
         let first = packet(0, &data(7, 4_096), true);
         writer.write(vec![first], true).await.unwrap();
-        store.check_places().await;
+        store.volumes()[0].check_place().await;
         assert!(store.status()[0].healthy);
         fs::remove_dir_all(&path).unwrap();
         let second = packet(4_096, &data(7, 4_096), true);
@@ -44,7 +44,7 @@ async fn a_volume_whose_directory_is_removed_is_given_up() {
             let error = create(&store, 8).await.err().unwrap();
             assert!(matches!(error, StoreError::Disk { .. }), "{error}");
         } else {
-            store.check_places().await;
+            store.volumes()[0].check_place().await;
         }
         assert!(!store.status()[0].healthy);
         let error = create(&store, 9).await.err().unwrap();
