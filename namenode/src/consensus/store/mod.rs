@@ -156,12 +156,8 @@ impl LogStore {
         members: StoredMembers,
     ) -> Result<(), JournalError> {
         let is_sole_voter = is_sole_voter(members.membership(), self.this());
-        let was_among = self.is_among_members();
         self.keep(|kept| kept.add_members(members))?;
         self.shared.commits.set_alone(is_sole_voter);
-        if was_among && !self.is_among_members() {
-            self.left();
-        }
         Ok(())
     }
 
