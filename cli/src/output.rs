@@ -39,7 +39,15 @@ pub fn line(text: Arguments<'_>) {
 
 /// Prints why something failed. Where that cannot be printed, nothing can.
 pub fn complain(error: &anyhow::Error) {
-    let _ = writeln!(std::io::stderr(), "harvestfs: {error:#}");
+    let mut text = String::new();
+    for cause in error.chain().map(ToString::to_string) {
+        // Some errors say themselves what caused them.
+        if !text.ends_with(&cause) {
+            let separator = if text.is_empty() { "" } else { ": " };
+            text = format!("{text}{separator}{cause}");
+        }
+    }
+    let _ = writeln!(std::io::stderr(), "harvestfs: {text}");
 }
 
 /// Writes to standard output. A reader that has gone is an error of its own.

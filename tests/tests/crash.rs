@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::thread::{self, JoinHandle, sleep};
 use std::time::Duration;
 
-use harvestfs_tests::{Cluster, ClusterOptions, Pattern, can_mount};
+use harvestfs_tests::{Cluster, ClusterOptions, Pattern, can_mount, wait_until};
 use parking_lot::Mutex;
 
 /// What was acknowledged: for each file, the length that `fsync` returned for.
@@ -178,6 +178,45 @@ fn everything_at_once_killed_and_started_again() {
     }
     let mount = cluster.mount("mnt");
     assert!(check(&mount, &acknowledged) > 0);
+    cluster.wait_healthy();
+}
+
+/// An owner who clears a disk does not stop the datanode first: it has files open, and sees nothing of it.
+#[test]
+fn what_was_on_a_volume_that_is_cleared_under_a_running_datanode_is_copied() {
+    let Some((cluster, mount)) = Cluster::mounted(&ClusterOptions {
+        datanodes: 5,
+        block_size: "1MiB",
+        ..ClusterOptions::default()
+    }) else {
+        return;
+    };
+    let path = mount.join("f");
+    let pattern = Pattern { seed: 1 };
+    fs::write(&path, pattern.bytes(20 << 20)).expect("write");
+    File::open(&path).and_then(|f| f.sync_all()).expect("fsync");
+    cluster.wait_healthy();
+    let cleared = Cluster::datanode(1);
+    let replicas = || -> u64 {
+        let nodes = cluster.output_of(&["admin", "nodes"]);
+        let line = nodes.lines().find(|line| line.starts_with(&cleared));
+        let of_node = line.and_then(|line| line.split_whitespace().nth(5)?.parse().ok());
+        of_node.unwrap_or_else(|| panic!("{nodes}"))
+    };
+    assert!(replicas() > 0, "20 blocks have 60 replicas on 5 servers");
+    fs::remove_dir_all(cluster.path(&cleared).join("volume")).expect("its volume");
+    let deadline = Duration::from_secs(30);
+    wait_until("nothing counts that was cleared", deadline, || {
+        replicas() == 0
+    });
+    cluster.wait_healthy();
+    // Whichever replicas are read, none is on that volume.
+    let again = mount.join("again");
+    fs::copy(&path, &again).expect("copy");
+    File::open(&again)
+        .and_then(|f| f.sync_all())
+        .expect("fsync");
+    pattern.check_file(&again, 20 << 20);
     cluster.wait_healthy();
 }
 

@@ -304,7 +304,7 @@ fn a_part_that_is_killed_comes_back() {
         .trim()
         .parse()
         .expect("a number");
-    for part in ["namenode", "datanode", "mount"] {
+    let kill = |part: &str| {
         let victim = children_of_pid(supervisor)
             .into_iter()
             .find(|pid| {
@@ -314,13 +314,20 @@ fn a_part_that_is_killed_comes_back() {
             .unwrap_or_else(|| panic!("no {part}"));
         let pid = Pid::from_raw(victim.try_into().expect("a pid")).expect("not 0");
         kill_process(pid, Signal::KILL).expect("it runs");
+    };
+    for part in ["namenode", "datanode", "mount"] {
+        kill(part);
         wait_until(
             &format!("reading after {part} died"),
             Duration::from_secs(60),
             || fs::read(&file).is_ok_and(|content| content == b"kept"),
         );
     }
-    ok(run_on(&data, &["down"]));
+    // Also one that was killed a moment ago is unmounted, whether it has been started again or not.
+    kill("mount");
+    run_on(&data, &["down"]);
+    let left = fs::read_dir(data.join("mnt")).expect("a directory, and no dead mount");
+    assert_eq!(left.count(), 0);
 }
 
 /// What each namenode answers at a path of its page.

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use anyhow::Context;
 use futures::future::join_all;
+use harvestfs_fuse_mount::remove_dead;
 use tokio::time::sleep;
 
 use super::layout::Layout;
@@ -152,6 +153,9 @@ fn mount(layout: &Layout, lock: &Rc<Inherited>) -> Part {
 async fn finish(parts: &mut Parts, layout: &Layout) -> anyhow::Result<()> {
     super::remove_if_there(&layout.ready_path())?;
     let mut result = stop(parts.mount.as_mut_slice()).await;
+    // One that was killed is still mounted, and answers nobody.
+    let removed = remove_dead(&layout.mount);
+    result = result.and(removed.context("cannot unmount what was left of the mount"));
     result = result.and(stop(&mut parts.datanodes).await);
     result.and(stop(&mut parts.namenodes).await)
 }

@@ -20,7 +20,7 @@ use crate::driver::node::Node;
 use crate::driver::repair::Repairer;
 use crate::driver::scrubber::Scrubber;
 use crate::driver::service::{self, Alive};
-use crate::driver::{short_circuit, shrinker};
+use crate::driver::{guard, short_circuit, shrinker};
 use crate::engine::link::members::Members;
 use crate::options::{DatanodeOptions, PrimaryOptions, StartError};
 use crate::store::{
@@ -140,6 +140,7 @@ impl Datanode {
         };
         Links::begin(parts, members, &options.namenodes, &alive);
         tokio::spawn(shrinker::run(node.clone()));
+        tokio::spawn(guard::run(node.clone()));
         tokio::spawn(scrubber.run(options.scrub_interval));
         Ok(Self {
             node,

@@ -4,6 +4,7 @@
 mod budget;
 mod busy;
 mod datanode;
+mod guard;
 mod link;
 mod metrics;
 mod node;

@@ -76,6 +76,11 @@ impl BlockStore {
         healthy.map(|v| v.storage()).collect()
     }
 
+    /// All volumes, also those that cannot be used.
+    pub fn volumes(&self) -> &[Arc<Volume>] {
+        &self.inventory.volumes
+    }
+
     /// Changes what a volume may use; see [`Volume::set_quota`].
     ///
     /// # Errors

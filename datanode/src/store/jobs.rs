@@ -1,11 +1,15 @@
 //! Running jobs on a volume's disk, as long as it answers.
 
+use std::io;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::sync::Semaphore;
 
 use super::error::StoreError;
+use super::health::Health;
+use super::place::Place;
 use super::volume::Volume;
 use super::workers::JobLost;
 
@@ -14,6 +18,30 @@ const DISK_DEADLINE: Duration = Duration::from_secs(30);
 
 /// Why a volume is not used any more after a broken invariant.
 pub(super) const BROKEN_OFF: &str = "a job on it broke off; the log says where";
+
+/// Gives a volume up, on the thread of a job.
+struct Judge {
+    health: Arc<Health>,
+    place: Arc<Place>,
+    path: PathBuf,
+}
+
+impl Judge {
+    fn note_error(&self, error: &io::Error) {
+        self.health.note_error(error, &self.path);
+        if error.kind() == io::ErrorKind::NotFound {
+            self.look();
+        }
+    }
+
+    fn look(&self) {
+        match self.place.loss() {
+            Ok(None) => {}
+            Ok(Some(loss)) => self.health.fail(loss, &self.path),
+            Err(error) => self.health.note_error(&error, &self.path),
+        }
+    }
+}
 
 /// For jobs that run one after the other.
 pub(super) struct InTurn(Arc<Semaphore>);
@@ -60,11 +88,11 @@ impl Volume {
     ) -> Result<T, StoreError> {
         self.check_health()?;
         let beat = self.pulse.begin();
-        let (health, path) = (Arc::clone(&self.health), self.path.clone());
+        let judge = self.judge();
         let job = move || {
             let result = job();
             if let Err(StoreError::Disk { source, .. }) = &result {
-                health.note_error(source, &path);
+                judge.note_error(source);
             }
             beat.end();
             result
@@ -76,6 +104,28 @@ impl Volume {
                 tracing::warn!(volume = %self.path.display(), "the disk does not answer");
                 Err(self.silent())
             }
+        }
+    }
+
+    /// Gives the volume up when its directory is not where it was.
+    pub async fn check_place(&self) {
+        if self.check_usable().is_err() {
+            return;
+        }
+        let judge = self.judge();
+        let job = move || {
+            judge.look();
+            Ok(())
+        };
+        // A volume that went down, or is silent, has said so.
+        let _ = self.run(job).await;
+    }
+
+    fn judge(&self) -> Judge {
+        Judge {
+            health: self.health.clone(),
+            place: self.place.clone(),
+            path: self.path.clone(),
         }
     }
 

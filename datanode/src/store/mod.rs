@@ -16,6 +16,7 @@ mod layout;
 mod lending;
 mod obeyed_file;
 mod open_replica;
+mod place;
 mod pulse;
 mod quota_file;
 mod reading;

@@ -10,7 +10,7 @@
 //! corrupt/<block>  replicas that failed verification, until the namenode has them deleted
 //! ```
 
-use std::fs::{self, File};
+use std::fs;
 use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -22,13 +22,13 @@ use harvestfs_protocol::timeline::Position;
 use harvestfs_protocol::types::{StorageClass, VolumeStatus};
 use harvestfs_protocol::{durable, machine, unix_now_ms};
 use parking_lot::Mutex;
-use rustix::fs::FlockOperation;
 
 use super::clock::now;
 use super::disk::Disk;
 use super::error::{StoreError, VolumeError};
 use super::health::Health;
 use super::jobs::{BROKEN_OFF, InTurn};
+use super::place::{LOCK_FILE, Place};
 use super::pulse::Pulse;
 use super::replica::trusted_chunks;
 use super::version_file::VersionFile;
@@ -44,7 +44,6 @@ const SEALED_DIRS: u64 = 64;
 /// The mode of the directories of replicas.
 const PRIVATE: u32 = 0o700;
 
-const LOCK_FILE: &str = "LOCK";
 const OPEN_DIR: &str = "open";
 const REPAIR_DIR: &str = "repair";
 const SEALED_DIR: &str = "sealed";
@@ -81,8 +80,7 @@ pub struct Volume {
     shrinking: Mutex<Shrinking>,
     disk: Arc<dyn Disk>,
     version: Mutex<VersionFile>,
-    /// Holds the lock.
-    _lock: File,
+    pub(super) place: Arc<Place>,
 }
 
 /// A replica that was found at start.
@@ -132,7 +130,7 @@ impl Volume {
         if VersionFile::read(path)?.is_none() {
             check_empty(path)?;
         }
-        let lock = lock(path)?;
+        let place = Arc::new(Place::take(path)?);
         let version = match VersionFile::read(path)? {
             Some(version) => version,
             None => format(path, server)?,
@@ -171,7 +169,7 @@ impl Volume {
             disk,
             workers,
             version: Mutex::new(version),
-            _lock: lock,
+            place,
         });
         let found = volume.find_replicas()?;
         Ok((volume, found))
@@ -429,18 +427,6 @@ fn format(path: &Path, server: &str) -> Result<VersionFile, VolumeError> {
     };
     version.write(path)?;
     Ok(version)
-}
-
-fn lock(path: &Path) -> Result<File, VolumeError> {
-    let lock_path = path.join(LOCK_FILE);
-    let file = File::create(&lock_path).map_err(VolumeError::io(&lock_path))?;
-    match rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive) {
-        Ok(()) => Ok(file),
-        Err(rustix::io::Errno::WOULDBLOCK) => Err(VolumeError::Locked {
-            path: path.to_owned(),
-        }),
-        Err(error) => Err(VolumeError::io(&lock_path)(error.into())),
-    }
 }
 
 fn make_dirs(path: &Path) -> Result<(), VolumeError> {

@@ -228,6 +228,14 @@ impl DiskFile for RealFile {
     }
 
     fn sync(&mut self) -> io::Result<()> {
-        self.0.sync_data()
+        self.0.sync_data()?;
+        // Such a file goes with this process.
+        if self.0.metadata()?.nlink() == 0 {
+            return Err(io::Error::new(
+                io::ErrorKind::NotFound,
+                "somebody removed the file while it was written to",
+            ));
+        }
+        Ok(())
     }
 }

@@ -25,6 +25,33 @@ async fn a_volume_with_a_job_that_broke_off_is_given_up() {
     assert!(volume.run(|| Ok(())).await.is_err());
 }
 
+/// An owner who clears a disk asks nobody, and what is open can be written as if nothing had happened.
+#[tokio::test]
+async fn a_volume_whose_directory_is_removed_is_given_up() {
+    for is_used in [false, true] {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("volume");
+        let store = real_store(&path);
+        let mut writer = create(&store, 7).await.unwrap();
+        let first = packet(0, &data(7, 4_096), true);
+        writer.write(vec![first], true).await.unwrap();
+        store.volumes()[0].check_place().await;
+        assert!(store.status()[0].healthy);
+        fs::remove_dir_all(&path).unwrap();
+        let second = packet(4_096, &data(7, 4_096), true);
+        writer.write(vec![second], true).await.unwrap();
+        if is_used {
+            let error = create(&store, 8).await.err().unwrap();
+            assert!(matches!(error, StoreError::Disk { .. }), "{error}");
+        } else {
+            store.volumes()[0].check_place().await;
+        }
+        assert!(!store.status()[0].healthy);
+        let error = create(&store, 9).await.err().unwrap();
+        assert!(!matches!(error, StoreError::Disk { .. }), "{error}");
+    }
+}
+
 #[test]
 fn a_volume_keeps_its_identity() {
     let dir = tempfile::tempdir().unwrap();

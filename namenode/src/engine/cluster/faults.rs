@@ -35,7 +35,9 @@ pub enum FaultReason {
     #[error("it waits for servers in maintenance, which may have what is missing")]
     Maintenance,
     /// The policy finds no server.
-    #[error("no server can take a replica within its constraints: add servers, space or racks")]
+    #[error(
+        "no server can take a replica within its constraints, so it waits, and takes any server then: add servers, space or racks"
+    )]
     NoPlace,
     /// No server takes anything now.
     #[error(

@@ -315,3 +315,21 @@ fn another_cluster_and_a_newer_format_are_refused() {
         Err(JournalError::UnsupportedVersion { found: 3, .. })
     ));
 }
+
+/// What would be acknowledged into it would be gone with the process.
+#[test]
+fn a_journal_that_is_removed_acknowledges_nothing_more() {
+    let dir = tempfile::tempdir().unwrap();
+    let options = JournalOptions {
+        dir: dir.path().join("journal"),
+        ..options()
+    };
+    let (mut journal, _recovered) = Journal::open(&options).unwrap();
+    journal.append(&records(1, 3)).unwrap();
+    journal.sync().unwrap();
+    std::fs::remove_dir_all(&options.dir).unwrap();
+    journal.append(&records(4, 4)).unwrap();
+    let error = journal.sync().unwrap_err();
+    assert!(error.to_string().contains("removed the file"), "{error}");
+    assert_eq!(journal.durable_lsn(), 3);
+}

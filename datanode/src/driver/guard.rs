@@ -1,0 +1,27 @@
+//! Looks whether volumes are still where they were.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures::future::join_all;
+
+use crate::driver::node::Node;
+
+/// How often. What is written between the removal of a directory and the next look has one replica fewer than it seems.
+const INTERVAL: Duration = Duration::from_secs(1);
+
+/// Looks after the volumes until the datanode stops.
+pub async fn run(node: Arc<Node>) {
+    let rounds = async {
+        loop {
+            tokio::time::sleep(INTERVAL).await;
+            // At once: a disk that does not answer keeps no other one waiting for longer than this round.
+            join_all(node.store.volumes().iter().map(|it| it.check_place())).await;
+        }
+    };
+    tokio::select! {
+        biased;
+        () = node.stopping() => {}
+        () = rounds => {}
+    }
+}
