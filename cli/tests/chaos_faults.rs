@@ -40,6 +40,12 @@ for_s = 1
 servers = ["datanode-2"]
 
 [[fault]]
+kind = "clear"
+at_s = 4
+for_s = 3
+servers = ["datanode-6"]
+
+[[fault]]
 kind = "kill"
 at_s = 3
 for_s = 2
@@ -148,7 +154,7 @@ fn what_was_acknowledged_outlives_every_fault() {
     assert!(run["repairs"].as_u64() > Some(0), "{run}");
     assert!(run["time_to_whole_ms"].is_u64() && run["slowdown_percent"].is_f64());
     let events = run["events"].to_string();
-    for kind in ["reimage", "kill", "hang", "busy", "flipped"] {
+    for kind in ["reimage", "clear", "kill", "hang", "busy", "flipped"] {
         assert!(events.contains(kind), "{kind} is missing: {events}");
     }
     for kind in ["partition", "loss", "delay", "full-disk", "slow-disk"] {

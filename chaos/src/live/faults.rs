@@ -52,7 +52,10 @@ impl Scene<'_> {
             Part::Namenode(_) | Part::Mount(_) => None,
         };
         if let Some(server) = server
-            && matches!(event.kind, Kind::Reimage | Kind::BitRot | Kind::FailedSync)
+            && matches!(
+                event.kind,
+                Kind::Reimage | Kind::Clear | Kind::BitRot | Kind::FailedSync
+            )
         {
             self.excuse_double(server);
         }
@@ -62,14 +65,13 @@ impl Scene<'_> {
         match (event.kind, event.begins, server) {
             (Kind::Reimage, true, Some(server)) => {
                 cluster.kill(event.part);
-                // The last look, so that everything that goes is in the ledger.
-                let now_ms = watch.now_ms();
-                watch
-                    .ledger
-                    .observe(now_ms, server, cluster.contents(server)?);
-                cluster.wipe(server)?;
-                watch.ledger.wiped(now_ms, server);
+                self.empty(server)?;
             }
+            (Kind::Clear, true, Some(server)) => {
+                cluster.conditions[server].cleared = true;
+                self.empty(server)?;
+            }
+            (Kind::Clear, false, Some(server)) => self.use_again(server)?,
             (Kind::Kill, true, _) => cluster.kill(event.part),
             (Kind::Reimage | Kind::Kill, false, _) => {
                 if !cluster.runs(event.part) {
@@ -115,6 +117,32 @@ impl Scene<'_> {
         Ok(())
     }
 
+    /// Empties a disk.
+    fn empty(&mut self, server: usize) -> Result<(), LiveError> {
+        let Self { cluster, watch, .. } = self;
+        // The last look, so that everything that goes is in the ledger.
+        let now_ms = watch.now_ms();
+        watch
+            .ledger
+            .observe(now_ms, server, cluster.contents(server)?);
+        cluster.wipe(server)?;
+        watch.ledger.wiped(now_ms, server);
+        Ok(())
+    }
+
+    /// Has a disk that was cleared made a volume again.
+    fn use_again(&mut self, server: usize) -> Result<(), LiveError> {
+        self.cluster.conditions[server].cleared = false;
+        if self.cluster.has_volume(server) {
+            // It was started again by another fault.
+            return Ok(());
+        }
+        self.cluster.kill(Part::Server(server));
+        // What was written before the datanode saw it.
+        self.empty(server)?;
+        self.cluster.start(Part::Server(server))
+    }
+
     /// Ends everything; starts what does not run if `start` says so.
     pub fn heal(&mut self, start: bool) -> Result<(), LiveError> {
         self.astray = None;
@@ -139,6 +167,11 @@ impl Scene<'_> {
             }
             if start && !cluster.runs(part) {
                 cluster.start(part)?;
+            }
+        }
+        for server in 0..self.cluster.conditions.len() {
+            if self.cluster.conditions[server].cleared {
+                self.use_again(server)?;
             }
         }
         Ok(())

@@ -163,7 +163,7 @@ impl Event {
     pub fn describe(&self, scenario: &Scenario) -> String {
         let what = match (self.kind, self.begins) {
             (kind, true) => kind.name().to_owned(),
-            (Kind::Reimage | Kind::Kill, false) => "start".into(),
+            (Kind::Reimage | Kind::Clear | Kind::Kill, false) => "start".into(),
             (Kind::FailedSync, false) => "power loss".into(),
             (kind, false) => format!("end of {}", kind.name()),
         };

@@ -1,6 +1,6 @@
 //! What is wrong with parts of a cluster: begun and ended.
 
-use std::fs;
+use std::{fs, io};
 
 use super::Cluster;
 use crate::live::LiveError;
@@ -22,8 +22,12 @@ pub(crate) struct Condition {
     pub cut: bool,
     /// Its disk is full.
     pub full: bool,
+    /// Its disk was emptied while its process ran.
+    pub cleared: bool,
 }
 
+/// How often a directory is emptied that somebody writes to.
+const ATTEMPTS_MAX: u32 = 10;
 const FILLER: &str = "of-the-owner";
 /// What of a namenode's directory lies on a disk whose syncs can fail: a copy of the directory can then take its place.
 const NAMENODE_DATA: &str = "data";
@@ -144,7 +148,7 @@ impl Cluster<'_> {
         }
     }
 
-    /// Empties a disk. The datanode must not run.
+    /// Empties a disk.
     pub fn wipe(&self, server: usize) -> Result<(), LiveError> {
         let volume = self.volume(server);
         let empty = || -> std::io::Result<()> {
@@ -158,15 +162,16 @@ impl Cluster<'_> {
                 if entry.file_name() == FILLER {
                     continue;
                 }
-                if entry.file_type()?.is_dir() {
-                    fs::remove_dir_all(entry.path())?;
-                } else {
-                    fs::remove_file(entry.path())?;
-                }
+                remove(&entry)?;
             }
             Ok(())
         };
         empty().map_err(LiveError::io(format!("empty {}", volume.display())))
+    }
+
+    /// Whether a datanode has made a volume of a disk.
+    pub fn has_volume(&self, server: usize) -> bool {
+        self.volume(server).join("VERSION").exists()
     }
 
     /// Fills a disk, or frees it again.
@@ -183,5 +188,23 @@ impl Cluster<'_> {
         }
         self.conditions[server].full = full;
         Ok(())
+    }
+}
+
+/// A datanode that runs may write to a directory while it is emptied.
+fn remove(entry: &fs::DirEntry) -> io::Result<()> {
+    if !entry.file_type()?.is_dir() {
+        return fs::remove_file(entry.path());
+    }
+    let mut attempts = 1;
+    loop {
+        match fs::remove_dir_all(entry.path()) {
+            Err(error)
+                if error.kind() == io::ErrorKind::DirectoryNotEmpty && attempts < ATTEMPTS_MAX =>
+            {
+                attempts += 1;
+            }
+            removed => return removed,
+        }
     }
 }

@@ -243,6 +243,8 @@ pub struct Variant {
 pub enum Kind {
     /// The disk is emptied without notice and the server comes back.
     Reimage,
+    /// The same under a datanode that goes on, and is killed and started again after a while.
+    Clear,
     /// SIGKILL, and a new start after a while.
     Kill,
     /// SIGSTOP, and SIGCONT after a while.
@@ -283,7 +285,7 @@ pub(super) struct Amount {
 
 impl Kind {
     /// All of them.
-    pub const ALL: [Self; 14] = [
+    pub const ALL: [Self; 15] = [
         Self::Reimage,
         Self::Kill,
         Self::Hang,
@@ -298,6 +300,7 @@ impl Kind {
         Self::FailedSync,
         Self::Rollback,
         Self::Double,
+        Self::Clear,
     ];
 
     /// As it is written in a scenario.
@@ -305,6 +308,7 @@ impl Kind {
     pub fn name(self) -> &'static str {
         match self {
             Self::Reimage => "reimage",
+            Self::Clear => "clear",
             Self::Kill => "kill",
             Self::Hang => "hang",
             Self::Suspend => "suspend",
@@ -324,6 +328,7 @@ impl Kind {
     /// As simulations call it.
     pub(crate) fn simulated(self) -> &'static str {
         match self {
+            Self::Clear => FaultKind::Reimage.name(),
             Self::Kill => FaultKind::Crash.name(),
             Self::FullDisk => FaultKind::DiskFull.name(),
             Self::BitRot => FaultKind::Rot.name(),
