@@ -140,8 +140,11 @@ pub fn run(options: &Options) -> io::Result<Report> {
     let (journal, leader, stop) = (Journal::default(), Leader::default(), Rc::default());
     let (names, log) = (Rc::default(), Rc::default());
     let cut_offs = CutOffs::default();
+    let faults = Faults::new(options, rng, START, (&leader, &cut_offs));
+    let have_lone = random::stream(options.seed, "lone files").random_ratio(1, WITH_LONE_FILES);
     let mut simulation = Simulation {
-        faults: Faults::new(options, rng, START, (&leader, &cut_offs)),
+        have_lone: have_lone || faults.lose_what_waits(),
+        faults,
         group: Group::new(&journal, &leader),
         world,
         mounts: Mounts::new(
@@ -157,7 +160,6 @@ pub fn run(options: &Options) -> io::Result<Report> {
         names,
         log,
         cut_offs,
-        have_lone: random::stream(options.seed, "lone files").random_ratio(1, WITH_LONE_FILES),
         clients: (0..options.clients)
             .map(|number| SimulatedClient::new(options.seed, number))
             .collect(),

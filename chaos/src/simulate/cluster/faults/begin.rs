@@ -82,6 +82,11 @@ impl Faults {
             return Ok(());
         }
         if kind == FaultKind::Blackout {
+            let mut to_come = self.under_way.iter();
+            if to_come.any(|fault| matches!(fault.then, Some(Then::Blackout(_)))) {
+                // It would come before anything is removed that must not be.
+                return Ok(());
+            }
             let mut parts = parts;
             let are_spared = rng.random_ratio(1, SPARED_DATANODES);
             if are_spared {

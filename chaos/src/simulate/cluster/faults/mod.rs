@@ -135,6 +135,12 @@ impl Faults {
         self.namenode_losses
     }
 
+    /// Whether it is likely that records wait for long, and are lost then with the power.
+    pub fn lose_what_waits(&self) -> bool {
+        let needed = [FaultKind::SlowDisk, FaultKind::Blackout];
+        self.kinds.len() <= FEW_KINDS && needed.iter().all(|kind| self.kinds.contains(kind))
+    }
+
     /// Whether there are older copies of the namenode, which an operator has to look after.
     pub fn need_operator(&self) -> bool {
         self.copies.are_wanted()

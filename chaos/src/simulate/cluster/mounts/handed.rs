@@ -1,22 +1,32 @@
 //! Files that one mount creates, another one changes, and the first opens again only then: what its kernel has of them is
 //! from when they were created.
+//!
+//! When another mount changes a file, all entries of a mount become old, and the kernel throws the inode away with the last
+//! of them, and its pages. So of most of these files something else is left that holds the inode.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 
 use rustix::fs::OFlags;
 use rustix::io::Errno;
 
 use super::Program;
-use super::kernel::PAGE_BYTES;
+use super::kernel::{Fd, PAGE_BYTES};
 use super::shared::DIRECTORY;
 
 /// Files that wait for another mount, or for their own.
 const WAITING_MAX: usize = 4;
 /// Pages of the largest one.
 const PAGES_MAX: usize = 5;
+/// Of so many files, one stays open where it was created; of so many others, one gets a second name there.
+const STAYS_OPEN: usize = 3;
+const HAS_TWO_NAMES: usize = 2;
 /// What files hold when they are created, and when they were changed.
 const CREATED: u8 = b'c';
 const CHANGED: u8 = b'C';
+
+fn second_name(path: &str) -> String {
+    format!("{path}-too")
+}
 
 /// Files that are handed from one mount to another.
 #[derive(Debug, Default)]
@@ -24,6 +34,8 @@ pub(super) struct Handed {
     /// How many there were.
     count: u64,
     waiting: VecDeque<File>,
+    /// Descriptors that are still open where files were created, by the number of the mount and by name.
+    open: BTreeMap<(u8, String), Fd>,
 }
 
 #[derive(Debug)]
@@ -34,6 +46,15 @@ struct File {
     creator: u8,
     /// By another one.
     is_changed: bool,
+    /// It has a second name.
+    has_two: bool,
+}
+
+impl Handed {
+    /// The machine of a mount crashed, and nothing is open there any more.
+    pub(super) fn crashed(&mut self, number: u8) {
+        self.open.retain(|(creator, _), _| *creator != number);
+    }
 }
 
 impl Program {
@@ -54,7 +75,9 @@ impl Program {
                     0 => OFlags::RDWR,
                     _ => OFlags::WRONLY,
                 };
-                self.fill_handed(&file, mode, CHANGED).await?;
+                let path = format!("{DIRECTORY}/{}", file.name);
+                let content = vec![CHANGED; file.length];
+                self.write_synced(&path, mode, &content).await?;
                 self.hand_on(File {
                     is_changed: true,
                     ..file
@@ -74,16 +97,33 @@ impl Program {
             handed.count += 1;
             handed.count
         };
-        let file = File {
-            name: format!("handed-{number}"),
-            length: 1 + self.random(0..PAGES_MAX * PAGE_BYTES as usize),
+        let name = format!("handed-{number}");
+        let length = 1 + self.random(0..PAGES_MAX * PAGE_BYTES as usize);
+        self.note(format_args!("create {name}"));
+        let path = format!("{DIRECTORY}/{name}");
+        let mode = OFlags::CREATE | OFlags::EXCL | OFlags::RDWR;
+        let fd = self.thread.open(&path, mode).await?;
+        let content = vec![CREATED; length];
+        let written = self.fill_synced(&fd, &content).await;
+        let mut has_two = false;
+        if written.is_ok() && self.random(0..STAYS_OPEN) == 0 {
+            let held = (self.number, name.clone());
+            self.board.borrow_mut().handed.open.insert(held, fd);
+        } else {
+            self.thread.close(fd).await?;
+            written?;
+            has_two = self.random(0..HAS_TWO_NAMES) == 0;
+        }
+        if has_two {
+            self.thread.link(&path, &second_name(&path)).await?;
+        }
+        self.hand_on(File {
+            name,
+            length,
             creator: self.number,
             is_changed: false,
-        };
-        self.note(format_args!("create {}", file.name));
-        let mode = OFlags::CREATE | OFlags::EXCL | OFlags::RDWR;
-        self.fill_handed(&file, mode, CREATED).await?;
-        self.hand_on(file);
+            has_two,
+        });
         Ok(())
     }
 
@@ -93,12 +133,6 @@ impl Program {
         }
     }
 
-    async fn fill_handed(&self, file: &File, mode: OFlags, with: u8) -> Result<(), Errno> {
-        let path = format!("{DIRECTORY}/{}", file.name);
-        self.write_synced(&path, mode, &vec![with; file.length])
-            .await
-    }
-
     async fn look_at_changed(&self, file: &File) -> Result<(), Errno> {
         let File { name, length, .. } = file;
         self.note(format_args!("read {name}, which was changed"));
@@ -106,6 +140,11 @@ impl Program {
         let fd = self.thread.open(&path, OFlags::RDONLY).await?;
         let read = self.read_all(&fd).await;
         self.thread.close(fd).await?;
+        let held = (self.number, name.clone());
+        let held = self.board.borrow_mut().handed.open.remove(&held);
+        if let Some(held) = held {
+            self.thread.close(held).await?;
+        }
         let read = read?;
         if read.len() != *length || read.iter().any(|byte| *byte != CHANGED) {
             let old = read.iter().filter(|byte| **byte == CREATED).count();
@@ -113,6 +152,9 @@ impl Program {
                 "{name} has {} bytes, {old} of them old ones, where another mount wrote {length}",
                 read.len()
             ));
+        }
+        if file.has_two {
+            self.thread.unlink(&second_name(&path)).await?;
         }
         self.thread.unlink(&path).await
     }

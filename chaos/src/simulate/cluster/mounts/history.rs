@@ -234,13 +234,21 @@ impl Generator {
         })
     }
 
-    /// One mount creates a file, the other one changes it, and the first opens it again only then: what its kernel has of
-    /// it is from when it was created.
-    fn hand_over(&mut self, mount: usize) {
-        let slot = self.below(SLOTS);
+    /// Frees a slot now.
+    fn free(&mut self, slot: usize) {
         if self.open[slot].take().is_some() {
             self.planned.push_back(Call::Close(slot));
         }
+    }
+
+    /// One mount creates a file, the other one changes it, and the first opens it again only then: what its kernel has of
+    /// it is from when it was created. An entry that another mount made old is thrown away, and the pages with it, unless
+    /// an open descriptor or a second name holds the inode.
+    fn hand_over(&mut self, mount: usize) {
+        let (held, slot) = (self.below(SLOTS), self.below(SLOTS - 1));
+        let slot = (held + 1 + slot) % SLOTS;
+        self.free(held);
+        self.free(slot);
         let path = self.path();
         self.planned.push_back(Call::Unlink(mount, path.clone()));
         let other = (mount + 1) % MOUNTS;
@@ -255,23 +263,40 @@ impl Generator {
         let size = created.len().max(at + changed.len());
         self.names.insert(path.clone(), self.sizes.len());
         self.sizes.push(size as u64);
-        let open = |mount, mode| Call::Open {
+        let open = |mount, slot, mode| Call::Open {
             mount,
             slot,
             path: path.clone(),
             mode,
         };
         self.planned.extend([
-            open(mount, OFlags::CREATE | OFlags::EXCL | OFlags::RDWR),
-            Call::Write(slot, 0, created),
-            Call::Close(slot),
-            open(other, OFlags::RDWR),
+            open(mount, held, OFlags::CREATE | OFlags::EXCL | OFlags::RDWR),
+            Call::Write(held, 0, created),
+        ]);
+        let holds = self.below(3);
+        let stays_open = holds == 0;
+        self.planned.push_back(match stays_open {
+            true => Call::Sync(held),
+            false => Call::Close(held),
+        });
+        if holds == 1 {
+            let second = format!("{path}-too");
+            self.planned.extend([
+                Call::Unlink(mount, second.clone()),
+                Call::Link(mount, path.clone(), second),
+            ]);
+        }
+        self.planned.extend([
+            open(other, slot, OFlags::RDWR),
             Call::Write(slot, at as u64, changed),
             Call::Close(slot),
-            open(mount, OFlags::RDONLY),
+            open(mount, slot, OFlags::RDONLY),
             Call::Read(slot, 0, size + 1),
             Call::Close(slot),
         ]);
+        if stays_open {
+            self.planned.push_back(Call::Close(held));
+        }
     }
 
     fn rename(&mut self, mount: usize) -> Option<Call> {

@@ -8,6 +8,7 @@ use rustix::io::Errno;
 
 use super::Program;
 use super::handed::Handed;
+use super::kernel::Fd;
 use super::watched::Watched;
 
 /// Where they are.
@@ -46,10 +47,9 @@ impl Board {
     /// The machine of a mount crashed.
     pub fn crashed(&mut self, number: u8) {
         self.doubt(number);
+        self.handed.crashed(number);
     }
-}
 
-impl Board {
     /// The next exclusive file is tried, if this is the current one.
     fn go_on_exclusively(&mut self, number: u64) {
         if self.exclusive == number {
@@ -139,10 +139,15 @@ impl Program {
         content: &[u8],
     ) -> Result<(), Errno> {
         let fd = self.thread.open(path, mode).await?;
-        let written = self.thread.write(&fd, 0, content).await;
-        let synced = self.thread.fsync(&fd).await;
+        let filled = self.fill_synced(&fd, content).await;
         self.thread.close(fd).await?;
-        synced?;
+        filled
+    }
+
+    /// Writes this to an open file from its beginning on.
+    pub(super) async fn fill_synced(&self, fd: &Fd, content: &[u8]) -> Result<(), Errno> {
+        let written = self.thread.write(fd, 0, content).await;
+        self.thread.fsync(fd).await?;
         match written? == content.len() {
             true => Ok(()),
             false => Err(Errno::IO),

@@ -18,9 +18,10 @@ use crate::simulate::cluster::journal::Journal;
 /// More than two blocks, whatever comes between.
 const BYTES_MIN: usize = 5 << 19;
 const BYTES_MORE: usize = 1 << 16;
-/// Mean time between removing one and writing the next, and longest time that one is there.
-const PAUSE: Duration = Duration::from_secs(1);
-const THERE_MAX_MS: usize = 5_000;
+/// Mean time between two operations on them.
+const PAUSE: Duration = Duration::from_millis(1_500);
+/// So many are there at a time: when the namenode's disk does nothing, none can be written any more, but one be removed.
+const THERE_MAX: usize = 3;
 
 fn directory(number: u8) -> String {
     format!("lone-{number}")
@@ -44,7 +45,24 @@ impl Worker {
         }
     }
 
+    /// Removes one, if there are some, or writes another one.
     async fn use_one(&self, journal: &Journal) -> Result<(), ClientError> {
+        let there: Vec<String> = {
+            let lone = &self.memory.borrow().lone;
+            let there = lone.iter();
+            there
+                .filter(|(_, known)| matches!(known, Known::Content { .. }))
+                .map(|(name, _)| name.clone())
+                .collect()
+        };
+        if self.random(0..THERE_MAX) >= there.len() {
+            return self.write_one(journal).await;
+        }
+        let name = &there[self.random(0..there.len())];
+        self.remove_one(name, journal).await
+    }
+
+    async fn write_one(&self, journal: &Journal) -> Result<(), ClientError> {
         let directory = directory(self.number);
         self.make_directory(&directory, DIRECTORY_MODE).await?;
         let name = {
@@ -66,26 +84,26 @@ impl Worker {
         );
         let (me, path) = (Credentials::root(), format!("/{directory}/{name}"));
         self.client.write_file(&me, path.as_bytes(), &bytes).await?;
-        if !journal.is_certain() {
-            return Ok(());
+        if journal.is_certain() {
+            let durable = true;
+            self.know(&name, Known::Content { bytes, durable });
         }
-        let durable = true;
-        self.know(
-            &name,
-            Known::Content {
-                bytes: bytes.clone(),
-                durable,
-            },
-        );
-        let there_ms = self.random(0..THERE_MAX_MS) as u64;
-        tokio::time::sleep(Duration::from_millis(there_ms)).await;
-        self.wait_silently().await;
+        Ok(())
+    }
+
+    async fn remove_one(&self, name: &str, journal: &Journal) -> Result<(), ClientError> {
         journal.note(&self.name(), format_args!("unlink lone {name}"));
-        self.know(&name, Known::Perhaps { bytes });
+        if let Some(known) = self.memory.borrow_mut().lone.get_mut(name) {
+            *known = std::mem::replace(known, Known::Nothing).perhaps();
+        }
+        let (me, path) = (
+            Credentials::root(),
+            format!("/{}/{name}", directory(self.number)),
+        );
         let (parent, file) = self.client.resolve_parent(&me, path.as_bytes()).await?;
         self.client.unlink(&me, parent.ino, &file).await?;
         // Nothing is looked for under its name any more; nor could it be told which of them are back from an older copy.
-        self.know(&name, Known::Nothing);
+        self.know(name, Known::Nothing);
         Ok(())
     }
 

@@ -21,7 +21,7 @@ pub enum Known {
 
 impl Known {
     /// What is known after a removal that has no known outcome.
-    fn perhaps(self) -> Self {
+    pub fn perhaps(self) -> Self {
         match self {
             Self::Content {
                 bytes,

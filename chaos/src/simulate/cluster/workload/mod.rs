@@ -148,14 +148,17 @@ impl Worker {
         let known = self.memory.borrow().names.get(&name).cloned();
         let dice = self.random(0..100);
         self.journal.operation();
+        // An older copy may have another file under this name, which is elsewhere by now. What is written to it there goes to
+        // that file later, also when the newest namenode is back.
+        let may_write = self.journal.is_certain();
         let result = match known {
             Some(Known::Content { .. }) if dice < 20 => self.read(&name).await,
-            Some(Known::Content { .. }) if dice < 40 => self.change(&name).await,
+            Some(Known::Content { .. }) if dice < 40 && may_write => self.change(&name).await,
             Some(Known::Content { .. }) if dice < 48 => self.rename(&name).await,
             Some(Known::Content { .. }) if dice < 52 => self.unlink(&name).await,
             Some(Known::Content { .. }) if dice < 56 => self.remove_to_trash(&name).await,
             Some(Known::Content { .. }) if dice < 60 => self.sync(&name).await,
-            Some(Known::Content { .. }) if dice < 64 => self.clone_file(&name).await,
+            Some(Known::Content { .. }) if dice < 64 && may_write => self.clone_file(&name).await,
             _ if dice < 69 => self.list().await,
             _ if dice < 74 => self.publish().await,
             _ if dice < 78 => self.use_snapshots().await,
@@ -163,7 +166,8 @@ impl Worker {
             _ if dice < 85 => self.use_quota().await,
             _ if dice < 87 => self.append().await,
             _ if dice < 92 => self.read_shared().await,
-            _ => self.write(&name).await,
+            _ if may_write => self.write(&name).await,
+            _ => self.list().await,
         };
         let mut memory = self.memory.borrow_mut();
         let is_certain = self.journal.is_certain();
