@@ -282,6 +282,9 @@ impl Consensus {
             election_timeout_min: ELECTION_MS.0,
             election_timeout_max: ELECTION_MS.1,
             snapshot_policy: SnapshotPolicy::Never,
+            // What is removed, and when, says `snapshot_installed`: records since the last snapshot but one are there for
+            // members that lag.
+            max_in_snapshot_log_to_keep: u64::MAX,
             api_channel_size: Some(QUEUED_MAX),
             enable_pre_vote: Some(true),
             enable_elect: is_sole_voter,

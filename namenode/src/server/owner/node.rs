@@ -37,7 +37,10 @@ impl Owner {
                     self.answer(responder, Ok(reply), record);
                 }
                 Err(error) => {
-                    tracing::warn!(connection, %error, "a datanode was not registered");
+                    // One that stands by refuses each of them whenever it starts.
+                    if !matches!(error, FsError::NotLeader { .. }) {
+                        tracing::warn!(connection, %error, "a datanode was not registered");
+                    }
                     responder.send(&Err(error));
                 }
             };

@@ -119,6 +119,33 @@ async fn a_member_that_lacks_what_the_others_purged_takes_a_snapshot() {
     panic!("it never led");
 }
 
+/// Who was away for a moment is not sent the whole namespace: records are kept since the last snapshot but one.
+#[tokio::test]
+async fn a_snapshot_takes_no_records_from_a_member_that_lags() {
+    let mut group = Group::new(3).await;
+    let leader = group.leader().await;
+    let (lagging, third) = ((leader + 1) % 3, (leader + 2) % 3);
+    let mut names = create_files(&group, "before", 5).await;
+    group.kill(lagging).await;
+    names.extend(create_files(&group, "without", 1_500).await);
+    let done = group.admin(AdminRequest::Snapshot).await;
+    assert_eq!(done, Ok(AdminReply::Done));
+    // What a snapshot makes superfluous is removed some moments later, when something more is acknowledged.
+    for round in 0..5 {
+        tokio::time::sleep(Duration::from_millis(200)).await;
+        names.extend(create_files(&group, &format!("after-{round}"), 20).await);
+    }
+    group.start(lagging).await;
+    // Now nothing is committed without it.
+    group.kill(third).await;
+    names.extend(create_files(&group, "with", 5).await);
+    assert!(
+        has_first_segment(&group.data_dir(lagging)),
+        "it was sent a snapshot instead of records"
+    );
+    check_files(&group, &names).await;
+}
+
 #[tokio::test]
 async fn what_is_larger_than_a_message_reaches_a_member_that_lags() {
     let mut group = Group::new(3).await;
