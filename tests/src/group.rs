@@ -76,6 +76,17 @@ impl Cluster {
         serde_json::from_str(&listed).expect("JSON")
     }
 
+    /// Whether the others have acknowledged all that the namenode has that leads.
+    ///
+    /// # Panics
+    /// When no namenode says.
+    #[must_use]
+    pub fn all_follow(&self) -> bool {
+        let group = self.group();
+        let mut members = group["members"].as_array().expect("members").iter();
+        members.all(|it| it["id"] == group["leader"] || it["acknowledged"] == group["last"])
+    }
+
     /// The number, from 1, of the namenode that leads.
     ///
     /// # Panics

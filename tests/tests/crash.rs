@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::fs::{self, File};
 use std::io::{BufRead, BufReader};
 use std::os::unix::fs::FileExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 use std::thread::{self, JoinHandle, sleep};
@@ -181,20 +181,25 @@ fn everything_at_once_killed_and_started_again() {
     cluster.wait_healthy();
 }
 
-/// An owner who clears a disk does not stop the datanode first: it has files open, and sees nothing of it.
-#[test]
-fn what_was_on_a_volume_that_is_cleared_under_a_running_datanode_is_copied() {
-    let Some((cluster, mount)) = Cluster::mounted(&ClusterOptions {
+/// Five servers, and a mount with a file that is safe; none where nothing can be mounted.
+fn five_servers_with_a_file(bytes: usize) -> Option<(Cluster, PathBuf)> {
+    let (cluster, mount) = Cluster::mounted(&ClusterOptions {
         datanodes: 5,
         block_size: "1MiB",
         ..ClusterOptions::default()
-    }) else {
+    })?;
+    let path = mount.join("f");
+    fs::write(&path, Pattern { seed: 1 }.bytes(bytes)).expect("write");
+    File::open(&path).and_then(|f| f.sync_all()).expect("fsync");
+    Some((cluster, mount))
+}
+
+/// An owner who clears a disk does not stop the datanode first: it has files open, and sees nothing of it.
+#[test]
+fn what_was_on_a_volume_that_is_cleared_under_a_running_datanode_is_copied() {
+    let Some((cluster, mount)) = five_servers_with_a_file(20 << 20) else {
         return;
     };
-    let path = mount.join("f");
-    let pattern = Pattern { seed: 1 };
-    fs::write(&path, pattern.bytes(20 << 20)).expect("write");
-    File::open(&path).and_then(|f| f.sync_all()).expect("fsync");
     cluster.wait_healthy();
     let cleared = Cluster::datanode(1);
     let replicas = || -> u64 {
@@ -212,26 +217,19 @@ fn what_was_on_a_volume_that_is_cleared_under_a_running_datanode_is_copied() {
     cluster.wait_healthy();
     // Whichever replicas are read, none is on that volume.
     let again = mount.join("again");
-    fs::copy(&path, &again).expect("copy");
+    fs::copy(mount.join("f"), &again).expect("copy");
     File::open(&again)
         .and_then(|f| f.sync_all())
         .expect("fsync");
-    pattern.check_file(&again, 20 << 20);
+    Pattern { seed: 1 }.check_file(&again, 20 << 20);
     cluster.wait_healthy();
 }
 
 #[test]
 fn a_reimaged_datanode_and_a_returning_one_end_with_the_right_number_of_replicas() {
-    let Some((mut cluster, mount)) = Cluster::mounted(&ClusterOptions {
-        datanodes: 5,
-        block_size: "1MiB",
-        ..ClusterOptions::default()
-    }) else {
+    let Some((mut cluster, _)) = five_servers_with_a_file(40 << 20) else {
         return;
     };
-    let path = mount.join("f");
-    fs::write(&path, Pattern { seed: 1 }.bytes(40 << 20)).expect("write");
-    File::open(&path).and_then(|f| f.sync_all()).expect("fsync");
     cluster.stop("mnt");
     cluster.wait_healthy();
 

@@ -170,7 +170,7 @@ impl Scene<'_> {
             }
         }
         for server in 0..self.cluster.conditions.len() {
-            if self.cluster.conditions[server].cleared {
+            if start && self.cluster.conditions[server].cleared {
                 self.use_again(server)?;
             }
         }

@@ -373,11 +373,7 @@ fn datagrams_between_namenodes_that_are_played_again_later_do_nothing() {
     let follower = follower.expect("two follow");
     cluster.kill(&Cluster::namenode_name(follower));
     proxies[follower - 1].lead_to(cluster.start_namenode_behind(follower));
-    wait_until("it follows again", DEADLINE, || {
-        let group = cluster.group();
-        let mut members = group["members"].as_array().expect("members").iter();
-        members.all(|it| it["id"] == group["leader"] || it["acknowledged"] == group["last"])
-    });
+    wait_until("it follows again", DEADLINE, || cluster.all_follow());
     let before = Before::of(&cluster);
     let heard = cluster.log(&Cluster::namenode_name(follower));
     assert!(proxies[follower - 1].replay() > 0);

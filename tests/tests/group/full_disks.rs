@@ -209,9 +209,7 @@ fn when_most_disks_were_full_the_group_goes_on_by_itself_and_nothing_is_lost() {
     let names = programs.end();
     wait_until("all follow", DEADLINE, || {
         revive(&mut cluster);
-        let group = cluster.group();
-        let mut members = group["members"].as_array().expect("members").iter();
-        members.all(|it| it["id"] == group["leader"] || it["acknowledged"] == group["last"])
+        cluster.all_follow()
     });
     assert_eq!(voters(&cluster).len(), NAMENODES);
     let other = cluster.mount("other").join("d");

@@ -84,12 +84,7 @@ fn a_learner_whose_snapshot_is_cut_off_catches_up_from_the_next_leader() {
             }
         });
         cluster.start_namenode_number(leader);
-        wait_until("all have everything", DEADLINE, || {
-            let group = cluster.group();
-            let members = group["members"].as_array().expect("members");
-            let mut others = members.iter().filter(|it| it["id"] != group["leader"]);
-            others.all(|it| it["acknowledged"] == group["last"])
-        });
+        wait_until("all have everything", DEADLINE, || cluster.all_follow());
         if cut_bytes.is_some() {
             // It leads with what it has.
             wait_until("the new one leads", DEADLINE, || {

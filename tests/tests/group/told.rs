@@ -66,11 +66,7 @@ fn put_all_back(cluster: &mut Cluster) -> usize {
         let (data, aside) = data(cluster, number);
         super::copy(&data, &aside);
         cluster.start_namenode_number(number);
-        wait_until("all follow", DEADLINE, || {
-            let group = cluster.group();
-            let mut members = group["members"].as_array().expect("members").iter();
-            members.all(|it| it["id"] == group["leader"] || it["acknowledged"] == group["last"])
-        });
+        wait_until("all follow", DEADLINE, || cluster.all_follow());
     }
     cluster.output_of(&["fs", "mkdir", "/lost"]);
     for number in 1..=NAMENODES {
