@@ -155,15 +155,18 @@ pub async fn execute(link: &AdminLink, command: &GroupCommand) -> anyhow::Result
             }
         }
         GroupCommand::Add { address } => {
-            let request = AdminRequest::Group(GroupRequest::Add(*address));
-            let added = link.ask(request, ADDED_WITHIN).await;
-            added.map_err(|error| match error.is::<RpcError>() {
-                true => error.context(
-                    "the namenode that leads went away meanwhile: see with `harvestfs admin namenode list` \
-                     whether the new one is a member, and add it again if not",
-                ),
-                false => error,
-            })?;
+            change(
+                link,
+                GroupRequest::Add(*address),
+                ADDED_WITHIN,
+                |before, now| {
+                    let voter = |it: &GroupStatus| {
+                        at(it, *address).filter(|it| it.is_voter).map(|it| it.id)
+                    };
+                    voter(now).is_some() && voter(now) != voter(before)
+                },
+            )
+            .await?;
             println!("The namenode at {address} is a member.");
             advise(&list(link).await?);
             println!(
@@ -172,8 +175,13 @@ pub async fn execute(link: &AdminLink, command: &GroupCommand) -> anyhow::Result
             );
         }
         GroupCommand::Remove { address } => {
-            let request = AdminRequest::Group(GroupRequest::Remove(*address));
-            link.ask(request, CHANGED_WITHIN).await?;
+            change(
+                link,
+                GroupRequest::Remove(*address),
+                CHANGED_WITHIN,
+                |before, now| at(before, *address).is_some() && at(now, *address).is_none(),
+            )
+            .await?;
             println!("The namenode at {address} has left the group. Stop it.");
             advise(&list(link).await?);
         }
@@ -187,6 +195,42 @@ async fn list(link: &AdminLink) -> anyhow::Result<GroupStatus> {
     let mut status = link.group(ELECTED_WITHIN).await?;
     status.members.sort_by_key(|it| it.addr);
     Ok(status)
+}
+
+/// Asks for a change of the members; again when the namenode that led went away, unless it is made by then.
+async fn change(
+    link: &AdminLink,
+    request: GroupRequest,
+    within: Duration,
+    is_made: impl Fn(&GroupStatus, &GroupStatus) -> bool,
+) -> anyhow::Result<()> {
+    let before = list(link).await?;
+    let began = tokio::time::Instant::now();
+    loop {
+        let asked = link.ask(AdminRequest::Group(request), within).await;
+        let Err(error) = asked else {
+            return Ok(());
+        };
+        let now = list(link).await?;
+        // Also when it is refused, since the one that was asked before may have made it.
+        if !now.is_changing && is_made(&before, &now) {
+            return Ok(());
+        }
+        if !error.is::<RpcError>() {
+            return Err(error);
+        }
+        if began.elapsed() >= within {
+            return Err(error.context(
+                "the namenode that leads went away meanwhile: see with `harvestfs admin namenode list` what came of \
+                 it, and ask again",
+            ));
+        }
+        eprintln!("The namenode that led went away meanwhile: asking the one that leads now.");
+    }
+}
+
+fn at(status: &GroupStatus, address: SocketAddr) -> Option<&GroupMember> {
+    status.members.iter().find(|it| it.addr == address)
 }
 
 async fn transfer(link: &AdminLink, to: Option<SocketAddr>) -> anyhow::Result<()> {

@@ -6,6 +6,7 @@ mod attacks;
 mod full_disks;
 mod grown;
 mod interrupted;
+mod leaderless;
 mod majority;
 mod proxy;
 mod refused;

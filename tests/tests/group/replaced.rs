@@ -2,7 +2,6 @@
 
 use std::fs::{self, File};
 use std::io::Write;
-use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -63,32 +62,10 @@ impl Program {
     }
 }
 
-/// Adds or removes a namenode, as an operator does: a command whose leader went away meanwhile, as it may on a machine
-/// with much to do, says so, and is given again if it was not done.
+/// Adds or removes a namenode, as an operator does.
 fn change_members(cluster: &Cluster, command: &str, which: usize) {
     let addr = address(cluster, which);
-    let is_done = |voters: &[SocketAddr]| {
-        let is_member = voters.iter().any(|it| it.to_string() == addr);
-        is_member == (command == "add")
-    };
-    for _ in 0..5 {
-        let output = cluster.command(&["admin", "namenode", command, &addr]);
-        if output.status.success() {
-            return;
-        }
-        let said = String::from_utf8_lossy(&output.stderr);
-        let went_away = ["the server gave the request up", "the connection was lost"];
-        assert!(
-            went_away.iter().any(|it| said.contains(it)),
-            "{command} {addr}: {output:?}"
-        );
-        // Waits for one.
-        let _ = cluster.leader();
-        if is_done(&voters(cluster)) {
-            return;
-        }
-    }
-    panic!("{command} {addr} was given up five times");
+    cluster.output_of(&["admin", "namenode", command, &addr]);
 }
 
 /// Takes a new namenode into the group, and has an old one leave.

@@ -1,0 +1,64 @@
+//! The namenode that leads goes away while an operator changes the members: the command goes on with the next one.
+
+use std::process::{Command, Output, Stdio};
+use std::thread;
+use std::time::Duration;
+
+use harvestfs_tests::{Cluster, ClusterOptions, harvestfs};
+
+use super::{address, stderr, voters};
+
+const NAMENODES: usize = 3;
+/// From when the command begins.
+const KILLED_AFTER_MS: [u64; 4] = [30, 90, 200, 400];
+
+/// Runs `harvestfs admin namenode COMMAND ADDRESS`, and kills the leader meanwhile.
+fn change(cluster: &mut Cluster, command: &str, which: usize, killed_after: Duration) -> Output {
+    let leader = cluster.leader();
+    let changing = Command::new(harvestfs())
+        .args(["admin", "namenode", command, &address(cluster, which)])
+        .env("HARVESTFS_DATA", cluster.path(""))
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .expect("the binary runs");
+    thread::sleep(killed_after);
+    cluster.kill(&Cluster::namenode_name(leader));
+    let output = changing.wait_with_output().expect("it ends");
+    println!("{command} {which} without {leader}: {}", stderr(&output));
+    cluster.start_namenode_number(leader);
+    output
+}
+
+#[test]
+fn a_change_of_the_members_is_made_though_its_leader_is_killed() {
+    let mut cluster = Cluster::start(&ClusterOptions {
+        namenodes: NAMENODES,
+        datanodes: 1,
+        ..ClusterOptions::default()
+    });
+    for after_ms in KILLED_AFTER_MS {
+        let new = cluster.make_namenode();
+        let after = Duration::from_millis(after_ms);
+        let added = change(&mut cluster, "add", new, after);
+        assert!(added.status.success(), "{added:?}");
+        assert_eq!(voters(&cluster).len(), NAMENODES + 1);
+
+        if cluster.leader() == new {
+            let to = address(&cluster, 1);
+            cluster.output_of(&["admin", "namenode", "transfer", &to]);
+        }
+        let removed = change(&mut cluster, "remove", new, after);
+        if !removed.status.success() {
+            // It is the next leader.
+            let said = stderr(&removed);
+            assert!(said.contains("the namenode that leads cannot"), "{said}");
+            let to = address(&cluster, 1);
+            cluster.output_of(&["admin", "namenode", "transfer", &to]);
+            let old = address(&cluster, new);
+            cluster.output_of(&["admin", "namenode", "remove", &old]);
+        }
+        assert_eq!(voters(&cluster).len(), NAMENODES);
+        cluster.stop(&Cluster::namenode_name(new));
+    }
+}
