@@ -1,7 +1,11 @@
 //! A namenode that is in no group: it serves nobody, and waits until it is taken into one.
 
+use std::collections::BTreeMap;
+use std::iter::Cycle;
+use std::net::SocketAddr;
 use std::pin::pin;
 use std::sync::Arc;
+use std::vec;
 
 use harvestfs_protocol::admin::{AdminReply, AdminRequest};
 use harvestfs_protocol::error::FsError;
@@ -14,7 +18,7 @@ use tokio::sync::{mpsc, oneshot};
 use super::connection::Event;
 use super::owner::Stop;
 use super::{NamenodeError, NamenodeOptions, data_dir};
-use crate::consensus::{self, Asked, Outside};
+use crate::consensus::{self, Asked, Member, MemberId, Outside};
 use crate::journal::disk::Disk;
 use crate::journal::{Journal, Lsn};
 
@@ -63,6 +67,26 @@ pub(super) fn announce(condition: Condition, options: &NamenodeOptions) {
     }
 }
 
+/// Those that were members when this one took part for the last time. Whoever knows only this one, as a configuration may that
+/// was written before the others came, finds the leader by them.
+struct KnownMembers(Cycle<vec::IntoIter<SocketAddr>>);
+
+impl KnownMembers {
+    fn new(condition: Condition, others: &BTreeMap<MemberId, Member>) -> Self {
+        let serve = match condition {
+            Condition::Left | Condition::Copy | Condition::Forgetful => true,
+            Condition::New | Condition::Founding | Condition::Member => false,
+        };
+        let others = others.values().filter(|_| serve).map(|it| it.addr);
+        Self(others.collect::<Vec<_>>().into_iter().cycle())
+    }
+
+    /// One after the other, since some may be gone.
+    fn next(&mut self) -> Option<SocketAddr> {
+        self.0.next()
+    }
+}
+
 /// How waiting ended.
 pub(super) enum Waited {
     /// The directory has something else now.
@@ -81,6 +105,7 @@ pub(super) async fn wait(
     stop: &mut oneshot::Receiver<Stop>,
 ) -> Result<Waited, NamenodeError> {
     let others = consensus::other_members(&journal, Lsn::MAX)?;
+    let mut known = KnownMembers::new(outside.status().condition, &others);
     let mut operators = FxHashSet::default();
     let mut founded = pin!(outside.founded(others));
     loop {
@@ -121,7 +146,7 @@ pub(super) async fn wait(
                     let answer = if request == asks && operators.contains(&connection) {
                         Ok(Reply::Admin(AdminReply::Group(outside.status())))
                     } else {
-                        Err(FsError::NotLeader { leader: None })
+                        Err(FsError::NotLeader { leader: known.next() })
                     };
                     responder.send(&answer);
                 }

@@ -106,6 +106,27 @@ fn one_that_is_left_alone_tells_what_it_knows() {
 }
 
 #[test]
+fn one_that_left_is_enough_to_find_the_others() {
+    let cluster = grown();
+    let to = address(&cluster, 2);
+    cluster.output_of(&["admin", "namenode", "transfer", &to]);
+    let old = address(&cluster, 1);
+    cluster.output_of(&["admin", "namenode", "remove", &old]);
+    let name = Cluster::namenode_name(1);
+    wait_until("it knows that it has left", DEADLINE, || {
+        cluster.log(&name).contains("in the group no more")
+    });
+    for config in ["admin/client.toml", "client/client.toml"] {
+        name_namenodes(&cluster.path(config), &cluster.namenodes()[..1]);
+    }
+    let source = cluster.path("source");
+    fs::write(&source, "found").expect("a file");
+    cluster.output_of(&["fs", "put", &source.to_string_lossy(), "/file"]);
+    assert_eq!(cluster.output_of(&["fs", "cat", "/file"]), "found");
+    cluster.output_of(&["admin", "status"]);
+}
+
+#[test]
 fn one_that_left_says_so_once_and_what_to_do() {
     let cluster = grown();
     let to = address(&cluster, 3);
