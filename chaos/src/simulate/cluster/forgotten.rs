@@ -14,7 +14,7 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use harvestfs_namenode::server::format_outside;
-use harvestfs_protocol::group::{GroupMember, GroupStatus};
+use harvestfs_protocol::group::{Condition, GroupMember, GroupStatus};
 use harvestfs_protocol::placement::RepairChange;
 
 use super::disk::SimulatedDisk;
@@ -364,8 +364,8 @@ impl World {
                     journal.broken(format!("a copy beside {part} leads"));
                     return;
                 }
-                // What is in no group has nothing to say of it.
-                if admin.group().await.is_some() {
+                let group = admin.group().await;
+                if group.is_some_and(|it| it.condition == Condition::Member) {
                     journal.broken(format!("a copy beside {part} takes part in the group"));
                     return;
                 }
