@@ -81,6 +81,7 @@ fn simulations(bug: Bug) -> Simulations {
                 | Bug::IgnoresClockDrift
                 | Bug::AnswersKeepAlivesUnasked
                 | Bug::AnswersWhileHandingOver
+                | Bug::AnswersFoundChangesAtOnce
                 | Bug::ObeysOlderEpochs
         ),
     }
@@ -106,6 +107,7 @@ fn of_group(bug: Bug) -> Option<(Duration, Vec<FaultKind>)> {
         Bug::KeepsWhatWasReplaced => (LENGTH_OF_GROUP, vec![Split]),
         Bug::ForgetsRefusedRecords => (LENGTH_OF_GROUP, vec![Partition, Loss, Split, Hang]),
         Bug::AnswersWhileHandingOver => (LENGTH_LONG, vec![Transfer, Delay]),
+        Bug::AnswersFoundChangesAtOnce => (LENGTH_LONG, vec![Transfer, Partition]),
         Bug::LeadsBeforeItHasAll => (LENGTH_OF_GROUP, vec![Transfer, Delay, Loss, Split]),
         Bug::TrustsForgetfulMembers => (LENGTH_OF_GROUP, vec![Forget, Crash, Split]),
         Bug::TrustsCopies => (LENGTH_OF_GROUP, vec![Double, Crash, Transfer]),

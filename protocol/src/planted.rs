@@ -34,6 +34,8 @@ pub enum Bug {
     PurgesTrashEarly,
     /// The namenode lets directories exceed their quotas.
     IgnoresQuotas,
+    /// The namenode answers what it found done when it began to lead without waiting for those that may show what was before.
+    AnswersFoundChangesAtOnce,
     /// The client uses an answer before it obeys the notice that came before it.
     ObeysNoticesLate,
     /// The client caches what an answer says about something that a notice named meanwhile.
@@ -108,7 +110,7 @@ pub enum Bug {
 
 impl Bug {
     /// All of them.
-    pub const ALL: [Self; 49] = [
+    pub const ALL: [Self; 50] = [
         Self::AnswersBeforeDurable,
         Self::SendsNoInvalidation,
         Self::DoesNotWaitForInvalidation,
@@ -123,6 +125,7 @@ impl Bug {
         Self::ForgetsAnswers,
         Self::PurgesTrashEarly,
         Self::IgnoresQuotas,
+        Self::AnswersFoundChangesAtOnce,
         Self::ObeysNoticesLate,
         Self::CachesOvertakenAnswers,
         Self::BelievesExpiredLease,

@@ -199,6 +199,56 @@ async fn after_a_restart_every_session_may_hold_anything() {
     assert!(change.await.unwrap());
 }
 
+/// Alice changes a file that Bob has cached, who does not hear of it, and asks for the answer again after a restart.
+async fn asked_again_after_a_restart(
+    cluster: &mut Cluster,
+) -> (Client, tokio::task::JoinHandle<bool>) {
+    let mut carol = cluster.client("carol").await;
+    let hers = carol.create(ROOT, "hers").await.ino;
+    carol.acknowledge_all();
+    let mut alice = cluster.client("alice").await;
+    let file = alice.create(ROOT, "file").await.ino;
+    let mut bob = cluster.client("bob").await;
+    bob.lookup(ROOT, "file").await.unwrap();
+    bob.link.cut();
+    let first = start(&mut alice, chmod(file, 0o600));
+    // It has been taken when a later request is answered, and is durable when a later change is.
+    assert_eq!(alice.link.ask(Request::KeepAlive).await, Ok(Reply::Done));
+    carol.call(chmod(hers, 0o600)).await.unwrap();
+    carol.close().await;
+    assert!(!first.is_finished());
+    let sequence = alice.last_sequence();
+    cluster.kill_and_start().await;
+    let alice = cluster.open("alice", Some(alice.session), vec![]).await;
+    let mut alice = alice.unwrap();
+    alice.set_sequence(sequence - 1);
+    (bob, start(&mut alice, chmod(file, 0o600)))
+}
+
+#[tokio::test]
+async fn an_answer_that_waited_for_others_waits_for_them_again_after_a_restart() {
+    let mut cluster = Cluster::new().await;
+    let (bob, again) = asked_again_after_a_restart(&mut cluster).await;
+    let bob = cluster.open("bob", Some(bob.session), vec![]).await;
+    let mut bob = bob.unwrap();
+    let notice = bob.notice().await;
+    assert!(matches!(notice, Notice::InvalidateAll { .. }));
+    assert!(!again.is_finished());
+    bob.ack(&notice).await;
+    assert!(again.await.unwrap());
+}
+
+#[tokio::test]
+async fn an_answer_that_waited_for_others_waits_for_their_leases_after_a_restart() {
+    const LEASE: Duration = Duration::from_millis(700);
+    let mut cluster = Cluster::with(|options| options.lease = LEASE).await;
+    let started = Instant::now();
+    let (_, again) = asked_again_after_a_restart(&mut cluster).await;
+    assert!(again.await.unwrap());
+    let waited = started.elapsed();
+    assert!(waited >= LEASE, "only {waited:?}");
+}
+
 /// Whether a change by Alice waits for Bob after a restart, when Bob was silent for so long before.
 async fn waits_after_a_restart(silent_leases: u32, comes_back: bool) -> bool {
     const LEASE: Duration = Duration::from_millis(700);

@@ -17,6 +17,7 @@
 //! Pure: time comes from the caller, notices go to the caller. Memory is bounded by the size of the
 //! table, and by the mutations that wait.
 
+mod before;
 mod lapsed;
 mod unheard;
 

@@ -141,7 +141,20 @@ impl Owner {
             reply,
             directories: Vec::new(),
         });
-        responder.send(&mutated.map(Reply::Mutated));
+        let answer = Answer {
+            responder,
+            response: mutated.map(Reply::Mutated),
+            mutation: Some((asker.session, sequence)),
+        };
+        let id = self.gate.next_id();
+        let now_ms = self.clock.now_ms();
+        let (announcements, waits_for_others) = if planted::is(Bug::AnswersFoundChangesAtOnce) {
+            (Vec::new(), false)
+        } else {
+            self.leases.found_changed(now_ms, asker.session, id)
+        };
+        self.announce(announcements);
+        self.answer_mutation(id, answer, None, waits_for_others);
         None
     }
 

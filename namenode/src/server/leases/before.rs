@@ -1,0 +1,41 @@
+//! Changes from before this namenode began to lead, whose answers are asked for again.
+
+use std::collections::BTreeSet;
+
+use harvestfs_protocol::ids::SessionId;
+
+use super::{Announcement, Leases, NoticeId, WaitId};
+
+impl Leases {
+    /// `author` asks again for the answer to a change that this namenode found made. The one that led before may have been
+    /// waiting until others had forgotten what was there before it, and which they are is not known any more: those that
+    /// may still show anything of that time have to forget all. Returns what [`Leases::changed`] does.
+    pub(crate) fn found_changed(
+        &mut self,
+        now_ms: u64,
+        author: SessionId,
+        wait: WaitId,
+    ) -> (Vec<Announcement>, bool) {
+        let holders: BTreeSet<SessionId> = self
+            .hold_everything
+            .iter()
+            .copied()
+            .filter(|it| *it != author && self.is_alive(now_ms, *it))
+            .collect();
+        let announce = |session| (session, self.announce_everything(now_ms, session).1);
+        let announcements: Vec<Announcement> = holders.into_iter().map(announce).collect();
+        let awaited = self.unacked_everything.iter().copied();
+        let awaited: Vec<NoticeId> = awaited
+            .filter(|id| self.unacked.get(id).is_some_and(|it| it.session != author))
+            .collect();
+        for id in &awaited {
+            if let Some(unacked) = self.unacked.get_mut(id) {
+                unacked.waits.push(wait);
+            }
+        }
+        if !awaited.is_empty() {
+            self.waits.insert(wait, awaited.len());
+        }
+        (announcements, !awaited.is_empty())
+    }
+}
