@@ -11,6 +11,7 @@ use harvestfs_protocol::rpc::Request;
 use harvestfs_protocol::since_boot;
 use harvestfs_protocol::transport::{CloseCode, NOTICES_QUEUED_MAX};
 use tokio::sync::mpsc;
+use tokio::task::JoinSet;
 
 use super::listener::Invalidation;
 use super::search::Searching;
@@ -24,9 +25,10 @@ pub(super) async fn maintain(
     first: Arc<Link>,
     notices: mpsc::Receiver<Notice>,
 ) {
-    let (mut link, mut notices) = (first, notices);
+    let mut link = first;
+    let mut taking = take(&session, &link, notices);
     loop {
-        let reason = serve(&session, &link, notices).await;
+        let reason = serve(&session, &link, &mut taking).await;
         if session.is_closed() {
             return;
         }
@@ -46,8 +48,8 @@ pub(super) async fn maintain(
         };
         let resumed_ms = since_ms(lost);
         session.notify_listener(vec![Invalidation::All]).await;
-        link = session.publish(connected.0);
-        notices = connected.1;
+        (link, taking) = connected;
+        session.publish(&link);
         let after_ms = since_ms(lost);
         tracing::info!(resumed_ms, after_ms, "connected to the namenode again");
     }
@@ -57,8 +59,18 @@ fn since_ms(then: Instant) -> u128 {
     (clock::now() - then).as_millis()
 }
 
+/// Takes the notices of a link. What was begun for some is carried through: it ends with the connection, or when it is
+/// dropped.
+type Taking = JoinSet<()>;
+
+fn take(session: &Arc<Session>, link: &Arc<Link>, notices: mpsc::Receiver<Notice>) -> Taking {
+    let mut taking = JoinSet::new();
+    taking.spawn(take_notices(session.clone(), link.clone(), notices));
+    taking
+}
+
 /// Tries until it works; none when the client is closed.
-async fn reconnect(session: &Arc<Session>, link: &Link) -> Option<(Link, mpsc::Receiver<Notice>)> {
+async fn reconnect(session: &Arc<Session>, link: &Link) -> Option<(Arc<Link>, Taking)> {
     let mut reconnect = Reconnect::default();
     loop {
         let mut stopped = pin!(session.stop.notified());
@@ -85,37 +97,33 @@ async fn reconnect(session: &Arc<Session>, link: &Link) -> Option<(Link, mpsc::R
     }
 }
 
-/// Connects, and replays what the namenode may have forgotten.
+/// Connects, and replays what the namenode may have forgotten. Notices are taken meanwhile: others replay, too, and each waits
+/// until all have acknowledged.
 ///
 /// # Errors
 /// Why the new connection was lost meanwhile.
-async fn resume(
-    session: &Arc<Session>,
-    link: &Link,
-) -> Result<(Link, mpsc::Receiver<Notice>), String> {
+async fn resume(session: &Arc<Session>, link: &Link) -> Result<(Arc<Link>, Taking), String> {
     let mut searching = Searching::everywhere(session);
     let connected = searching.open(Some(link), false).await;
     let (link, notices) = connected.map_err(|error| error.to_string())?;
     tracing::debug!(namenode = %link.namenode, "the session is open there");
+    let link = Arc::new(link);
+    let taking = take(session, &link, notices);
     let repeated = tokio::select! {
         biased;
         repeated = session.repeat_unconfirmed(&link) => repeated.map_err(|error| error.to_string()),
         reason = doubt(session, &link) => Err(reason),
     };
-    repeated.map(|()| (link, notices))
+    repeated.map(|()| (link, taking))
 }
 
 /// Sends keepalives and handles notices until the connection fails; returns why it did.
-async fn serve(
-    session: &Arc<Session>,
-    link: &Arc<Link>,
-    notices: mpsc::Receiver<Notice>,
-) -> String {
+async fn serve(session: &Session, link: &Link, taking: &mut Taking) -> String {
     tokio::select! {
         biased;
         reason = keep_alive(session, link) => reason,
         reason = doubt(session, link) => reason,
-        reason = take_notices(session, link, notices) => reason,
+        _ = taking.join_next() => "the namenode ended the connection".into(),
         error = link.rpc.connection().closed() => error.to_string(),
         () = session.stop.notified() => "closed".into(),
     }
@@ -192,16 +200,11 @@ fn refused(session: &Session, link: &Link, error: &FsError) -> String {
     error.to_string()
 }
 
-async fn take_notices(
-    session: &Arc<Session>,
-    link: &Arc<Link>,
-    mut notices: mpsc::Receiver<Notice>,
-) -> String {
+async fn take_notices(session: Arc<Session>, link: Arc<Link>, mut notices: mpsc::Receiver<Notice>) {
     let mut batch = Vec::new();
     while notices.recv_many(&mut batch, NOTICES_QUEUED_MAX).await > 0 {
         session
-            .handle_notices(link, std::mem::take(&mut batch))
+            .handle_notices(&link, std::mem::take(&mut batch))
             .await;
     }
-    "the namenode ended the connection".into()
 }

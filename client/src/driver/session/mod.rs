@@ -178,7 +178,8 @@ impl Session {
             options,
         });
         let (link, notices) = session.first_link().await?;
-        let link = session.publish(link);
+        let link = Arc::new(link);
+        session.publish(&link);
         tokio::spawn(maintain::maintain(session.clone(), link, notices));
         tokio::spawn(holds::release_closed(session.clone()));
         Ok((session, recalled))
@@ -346,8 +347,7 @@ impl Session {
 
     /// From here on calls use the link, and the cache may be used: a caller that caches something
     /// must first have forgotten what was invalidated while the session was disconnected.
-    fn publish(&self, link: Link) -> Arc<Link> {
-        let link = Arc::new(link);
+    fn publish(&self, link: &Arc<Link>) {
         self.link.send_if_modified(|state| {
             let open = !matches!(state, LinkState::Closed);
             if open {
@@ -356,7 +356,6 @@ impl Session {
             }
             open
         });
-        link
     }
 
     /// Opens a session on a connection to a namenode, or resumes that of another link.
