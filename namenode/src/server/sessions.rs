@@ -44,6 +44,8 @@ pub(crate) struct Session {
     holds: FxHashMap<InodeId, OpenTo>,
     /// Mutations whose reply is held back, by sequence.
     pub unanswered: HashMap<u64, WaitId>,
+    /// It is over, and nobody may resume it. Its end is written down when its lease has run out.
+    pub is_expelled: bool,
 }
 
 impl Session {
@@ -85,6 +87,7 @@ impl Sessions {
             last_heard_ms: now_ms,
             holds: FxHashMap::default(),
             unanswered: HashMap::new(),
+            is_expelled: false,
         };
         self.by_id.insert(id, session);
     }
@@ -108,6 +111,12 @@ impl Sessions {
     pub(crate) fn unconnected(&self) -> impl Iterator<Item = SessionId> {
         let unconnected = self.by_id.iter().filter(|(_, it)| it.connection.is_none());
         unconnected.map(|(id, _)| *id)
+    }
+
+    /// Those that are over and not closed yet.
+    pub(crate) fn expelled(&self) -> impl Iterator<Item = SessionId> {
+        let expelled = self.by_id.iter().filter(|(_, it)| it.is_expelled);
+        expelled.map(|(id, _)| *id)
     }
 
     /// How many there are.

@@ -300,3 +300,34 @@ async fn a_session_that_does_not_acknowledge_is_ended() {
     .await;
     assert!(change.await.unwrap());
 }
+
+#[tokio::test]
+async fn after_a_restart_others_wait_for_the_lease_of_a_session_that_was_ended_before() {
+    const LEASE: Duration = Duration::from_millis(600);
+    let mut cluster = Cluster::with(|options| {
+        options.lease = LEASE;
+        options.session_timeout = Duration::from_secs(60);
+    })
+    .await;
+    let mut alice = cluster.client("alice").await;
+    let file = alice.create(ROOT, "file").await.ino;
+    let mut bob = cluster.client("bob").await;
+    bob.lookup(ROOT, "file").await.unwrap();
+    let change = start(&mut alice, chmod(file, 0o600));
+    until("Bob's session is ended", async || {
+        bob.link.ask(Request::KeepAlive).await == Err(FsError::SessionExpired)
+    })
+    .await;
+    // Alice's next one must not be what waits for him.
+    assert!(!change.is_finished());
+    let resumed = cluster.open("bob", Some(bob.session), vec![]).await;
+    assert!(matches!(resumed, Err(FsError::SessionExpired)));
+    let (started, sequence) = (Instant::now(), alice.last_sequence());
+    cluster.kill_and_start().await;
+    let alice = cluster.open("alice", Some(alice.session), vec![]).await;
+    let mut alice = alice.unwrap();
+    alice.set_sequence(sequence);
+    assert!(start(&mut alice, chmod(file, 0o640)).await.unwrap());
+    let waited = started.elapsed();
+    assert!(waited >= LEASE / 2, "only {waited:?}");
+}

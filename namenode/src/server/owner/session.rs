@@ -132,7 +132,9 @@ impl Owner {
         }
         let connected = self.connections.get(&connection);
         let connected = connected.ok_or(FsError::SessionExpired)?;
-        let session = self.sessions.get_mut(id).ok_or(FsError::SessionExpired)?;
+        let session = self.sessions.get_mut(id);
+        let session = session.filter(|it| !it.is_expelled);
+        let session = session.ok_or(FsError::SessionExpired)?;
         if session.client != connected.peer.to_string() {
             tracing::warn!(
                 session = %id, owner = session.client, peer = %connected.peer,
@@ -218,6 +220,14 @@ impl Owner {
         self.release(expired.released);
         for id in expired.unresponsive {
             tracing::warn!(session = %id, "a session that does not acknowledge notices is ended");
+            self.expel_when_lapsed(id);
+        }
+        let expelled = self.sessions.expelled();
+        let mut lapsed: Vec<SessionId> = expelled
+            .filter(|id| !self.leases.is_alive(now_ms, *id))
+            .collect();
+        lapsed.sort_unstable();
+        for id in lapsed {
             self.expel(id);
         }
         let timeout_ms = u64::try_from(self.options.session_timeout.as_millis());
@@ -269,6 +279,20 @@ impl Owner {
                 "a session is silent, and one replica is left of a block that it writes: it is ended"
             );
             self.expel(id);
+        }
+    }
+
+    /// Ends a session that was heard of a moment ago. It may use what it has cached until its lease runs out, and another
+    /// leader waits for sessions only that it finds open.
+    fn expel_when_lapsed(&mut self, id: SessionId) {
+        self.leases.revoke(id);
+        let Some(session) = self.sessions.get_mut(id) else {
+            return;
+        };
+        session.is_expelled = true;
+        let connection = session.connection.take();
+        if let Some(connected) = connection.and_then(|it| self.connections.get_mut(&it)) {
+            connected.session = None;
         }
     }
 
