@@ -1,11 +1,9 @@
 //! A namenode that is in no group: it serves nobody, and waits until it is taken into one.
 
 use std::collections::BTreeMap;
-use std::iter::Cycle;
 use std::net::SocketAddr;
 use std::pin::pin;
 use std::sync::Arc;
-use std::vec;
 
 use harvestfs_protocol::admin::{AdminReply, AdminRequest};
 use harvestfs_protocol::error::FsError;
@@ -67,23 +65,14 @@ pub(super) fn announce(condition: Condition, options: &NamenodeOptions) {
     }
 }
 
-/// Those that were members when this one took part for the last time. Whoever knows only this one, as a configuration may that
-/// was written before the others came, finds the leader by them.
-struct KnownMembers(Cycle<vec::IntoIter<SocketAddr>>);
-
-impl KnownMembers {
-    fn new(condition: Condition, others: &BTreeMap<MemberId, Member>) -> Self {
-        let serve = match condition {
-            Condition::Left | Condition::Copy | Condition::Forgetful => true,
-            Condition::New | Condition::Founding | Condition::Member => false,
-        };
-        let others = others.values().filter(|_| serve).map(|it| it.addr);
-        Self(others.collect::<Vec<_>>().into_iter().cycle())
-    }
-
-    /// One after the other, since some may be gone.
-    fn next(&mut self) -> Option<SocketAddr> {
-        self.0.next()
+/// Where those listen that were members when this one took part for the last time. Whoever knows only this one, as a
+/// configuration may that was written before the others came, finds the leader by them.
+fn known_members(condition: Condition, others: &BTreeMap<MemberId, Member>) -> Vec<SocketAddr> {
+    match condition {
+        Condition::Left | Condition::Copy | Condition::Forgetful => {
+            others.values().map(|it| it.addr).collect()
+        }
+        Condition::New | Condition::Founding | Condition::Member => Vec::new(),
     }
 }
 
@@ -105,7 +94,9 @@ pub(super) async fn wait(
     stop: &mut oneshot::Receiver<Stop>,
 ) -> Result<Waited, NamenodeError> {
     let others = consensus::other_members(&journal, Lsn::MAX)?;
-    let mut known = KnownMembers::new(outside.status().condition, &others);
+    // One after the other, since some may be gone.
+    let known = known_members(outside.status().condition, &others);
+    let mut hints = known.into_iter().cycle();
     let mut operators = FxHashSet::default();
     let mut founded = pin!(outside.founded(others));
     loop {
@@ -146,7 +137,7 @@ pub(super) async fn wait(
                     let answer = if request == asks && operators.contains(&connection) {
                         Ok(Reply::Admin(AdminReply::Group(outside.status())))
                     } else {
-                        Err(FsError::NotLeader { leader: known.next() })
+                        Err(FsError::NotLeader { leader: hints.next() })
                     };
                     responder.send(&answer);
                 }

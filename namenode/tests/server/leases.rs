@@ -281,6 +281,22 @@ async fn after_a_restart_nobody_waits_for_a_session_that_had_been_silent() {
     assert!(waits_after_a_restart(2, true).await, "it came back");
 }
 
+/// Alice changes a file that Bob has cached. He goes on talking, and never acknowledges, until his session is ended.
+async fn ended_without_acknowledging(
+    cluster: &Cluster,
+) -> (Client, Client, InodeId, tokio::task::JoinHandle<bool>) {
+    let mut alice = cluster.client("alice").await;
+    let file = alice.create(ROOT, "file").await.ino;
+    let mut bob = cluster.client("bob").await;
+    bob.lookup(ROOT, "file").await.unwrap();
+    let change = start(&mut alice, chmod(file, 0o600));
+    until("Bob's session is ended", async || {
+        bob.link.ask(Request::KeepAlive).await == Err(FsError::SessionExpired)
+    })
+    .await;
+    (alice, bob, file, change)
+}
+
 #[tokio::test]
 async fn a_session_that_does_not_acknowledge_is_ended() {
     let cluster = Cluster::with(|options| {
@@ -288,16 +304,7 @@ async fn a_session_that_does_not_acknowledge_is_ended() {
         options.session_timeout = Duration::from_secs(60);
     })
     .await;
-    let mut alice = cluster.client("alice").await;
-    let file = alice.create(ROOT, "file").await.ino;
-    let mut bob = cluster.client("bob").await;
-    bob.lookup(ROOT, "file").await.unwrap();
-    let change = start(&mut alice, chmod(file, 0o600));
-    // Bob goes on talking, and never acknowledges.
-    until("Bob's session is ended", async || {
-        bob.link.ask(Request::KeepAlive).await == Err(FsError::SessionExpired)
-    })
-    .await;
+    let (_alice, _bob, _, change) = ended_without_acknowledging(&cluster).await;
     assert!(change.await.unwrap());
 }
 
@@ -309,17 +316,8 @@ async fn after_a_restart_others_wait_for_the_lease_of_a_session_that_was_ended_b
         options.session_timeout = Duration::from_secs(60);
     })
     .await;
-    let mut alice = cluster.client("alice").await;
-    let file = alice.create(ROOT, "file").await.ino;
-    let mut bob = cluster.client("bob").await;
-    bob.lookup(ROOT, "file").await.unwrap();
-    let change = start(&mut alice, chmod(file, 0o600));
-    until("Bob's session is ended", async || {
-        bob.link.ask(Request::KeepAlive).await == Err(FsError::SessionExpired)
-    })
-    .await;
-    // Alice's next one must not be what waits for him.
-    assert!(!change.is_finished());
+    let (alice, bob, file, change) = ended_without_acknowledging(&cluster).await;
+    assert!(!change.is_finished(), "his lease has not run out");
     let resumed = cluster.open("bob", Some(bob.session), vec![]).await;
     assert!(matches!(resumed, Err(FsError::SessionExpired)));
     let (started, sequence) = (Instant::now(), alice.last_sequence());

@@ -1,13 +1,12 @@
 //! One namenode becomes three, and the configurations of operators name the first one only.
 
 use std::fs;
-use std::process::{Command, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use harvestfs_tests::{Cluster, ClusterOptions, harvestfs, wait_until};
+use harvestfs_tests::{Cluster, ClusterOptions, wait_until};
 
-use super::{address, name_namenodes};
+use super::{address, begin, name_namenodes};
 
 const DEADLINE: Duration = Duration::from_secs(60);
 /// As an operator may who wants to know what is wrong.
@@ -52,19 +51,9 @@ fn a_command_outlives_the_one_namenode_that_it_knows() {
     cluster.output_of(&["fs", "put", &source.to_string_lossy(), "/file"]);
     cluster.wait_healthy();
     // It waits until the server's blocks are elsewhere, which they cannot be: there are three servers.
-    let mut waiting = Command::new(harvestfs())
-        .args([
-            "admin",
-            "decommission",
-            "start",
-            &Cluster::datanode(1),
-            "--wait",
-        ])
-        .env("HARVESTFS_DATA", cluster.path(""))
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped())
-        .spawn()
-        .expect("the binary runs");
+    let datanode = Cluster::datanode(1);
+    let arguments = ["admin", "decommission", "start", &datanode, "--wait"];
+    let mut waiting = begin(&cluster, &arguments);
     thread::sleep(Duration::from_secs(2));
     assert!(waiting.try_wait().expect("it is a child").is_none());
     cluster.kill(&Cluster::namenode_name(1));

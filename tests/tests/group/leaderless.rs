@@ -1,12 +1,12 @@
 //! The namenode that leads goes away while an operator changes the members: the command goes on with the next one.
 
-use std::process::{Command, Output, Stdio};
+use std::process::Output;
 use std::thread;
 use std::time::Duration;
 
-use harvestfs_tests::{Cluster, ClusterOptions, harvestfs};
+use harvestfs_tests::{Cluster, ClusterOptions};
 
-use super::{address, stderr, voters};
+use super::{address, begin, stderr, voters};
 
 const NAMENODES: usize = 3;
 /// From when the command begins.
@@ -15,13 +15,8 @@ const KILLED_AFTER_MS: [u64; 4] = [30, 90, 200, 400];
 /// Runs `harvestfs admin namenode COMMAND ADDRESS`, and kills the leader meanwhile.
 fn change(cluster: &mut Cluster, command: &str, which: usize, killed_after: Duration) -> Output {
     let leader = cluster.leader();
-    let changing = Command::new(harvestfs())
-        .args(["admin", "namenode", command, &address(cluster, which)])
-        .env("HARVESTFS_DATA", cluster.path(""))
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped())
-        .spawn()
-        .expect("the binary runs");
+    let to = address(cluster, which);
+    let changing = begin(cluster, &["admin", "namenode", command, &to]);
     thread::sleep(killed_after);
     cluster.kill(&Cluster::namenode_name(leader));
     let output = changing.wait_with_output().expect("it ends");

@@ -17,9 +17,9 @@ mod told;
 use std::fs;
 use std::net::SocketAddr;
 use std::path::Path;
-use std::process::{Command, Output};
+use std::process::{Child, Command, Output, Stdio};
 
-use harvestfs_tests::Cluster;
+use harvestfs_tests::{Cluster, harvestfs};
 
 fn stderr(output: &Output) -> String {
     String::from_utf8_lossy(&output.stderr).into_owned()
@@ -34,6 +34,17 @@ fn fails(cluster: &Cluster, arguments: &[&str]) -> String {
 
 fn address(cluster: &Cluster, number: usize) -> String {
     cluster.namenodes()[number - 1].to_string()
+}
+
+/// Begins a command, which is looked at while it runs.
+fn begin(cluster: &Cluster, arguments: &[&str]) -> Child {
+    Command::new(harvestfs())
+        .args(arguments)
+        .env("HARVESTFS_DATA", cluster.path(""))
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .expect("the binary runs")
 }
 
 /// Copies a directory as operators do, so that its files are others.

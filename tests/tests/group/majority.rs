@@ -1,12 +1,11 @@
 //! Most namenodes are gone: what operators are told, and that nobody gives up too early.
 
-use std::process::{Command, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use harvestfs_tests::{Cluster, ClusterOptions, harvestfs};
+use harvestfs_tests::{Cluster, ClusterOptions};
 
-use super::{address, fails, stderr};
+use super::{address, begin, fails, stderr};
 
 const NAMENODES: usize = 3;
 /// A leader may take longer than this to come, on a machine that starts with many files.
@@ -78,13 +77,7 @@ fn without_most_namenodes_an_operator_is_told_what_to_do_also_beside_a_mount_tha
     );
 
     // A leader comes late, and is waited for.
-    let asking = Command::new(harvestfs())
-        .args(["admin", "status"])
-        .env("HARVESTFS_DATA", cluster.path(""))
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped())
-        .spawn()
-        .expect("the binary runs");
+    let asking = begin(&cluster, &["admin", "status"]);
     thread::sleep(AWAY);
     start_others(&mut cluster, left);
     let answered = asking.wait_with_output().expect("it ends");

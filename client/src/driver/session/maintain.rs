@@ -59,8 +59,7 @@ fn since_ms(then: Instant) -> u128 {
     (clock::now() - then).as_millis()
 }
 
-/// Takes the notices of a link. What was begun for some is carried through: it ends with the connection, or when it is
-/// dropped.
+/// Takes the notices of a link, until its connection ends or this is dropped.
 type Taking = JoinSet<()>;
 
 fn take(session: &Arc<Session>, link: &Arc<Link>, notices: mpsc::Receiver<Notice>) -> Taking {
@@ -123,7 +122,10 @@ async fn serve(session: &Session, link: &Link, taking: &mut Taking) -> String {
         biased;
         reason = keep_alive(session, link) => reason,
         reason = doubt(session, link) => reason,
-        _ = taking.join_next() => "the namenode ended the connection".into(),
+        taken = taking.join_next() => match taken {
+            Some(Err(error)) if error.is_panic() => std::panic::resume_unwind(error.into_panic()),
+            _ => "the namenode ended the connection".into(),
+        },
         error = link.rpc.connection().closed() => error.to_string(),
         () = session.stop.notified() => "closed".into(),
     }

@@ -1,7 +1,5 @@
 //! Changes from before this namenode began to lead, whose answers are asked for again.
 
-use std::collections::BTreeSet;
-
 use harvestfs_protocol::ids::SessionId;
 
 use super::{Announcement, Leases, NoticeId, WaitId};
@@ -16,7 +14,7 @@ impl Leases {
         author: SessionId,
         wait: WaitId,
     ) -> (Vec<Announcement>, bool) {
-        let holders: BTreeSet<SessionId> = self
+        let holders: Vec<SessionId> = self
             .hold_everything
             .iter()
             .copied()
@@ -28,14 +26,7 @@ impl Leases {
         let awaited: Vec<NoticeId> = awaited
             .filter(|id| self.unacked.get(id).is_some_and(|it| it.session != author))
             .collect();
-        for id in &awaited {
-            if let Some(unacked) = self.unacked.get_mut(id) {
-                unacked.waits.push(wait);
-            }
-        }
-        if !awaited.is_empty() {
-            self.waits.insert(wait, awaited.len());
-        }
-        (announcements, !awaited.is_empty())
+        let waits = self.wait_for(wait, awaited);
+        (announcements, waits)
     }
 }

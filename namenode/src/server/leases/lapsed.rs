@@ -1,4 +1,4 @@
-//! Sessions whose leases are known to have run out.
+//! Whether leases have run out.
 
 use harvestfs_protocol::ids::SessionId;
 
@@ -12,6 +12,13 @@ impl Leases {
         if let Some(lease) = self.sessions.get_mut(&session) {
             lease.ends_ms = now_ms;
         }
+    }
+
+    /// Whether the session's lease has not run out.
+    pub(crate) fn is_alive(&self, now_ms: u64, session: SessionId) -> bool {
+        self.sessions
+            .get(&session)
+            .is_some_and(|lease| lease.ends_ms > now_ms)
     }
 
     /// Whether the lease of a session has run out, and nothing waits for it any more.

@@ -262,16 +262,21 @@ impl Leases {
             awaited.insert(id);
             announcements.push((session, notice));
         }
-        for id in &awaited {
+        let waits = self.wait_for(wait, awaited.into_iter().collect());
+        (announcements, waits)
+    }
+
+    /// Has the reply numbered `wait` wait until these are acknowledged; whether there are any.
+    fn wait_for(&mut self, wait: WaitId, notices: Vec<NoticeId>) -> bool {
+        for id in &notices {
             if let Some(unacked) = self.unacked.get_mut(id) {
                 unacked.waits.push(wait);
             }
         }
-        if awaited.is_empty() {
-            return (announcements, false);
+        if !notices.is_empty() {
+            self.waits.insert(wait, notices.len());
         }
-        self.waits.insert(wait, awaited.len());
-        (announcements, true)
+        !notices.is_empty()
     }
 
     /// `author` has changed inodes and entries by its mutation `sequence`, and heard of those below `answered_below`.
@@ -407,13 +412,6 @@ impl Leases {
             .range((cached, Period::MIN)..=(cached, Period::MAX))
             .map(|&(_, period)| period)
             .collect()
-    }
-
-    /// Whether the session's lease has not run out.
-    pub(crate) fn is_alive(&self, now_ms: u64, session: SessionId) -> bool {
-        self.sessions
-            .get(&session)
-            .is_some_and(|lease| lease.ends_ms > now_ms)
     }
 
     /// Later changes of `changed` by others than `author` wait for this notice too.

@@ -286,11 +286,16 @@ impl Owner {
     /// leader waits for sessions only that it finds open.
     fn expel_when_lapsed(&mut self, id: SessionId) {
         self.leases.revoke(id);
-        let Some(session) = self.sessions.get_mut(id) else {
-            return;
-        };
-        session.is_expelled = true;
-        let connection = session.connection.take();
+        if let Some(session) = self.sessions.get_mut(id) {
+            session.is_expelled = true;
+        }
+        self.disconnect(id);
+    }
+
+    /// No connection speaks for the session any more.
+    fn disconnect(&mut self, id: SessionId) {
+        let session = self.sessions.get_mut(id);
+        let connection = session.and_then(|session| session.connection.take());
         if let Some(connected) = connection.and_then(|it| self.connections.get_mut(&it)) {
             connected.session = None;
         }
@@ -310,10 +315,7 @@ impl Owner {
             now: Timestamp::now(),
         };
         let (_, lsn) = self.execute(&command, awaited)?;
-        let connection = self.sessions.get(id).and_then(|session| session.connection);
-        if let Some(connected) = connection.and_then(|c| self.connections.get_mut(&c)) {
-            connected.session = None;
-        }
+        self.disconnect(id);
         self.delegations.ended(id);
         self.deferred_due = true;
         let unheld = self.sessions.removed(id);
