@@ -172,7 +172,7 @@ fn a_plan_of_reimages_is_judged_day_by_day() {
 }
 
 #[test]
-fn the_policy_changes_while_the_cluster_runs() {
+fn a_change_of_the_policy_moves_what_the_one_before_placed() {
     let Some((cluster, mount)) = nine(3) else {
         return;
     };

@@ -267,7 +267,7 @@ fn the_page_shows_the_cluster_as_it_is_and_becomes() {
 }
 
 #[test]
-fn the_page_shows_owners_at_work_denials_and_blocks_at_risk() {
+fn owners_at_work_denials_and_blocks_at_risk_are_shown() {
     let Some(chromium) = have_program("chromium", "apt install chromium") else {
         return;
     };

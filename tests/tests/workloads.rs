@@ -174,7 +174,7 @@ fn git_clones_commits_and_finds_nothing_wrong() {
 }
 
 #[test]
-fn sqlite_keeps_10000_transactions() {
+fn a_database_of_sqlite_keeps_10000_transactions() {
     if !can_mount() || have_program("sqlite3", "apt install sqlite3").is_none() {
         return;
     }

@@ -210,8 +210,12 @@ async fn the_right_copy_goes_on_at_once() {
         alice.create(ROOT, &format!("file-{i}")).await;
         let obeyed = position(&node).await;
         if i % 3 == 0 {
+            let sequence = alice.last_sequence();
             cluster.kill_and_start().await;
-            alice = cluster.client("alice").await;
+            // A session that does not come back is waited for.
+            let resumed = cluster.open("alice", Some(alice.session), vec![]).await;
+            alice = resumed.unwrap();
+            alice.set_sequence(sequence);
         }
         node = Datanode::register_after(&cluster, "dn-1", Some(obeyed))
             .await
