@@ -160,7 +160,11 @@ fn is_there(path: &Path) -> anyhow::Result<bool> {
     })
 }
 
-fn access(path: &Path) -> anyhow::Result<Access> {
+/// Reads the configuration in a file, and the certificate beside it.
+///
+/// # Errors
+/// When they cannot be read.
+pub fn access(path: &Path) -> anyhow::Result<Access> {
     let config: ClientConfig = config::load(path)?;
     let identity = Identity::load(&config::beside(path, &config.identity))?;
     Ok(Access { config, identity })

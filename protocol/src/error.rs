@@ -113,9 +113,9 @@ pub enum FsError {
     #[error("{0}")]
     TooFewDatanodes(Shortage),
     /// `EIO`: another namenode leads, or none does just now. Clients ask that one, or all in turn, until their deadline.
-    #[error("this namenode does not lead{}", leader.map(|it| format!("; the one at {it} does")).unwrap_or_default())]
+    #[error("this namenode does not lead{}", leader.map(|it| format!("; ask the one at {it}")).unwrap_or_default())]
     NotLeader {
-        /// Where the one listens that leads, if that is known.
+        /// Where the one listens that leads or may know which one does, if that is known.
         leader: Option<SocketAddr>,
     },
     /// `EOPNOTSUPP`: it exists since a version that the cluster does not have yet.

@@ -416,6 +416,21 @@ fn three_namenodes_go_on_when_one_is_killed_and_after_a_restart() {
     );
 
     ok(run_on(&data, &["down"]));
+    let older = directory.path().join("older");
+    fs::create_dir(&older).expect("a directory");
+    let copy = |from: &Path, to: &Path| {
+        for name in ["namenode", "namenode-2", "namenode-3"] {
+            let _ = fs::remove_dir_all(to.join(name));
+            let mut cp = Command::new("cp");
+            ok(cp
+                .arg("-a")
+                .arg(from.join(name))
+                .arg(to)
+                .output()
+                .expect("cp runs"));
+        }
+    };
+    copy(&data, &older);
     let more = run_on(&data, &["up", "--detach", "--namenodes", "5"]);
     assert_eq!(more.status.code(), Some(1));
     let error = String::from_utf8_lossy(&more.stderr);
@@ -429,6 +444,20 @@ fn three_namenodes_go_on_when_one_is_killed_and_after_a_restart() {
     let after = fs::read(data.join("mnt/after")).expect("read");
     assert_eq!(after, b"another one leads");
     ok(run_on(&data, &["down"]));
+
+    // All are put back: none will lead, which is said at once, and of them.
+    copy(&older, &data);
+    let began = Instant::now();
+    let copies = run_on(&data, &up);
+    assert_eq!(copies.status.code(), Some(1));
+    let error = String::from_utf8_lossy(&copies.stderr);
+    for told in [
+        "whose directories are copies",
+        "harvestfs admin namenode recover",
+    ] {
+        assert!(error.contains(told), "{told}: {error}");
+    }
+    assert!(began.elapsed() < Duration::from_secs(30), "{error}");
 }
 
 #[test]

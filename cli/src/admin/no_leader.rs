@@ -106,6 +106,17 @@ const STANDINGS: [(Standing, &str, &str); 7] = [
     ),
 ];
 
+/// Members that must not vote any more.
+const COPIES: [Standing; 2] = [
+    Standing::Outside(Condition::Copy),
+    Standing::Outside(Condition::Forgetful),
+];
+/// Those that are no members.
+const NO_MEMBERS: [Standing; 2] = [
+    Standing::Outside(Condition::New),
+    Standing::Outside(Condition::Left),
+];
+
 impl NoLeader {
     /// What is wrong, without what to do.
     pub fn what(&self) -> String {
@@ -133,15 +144,10 @@ impl NoLeader {
 
     /// What to do.
     pub fn advice(&self) -> String {
-        let of = |wanted: &[Standing]| {
-            let those = self.namenodes.iter();
-            those.filter(|it| wanted.contains(&it.standing)).count()
-        };
-        let outside = [Condition::New, Condition::Left].map(Standing::Outside);
-        let members = self.namenodes.len() - of(&outside);
-        let away = of(&[Standing::Away]);
-        let mut lost = of(&[Condition::Copy, Condition::Forgetful].map(Standing::Outside));
-        let founding = of(&[Standing::Outside(Condition::Founding)]);
+        let members = self.members();
+        let away = self.count(&[Standing::Away]);
+        let mut lost = self.count(&COPIES);
+        let founding = self.count(&[Standing::Outside(Condition::Founding)]);
         if away == 0 && founding < members {
             // They wait for what the others know already: they were put back to how they began.
             lost += founding;
@@ -155,7 +161,7 @@ impl NoLeader {
         let known = self
             .namenodes
             .iter()
-            .filter(|it| !outside.contains(&it.standing));
+            .filter(|it| !NO_MEMBERS.contains(&it.standing));
         let newest = known.filter_map(|it| Some((it.last?, it.addr))).max();
         let newest = newest.map_or_else(String::new, |((term, record), addr)| {
             format!("; the one at {addr} has the newest, up to record {record} of term {term}")
@@ -170,6 +176,22 @@ impl NoLeader {
              machine, with `harvestfs admin namenode recover --accept-loss DIR`{newest}{unknown}. Then start all again, and take \
              the others in with `harvestfs admin namenode add ADDRESS`"
         )
+    }
+
+    /// None will lead, however long one waits: most are copies, and take part in nothing.
+    pub fn needs_operator(&self) -> bool {
+        let copies = self.count(&COPIES);
+        copies > 0 && copies * 2 >= self.members()
+    }
+
+    /// How many of those that are known are in the group, or were.
+    fn members(&self) -> usize {
+        self.namenodes.len() - self.count(&NO_MEMBERS)
+    }
+
+    fn count(&self, wanted: &[Standing]) -> usize {
+        let those = self.namenodes.iter();
+        those.filter(|it| wanted.contains(&it.standing)).count()
     }
 
     fn with(&self, standing: Standing) -> Vec<String> {
@@ -231,7 +253,7 @@ mod tests {
         ] {
             assert!(text.contains(part), "{part}: {text}");
         }
-        assert!(!text.contains("does;") && !text.contains("; the one at 127.0.0.1:3 does"));
+        assert!(!text.contains("; ask the one at"));
     }
 
     #[test]
@@ -257,6 +279,27 @@ mod tests {
             assert!(!text.contains("start the others"), "{standings:?}: {text}");
             let newest = "127.0.0.1:1 has the newest, up to record 5 of term 7";
             assert!(text.contains(newest), "{standings:?}: {text}");
+        }
+    }
+
+    #[test]
+    fn it_is_not_waited_for_when_most_are_copies() {
+        for (standings, needs_operator) in [
+            (&[COPY, COPY, Standing::Runs][..], true),
+            (&[COPY, Standing::Runs], true),
+            (
+                &[COPY, COPY, Standing::Runs, Standing::Runs, Standing::Away],
+                false,
+            ),
+            // One has begun already, and the others are about to.
+            (&[Standing::Runs, FOUNDING, FOUNDING], false),
+            (&[Standing::Away], false),
+        ] {
+            assert_eq!(
+                none(standings).needs_operator(),
+                needs_operator,
+                "{standings:?}"
+            );
         }
     }
 
