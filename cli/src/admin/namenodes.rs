@@ -89,7 +89,8 @@ pub async fn recover_alone(cluster: &ClusterArgs, args: &RecoverAloneArgs) -> an
     println!(
         "The namenode of {} is the only one of its group now. Start it; if it lacks what datanodes know, \
          it says so, and `harvestfs admin recover --accept-loss` ends that. Then add others with \
-         `harvestfs admin namenode add`. None of the old ones may be started again.",
+         `harvestfs admin namenode add`. None of the old ones may be \
+         started again, but copies, which take part in nothing until they are added.",
         args.directory.display()
     );
     Ok(())

@@ -3,6 +3,7 @@
 
 mod layout;
 mod lock;
+mod namenodes;
 mod part;
 mod supervisor;
 

@@ -55,8 +55,8 @@ impl Part {
         &self.name
     }
 
-    /// Starts it, and returns when it says that it is ready.
-    pub async fn start(&mut self, deadline: Duration) -> anyhow::Result<()> {
+    /// Starts it, and returns when it says that it is ready, or when `patience` ends.
+    pub async fn start(&mut self, patience: impl Future<Output = ()>) -> anyhow::Result<()> {
         let log = File::options()
             .create(true)
             .append(true)
@@ -90,17 +90,22 @@ impl Part {
             }
             Ok(false)
         };
-        match timeout(deadline, ready).await {
-            Ok(Ok(true)) => Ok(()),
-            Ok(_) => bail!(
+        let ready = tokio::select! {
+            biased;
+            ready = ready => Some(ready),
+            () = patience => None,
+        };
+        match ready {
+            Some(Ok(true)) => Ok(()),
+            Some(_) => bail!(
                 "{} ended while starting:\n{}",
                 self.name,
                 super::tail(&self.log)
             ),
-            Err(_) => bail!(
+            None => bail!(
                 "{} was not ready within {} s; see {}",
                 self.name,
-                deadline.as_secs(),
+                self.started.elapsed().as_secs(),
                 self.log.display()
             ),
         }

@@ -6,21 +6,18 @@ use std::time::Duration;
 use anyhow::Context;
 use futures::future::join_all;
 use harvestfs_fuse_mount::remove_dead;
-use tokio::time::{Instant, sleep};
+use tokio::time::sleep;
 
 use super::layout::Layout;
 use super::lock::Inherited;
+use super::namenodes::{self, Patience};
 use super::part::Part;
-use crate::admin::link::AdminLink;
-use crate::cluster;
 use crate::daemon::StopSignal;
 
 /// Longest start of one part. A namenode replays its journal in this time.
 const PART_START_DEADLINE: Duration = Duration::from_secs(60);
 /// Longest orderly stop of one part; a mount writes back what is dirty in this time.
 const PART_STOP_DEADLINE: Duration = Duration::from_secs(65);
-/// How often several namenodes are asked whether one of them leads.
-const LEADER_TICK: Duration = Duration::from_millis(100);
 
 /// Runs the cluster until SIGINT or SIGTERM.
 pub fn run(layout: &mut Layout) -> anyhow::Result<()> {
@@ -78,7 +75,7 @@ async fn keep(part: &mut Part) {
             "a part ended by itself and is started again"
         );
         sleep(delay).await;
-        if let Err(error) = part.start(PART_START_DEADLINE).await {
+        if let Err(error) = part.start(sleep(PART_START_DEADLINE)).await {
             tracing::error!("{error:#}");
         }
     }
@@ -129,40 +126,39 @@ fn servers(layout: &Layout, lock: &Rc<Inherited>) -> Parts {
 }
 
 async fn start(parts: &mut Parts, layout: &Layout) -> anyhow::Result<()> {
-    start_all(&mut parts.namenodes).await?;
+    start_all(&mut parts.namenodes, || sleep(PART_START_DEADLINE)).await?;
     if layout.namenodes.len() > 1 {
-        wait_for_leader(layout).await?;
+        namenodes::wait_for_leader(layout, PART_START_DEADLINE).await?;
     }
-    start_all(&mut parts.datanodes).await?;
+    let patience = Patience::default();
+    tokio::select! {
+        biased;
+        started = start_others(parts, layout, &patience) => started,
+        never = patience.watch(layout) => match never {},
+    }
+}
+
+async fn start_others(
+    parts: &mut Parts,
+    layout: &Layout,
+    patience: &Patience,
+) -> anyhow::Result<()> {
+    start_all(&mut parts.datanodes, || patience.ends(PART_START_DEADLINE)).await?;
     let lock = Rc::new(Inherited::wait(&Layout::mount_lock_path(&layout.data)).await?);
     // Programs may have gone on when the mount of before went away.
     layout.make_mount_point()?;
     let mount = parts.mount.insert(mount(layout, &lock));
-    mount.start(PART_START_DEADLINE).await
+    mount.start(patience.ends(PART_START_DEADLINE)).await
 }
 
-async fn start_all(step: &mut [Part]) -> anyhow::Result<()> {
-    let starting = step.iter_mut().map(|part| part.start(PART_START_DEADLINE));
+/// Starts all parts of a step at once.
+async fn start_all<F: Future<Output = ()>>(
+    step: &mut [Part],
+    patience: impl Fn() -> F,
+) -> anyhow::Result<()> {
+    let starting = step.iter_mut().map(|part| part.start(patience()));
     futures::future::try_join_all(starting).await?;
     Ok(())
-}
-
-/// Without a leader the other parts would wait, and could not say what is wrong with the namenodes.
-async fn wait_for_leader(layout: &Layout) -> anyhow::Result<()> {
-    let access = cluster::access(&layout.data.join("admin/client.toml"))?;
-    let link = AdminLink::connect(&access).await?;
-    let deadline = Instant::now() + PART_START_DEADLINE;
-    let result = loop {
-        match link.no_leader(None).await {
-            None => break Ok(()),
-            Some(none) if none.needs_operator() || Instant::now() >= deadline => {
-                break Err(none.into());
-            }
-            Some(_) => sleep(LEADER_TICK).await,
-        }
-    };
-    link.close().await;
-    result
 }
 
 fn mount(layout: &Layout, lock: &Rc<Inherited>) -> Part {
