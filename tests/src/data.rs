@@ -205,3 +205,13 @@ pub fn count_files(directory: &Path) -> usize {
         })
         .sum()
 }
+
+/// Copies a directory as operators do, in the place of what is there, so that its files are others.
+///
+/// # Panics
+/// When it cannot be copied.
+pub fn copy_directory(from: &Path, to: &Path) {
+    let _ = fs::remove_dir_all(to);
+    let copied = Command::new("cp").arg("-a").args([from, to]).status();
+    assert!(copied.expect("cp runs").success());
+}

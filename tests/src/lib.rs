@@ -23,7 +23,9 @@ use std::time::{Duration, Instant};
 pub use self::binary::harvestfs;
 pub use self::browser::Browser;
 pub use self::cluster::{Cluster, ClusterOptions, free_tcp_address, init_datanode};
-pub use self::data::{Pattern, assert_same_tree, count_files, library_sources, make_source_tree};
+pub use self::data::{
+    Pattern, assert_same_tree, copy_directory, count_files, library_sources, make_source_tree,
+};
 pub use self::mounts::remove as unmount;
 pub use self::process::Process;
 pub use self::prometheus::{Prometheus, Server, Target, TargetAccess};

@@ -10,7 +10,9 @@ use std::process::{Child, Command, Output, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use harvestfs_tests::{DownOnDrop, can_mount, harvestfs, have_program, run_on, skip, wait_until};
+use harvestfs_tests::{
+    DownOnDrop, can_mount, copy_directory, harvestfs, have_program, run_on, skip, wait_until,
+};
 use rustix::process::{Pid, Signal, kill_process};
 
 /// A user without privileges that every system has.
@@ -420,14 +422,7 @@ fn three_namenodes_go_on_when_one_is_killed_and_after_a_restart() {
     fs::create_dir(&older).expect("a directory");
     let copy = |from: &Path, to: &Path| {
         for name in ["namenode", "namenode-2", "namenode-3"] {
-            let _ = fs::remove_dir_all(to.join(name));
-            let mut cp = Command::new("cp");
-            ok(cp
-                .arg("-a")
-                .arg(from.join(name))
-                .arg(to)
-                .output()
-                .expect("cp runs"));
+            copy_directory(&from.join(name), &to.join(name));
         }
     };
     copy(&data, &older);

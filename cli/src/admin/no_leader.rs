@@ -253,6 +253,7 @@ mod tests {
         ] {
             assert!(text.contains(part), "{part}: {text}");
         }
+        assert!(!text.contains("does;") && !text.contains("; the one at 127.0.0.1:3 does"));
         assert!(!text.contains("; ask the one at"));
     }
 

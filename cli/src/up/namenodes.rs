@@ -5,7 +5,7 @@ use std::convert::Infallible;
 use std::time::Duration;
 
 use harvestfs_protocol::admin::{AdminReply, AdminRequest, RecoveryStatus};
-use tokio::time::{Instant, sleep};
+use tokio::time::{Instant, sleep, sleep_until};
 
 use super::layout::Layout;
 use crate::admin::link::{AdminLink, unexpected};
@@ -44,30 +44,41 @@ pub async fn wait_for_leader(layout: &Layout, deadline: Duration) -> anyhow::Res
 
 /// How long parts are waited for: while the namenode is in recovery, without an end, since an operator decides then, and
 /// needs it to run.
-#[derive(Default)]
 pub struct Patience {
-    in_recovery: Cell<bool>,
+    deadline: Duration,
+    /// When the namenode was in recovery for the last time.
+    in_recovery: Cell<Option<Instant>>,
 }
 
 impl Patience {
-    /// Returns after `deadline`, or when that is over once more after the recovery.
-    pub async fn ends(&self, deadline: Duration) {
+    /// Ends after `deadline`, but for recoveries.
+    pub fn new(deadline: Duration) -> Self {
+        Self {
+            deadline,
+            in_recovery: Cell::new(None),
+        }
+    }
+
+    /// Returns when nothing was to be waited for as long as the deadline.
+    pub async fn ends(&self) {
+        let mut waiting_since = Instant::now();
         loop {
-            sleep(deadline).await;
-            if !self.in_recovery.get() {
-                return;
+            sleep_until(waiting_since + self.deadline).await;
+            match self.in_recovery.get() {
+                Some(later) if later > waiting_since => waiting_since = later,
+                _ => return,
             }
         }
     }
 
-    /// Notes whether the namenode is in recovery, and says so, with what to do.
+    /// Notes whether the namenode is in recovery, and says so once, with what to do.
     pub async fn watch(&self, layout: &Layout) -> Infallible {
         loop {
             sleep(RECOVERY_TICK).await;
             match recovery(layout).await {
-                Ok(None) => self.in_recovery.set(false),
+                Ok(None) => {}
                 Ok(Some(recovery)) => {
-                    if !self.in_recovery.replace(true) {
+                    if self.in_recovery.replace(Some(Instant::now())).is_none() {
                         say(&recovery, layout);
                     }
                 }
@@ -110,14 +121,21 @@ mod tests {
     const DEADLINE: Duration = Duration::from_secs(60);
 
     #[tokio::test(start_paused = true)]
-    async fn parts_are_waited_for_as_long_as_the_namenode_is_in_recovery() {
-        let patience = Patience::default();
-        assert!(timeout(DEADLINE * 2, patience.ends(DEADLINE)).await.is_ok());
-        patience.in_recovery.set(true);
-        let ends = patience.ends(DEADLINE);
+    async fn parts_are_waited_for_until_long_after_the_namenode_was_in_recovery() {
+        let patience = Patience::new(DEADLINE);
+        let began = Instant::now();
+        patience.ends().await;
+        assert_eq!(began.elapsed(), DEADLINE);
+
+        let ends = patience.ends();
         tokio::pin!(ends);
-        assert!(timeout(DEADLINE * 100, &mut ends).await.is_err());
-        patience.in_recovery.set(false);
-        assert!(timeout(DEADLINE * 2, ends).await.is_ok());
+        for _ in 0..300 {
+            patience.in_recovery.set(Some(Instant::now()));
+            let waited = timeout(RECOVERY_TICK, &mut ends).await;
+            assert!(waited.is_err(), "it is in recovery");
+        }
+        let ended = Instant::now();
+        ends.await;
+        assert_eq!(ended.elapsed(), DEADLINE - RECOVERY_TICK);
     }
 }

@@ -126,11 +126,11 @@ fn servers(layout: &Layout, lock: &Rc<Inherited>) -> Parts {
 }
 
 async fn start(parts: &mut Parts, layout: &Layout) -> anyhow::Result<()> {
-    start_all(&mut parts.namenodes, || sleep(PART_START_DEADLINE)).await?;
+    let patience = Patience::new(PART_START_DEADLINE);
+    start_all(&mut parts.namenodes, &patience).await?;
     if layout.namenodes.len() > 1 {
         namenodes::wait_for_leader(layout, PART_START_DEADLINE).await?;
     }
-    let patience = Patience::default();
     tokio::select! {
         biased;
         started = start_others(parts, layout, &patience) => started,
@@ -143,20 +143,17 @@ async fn start_others(
     layout: &Layout,
     patience: &Patience,
 ) -> anyhow::Result<()> {
-    start_all(&mut parts.datanodes, || patience.ends(PART_START_DEADLINE)).await?;
+    start_all(&mut parts.datanodes, patience).await?;
     let lock = Rc::new(Inherited::wait(&Layout::mount_lock_path(&layout.data)).await?);
     // Programs may have gone on when the mount of before went away.
     layout.make_mount_point()?;
     let mount = parts.mount.insert(mount(layout, &lock));
-    mount.start(patience.ends(PART_START_DEADLINE)).await
+    mount.start(patience.ends()).await
 }
 
 /// Starts all parts of a step at once.
-async fn start_all<F: Future<Output = ()>>(
-    step: &mut [Part],
-    patience: impl Fn() -> F,
-) -> anyhow::Result<()> {
-    let starting = step.iter_mut().map(|part| part.start(patience()));
+async fn start_all(step: &mut [Part], patience: &Patience) -> anyhow::Result<()> {
+    let starting = step.iter_mut().map(|part| part.start(patience.ends()));
     futures::future::try_join_all(starting).await?;
     Ok(())
 }

@@ -47,12 +47,6 @@ fn begin(cluster: &Cluster, arguments: &[&str]) -> Child {
         .expect("the binary runs")
 }
 
-/// Copies a directory as operators do, so that its files are others.
-fn copy(from: &Path, to: &Path) {
-    let copied = Command::new("cp").arg("-a").args([from, to]).status();
-    assert!(copied.expect("cp runs").success());
-}
-
 /// Where those listen that have a vote.
 fn voters(cluster: &Cluster) -> Vec<SocketAddr> {
     let group = cluster.group();

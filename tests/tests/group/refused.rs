@@ -5,7 +5,7 @@ use std::net::UdpSocket;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-use harvestfs_tests::{Cluster, ClusterOptions, harvestfs, wait_until};
+use harvestfs_tests::{Cluster, ClusterOptions, copy_directory, harvestfs, wait_until};
 
 use super::{address, fails, stderr, voters};
 
@@ -81,11 +81,7 @@ fn what_cannot_be_a_member_is_refused_with_the_reason_and_the_group_goes_on() {
     let name = Cluster::namenode_name(follower);
     cluster.stop(&name);
     let copied = cluster.path("copied");
-    let status = Command::new("cp")
-        .arg("-a")
-        .args([&cluster.path(&name), &copied])
-        .status();
-    assert!(status.expect("cp runs").success());
+    copy_directory(&cluster.path(&name), &copied);
     cluster.start_namenode_number(follower);
     let of_copy = cluster.start_copied_namenode(&copied);
     wait_until("the copy says what it is", DEADLINE, || {

@@ -3,7 +3,7 @@
 use std::fs;
 use std::time::{Duration, Instant};
 
-use harvestfs_tests::{Cluster, ClusterOptions, wait_until};
+use harvestfs_tests::{Cluster, ClusterOptions, copy_directory, wait_until};
 
 use super::{address, voters};
 
@@ -64,7 +64,7 @@ fn put_all_back(cluster: &mut Cluster) -> usize {
         cluster.output_of(&["fs", "mkdir", &format!("/before-{at}")]);
         cluster.stop(&Cluster::namenode_name(number));
         let (data, aside) = data(cluster, number);
-        super::copy(&data, &aside);
+        copy_directory(&data, &aside);
         cluster.start_namenode_number(number);
         wait_until("all follow", DEADLINE, || cluster.all_follow());
     }
@@ -75,7 +75,7 @@ fn put_all_back(cluster: &mut Cluster) -> usize {
     for number in 1..=NAMENODES {
         let (data, aside) = data(cluster, number);
         fs::remove_dir_all(&data).expect("it is ours");
-        super::copy(&aside, &data);
+        copy_directory(&aside, &data);
         cluster.start_namenode_number(number);
     }
     3

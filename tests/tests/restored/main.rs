@@ -12,7 +12,9 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 use std::time::Duration;
 
-use harvestfs_tests::{Cluster, ClusterOptions, Pattern, can_mount, harvestfs, wait_until};
+use harvestfs_tests::{
+    Cluster, ClusterOptions, Pattern, can_mount, copy_directory, harvestfs, wait_until,
+};
 use serde_json::Value;
 
 const MIB: usize = 1 << 20;
@@ -29,12 +31,6 @@ fn options() -> ClusterOptions {
         block_size: "1MiB",
         ..ClusterOptions::default()
     }
-}
-
-fn copy(from: &Path, to: &Path) {
-    let _ = fs::remove_dir_all(to);
-    let copied = Command::new("cp").arg("-a").args([from, to]).status();
-    assert!(copied.expect("cp runs").success());
 }
 
 /// How often each datanode has begun to obey an epoch.
@@ -152,7 +148,7 @@ fn copy_of_the_namenode(cluster: &mut Cluster) -> PathBuf {
     let copied = cluster.path("copied");
     let before = obeyed(cluster);
     cluster.stop("namenode");
-    copy(&cluster.path("namenode"), &copied);
+    copy_directory(&cluster.path("namenode"), &copied);
     cluster.start_namenode();
     wait_obeyed(cluster, &before);
     copied
@@ -165,7 +161,7 @@ fn accept_loss(cluster: &Cluster) {
 }
 
 fn put_back(cluster: &Cluster, copied: &Path) {
-    copy(copied, &cluster.path("namenode"));
+    copy_directory(copied, &cluster.path("namenode"));
 }
 
 #[test]
@@ -375,7 +371,7 @@ fn directory_for(cluster: &Cluster, name: &str, namenode: SocketAddr) -> PathBuf
     let directory = cluster.path(name);
     fs::create_dir_all(&directory).expect("a directory");
     for part in ["ca", "admin", "client"] {
-        copy(&cluster.path(part), &directory.join(part));
+        copy_directory(&cluster.path(part), &directory.join(part));
     }
     for part in ["admin", "client"] {
         let path = directory.join(part).join("client.toml");
