@@ -16,6 +16,8 @@ use parking_lot::Mutex;
 /// What was acknowledged: for each file, the length that `fsync` returned for.
 type Acknowledged = Arc<Mutex<BTreeMap<String, u64>>>;
 
+const DATANODES: usize = 5;
+
 /// Mount and number of a writer, for the process that is one.
 const WRITER: &str = "HARVESTFS_TEST_WRITER";
 
@@ -108,17 +110,25 @@ fn check(mount: &Path, acknowledged: &Acknowledged) -> usize {
 }
 
 #[test]
-fn what_fsync_returned_for_survives_kill_9_of_every_part() {
+fn what_fsync_returned_for_survives_kill_9_of_the_mount_and_of_the_namenode() {
+    kill_one_after_another(&["mnt".to_owned(), "namenode".to_owned()]);
+}
+
+#[test]
+fn what_fsync_returned_for_survives_kill_9_of_every_datanode() {
+    let datanodes: Vec<String> = (1..=DATANODES).map(Cluster::datanode).collect();
+    kill_one_after_another(&datanodes);
+}
+
+fn kill_one_after_another(victims: &[String]) {
     if !can_mount() {
         return;
     }
     let mut cluster = Cluster::start(&ClusterOptions {
-        datanodes: 5,
+        datanodes: DATANODES,
         ..ClusterOptions::default()
     });
     let acknowledged = Acknowledged::default();
-    let mut victims = vec!["namenode".to_owned(), "mnt".to_owned()];
-    victims.extend((1..=5).map(Cluster::datanode));
     let mut mount = cluster.mount("mnt");
     for (round, victim) in victims.iter().enumerate() {
         let writers: Vec<_> = (0..3)
@@ -143,7 +153,7 @@ fn what_fsync_returned_for_survives_kill_9_of_every_part() {
         eprintln!("killed {victim}: {files} files as acknowledged");
         assert!(files > round, "the writers made progress");
     }
-    // The killed mount's session ends, and what it never committed is collected.
+    // The session of a mount that was killed ends, and what it never committed is collected.
     cluster.wait_healthy();
     cluster.stop("mnt");
     let mount = cluster.mount("mnt");
