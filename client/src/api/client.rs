@@ -100,10 +100,15 @@ impl Client {
         self.core().session.set_listener(listener);
     }
 
-    /// How long what the client has cached stays valid if the namenode says nothing more.
+    /// How long what the client answers may be cached if the namenode says nothing more: not at all while the outcome
+    /// of a change is not known, for which no caller waits any more.
     #[must_use]
     pub fn lease_remaining(&self) -> Duration {
-        self.core().session.lease_remaining()
+        let session = &self.core().session;
+        if session.cache.is_in_doubt() {
+            return Duration::ZERO;
+        }
+        session.lease_remaining()
     }
 
     /// The largest block in bytes.

@@ -74,8 +74,8 @@ pub(super) struct State {
     lose_replies: u32,
     /// Nothing is invalidated.
     holds_notices: bool,
-    /// Lookups are not answered.
-    holds_lookups: bool,
+    /// Operations with this name are not answered.
+    unanswered: Option<&'static str>,
     /// Bad replicas that were reported.
     bad: Vec<(BlockId, NodeId, bool)>,
 }
@@ -152,9 +152,9 @@ impl Namenode {
         self.shared.state.lock().holds_notices = hold;
     }
 
-    /// Until it is called again, lookups have their result and are not answered.
-    pub(crate) fn hold_lookups(&self, hold: bool) {
-        self.shared.state.lock().holds_lookups = hold;
+    /// Until it is called again, operations with this name are executed and not answered.
+    pub(crate) fn hold(&self, name: Option<&'static str>) {
+        self.shared.state.lock().unanswered = name;
     }
 
     /// Forgets a block, even if files use it.
@@ -257,22 +257,23 @@ impl Shared {
                 self.state.lock().sessions.remove(&session);
                 Some(Ok(Reply::Done))
             }
-            Request::Meta(MetaCall { credentials, op }) => match op {
-                MetaOp::Query(query) => {
-                    let reply = self.query(&credentials, &query).map(Reply::Meta);
-                    while matches!(query, Query::Lookup(_)) && self.state.lock().holds_lookups {
-                        tokio::time::sleep(Duration::from_millis(1)).await;
+            Request::Meta(MetaCall { credentials, op }) => {
+                let name = op.name();
+                let reply = match op {
+                    MetaOp::Query(query) => Some(self.query(&credentials, &query).map(Reply::Meta)),
+                    MetaOp::Housekeeping(operation) => {
+                        let mut state = self.state.lock();
+                        *state.calls.entry(operation.name()).or_default() += 1;
+                        state.keep_house(operation);
+                        Some(Ok(Reply::Meta(MetaReply::Done)))
                     }
-                    Some(reply)
+                    MetaOp::Mutation(call) => self.mutate(session, credentials, call).await,
+                };
+                while self.state.lock().unanswered == Some(name) {
+                    tokio::time::sleep(Duration::from_millis(1)).await;
                 }
-                MetaOp::Housekeeping(operation) => {
-                    let mut state = self.state.lock();
-                    *state.calls.entry(operation.name()).or_default() += 1;
-                    state.keep_house(operation);
-                    Some(Ok(Reply::Meta(MetaReply::Done)))
-                }
-                MetaOp::Mutation(call) => self.mutate(session, credentials, call).await,
-            },
+                reply
+            }
             _ => Some(Ok(Reply::Done)),
         }
     }
@@ -465,7 +466,7 @@ impl State {
             calls: BTreeMap::new(),
             lose_replies: 0,
             holds_notices: false,
-            holds_lookups: false,
+            unanswered: None,
             bad: Vec::new(),
         };
         let format = Command::Format {

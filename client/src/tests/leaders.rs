@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use harvestfs_protocol::ids::InodeId;
+use harvestfs_protocol::meta::query::Lookup;
 use tokio::time::Instant;
 
 use super::faults::write_all;
@@ -186,13 +187,13 @@ async fn a_slow_answer_is_no_reason_to_leave() {
     create(&client, "file").await;
     let session = client.core().session.clone();
     let link = session.link(Duration::ZERO).await.unwrap();
-    group.cluster.namenode.hold_lookups(true);
+    group.cluster.namenode.hold(Some(Lookup::NAME));
     let asking = tokio::spawn({
         let client = client.clone();
         async move { client.lookup(&root(), InodeId::ROOT, &name("other")).await }
     });
     tokio::time::sleep(Duration::from_millis(1_500)).await;
-    group.cluster.namenode.hold_lookups(false);
+    group.cluster.namenode.hold(None);
     assert!(asking.await.unwrap().unwrap_err().is_gone());
 
     // Nor is one that hangs while no other leads.

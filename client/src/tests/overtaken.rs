@@ -9,6 +9,7 @@ use bytes::Bytes;
 use harvestfs_protocol::error::FsError;
 use harvestfs_protocol::ids::InodeId;
 use harvestfs_protocol::meta::AttrChanges;
+use harvestfs_protocol::meta::query::Lookup;
 use harvestfs_protocol::types::{Attr, FileKind};
 use tokio::sync::Semaphore;
 use tokio::time::Instant;
@@ -163,7 +164,7 @@ async fn a_name_that_is_removed_while_it_is_looked_up_is_not_there() {
     let (a, b) = (cluster.client("a").await, cluster.client("b").await);
     made(&cluster, &a, "file").await;
     let lookups = cluster.namenode.calls("lookup");
-    cluster.namenode.hold_lookups(true);
+    cluster.namenode.hold(Some(Lookup::NAME));
     let looks = tokio::spawn(async move {
         let found = b.lookup(&root(), InodeId::ROOT, &name("file")).await;
         found.map(|attr| attr.ino)
@@ -171,7 +172,7 @@ async fn a_name_that_is_removed_while_it_is_looked_up_is_not_there() {
     wait_for(&cluster, "lookup", lookups + 1).await;
     let removed = a.unlink(&root(), InodeId::ROOT, &name("file")).await;
     removed.unwrap();
-    cluster.namenode.hold_lookups(false);
+    cluster.namenode.hold(None);
     assert_eq!(looks.await.unwrap(), Err(FsError::NotFound.into()));
 }
 

@@ -7,7 +7,9 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 use bytes::Bytes;
+use harvestfs_protocol::error::FsError;
 use harvestfs_protocol::ids::InodeId;
+use harvestfs_protocol::meta::mutation::Unlink;
 
 use super::faults::{DEADLINE, read_elsewhere, write_all};
 use super::{create, name, pattern, root};
@@ -54,6 +56,48 @@ async fn what_no_caller_waits_for_is_reported_and_not_held() {
         assert!(began.elapsed() < DEADLINE, "it is held without being open");
         tokio::time::sleep(Duration::from_millis(1)).await;
     }
+}
+
+/// Others see it as soon as it is executed, and what this client had cached was from before.
+#[tokio::test(flavor = "multi_thread")]
+async fn what_no_caller_waits_for_is_seen_as_others_see_it_before_it_is_answered() {
+    let cluster = Cluster::start(3, 3).await;
+    let (client, other) = (cluster.client("a").await, cluster.client("b").await);
+    let (me, [one, two]) = (root(), ["one", "two"].map(name));
+    let file = create(&client, "one").await.0.ino;
+    client.link(&me, file, InodeId::ROOT, &two).await.unwrap();
+    cluster.namenode.hold(Some(Unlink::NAME));
+    let removed = client.unlink(&me, InodeId::ROOT, &one);
+    let gone = async {
+        while other.lookup(&me, InodeId::ROOT, &one).await.is_ok() {
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+    };
+    tokio::select! {
+        biased;
+        result = removed => panic!("it was answered: {result:?}"),
+        () = gone => {}
+    }
+    for _ in 0..2 {
+        let found = client.lookup(&me, InodeId::ROOT, &one).await;
+        assert!(
+            matches!(&found, Err(ClientError::Fs(FsError::NotFound))),
+            "{found:?}"
+        );
+        assert_eq!(client.getattr(&me, file).await.unwrap().nlink, 1);
+        assert_eq!(
+            client.lease_remaining(),
+            Duration::ZERO,
+            "the kernel may cache it"
+        );
+    }
+    cluster.namenode.hold(None);
+    let began = Instant::now();
+    while client.lease_remaining().is_zero() {
+        assert!(began.elapsed() < DEADLINE, "nothing is cached any more");
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
+    assert_eq!(client.getattr(&me, file).await.unwrap().nlink, 1);
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -10,14 +10,13 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use futures::future::BoxFuture;
+use futures::future::{BoxFuture, join};
 use harvestfs_protocol::error::FsError;
 use harvestfs_protocol::ids::InodeId;
-use harvestfs_protocol::meta::mutation::{self, Answered, Creates, Window};
+use harvestfs_protocol::meta::mutation::{self, Answered, Creates, Unfrozen, Window};
 use harvestfs_protocol::meta::{
     Housekeeping, MetaCall, MetaOp, MetaReply, Mutated, Mutation, MutationCall, Query,
 };
-use harvestfs_protocol::name::Name;
 use harvestfs_protocol::planted::{self, Bug};
 use harvestfs_protocol::request_id::RequestId;
 use harvestfs_protocol::rpc::{Reply, Request};
@@ -28,7 +27,7 @@ use super::listener::Invalidation;
 use super::sequences::Numbered;
 use super::{Link, Session, unreachable};
 use crate::driver::clock;
-use crate::engine::cache::Ticket;
+use crate::engine::cache::{Doubt, Scope, Ticket};
 use crate::engine::session::call::{
     ATTEMPT_DEADLINE, Again, Call, Failure, Patience, RETRY_PAUSE_MIN, Repeats, Unanswered,
 };
@@ -95,34 +94,41 @@ impl Drop for Pending<'_> {
             return;
         };
         let request = self.request.clone();
-        let others = self.others.to_vec();
         let session = self.session.clone();
+        // From here on, also before the caller gets to know that it is one: the namenode may execute it at any moment.
+        let doubt = session.cache.doubt(&scope_of(&request, self.others));
         let runtime = session.runtime.clone();
         runtime.spawn(RequestId::current().scope(async move {
-            // No caller is left for the answer.
-            let answer = session.ask(&request, Some(number.generation())).await;
-            drop(number);
-            let changed = Changed::by(&request, &others);
-            if let (Creates::HeldFile, Ok(reply)) = (changed.creates, &answer) {
-                for ino in created(reply) {
-                    session.holds.lock().opened(ino, true);
-                    session.holds.closed(ino, true);
+            let asked = async {
+                // No caller is left for the answer.
+                let answer = session.ask(&request, Some(number.generation())).await;
+                drop(number);
+                answer
+            };
+            // The kernel got an error for it, and may have what was there before.
+            let (answer, ()) = join(asked, session.notify_listener(invalidations(&doubt))).await;
+            let changed: Vec<InodeId> = answer.iter().flat_map(inodes_of).collect();
+            if mutation_of(&request).facts().creates == Creates::HeldFile {
+                for ino in &changed {
+                    session.holds.lock().opened(*ino, true);
+                    session.holds.closed(*ino, true);
                 }
             }
-            changed.forget(&ticket);
-            // The kernel got an error for it.
-            let entries = changed.entries.into_iter();
-            let entries = entries.map(|(parent, name)| Invalidation::Entry(parent, name));
-            let inodes = changed.inodes.into_iter().map(Invalidation::Inode);
+            for ino in &changed {
+                ticket.changed_inode(*ino);
+            }
+            let what = invalidations(&doubt);
+            drop(doubt);
+            let inodes = changed.into_iter().map(Invalidation::Inode);
             session
-                .notify_listener(entries.chain(inodes).collect())
+                .notify_listener(what.into_iter().chain(inodes).collect())
                 .await;
         }));
     }
 }
 
-/// The inode that the reply to a mutation says it created.
-fn created(reply: &Reply) -> impl Iterator<Item = InodeId> {
+/// The inodes that the reply to a mutation says it created or changed.
+fn inodes_of(reply: &Reply) -> impl Iterator<Item = InodeId> {
     let reply = match reply {
         Reply::Mutated(Mutated { reply, .. }) => Some(reply),
         _ => None,
@@ -142,32 +148,27 @@ fn mutation_of(request: &Request) -> &Mutation {
     }
 }
 
-/// What a mutation may change, to be forgotten when its outcome is not known.
-struct Changed {
-    entries: Vec<(InodeId, Name)>,
-    inodes: Vec<InodeId>,
-    creates: Creates,
+/// What a mutation may change, and `others` that it does not name.
+fn scope_of(request: &Request, others: &[InodeId]) -> Scope {
+    let facts = mutation_of(request).facts();
+    let entries = facts.entries.into_iter().flatten();
+    Scope {
+        entries: entries.map(|(dir, name)| (dir, name.clone())).collect(),
+        inodes: facts.inodes.iter().chain(others.iter().copied()).collect(),
+        changes_targets: matches!(facts.unfrozen, Unfrozen::Entries(_)),
+    }
 }
 
-impl Changed {
-    fn by(request: &Request, others: &[InodeId]) -> Self {
-        let facts = mutation_of(request).facts();
-        let entries = facts.entries.into_iter().flatten();
-        Self {
-            entries: entries.map(|(dir, name)| (dir, name.clone())).collect(),
-            inodes: facts.inodes.iter().chain(others.iter().copied()).collect(),
-            creates: facts.creates,
-        }
+/// What the kernel may not believe either.
+fn invalidations(doubt: &Doubt) -> Vec<Invalidation> {
+    if doubt.is_of_everything() {
+        return vec![Invalidation::All];
     }
-
-    fn forget(&self, ticket: &Ticket) {
-        for ino in &self.inodes {
-            ticket.changed_inode(*ino);
-        }
-        for (parent, name) in &self.entries {
-            ticket.unknown_entry(*parent, name);
-        }
-    }
+    let entries = doubt.entries();
+    let entries = entries.map(|(parent, name)| Invalidation::Entry(parent, name));
+    entries
+        .chain(doubt.inodes().map(Invalidation::Inode))
+        .collect()
 }
 
 impl Session {
@@ -334,7 +335,7 @@ impl Session {
         let mutated = match result {
             Ok(mutated) => mutated,
             Err(error) => {
-                Changed::by(&request, others).forget(&ticket);
+                self.cache.forget(&scope_of(&request, others));
                 return Err(error);
             }
         };

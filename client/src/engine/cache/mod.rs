@@ -9,6 +9,7 @@
 //! one. What the cache has must not be older then, so notices are obeyed in the order in which they and replies
 //! were sent ([`MetaCache::obey`]).
 
+mod doubt;
 pub(crate) mod extents;
 pub(crate) mod listings;
 pub(crate) mod permissions;
@@ -27,6 +28,7 @@ use harvestfs_protocol::types::{Attr, PlacementRules};
 use parking_lot::Mutex;
 use rustc_hash::FxHashMap;
 
+pub(crate) use self::doubt::{Doubt, Scope};
 use crate::engine::cache::extents::ExtentMap;
 
 /// Events remembered for tickets in flight. Beyond it, no reply in flight is cached.
@@ -81,6 +83,10 @@ struct Inner {
     /// When something was last invalidated or changed.
     events: HashMap<Subject, u64>,
     tickets: usize,
+    /// What may change at any moment, by so many [`Doubt`]s.
+    doubted: FxHashMap<Subject, usize>,
+    /// Doubts about everything.
+    all_doubted: usize,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -284,21 +290,26 @@ impl MetaCache {
 
     /// Nothing is known any more.
     pub(crate) fn invalidate_all(&self) {
-        let mut inner = self.inner.lock();
-        inner.now += 1;
-        inner.floor = inner.now;
-        inner.events.clear();
-        inner.inodes.clear();
-        inner.dirs.clear();
-        inner.clock.clear();
-        inner.entries = 0;
+        self.inner.lock().forget_all();
     }
 }
 
 impl Inner {
+    fn forget_all(&mut self) {
+        self.now += 1;
+        self.floor = self.now;
+        self.events.clear();
+        self.inodes.clear();
+        self.dirs.clear();
+        self.clock.clear();
+        self.entries = 0;
+    }
+
     fn is_fresh(&self, at: u64, subject: &Subject) -> bool {
         planted::is(Bug::CachesOvertakenAnswers)
-            || at >= self.floor && self.events.get(subject).is_none_or(|event| *event <= at)
+            || at >= self.floor
+                && self.events.get(subject).is_none_or(|event| *event <= at)
+                && !self.is_doubted(subject)
     }
 
     fn happened(&mut self, subject: Subject) {
