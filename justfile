@@ -37,6 +37,6 @@ upgrade:
     cargo build --locked --workspace --bin harvestfs --features harvestfs-cli/next-version --target-dir target/next
     HARVESTFS_TESTS_NEXT="$PWD/target/next/debug/harvestfs" cargo test --workspace --features harvestfs-tests/two-builds --test upgrade -- --nocapture --test-threads 1
 
-# Everything, as before a change is accepted; about 40 minutes.
+# Everything, as before a change is accepted; about 45 minutes.
 all:
     .ci/run
