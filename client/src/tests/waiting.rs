@@ -10,6 +10,7 @@ use bytes::Bytes;
 use harvestfs_protocol::error::FsError;
 use harvestfs_protocol::ids::InodeId;
 use harvestfs_protocol::meta::mutation::Unlink;
+use harvestfs_protocol::meta::query::GetAttr;
 
 use super::faults::{DEADLINE, read_elsewhere, write_all};
 use super::{create, name, pattern, root};
@@ -78,6 +79,7 @@ async fn what_no_caller_waits_for_is_seen_as_others_see_it_before_it_is_answered
         result = removed => panic!("it was answered: {result:?}"),
         () = gone => {}
     }
+    let asked = cluster.namenode.calls(GetAttr::NAME);
     for _ in 0..2 {
         let found = client.lookup(&me, InodeId::ROOT, &one).await;
         assert!(
@@ -91,6 +93,8 @@ async fn what_no_caller_waits_for_is_seen_as_others_see_it_before_it_is_answered
             "the kernel may cache it"
         );
     }
+    let asked = cluster.namenode.calls(GetAttr::NAME) - asked;
+    assert_eq!(asked, 2, "an answer was not believed");
     cluster.namenode.hold(None);
     let began = Instant::now();
     while client.lease_remaining().is_zero() {

@@ -305,11 +305,16 @@ impl Inner {
         self.entries = 0;
     }
 
+    /// Whether what was asked for at that moment may be cached.
     fn is_fresh(&self, at: u64, subject: &Subject) -> bool {
-        planted::is(Bug::CachesOvertakenAnswers)
-            || at >= self.floor
-                && self.events.get(subject).is_none_or(|event| *event <= at)
-                && !self.is_doubted(subject)
+        !self.is_overtaken(at, subject) && !self.is_doubted(subject)
+    }
+
+    /// Whether it was invalidated or changed since that moment. If not, an answer is as good as one that is asked for now.
+    fn is_overtaken(&self, at: u64, subject: &Subject) -> bool {
+        let is_after = |event: &u64| *event > at;
+        (at < self.floor || self.events.get(subject).is_some_and(is_after))
+            && !planted::is(Bug::CachesOvertakenAnswers)
     }
 
     fn happened(&mut self, subject: Subject) {

@@ -14,17 +14,18 @@ use crate::engine::cache::extents::ExtentMap;
 impl Ticket {
     /// Whether an inode changed since the ticket was taken, or may have.
     pub(crate) fn is_overtaken(&self, ino: InodeId) -> bool {
-        !self.inner.lock().is_fresh(self.at, &Subject::Inode(ino))
+        let inner = self.inner.lock();
+        inner.is_overtaken(self.at, &Subject::Inode(ino))
     }
 
     /// Whether nothing has overtaken them.
     pub(crate) fn learn_attr(&self, attr: &Attr) -> bool {
         let mut inner = self.inner.lock();
-        let fresh = inner.is_fresh(self.at, &Subject::Inode(attr.ino));
-        if fresh {
+        let subject = Subject::Inode(attr.ino);
+        if inner.is_fresh(self.at, &subject) {
             inner.inode_mut(attr.ino).attr = Some(attr.clone());
         }
-        fresh
+        !inner.is_overtaken(self.at, &subject)
     }
 
     pub(crate) fn learn_entry(&self, parent: InodeId, name: &Name, found: Option<&Attr>) {
