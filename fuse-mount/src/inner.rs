@@ -95,7 +95,7 @@ impl Inner {
     /// Counts a lookup, and tells how long the kernel may cache the attributes; see
     /// [`Shared::remember`].
     pub fn remember(&self, attr: &Attr, asked_at: u64) -> Duration {
-        let lease = self.client.lease_remaining();
+        let lease = self.client.cacheable_for();
         self.shared.remember(attr, asked_at, lease)
     }
 
@@ -139,7 +139,7 @@ impl Inner {
         asked_at: u64,
     ) {
         if let Err(ClientError::Fs(FsError::NotFound)) = result {
-            let lease = self.client.lease_remaining();
+            let lease = self.client.cacheable_for();
             let ttl = self.shared.no_entry_ttl(lease);
             return match ttl.is_zero() {
                 true => reply.answer(Err(Errno::ENOENT)),
@@ -182,7 +182,7 @@ impl Inner {
         ino: InodeId,
         result: Result<Attr, ClientError>,
     ) {
-        let mut ttl = Shared::attr_ttl(self.client.lease_remaining());
+        let mut ttl = Shared::attr_ttl(self.client.cacheable_for());
         let result = match result {
             Err(error) if error.is_gone() => {
                 ttl = Duration::ZERO;
@@ -365,7 +365,7 @@ impl Inner {
             pages.opened();
             pages.are_old()
         });
-        let may_keep_pages = !are_old && !self.client.lease_remaining().is_zero();
+        let may_keep_pages = !are_old && !self.client.cacheable_for().is_zero();
         let append = flags.append;
         let handle = FileHandle(self.files.insert(OpenFile { file, append }));
         let flags = convert::fopen_flags(flags, may_keep_pages);

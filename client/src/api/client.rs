@@ -100,15 +100,20 @@ impl Client {
         self.core().session.set_listener(listener);
     }
 
-    /// How long what the client answers may be cached if the namenode says nothing more: not at all while the outcome
-    /// of a change is not known, for which no caller waits any more.
+    /// How long what the client has cached stays valid if the namenode says nothing more.
     #[must_use]
     pub fn lease_remaining(&self) -> Duration {
-        let session = &self.core().session;
-        if session.cache.is_in_doubt() {
+        self.core().session.lease_remaining()
+    }
+
+    /// How long what the client answers may be cached if the namenode says nothing more: not at all while the outcome
+    /// of a change is not known for which no caller waits any more.
+    #[must_use]
+    pub fn cacheable_for(&self) -> Duration {
+        if self.core().session.cache.is_unsettled() {
             return Duration::ZERO;
         }
-        session.lease_remaining()
+        self.lease_remaining()
     }
 
     /// The largest block in bytes.

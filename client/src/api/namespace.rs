@@ -397,8 +397,6 @@ impl Client {
         new_name: &Name,
         mode: RenameMode,
     ) -> Result<Option<Attr>, ClientError> {
-        // Should the outcome remain unknown, what may have been moved must be forgotten.
-        let found = self.lookup(credentials, parent, name).await?;
         let op = mutation::Rename {
             parent,
             name: name.clone(),
@@ -406,9 +404,7 @@ impl Client {
             new_name: new_name.clone(),
             mode,
         };
-        let session = &self.core().session;
-        let others = [found.ino];
-        let (ticket, reply) = session.mutate_others(credentials, op, &others).await?;
+        let (ticket, reply) = self.mutate(credentials, op).await?;
         let MetaReply::Renamed { moved, other } = reply else {
             return Err(ClientError::UnexpectedReply(mutation::Rename::NAME));
         };

@@ -17,16 +17,23 @@ use super::{create, name, pattern, root};
 use crate::testing::Cluster;
 use crate::{CacheListener, Client, ClientError, Invalidated, Invalidation, OpenFlags};
 
-/// Counts the names that it is notified of.
+/// Counts what it is notified of: names, and everything.
 #[derive(Default)]
-struct Heard(AtomicU64);
+struct Heard {
+    names: AtomicU64,
+    all: AtomicU64,
+}
 
 impl CacheListener for Heard {
     fn invalidate(&self, what: Vec<Invalidation>) -> Invalidated {
-        let names = what
-            .iter()
-            .filter(|it| matches!(it, Invalidation::Entry(..)));
-        self.0.fetch_add(names.count() as u64, Ordering::Relaxed);
+        for one in what {
+            let count = match one {
+                Invalidation::Entry(..) => &self.names,
+                Invalidation::All => &self.all,
+                Invalidation::Inode(_) => continue,
+            };
+            count.fetch_add(1, Ordering::Relaxed);
+        }
         Box::pin(std::future::ready(()))
     }
 }
@@ -47,7 +54,7 @@ async fn what_no_caller_waits_for_is_reported_and_not_held() {
         () = std::future::ready(()) => {}
     }
     let began = Instant::now();
-    while heard.0.load(Ordering::Relaxed) == 0 {
+    while heard.names.load(Ordering::Relaxed) == 0 {
         assert!(began.elapsed() < DEADLINE, "no notice of the name came");
         tokio::time::sleep(Duration::from_millis(1)).await;
     }
@@ -88,7 +95,7 @@ async fn what_no_caller_waits_for_is_seen_as_others_see_it_before_it_is_answered
         );
         assert_eq!(client.getattr(&me, file).await.unwrap().nlink, 1);
         assert_eq!(
-            client.lease_remaining(),
+            client.cacheable_for(),
             Duration::ZERO,
             "the kernel may cache it"
         );
@@ -97,11 +104,33 @@ async fn what_no_caller_waits_for_is_seen_as_others_see_it_before_it_is_answered
     assert_eq!(asked, 2, "an answer was not believed");
     cluster.namenode.hold(None);
     let began = Instant::now();
-    while client.lease_remaining().is_zero() {
+    while client.cacheable_for().is_zero() {
         assert!(began.elapsed() < DEADLINE, "nothing is cached any more");
         tokio::time::sleep(Duration::from_millis(1)).await;
     }
     assert_eq!(client.getattr(&me, file).await.unwrap().nlink, 1);
+}
+
+/// It may be executed yet, which this client would not be notified of.
+#[tokio::test(flavor = "multi_thread")]
+async fn what_was_known_before_a_change_was_given_up_is_forgotten() {
+    let cluster = Cluster::start(3, 3).await;
+    let mut options = cluster.options("a");
+    options.unreachable_timeout = Duration::from_millis(500);
+    let client = Client::connect(options).await.unwrap();
+    let heard = Arc::new(Heard::default());
+    client.set_cache_listener(heard.clone());
+    let me = root();
+    create(&client, "file").await;
+    cluster.namenode.hold(Some(Unlink::NAME));
+    let removed = client.unlink(&me, InodeId::ROOT, &name("file")).await;
+    let is_named = matches!(removed, Err(ClientError::Unreachable { .. }));
+    assert!(is_named, "{removed:?}");
+    let began = Instant::now();
+    while heard.all.load(Ordering::Relaxed) == 0 {
+        assert!(began.elapsed() < DEADLINE, "the kernel keeps what it knew");
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -20,14 +20,14 @@ use harvestfs_protocol::meta::{
 use harvestfs_protocol::planted::{self, Bug};
 use harvestfs_protocol::request_id::RequestId;
 use harvestfs_protocol::rpc::{Reply, Request};
-use harvestfs_protocol::transport::RpcError;
+use harvestfs_protocol::transport::{CloseCode, RpcError};
 use harvestfs_protocol::types::{Attr, Credentials};
 
 use super::listener::Invalidation;
 use super::sequences::Numbered;
 use super::{Link, Session, unreachable};
 use crate::driver::clock;
-use crate::engine::cache::{Doubt, Scope, Ticket};
+use crate::engine::cache::{Scope, Ticket, Unsettled};
 use crate::engine::session::call::{
     ATTEMPT_DEADLINE, Again, Call, Failure, Patience, RETRY_PAUSE_MIN, Repeats, Unanswered,
 };
@@ -39,15 +39,13 @@ const UNCONFIRMED_MAX: usize = 128;
 
 /// What a mutation comes with.
 #[derive(Clone, Copy, Default)]
-struct Beside<'a> {
+struct Beside {
     /// It may be answered before it is durable.
     relaxed: bool,
     /// The file that blocks are allocated for.
     file: Option<InodeId>,
     /// What was removed here was released before: a quota that refuses it is full.
     released: bool,
-    /// Inodes that it changes, and that the request does not name.
-    others: &'a [InodeId],
 }
 
 /// A mutation whose caller waits for it. If the caller goes away, a task completes it, so that the
@@ -59,8 +57,6 @@ struct Pending<'a> {
     /// Taken when it has ended.
     ticket: Option<Ticket>,
     request: Arc<Request>,
-    /// Inodes that it changes, and that the request does not name.
-    others: &'a [InodeId],
 }
 
 impl Pending<'_> {
@@ -95,18 +91,14 @@ impl Drop for Pending<'_> {
         };
         let request = self.request.clone();
         let session = self.session.clone();
-        // From here on, also before the caller gets to know that it is one: the namenode may execute it at any moment.
-        let doubt = session.cache.doubt(&scope_of(&request, self.others));
+        // Before the caller is told that it was interrupted.
+        let unsettled = session.cache.unsettled(&scope_of(&request));
         let runtime = session.runtime.clone();
         runtime.spawn(RequestId::current().scope(async move {
-            let asked = async {
-                // No caller is left for the answer.
-                let answer = session.ask(&request, Some(number.generation())).await;
-                drop(number);
-                answer
-            };
+            let asked = session.ask(&request, Some(number.generation()));
             // The kernel got an error for it, and may have what was there before.
-            let (answer, ()) = join(asked, session.notify_listener(invalidations(&doubt))).await;
+            let told = session.notify_listener(invalidations(&unsettled));
+            let (answer, ()) = join(asked, told).await;
             let changed: Vec<InodeId> = answer.iter().flat_map(inodes_of).collect();
             if mutation_of(&request).facts().creates == Creates::HeldFile {
                 for ino in &changed {
@@ -117,12 +109,12 @@ impl Drop for Pending<'_> {
             for ino in &changed {
                 ticket.changed_inode(*ino);
             }
-            let what = invalidations(&doubt);
-            drop(doubt);
-            let inodes = changed.into_iter().map(Invalidation::Inode);
-            session
-                .notify_listener(what.into_iter().chain(inodes).collect())
-                .await;
+            let mut what = invalidations(&unsettled);
+            what.extend(changed.into_iter().map(Invalidation::Inode));
+            session.notify_listener(what).await;
+            // The kernel has forgotten what it was told meanwhile: from here on, this client knows of the mutation.
+            drop(unsettled);
+            drop(number);
         }));
     }
 }
@@ -148,27 +140,25 @@ fn mutation_of(request: &Request) -> &Mutation {
     }
 }
 
-/// What a mutation may change, and `others` that it does not name.
-fn scope_of(request: &Request, others: &[InodeId]) -> Scope {
+/// What a mutation may change.
+fn scope_of(request: &Request) -> Scope {
     let facts = mutation_of(request).facts();
     let entries = facts.entries.into_iter().flatten();
     Scope {
         entries: entries.map(|(dir, name)| (dir, name.clone())).collect(),
-        inodes: facts.inodes.iter().chain(others.iter().copied()).collect(),
+        inodes: facts.inodes.iter().collect(),
+        // What has to be no part of a snapshot is what changes.
         changes_targets: matches!(facts.unfrozen, Unfrozen::Entries(_)),
     }
 }
 
 /// What the kernel may not believe either.
-fn invalidations(doubt: &Doubt) -> Vec<Invalidation> {
-    if doubt.is_of_everything() {
-        return vec![Invalidation::All];
-    }
-    let entries = doubt.entries();
+fn invalidations(unsettled: &Unsettled) -> Vec<Invalidation> {
+    let all = unsettled.may_be_any().then_some(Invalidation::All);
+    let entries = unsettled.entries();
     let entries = entries.map(|(parent, name)| Invalidation::Entry(parent, name));
-    entries
-        .chain(doubt.inodes().map(Invalidation::Inode))
-        .collect()
+    let inodes = unsettled.inodes().map(Invalidation::Inode);
+    all.into_iter().chain(entries).chain(inodes).collect()
 }
 
 impl Session {
@@ -236,20 +226,6 @@ impl Session {
         Ok(reply)
     }
 
-    /// As [`Session::mutate`], of an operation that changes inodes that it does not name.
-    pub(crate) async fn mutate_others(
-        self: &Arc<Self>,
-        credentials: &Credentials,
-        mutation: impl Into<Mutation>,
-        others: &[InodeId],
-    ) -> Result<(Ticket, MetaReply), ClientError> {
-        let beside = Beside {
-            others,
-            ..Beside::default()
-        };
-        self.execute(credentials, mutation.into(), beside).await
-    }
-
     /// As [`Session::mutate`], of an operation that sets attributes and may be answered before it is
     /// durable.
     pub(crate) async fn mutate_relaxed(
@@ -268,7 +244,7 @@ impl Session {
         self: &'a Arc<Self>,
         credentials: &'a Credentials,
         mutation: Mutation,
-        beside: Beside<'a>,
+        beside: Beside,
     ) -> BoxFuture<'a, Result<(Ticket, MetaReply), ClientError>> {
         Box::pin(self.execute_numbered(credentials, mutation, beside))
     }
@@ -277,13 +253,12 @@ impl Session {
         self: &Arc<Self>,
         credentials: &Credentials,
         mutation: Mutation,
-        beside: Beside<'_>,
+        beside: Beside,
     ) -> Result<(Ticket, MetaReply), ClientError> {
         let Beside {
             relaxed,
             file,
             released,
-            others,
         } = beside;
         let facts = mutation.facts();
         let name = mutation.name();
@@ -311,7 +286,6 @@ impl Session {
             })),
             number: Some(number),
             ticket: Some(ticket),
-            others,
         };
         let result = loop {
             let generation = pending.number.as_ref().map(Numbered::generation);
@@ -335,7 +309,7 @@ impl Session {
         let mutated = match result {
             Ok(mutated) => mutated,
             Err(error) => {
-                self.cache.forget(&scope_of(&request, others));
+                self.cache.forget(&scope_of(&request));
                 return Err(error);
             }
         };
@@ -473,8 +447,20 @@ impl Session {
                 Err(RpcError::Encode(error)) => Failure::NotEncodable(error.to_string()),
                 Err(error) => Failure::NoAnswer(error.to_string()),
             };
-            let pause = call.failed(failure, clock::now())?;
-            tokio::time::sleep(pause).await;
+            let again = call.failed(failure, clock::now());
+            if let Err(Unanswered {
+                error: ClientError::Unreachable { .. },
+                ..
+            }) = &again
+                && generation.is_some()
+            {
+                // It may be executed yet, and this client is not notified of what it changes itself. On a new connection
+                // nothing is cached, and the namenode executes nothing more that came on this one.
+                link.rpc
+                    .connection()
+                    .close(CloseCode::DONE, "a mutation is given up");
+            }
+            tokio::time::sleep(again?).await;
         }
     }
 }

@@ -9,13 +9,13 @@
 //! one. What the cache has must not be older then, so notices are obeyed in the order in which they and replies
 //! were sent ([`MetaCache::obey`]).
 
-mod doubt;
 pub(crate) mod extents;
 pub(crate) mod listings;
 pub(crate) mod permissions;
 #[cfg(test)]
 mod tests;
 mod ticket;
+mod unsettled;
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::sync::Arc;
@@ -28,7 +28,7 @@ use harvestfs_protocol::types::{Attr, PlacementRules};
 use parking_lot::Mutex;
 use rustc_hash::FxHashMap;
 
-pub(crate) use self::doubt::{Doubt, Scope};
+pub(crate) use self::unsettled::{Scope, Unsettled};
 use crate::engine::cache::extents::ExtentMap;
 
 /// Events remembered for tickets in flight. Beyond it, no reply in flight is cached.
@@ -83,10 +83,10 @@ struct Inner {
     /// When something was last invalidated or changed.
     events: HashMap<Subject, u64>,
     tickets: usize,
-    /// What may change at any moment, by so many [`Doubt`]s.
-    doubted: FxHashMap<Subject, usize>,
-    /// Doubts about everything.
-    all_doubted: usize,
+    /// What may change at any moment, by so many [`Unsettled`] mutations.
+    unsettled: FxHashMap<Subject, usize>,
+    /// Of these mutations, those that change what a name leads to.
+    unsettled_targets: usize,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -278,9 +278,6 @@ impl MetaCache {
         for &ino in inodes {
             inner.happened(Subject::Inode(ino));
             inner.forget_inode(ino);
-            if let Some(directory) = inner.dirs.get_mut(&ino) {
-                directory.parent = None;
-            }
         }
         for (parent, name) in entries {
             inner.entry_happened(*parent, name);
@@ -296,18 +293,23 @@ impl MetaCache {
 
 impl Inner {
     fn forget_all(&mut self) {
-        self.now += 1;
-        self.floor = self.now;
-        self.events.clear();
+        self.overtake_all();
         self.inodes.clear();
         self.dirs.clear();
         self.clock.clear();
         self.entries = 0;
     }
 
+    /// No reply in flight is cached.
+    fn overtake_all(&mut self) {
+        self.now += 1;
+        self.floor = self.now;
+        self.events.clear();
+    }
+
     /// Whether what was asked for at that moment may be cached.
     fn is_fresh(&self, at: u64, subject: &Subject) -> bool {
-        !self.is_overtaken(at, subject) && !self.is_doubted(subject)
+        !self.is_overtaken(at, subject) && !self.is_unsettled(subject)
     }
 
     /// Whether it was invalidated or changed since that moment. If not, an answer is as good as one that is asked for now.
@@ -422,6 +424,10 @@ impl Inner {
             };
             self.left(before);
             self.entries += 1;
+        }
+        // It may have been moved.
+        if let Some(directory) = self.dirs.get_mut(&ino) {
+            directory.parent = None;
         }
     }
 

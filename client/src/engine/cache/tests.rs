@@ -190,3 +190,79 @@ fn a_directory_that_is_evicted_while_its_listing_is_learned_is_not_complete() {
         }
     }
 }
+
+fn unlinks(text: &str) -> Scope {
+    Scope {
+        inodes: Vec::new(),
+        entries: vec![(DIR, name(text))],
+        changes_targets: true,
+    }
+}
+
+#[test]
+fn nothing_is_learned_that_an_unsettled_mutation_may_change() {
+    let cache = MetaCache::new(100);
+    complete_directory(&cache);
+    for (text, ino) in [("a", 5), ("b", 6)] {
+        cache
+            .ticket()
+            .changed_entry(DIR, &name(text), Some(InodeId(ino)));
+        cache.ticket().changed_attr(&attr(ino, 1));
+    }
+    let first = cache.unsettled(&unlinks("a"));
+    let second = cache.unsettled(&unlinks("a"));
+    assert!(!first.may_be_any());
+    assert!(second.may_be_any(), "the name is not known any more");
+    assert_eq!(cache.attr(InodeId(5)), None);
+    assert_eq!(cache.entry(DIR, &name("a")), None);
+    let asked = cache.ticket();
+    let learn = |ticket: &Ticket| {
+        ticket.learn_entry(DIR, &name("a"), Some(&attr(5, 1)));
+        assert!(ticket.learn_attr(&attr(6, 2)) || !cache.is_unsettled());
+    };
+    learn(&asked);
+    drop(first);
+    learn(&cache.ticket());
+    assert!(cache.is_unsettled());
+    assert_eq!(cache.attr(InodeId(6)), None);
+    drop(second);
+    // It was asked for before the mutation was settled.
+    learn(&asked);
+    assert!(!cache.is_unsettled());
+    assert_eq!(cache.attr(InodeId(5)), None);
+    assert_eq!(cache.entry(DIR, &name("a")), None);
+    learn(&cache.ticket());
+    assert!(cache.attr(InodeId(6)).is_some() && cache.entry(DIR, &name("a")).is_some());
+}
+
+#[test]
+fn what_else_is_known_stays_while_a_mutation_is_unsettled() {
+    let cache = MetaCache::new(100);
+    complete_directory(&cache);
+    cache
+        .ticket()
+        .changed_entry(DIR, &name("a"), Some(InodeId(5)));
+    cache.ticket().changed_attr(&attr(6, 1));
+    drop(cache.unsettled(&unlinks("a")));
+    assert!(cache.attr(InodeId(6)).is_some());
+    assert!(cache.attr(InodeId(5)).is_none());
+}
+
+/// The new one is not known when the mutation is settled.
+#[test]
+fn the_directory_above_one_that_may_have_been_moved_is_forgotten() {
+    let cache = MetaCache::new(100);
+    complete_directory(&cache);
+    let moved = Attr {
+        kind: FileKind::Directory,
+        ..attr(5, 0)
+    };
+    cache.ticket().created(&moved, None, DIR);
+    cache
+        .ticket()
+        .changed_entry(DIR, &name("a"), Some(moved.ino));
+    assert!(cache.listing(moved.ino, None, 10).is_some());
+    drop(cache.unsettled(&unlinks("a")));
+    cache.ticket().learn_attr(&moved);
+    assert_eq!(cache.listing(moved.ino, None, 10), None);
+}

@@ -1,8 +1,7 @@
-//! What the cache must not believe while the outcome of a mutation is not known.
+//! Mutations that no caller waits for any more, and whose outcome is not known.
 //!
-//! A caller that gives up leaves a mutation behind that may be executed at any moment. Others see it from then on, and
-//! this client is not notified of what it changes itself. So until there is an answer, nothing is cached of what the
-//! mutation may change.
+//! The namenode may execute one at any moment. Others see it from then on, and this client is not notified of what it
+//! changes itself.
 
 use std::sync::Arc;
 
@@ -13,60 +12,62 @@ use parking_lot::Mutex;
 use super::{Inner, MetaCache, Subject};
 
 /// What a mutation may change.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct Scope {
     pub inodes: Vec<InodeId>,
     pub entries: Vec<(InodeId, Name)>,
-    /// Inodes that these names lead to change with them.
+    /// Whether the inodes that these names lead to change with them.
     pub changes_targets: bool,
 }
 
-/// Until it is dropped, nothing is cached of what a mutation may change.
-pub(crate) struct Doubt {
+/// Until it is dropped, nothing is cached that the mutation may change.
+pub(crate) struct Unsettled {
     inner: Arc<Mutex<Inner>>,
     subjects: Vec<Subject>,
-    everything: bool,
+    changes_targets: bool,
+    /// What one of its names led to was not known.
+    may_be_any: bool,
 }
 
 impl MetaCache {
-    /// Until this is dropped, what the mutation may change is not cached.
-    pub(crate) fn doubt(&self, scope: &Scope) -> Doubt {
+    /// Forgets what a mutation may change, and learns nothing of it for a while.
+    pub(crate) fn unsettled(&self, scope: &Scope) -> Unsettled {
         let mut inner = self.inner.lock();
-        let (subjects, everything) = inner.subjects(scope);
+        let (subjects, may_be_any) = inner.subjects(scope);
         for subject in &subjects {
-            *inner.doubted.entry(subject.clone()).or_default() += 1;
+            *inner.unsettled.entry(subject.clone()).or_default() += 1;
         }
-        inner.all_doubted += usize::from(everything);
+        inner.unsettled_targets += usize::from(scope.changes_targets);
         inner.forget(&subjects);
-        if everything {
+        if may_be_any {
             inner.forget_all();
         }
-        Doubt {
+        Unsettled {
             inner: self.inner.clone(),
             subjects,
-            everything,
+            changes_targets: scope.changes_targets,
+            may_be_any,
         }
     }
 
-    /// Forgets what a mutation that failed may have changed.
+    /// Forgets what a mutation was to change that was refused.
     pub(crate) fn forget(&self, scope: &Scope) {
         let mut inner = self.inner.lock();
-        // Where it may have been executed, the connection is lost, and with it everything else.
         let (subjects, _) = inner.subjects(scope);
         inner.forget(&subjects);
     }
 
     /// Whether anything may change at any moment.
-    pub(crate) fn is_in_doubt(&self) -> bool {
+    pub(crate) fn is_unsettled(&self) -> bool {
         let inner = self.inner.lock();
-        inner.all_doubted > 0 || !inner.doubted.is_empty()
+        inner.unsettled_targets > 0 || !inner.unsettled.is_empty()
     }
 }
 
-impl Doubt {
-    /// Whether it is about more than its inodes and entries: about everything.
-    pub(crate) fn is_of_everything(&self) -> bool {
-        self.everything
+impl Unsettled {
+    /// Whether any inode may have been changed, and not only the ones that are named.
+    pub(crate) fn may_be_any(&self) -> bool {
+        self.may_be_any
     }
 
     pub(crate) fn inodes(&self) -> impl Iterator<Item = InodeId> {
@@ -84,32 +85,33 @@ impl Doubt {
     }
 }
 
-impl Drop for Doubt {
+impl Drop for Unsettled {
     fn drop(&mut self) {
         let mut inner = self.inner.lock();
         for subject in &self.subjects {
-            let left = inner.doubted.get_mut(subject).map(|doubts| {
-                *doubts -= 1;
-                *doubts
+            let left = inner.unsettled.get_mut(subject).map(|mutations| {
+                *mutations -= 1;
+                *mutations
             });
             match left {
-                Some(0) => inner.doubted.remove(subject),
+                Some(0) => inner.unsettled.remove(subject),
                 Some(_) => None,
-                None => panic!("a doubt ends about {subject:?}, and there was none"),
+                None => panic!("{subject:?} is settled twice"),
             };
         }
-        inner.all_doubted -= usize::from(self.everything);
         // What was asked for meanwhile may be from before the mutation.
         inner.forget(&self.subjects);
-        if self.everything {
-            inner.forget_all();
+        if self.changes_targets {
+            inner.unsettled_targets -= 1;
+            inner.overtake_all();
         }
     }
 }
 
 impl Inner {
-    pub(super) fn is_doubted(&self, subject: &Subject) -> bool {
-        self.all_doubted > 0 || self.doubted.contains_key(subject)
+    pub(super) fn is_unsettled(&self, subject: &Subject) -> bool {
+        // Others may have a name lead elsewhere before it is removed, and have what it leads to asked for by then.
+        self.unsettled_targets > 0 || self.unsettled.contains_key(subject)
     }
 
     /// What a name leads to, if that is known.
@@ -121,10 +123,10 @@ impl Inner {
         }
     }
 
-    /// What a mutation may change, and whether it may be anything else too.
+    /// What a mutation may change, and whether it may be any other inode too.
     fn subjects(&self, scope: &Scope) -> (Vec<Subject>, bool) {
         let mut subjects: Vec<Subject> = scope.inodes.iter().copied().map(Subject::Inode).collect();
-        let mut everything = false;
+        let mut may_be_any = false;
         for (parent, name) in &scope.entries {
             subjects.push(Subject::Inode(*parent));
             subjects.push(Subject::Listing(*parent));
@@ -132,12 +134,12 @@ impl Inner {
             if scope.changes_targets {
                 match self.target(*parent, name) {
                     Some(target) => subjects.extend(target.map(Subject::Inode)),
-                    // It may have other names, which are known.
-                    None => everything = true,
+                    // It may be cached by another of its names.
+                    None => may_be_any = true,
                 }
             }
         }
-        (subjects, everything)
+        (subjects, may_be_any)
     }
 
     fn forget(&mut self, subjects: &[Subject]) {
