@@ -110,8 +110,9 @@ impl Pass<'_> {
                     extent: piece.extent,
                     scratch_offset: end,
                 });
-                end += piece.extent.length_bytes;
             }
+            // What was copied of a piece that cannot be copied as a whole must not be taken for the next one.
+            end += piece.extent.length_bytes;
         }
         if !relocations.is_empty() {
             scratch.sync().await?;
@@ -168,6 +169,7 @@ impl Pass<'_> {
                 Err(error) => {
                     tracing::info!(block = %extent.block, %error, "what is left of a block cannot be copied");
                     self.unreadable.insert(extent.block);
+                    return Ok(false);
                 }
             }
             copied += length;
@@ -196,5 +198,66 @@ impl Pass<'_> {
         }
         self.done.moved_pieces += u64::from(moved);
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use bytes::Bytes;
+    use harvestfs_protocol::name::Name;
+    use harvestfs_protocol::types::Extent;
+
+    use super::*;
+    use crate::testing::{Cluster, Mood};
+
+    /// A file of its own client, and so of its own block, with one byte everywhere.
+    async fn stored(cluster: &Cluster, text: &str, bytes: usize) -> (InodeId, Extent) {
+        let (client, root) = (cluster.client(text).await, Credentials::root());
+        let name = Name::new(text.as_bytes()).unwrap();
+        let created = client.create_file(&root, InodeId::ROOT, &name, 0o644, OpenFlags::READ_WRITE);
+        let (attr, file) = created.await.unwrap();
+        file.write(0, Bytes::from(vec![text.as_bytes()[0]; bytes]))
+            .await
+            .unwrap();
+        file.sync().await.unwrap();
+        (attr.ino, extent_of(&client, attr.ino).await)
+    }
+
+    async fn extent_of(client: &Client, ino: InodeId) -> Extent {
+        let root = Credentials::root();
+        let content = client.core().session.content(&root, ino);
+        let (_, extents) = content.await.unwrap();
+        *extents.from(0).next().expect("it has bytes")
+    }
+
+    #[tokio::test(flavor = "multi_thread")]
+    async fn what_was_copied_of_a_file_is_not_taken_for_another_one_that_cannot_be_read() {
+        let cluster = Cluster::with_block_bytes(3, 1, 16 << 20).await;
+        let (long, mut extent) = stored(&cluster, "long", 5 << 20).await;
+        let (short, unreadable) = stored(&cluster, "short", 1 << 20).await;
+        assert_ne!(extent.block, unreadable.block);
+        // Its first part can be copied, and no other.
+        extent.length_bytes = 12 << 20;
+        let first = extent.block.0 as u32 % 3;
+        let holder = unreadable.block.0 as u32 % 3;
+        assert_ne!(first, holder, "both files are on one datanode");
+        cluster.datanode(holder + 1).set_mood(Mood::Empty);
+        let mut options = cluster.options("compacts");
+        options.unreachable_timeout = Duration::from_millis(500);
+        options.busy_timeout = Duration::from_millis(500);
+        let client = Client::connect(options).await.unwrap();
+        let rules = client.core().session.default_rules();
+        let piece = |(ino, extent)| SparsePiece { ino, extent, rules };
+        let mut pass = Pass {
+            client: &client,
+            bytes_per_s: u64::MAX,
+            unreadable: FxHashSet::default(),
+            done: Compacted::default(),
+        };
+        let batch = [(long, extent), (short, unreadable)].map(piece);
+        pass.copy(rules, &batch).await.unwrap();
+        assert_eq!(pass.unreadable.len(), 2);
+        let other = cluster.client("reads").await;
+        assert_eq!(extent_of(&other, short).await, unreadable);
     }
 }
