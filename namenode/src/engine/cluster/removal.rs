@@ -105,7 +105,9 @@ impl Cluster {
         let block = self.table.known(slot);
         for replica in &block.replicas {
             let storage = self.table.home(replica.storage);
-            if replica.state.is_bad() && storage.usable {
+            // Its datanode is to say first whether it is complete.
+            let is_bad = replica.state.is_bad() && replica.state != ReplicaState::Unconfirmed;
+            if is_bad && storage.usable {
                 let deletes = &mut self.nodes[storage.node as usize].deletes;
                 deletes.add_first(block.id, block.required_bytes);
             }
@@ -262,7 +264,9 @@ impl Cluster {
         let elsewhere = !confirmed.contains(&node);
         let confirmed = confirmed.len();
         let enough = match it.replicas[index].state {
-            ReplicaState::Sealed | ReplicaState::Open => return Verdict::Keep,
+            ReplicaState::Sealed | ReplicaState::Open | ReplicaState::Unconfirmed => {
+                return Verdict::Keep;
+            }
             ReplicaState::Excess if confirmed > 0 && self.is_given_up(slot, node) => true,
             ReplicaState::Excess if confirmed < wanted => {
                 self.keep_excess(slot);
@@ -270,10 +274,7 @@ impl Cluster {
                 return Verdict::Keep;
             }
             ReplicaState::Excess => true,
-            ReplicaState::Unconfirmed
-            | ReplicaState::Short
-            | ReplicaState::Corrupt
-            | ReplicaState::Deleting => confirmed > 0,
+            ReplicaState::Short | ReplicaState::Corrupt | ReplicaState::Deleting => confirmed > 0,
         };
         // What is longer than all others shows when it is sealed.
         let may_be_longer =

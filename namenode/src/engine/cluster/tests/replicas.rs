@@ -127,6 +127,27 @@ fn replicas_that_a_writer_cut_off_from_them_does_not_vouch_for_are_sealed() {
     assert_eq!(world.cluster.faults(world.now_ms, 10), []);
 }
 
+/// No other server could take a replica; they are the ones that could have them removed for it.
+#[test]
+fn replicas_that_may_be_complete_make_no_way_for_others() {
+    for reached in 0..3 {
+        let mut world = World::new(3, 3, options(), 1);
+        let block = world.allocate(rules(3)).expect("room is left");
+        world.append(block, 2 * CHUNK);
+        world.pass(1_000);
+        let pipeline = world.blocks[&block].pipeline.clone();
+        world.seal_on(block, &pipeline[..reached]);
+        for _ in 0..300 {
+            world.pass(100);
+            for node in &pipeline {
+                let replica = world.nodes[node.0 as usize].replica(block);
+                assert!(replica.is_some(), "{block} was removed on {node}");
+            }
+        }
+        assert_eq!(world.cluster.replicas(block, None).len(), 3);
+    }
+}
+
 #[test]
 fn a_replica_that_its_writer_claims_must_be_reported_in_time() {
     let mut world = World::new(4, 2, options(), 1);
