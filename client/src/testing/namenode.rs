@@ -13,13 +13,13 @@ use harvestfs_protocol::meta::housekeeping::{Release, ReportBadReplica};
 use harvestfs_protocol::meta::mutation::{AllocateBlocks, Answered, Creates, SetAttr};
 use harvestfs_protocol::meta::{
     AttrChanges, Housekeeping, MetaCall, MetaOp, MetaReply, Mutated, Mutation, MutationCall,
-    Notice, Query, SessionOpened,
+    Notice, OpenSession, Query, SessionOpened,
 };
 use harvestfs_protocol::outlook::Shortage;
 use harvestfs_protocol::rpc::{Reply, Request, Response};
 use harvestfs_protocol::timeline::Position;
 use harvestfs_protocol::token::{Right, TokenSigner};
-use harvestfs_protocol::transport::{Endpoint, NoticeSender};
+use harvestfs_protocol::transport::{Endpoint, NoticeSender, TransportOptions};
 use harvestfs_protocol::types::{
     BlockInfo, Credentials, Durability, Located, NodeInfo, PlacementRules, Timestamp,
 };
@@ -76,6 +76,8 @@ pub(super) struct State {
     holds_notices: bool,
     /// Operations with this name are not answered.
     unanswered: Option<&'static str>,
+    /// See [`Namenode::declared`].
+    declared: Vec<InodeId>,
     /// Bad replicas that were reported.
     bad: Vec<(BlockId, NodeId, bool)>,
 }
@@ -131,8 +133,7 @@ impl Namenode {
     pub(crate) async fn restart(&self) {
         let endpoint = loop {
             // The old socket closes with the last of its tasks.
-            let options = harvestfs_protocol::transport::TransportOptions::default();
-            match Endpoint::bind(self.addr, &self.identity, options) {
+            match Endpoint::bind(self.addr, &self.identity, TransportOptions::default()) {
                 Ok(endpoint) => break endpoint,
                 Err(_) => tokio::time::sleep(Duration::from_millis(10)).await,
             }
@@ -160,6 +161,11 @@ impl Namenode {
     /// Forgets a block, even if files use it.
     pub(crate) fn forget_block(&self, block: BlockId) {
         self.shared.state.lock().blocks.remove(&block);
+    }
+
+    /// Delegations that the last session declared which was opened or resumed.
+    pub(crate) fn declared(&self) -> Vec<InodeId> {
+        self.shared.state.lock().declared.clone()
     }
 
     /// Ends all sessions.
@@ -216,11 +222,12 @@ impl Namenode {
 impl Shared {
     pub(super) fn open_session(
         &self,
-        resume: Option<SessionId>,
+        open: &OpenSession,
         notices: NoticeSender<Notice>,
     ) -> Result<SessionOpened, FsError> {
         let mut state = self.state.lock();
-        let session = match resume {
+        state.declared = open.delegations.clone().unwrap_or_default();
+        let session = match open.resume {
             Some(session) if state.sessions.contains_key(&session) => session,
             Some(_) => return Err(FsError::SessionExpired),
             None => state.open_session()?,
@@ -467,6 +474,7 @@ impl State {
             lose_replies: 0,
             holds_notices: false,
             unanswered: None,
+            declared: Vec::new(),
             bad: Vec::new(),
         };
         let format = Command::Format {

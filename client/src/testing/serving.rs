@@ -118,7 +118,7 @@ async fn serve(shared: Arc<Shared>, connection: Connection, part: &Mutex<Part>) 
             continue;
         }
         if let Request::OpenSession(open) = &request {
-            let opened = shared.open_session(open.resume, notices.clone());
+            let opened = shared.open_session(open, notices.clone());
             session = opened.as_ref().ok().map(|opened| opened.session);
             responder.send(&opened.map(Reply::SessionOpened));
             continue;

@@ -122,7 +122,9 @@ async fn attributes_that_are_set_before_the_first_commit_outlive_a_crash() {
         .await
         .unwrap();
     assert!(session.has_unconfirmed());
-    // The crash forgets it, and the client says it again.
+    // As when its first commit is sent.
+    delegations.returned(attr.ino);
+    // The crash forgets it, and the client says it again: until then the namenode shows the file to nobody else.
     cluster.namenode.crash().await;
     cluster.namenode.restart().await;
     client
@@ -131,7 +133,9 @@ async fn attributes_that_are_set_before_the_first_commit_outlive_a_crash() {
         .unwrap();
     let seen = client.getattr(&root(), attr.ino).await.unwrap();
     assert_eq!(seen.permission_bits(), 0o640);
+    assert_eq!(cluster.namenode.declared(), [attr.ino]);
 
+    delegations.given(attr.ino, delegations.takings());
     client
         .setattr(&root(), attr.ino, mode(0o600))
         .await
@@ -455,6 +459,8 @@ async fn corrupt_missing_and_slow_replicas_are_passed_over() {
         while cluster.namenode.bad_replicas().len() == before {
             assert!(began.elapsed() < DEADLINE);
             tokio::time::sleep(Duration::from_millis(5)).await;
+            // It may have asked the good one first.
+            assert!(read_elsewhere(&cluster, "/file").await == content);
         }
         assert!(
             cluster.namenode.bad_replicas()[before..]

@@ -382,6 +382,14 @@ impl Session {
         !self.unconfirmed.lock().is_empty()
     }
 
+    /// The inodes of what the namenode may have forgotten in a crash.
+    pub(super) fn unconfirmed_inodes(&self) -> Vec<InodeId> {
+        let unconfirmed = self.unconfirmed.lock();
+        let requests = unconfirmed.waiting().map(|(_, request)| request);
+        let inodes = requests.flat_map(|request| mutation_of(request).facts().inodes.iter());
+        inodes.collect()
+    }
+
     /// Replays on a new connection what the namenode may have forgotten in a crash.
     ///
     /// # Errors

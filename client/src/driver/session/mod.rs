@@ -372,7 +372,7 @@ impl Session {
                 resume,
                 holds: self.holds.lock().all(),
                 delegations: Some(match resume {
-                    Some(_) => self.delegations.declare(),
+                    Some(_) => self.delegations.declare(self.unconfirmed_inodes()),
                     None => Vec::new(),
                 }),
                 seen: resumed.map(|link| link.opened.position),

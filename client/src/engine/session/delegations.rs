@@ -1,6 +1,8 @@
 //! Delegations of this session: files that it created and whose first content it may commit after
 //! `close`, because the namenode asks for it before it shows the file to another session.
 
+use std::collections::BTreeSet;
+
 use harvestfs_protocol::ids::InodeId;
 use parking_lot::Mutex;
 use rustc_hash::FxHashSet;
@@ -14,6 +16,8 @@ pub(crate) struct Delegations {
 #[derive(Default)]
 struct State {
     inodes: FxHashSet<InodeId>,
+    /// Files that were closed before their first content was committed, and of which something is not.
+    owed: FxHashSet<InodeId>,
     takings: Takings,
 }
 
@@ -46,6 +50,16 @@ impl Delegations {
         self.state.lock().inodes.contains(&ino)
     }
 
+    /// `close` of a file has returned, and its commit follows.
+    pub(crate) fn owes(&self, ino: InodeId) {
+        self.state.lock().owed.insert(ino);
+    }
+
+    /// Nothing of a file that was closed is left to be committed.
+    pub(crate) fn owes_no_more(&self, ino: InodeId) {
+        self.state.lock().owed.remove(&ino);
+    }
+
     /// This session gives one up: from now on, every `close` of the file waits for the commit.
     pub(crate) fn returned(&self, ino: InodeId) {
         self.state.lock().inodes.remove(&ino);
@@ -67,12 +81,20 @@ impl Delegations {
         state.inodes.clear();
     }
 
-    /// What the session declares to the namenode when it comes back. The namenode takes back every
-    /// delegation that is not among them.
-    pub(crate) fn declare(&self) -> Vec<InodeId> {
+    /// What the session declares to the namenode when it comes back: its delegations, which the namenode takes back if they
+    /// are not among them; and what others must not be shown before the session was asked for it: files whose commits follow,
+    /// and `unconfirmed` ones, whose commits were answered and may be lost.
+    pub(crate) fn declare(&self, unconfirmed: impl IntoIterator<Item = InodeId>) -> Vec<InodeId> {
         let mut state = self.state.lock();
         state.takings.0 += 1;
-        state.inodes.iter().copied().collect()
+        let declared: BTreeSet<InodeId> = state
+            .inodes
+            .iter()
+            .chain(&state.owed)
+            .copied()
+            .chain(unconfirmed)
+            .collect();
+        declared.into_iter().collect()
     }
 }
 
@@ -100,15 +122,28 @@ mod tests {
     fn a_reply_from_before_the_session_came_back_gives_nothing() {
         let delegations = Delegations::default();
         let before = delegations.takings();
-        assert_eq!(delegations.declare(), Vec::new());
+        assert_eq!(delegations.declare([]), Vec::new());
         delegations.given(FILE, before);
         assert!(!delegations.has(FILE));
 
         delegations.given(FILE, delegations.takings());
-        assert_eq!(delegations.declare(), [FILE]);
+        assert_eq!(delegations.declare([]), [FILE]);
         let before = delegations.takings();
         delegations.clear();
         delegations.given(InodeId(8), before);
         assert!(!delegations.has(FILE) && !delegations.has(InodeId(8)));
+    }
+
+    /// Else the namenode would show them to others, who would find them empty.
+    #[test]
+    fn files_whose_commits_are_on_their_way_are_declared() {
+        let (delegations, other) = (Delegations::default(), InodeId(8));
+        delegations.given(FILE, delegations.takings());
+        delegations.owes(FILE);
+        delegations.returned(FILE);
+        assert_eq!(delegations.declare([]), [FILE]);
+        assert_eq!(delegations.declare([other, FILE]), [FILE, other]);
+        delegations.owes_no_more(FILE);
+        assert_eq!(delegations.declare([]), Vec::new());
     }
 }

@@ -101,7 +101,14 @@ impl Files {
         {
             return false;
         }
-        let early = file.inner.lock().data.close_early();
+        let early = {
+            let mut inner = file.inner.lock();
+            let early = inner.data.close_early();
+            if early == Early::First {
+                session.delegations.owes(file.ino);
+            }
+            early
+        };
         if early == Early::First {
             self.closed_early.fetch_add(1, Ordering::Relaxed);
             self.flush_soon(file.clone());

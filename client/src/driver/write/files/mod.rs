@@ -380,6 +380,7 @@ impl Files {
         };
         self.dirty.changed(before, after);
         if actions.is_no_longer_early {
+            self.cluster.session.delegations.owes_no_more(file.ino);
             self.closed_early.fetch_sub(1, Ordering::Relaxed);
         }
         for _ in 0..actions.holds_owed {
