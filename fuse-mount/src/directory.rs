@@ -97,8 +97,14 @@ impl OpenDirectory {
         let mut is_first = true;
         for (next, entry) in window.entries_from(offset) {
             let name = OsStr::from_bytes(entry.name.as_bytes());
-            // What the window has may be older than what this mount changed since.
-            let attr = inner.client.try_getattr(entry.ino);
+            // What the window has may be older than what this mount changed since: attributes and names.
+            let is_elsewhere = inner
+                .client
+                .leads_elsewhere(self.ino, &entry.name, entry.ino);
+            let attr = match is_elsewhere {
+                true => None,
+                false => inner.client.try_getattr(entry.ino),
+            };
             let pages = inner.shared.nodes.pages(entry.ino);
             let may_tell =
                 |attr: &Attr| pages.is_none_or(|pages| pages.may_tell(attr.size_bytes, now()));
@@ -107,7 +113,10 @@ impl OpenDirectory {
                 // An answer that waits and is given up would lose the lookups before. The kernel asks again from
                 // here on.
                 None if !is_first => break,
-                None => self.settled(inner, credentials, entry).await?,
+                None => {
+                    self.settled(inner, credentials, entry, is_elsewhere)
+                        .await?
+                }
             };
             is_first = false;
             let Some((attr, is_settled)) = attr else {
@@ -151,9 +160,13 @@ impl OpenDirectory {
         inner: &Inner,
         credentials: &Credentials,
         entry: &DirEntry,
+        is_elsewhere: bool,
     ) -> Result<Option<(Attr, bool)>, ClientError> {
         let client = &inner.client;
-        let mut found = client.getattr(credentials, entry.ino).await;
+        let mut found = match is_elsewhere {
+            true => Err(FsError::Stale.into()),
+            false => client.getattr(credentials, entry.ino).await,
+        };
         if found.as_ref().is_err_and(ClientError::is_gone) {
             // If another file replaced it, the name was there all the time, and no program may miss it.
             found = client.lookup(credentials, self.ino, &entry.name).await;

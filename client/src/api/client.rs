@@ -143,6 +143,18 @@ impl Client {
         }
     }
 
+    /// Whether the cache knows that a name does not lead to an inode, or not any more.
+    #[must_use]
+    pub fn leads_elsewhere(&self, parent: InodeId, name: &Name, ino: InodeId) -> bool {
+        let cache = self.core().session.valid_cache();
+        match cache.and_then(|cache| cache.entry(parent, name)) {
+            Some(Entry::Absent) => true,
+            Some(Entry::Found(attr)) => attr.ino != ino,
+            Some(Entry::FoundInode(found)) => found != ino,
+            None => false,
+        }
+    }
+
     /// As [`Client::getattr`] if the cache knows the answer, without waiting.
     #[must_use]
     pub fn try_getattr(&self, ino: InodeId) -> Option<Attr> {

@@ -7,11 +7,11 @@ use std::fs::{self, File, OpenOptions, Permissions};
 use std::io::{ErrorKind, Read, Seek, SeekFrom, Write};
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use harvestfs_tests::{Cluster, Pattern, wait_until};
+use harvestfs_tests::{Cluster, ClusterOptions, Pattern, wait_until};
 use rustix::fs::{FallocateFlags, RawDir, RenameFlags, SeekFrom as RawSeek};
 
 #[test]
@@ -252,35 +252,53 @@ fn a_hung_mount_delays_others_no_longer_than_its_lease() {
     assert_eq!(fs::read(other.join("f")).expect("read"), b"after");
 }
 
-/// A directory is read in pages, and handed to the kernel in smaller ones: what changes in between
-/// is not to be believed of an older page.
 #[test]
 fn what_changes_while_a_directory_is_read_is_seen() {
     let Some((_cluster, one, other)) = Cluster::with_two_mounts() else {
         return;
     };
+    change_while_read(&one, &other);
+}
+
+#[test]
+fn what_the_same_mount_changes_while_a_directory_is_read_is_seen() {
+    let Some((_cluster, mount)) = Cluster::mounted(&ClusterOptions::default()) else {
+        return;
+    };
+    change_while_read(&mount, &mount);
+}
+
+/// A directory is read in pages, and handed to the kernel in smaller ones: what changes in between
+/// is not to be believed of an older page.
+fn change_while_read(one: &Path, other: &Path) {
     let name = |index: usize| format!("file-{index:03}");
     for index in 0..80 {
         fs::write(one.join(name(index)), "before").expect("write");
     }
-    let directory = File::open(&other).expect("open");
+    let directory = File::open(other).expect("open");
     let mut buffer = Vec::with_capacity(2048);
     let mut entries = RawDir::new(&directory, buffer.spare_capacity_mut());
     let first = entries.next().expect("an entry").expect("readdir");
     assert_eq!(first.file_name().to_bytes(), b".");
     // The kernel has the first 20 or so now. A look at one makes it ask for attributes with the next.
     fs::metadata(other.join(name(0))).expect("stat");
+    let open = File::open(one.join(name(30))).expect("open");
     fs::remove_file(one.join(name(30))).expect("unlink");
     fs::write(one.join(name(31)), "and after").expect("write");
+    fs::write(one.join("new"), "another one").expect("write");
+    fs::rename(one.join("new"), one.join(name(32))).expect("rename");
     while let Some(entry) = entries.next() {
         entry.expect("readdir");
     }
     let removed = fs::metadata(other.join(name(30))).map_err(|error| error.kind());
     assert_eq!(removed.err(), Some(ErrorKind::NotFound));
-    let written = fs::metadata(other.join(name(31))).expect("stat");
-    assert_eq!(written.len(), 9);
-    let content = fs::read(other.join(name(31))).expect("read");
-    assert_eq!(content, b"and after");
+    drop(open);
+    for (index, content) in [(31, "and after"), (32, "another one")] {
+        let written = fs::metadata(other.join(name(index))).expect("stat");
+        assert_eq!(written.len(), content.len() as u64);
+        let found = fs::read(other.join(name(index))).expect("read");
+        assert_eq!(found, content.as_bytes());
+    }
 }
 
 /// The mount that makes a directory knows that it is empty, until another mount puts something there.
