@@ -213,7 +213,8 @@ impl JournalReader {
             let offset = segment.offset;
             let step = segment.step()?;
             let (next_lsn, next_offset) = (segment.next_lsn, segment.offset);
-            self.store.mark(live.epoch, next_lsn, offset, next_offset);
+            self.store
+                .mark(live.epoch, (first_lsn, next_lsn), offset, next_offset);
             match step {
                 Step::Record { lsn, .. } if lsn < wanted => {}
                 Step::Record { lsn, payload } => {

@@ -29,8 +29,8 @@ const MARKS_DISTANCE_BYTES: u64 = 64 << 10;
 struct Marks {
     /// Of [`Live::epoch`].
     epoch: u64,
-    /// Places in their segments.
-    offsets: BTreeMap<Lsn, u64>,
+    /// By the first record of the segment, and the record: a place where a segment ends is none of the next one.
+    offsets: BTreeMap<(Lsn, Lsn), u64>,
 }
 
 /// The records that can be read.
@@ -136,8 +136,9 @@ impl Store {
         self.live.lock().segments.push(first_lsn);
     }
 
-    /// Between these two places of a segment, of which the latter is where `lsn` begins, a record was read.
-    pub(super) fn mark(&self, epoch: u64, lsn: Lsn, before: u64, offset: u64) {
+    /// Between these two places of the segment of `first_lsn`, of which the latter is where `lsn` begins or would begin, a
+    /// record was read.
+    pub(super) fn mark(&self, epoch: u64, (first_lsn, lsn): (Lsn, Lsn), before: u64, offset: u64) {
         if before / MARKS_DISTANCE_BYTES == offset / MARKS_DISTANCE_BYTES {
             return;
         }
@@ -149,7 +150,7 @@ impl Store {
             };
         }
         if marks.epoch == epoch {
-            marks.offsets.insert(lsn, offset);
+            marks.offsets.insert((first_lsn, lsn), offset);
         }
     }
 
@@ -159,8 +160,9 @@ impl Store {
         if marks.epoch != epoch {
             return None;
         }
-        let before = marks.offsets.range(first_lsn..=lsn).next_back();
-        before.map(|(&lsn, &offset)| (lsn, offset))
+        let of_segment = (first_lsn, first_lsn)..=(first_lsn, lsn);
+        let before = marks.offsets.range(of_segment).next_back();
+        before.map(|(&(_, lsn), &offset)| (lsn, offset))
     }
 
     /// Only records up to `last_lsn` are there, as far as readers are concerned, of which the
@@ -311,7 +313,7 @@ impl Store {
             live.first_lsn()
         };
         let mut marks = self.marks.lock();
-        marks.offsets = marks.offsets.split_off(&first_lsn);
+        marks.offsets = marks.offsets.split_off(&(first_lsn, 0));
         drop(marks);
         let mut removed_files = 0;
         let removal = self.remove_before(first_lsn, &mut removed_files);

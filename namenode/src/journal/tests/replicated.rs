@@ -547,3 +547,26 @@ fn wait(handed_in: impl Future<Output = ()>) {
     let polled = pin!(handed_in).poll(&mut Context::from_waker(Waker::noop()));
     assert!(polled.is_ready());
 }
+
+/// Where the last record of a segment ends is remembered, and the next segment begins with the number that would follow.
+#[test]
+fn a_segment_is_read_from_its_beginning_whatever_is_remembered_of_the_one_before() {
+    let disk = SimDisk::default();
+    let options = JournalOptions {
+        segment_bytes: 1 << 20,
+        ..options()
+    };
+    let (mut journal, _) = Journal::open_on(Arc::new(disk), &options).unwrap();
+    let long = vec![1; 70_000];
+    journal.append(&[&long]).unwrap();
+    snapshot(&mut journal, b"up to 1");
+    journal.append(&[[2], [3], [4]]).unwrap();
+    journal.sync().unwrap();
+    let mut reader = journal.reader();
+    // Onwards, and back.
+    for from in [1, 3, 2] {
+        let read = reader.read(from, 5, usize::MAX).unwrap();
+        assert_eq!(read.last(), Some(&(4, vec![4])));
+        assert_eq!(read.len() as u64, 5 - from);
+    }
+}
