@@ -147,12 +147,7 @@ impl Client {
     #[must_use]
     pub fn leads_elsewhere(&self, parent: InodeId, name: &Name, ino: InodeId) -> bool {
         let cache = self.core().session.valid_cache();
-        match cache.and_then(|cache| cache.entry(parent, name)) {
-            Some(Entry::Absent) => true,
-            Some(Entry::Found(attr)) => attr.ino != ino,
-            Some(Entry::FoundInode(found)) => found != ino,
-            None => false,
-        }
+        cache.is_some_and(|cache| cache.leads_elsewhere(parent, name, ino))
     }
 
     /// As [`Client::getattr`] if the cache knows the answer, without waiting.

@@ -256,6 +256,7 @@ mod tests {
         };
         let batch = [(long, extent), (short, unreadable)].map(piece);
         pass.copy(rules, &batch).await.unwrap();
+        assert_eq!(pass.done.moved_pieces, 0);
         assert_eq!(pass.unreadable.len(), 2);
         let other = cluster.client("reads").await;
         assert_eq!(extent_of(&other, short).await, unreadable);

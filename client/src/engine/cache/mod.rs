@@ -158,15 +158,8 @@ impl MetaCache {
 
     pub(crate) fn entry(&self, parent: InodeId, name: &Name) -> Option<Entry> {
         let mut inner = self.inner.lock();
-        let directory = inner.dirs.get_mut(&parent)?;
-        directory.used = true;
-        let found = match directory.names.get(name) {
-            Some(found) => *found,
-            // Listings leave the directory of snapshots out.
-            None if directory.complete && name.as_bytes() != SNAPSHOTS_NAME => None,
-            None => return None,
-        };
-        let Some(ino) = found else {
+        inner.dirs.get_mut(&parent)?.used = true;
+        let Some(ino) = inner.target(parent, name)? else {
             return Some(Entry::Absent);
         };
         Some(match inner.inodes.get_mut(&ino) {
@@ -180,6 +173,12 @@ impl MetaCache {
             }
             _ => Entry::FoundInode(ino),
         })
+    }
+
+    /// Whether a name is known not to lead to an inode, or not any more.
+    pub(crate) fn leads_elsewhere(&self, parent: InodeId, name: &Name, ino: InodeId) -> bool {
+        let target = self.inner.lock().target(parent, name);
+        target.is_some_and(|target| target != Some(ino))
     }
 
     /// Attributes and extents that belong together.
@@ -292,6 +291,17 @@ impl MetaCache {
 }
 
 impl Inner {
+    /// What a name leads to, if that is known.
+    fn target(&self, parent: InodeId, name: &Name) -> Option<Option<InodeId>> {
+        let directory = self.dirs.get(&parent)?;
+        match directory.names.get(name) {
+            Some(target) => Some(*target),
+            // Listings leave the directory of snapshots out.
+            None if directory.complete && name.as_bytes() != SNAPSHOTS_NAME => Some(None),
+            None => None,
+        }
+    }
+
     fn forget_all(&mut self) {
         self.overtake_all();
         self.inodes.clear();

@@ -114,15 +114,6 @@ impl Inner {
         self.unsettled_targets > 0 || self.unsettled.contains_key(subject)
     }
 
-    /// What a name leads to, if that is known.
-    fn target(&self, parent: InodeId, name: &Name) -> Option<Option<InodeId>> {
-        let directory = self.dirs.get(&parent)?;
-        match directory.names.get(name) {
-            Some(target) => Some(*target),
-            None => directory.complete.then_some(None),
-        }
-    }
-
     /// What a mutation may change, and whether it may be any other inode too.
     fn subjects(&self, scope: &Scope) -> (Vec<Subject>, bool) {
         let mut subjects: Vec<Subject> = scope.inodes.iter().copied().map(Subject::Inode).collect();

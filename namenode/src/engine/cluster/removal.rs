@@ -106,7 +106,7 @@ impl Cluster {
         for replica in &block.replicas {
             let storage = self.table.home(replica.storage);
             // Its datanode is to say first whether it is complete.
-            let is_bad = replica.state.is_bad() && replica.state != ReplicaState::Unconfirmed;
+            let is_bad = replica.state.is_bad() && !replica.state.awaits_seal();
             if is_bad && storage.usable {
                 let deletes = &mut self.nodes[storage.node as usize].deletes;
                 deletes.add_first(block.id, block.required_bytes);
