@@ -121,6 +121,7 @@ impl RaftStateMachine<Group> for Applied {
                 let sent = self.owner.send(committed).await;
                 sent.map_err(|_| io::Error::other("the namenode stops"))?;
             }
+            self.executed.applied(lsn);
             if let Some(responder) = responder {
                 responder.send(());
             }

@@ -330,7 +330,9 @@ impl Consensus {
         let following = Arc::clone(&commits);
         tokio::spawn(async move {
             while let Ok(committed) = progress.next().await {
-                following.committed(committed.map_or(0, |entry| entry.index()));
+                if let Some(entry) = committed {
+                    following.committed(entry);
+                }
             }
             following.progress(None);
         });
@@ -406,6 +408,15 @@ impl Consensus {
     #[must_use]
     pub fn is_replaced(&self) -> bool {
         self.executed.is_replaced()
+    }
+
+    /// Whether what the engine has up to an entry is what is committed, and nothing that others were committed in place
+    /// of.
+    #[must_use]
+    pub fn is_committed(&self, lsn: Lsn) -> bool {
+        // The only voter has nothing replaced, and openraft hears of its records late.
+        let is_sure = self.commits.is_alone() || self.executed.is_committed(lsn);
+        is_sure && self.commits.last() >= lsn
     }
 
     /// Writes records of the leader of a term, which follow the last one. openraft has to hear of them next, by

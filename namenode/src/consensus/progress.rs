@@ -3,14 +3,33 @@
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use harvestfs_protocol::planted::{self, Bug};
+use openraft::entry::RaftEntry as _;
+use parking_lot::Mutex;
 use tokio::sync::Notify;
 
+use super::{LogId, Term};
 use crate::journal::Lsn;
+
+/// The last entry that is committed.
+#[derive(Debug, Default)]
+struct Newest {
+    lsn: Lsn,
+    term: Term,
+    /// The term in which this member leads, and has executed entries that are not committed.
+    led: Option<Term>,
+}
+
+impl Newest {
+    /// Whether another leader committed it: what it has in place of this member's entries says nothing of these.
+    fn is_of_successor(&self, term: Term) -> bool {
+        self.led.is_some_and(|led| term > led)
+    }
+}
 
 /// How far the log is committed.
 #[derive(Debug, Default)]
 pub struct Commits {
-    committed: AtomicU64,
+    committed: Mutex<Newest>,
     durable: AtomicU64,
     /// This member is the only voter: what is durable is committed.
     is_sole_voter: AtomicBool,
@@ -21,14 +40,22 @@ pub struct Commits {
 }
 
 impl Commits {
-    /// The last record that is committed.
+    /// The last record that is committed. Of a member that leads, what its successor commits does not count.
     pub fn last(&self) -> Lsn {
-        let last = if self.is_alone() || planted::is(Bug::AnswersWhatIsDurableHere) {
-            &self.durable
+        if self.is_alone() || planted::is(Bug::AnswersWhatIsDurableHere) {
+            self.durable.load(Ordering::Acquire)
         } else {
-            &self.committed
-        };
-        last.load(Ordering::Acquire)
+            self.committed.lock().lsn
+        }
+    }
+
+    /// This member leads in a term from here on, and executes what follows this entry before it is committed.
+    pub fn lead(&self, term: Term, after: Lsn) {
+        let mut newest = self.committed.lock();
+        newest.led = Some(term);
+        if newest.is_of_successor(newest.term) {
+            newest.lsn = newest.lsn.min(after);
+        }
     }
 
     /// The last record that the leader is known to have committed.
@@ -72,7 +99,7 @@ impl Commits {
 
     /// Entries were removed: those up to there are left.
     pub(super) fn removed_after(&self, lsn: Lsn) {
-        let committed = self.committed.load(Ordering::Acquire);
+        let committed = self.committed.lock().lsn;
         assert!(
             committed <= lsn,
             "record {committed} is committed, and all after {lsn} are removed"
@@ -80,8 +107,16 @@ impl Commits {
         self.durable.fetch_min(lsn, Ordering::AcqRel);
     }
 
-    pub(super) fn committed(&self, lsn: Lsn) {
-        self.committed.fetch_max(lsn, Ordering::AcqRel);
+    pub(super) fn committed(&self, entry: LogId) {
+        {
+            let mut newest = self.committed.lock();
+            let term = entry.committed_leader_id().term;
+            if newest.is_of_successor(term) {
+                return;
+            }
+            newest.lsn = newest.lsn.max(entry.index());
+            newest.term = newest.term.max(term);
+        }
         if !self.is_alone() {
             self.changed.notify_one();
         }
@@ -93,6 +128,8 @@ impl Commits {
 #[derive(Debug)]
 pub(super) struct Executed {
     last: AtomicU64,
+    /// Of what is committed, openraft has read so much back, after it removed what others are committed in place of.
+    applied: AtomicU64,
     /// Another leader replaced some of it: what the engine has is not what the log says.
     is_replaced: AtomicBool,
 }
@@ -101,6 +138,7 @@ impl Executed {
     pub(super) fn new(last: Lsn) -> Self {
         Self {
             last: AtomicU64::new(last),
+            applied: AtomicU64::new(0),
             is_replaced: AtomicBool::new(false),
         }
     }
@@ -122,10 +160,72 @@ impl Executed {
         self.last.fetch_max(lsn, Ordering::AcqRel);
     }
 
+    pub(super) fn applied(&self, lsn: Lsn) {
+        self.applied.store(lsn, Ordering::Release);
+    }
+
+    /// Whether what the engine has up to an entry is what is committed, for certain: others may be committed in its place
+    /// before it is removed.
+    pub(super) fn is_committed(&self, lsn: Lsn) -> bool {
+        self.applied.load(Ordering::Acquire) >= lsn && !self.is_replaced()
+    }
+
     /// The entries after this one are gone.
     pub(super) fn removed_after(&self, lsn: Lsn) {
         if lsn < self.last() && !planted::is(Bug::KeepsWhatWasReplaced) {
             self.replaced();
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::consensus::entry::log_id;
+
+    /// As of a standby that started with entries which only it has.
+    #[test]
+    fn what_the_engine_has_is_committed_when_it_was_applied_and_not_replaced() {
+        let executed = Executed::new(7);
+        executed.applied(6);
+        assert!(executed.is_committed(6));
+        assert!(!executed.is_committed(7));
+        executed.removed_after(6);
+        executed.applied(9);
+        assert!(!executed.is_committed(7));
+    }
+
+    /// A leader that was cut off hears of its successor: of records with the same numbers, others are committed.
+    #[test]
+    fn what_a_successor_commits_says_nothing_of_what_was_executed_before() {
+        let commits = Commits::default();
+        commits.committed(log_id(2, 5));
+        commits.lead(2, 5);
+        commits.committed(log_id(2, 7));
+        assert_eq!(commits.last(), 7);
+        commits.committed(log_id(3, 9));
+        assert_eq!(commits.last(), 7);
+    }
+
+    #[test]
+    fn a_successor_may_commit_before_this_member_knows_that_it_led() {
+        let commits = Commits::default();
+        commits.committed(log_id(2, 5));
+        commits.committed(log_id(3, 9));
+        assert_eq!(commits.last(), 9, "a standby follows");
+        commits.lead(2, 5);
+        assert_eq!(commits.last(), 5);
+        commits.committed(log_id(3, 10));
+        assert_eq!(commits.last(), 5);
+    }
+
+    #[test]
+    fn a_leader_counts_what_those_before_it_left() {
+        let commits = Commits::default();
+        commits.lead(4, 5);
+        commits.committed(log_id(2, 4));
+        assert_eq!(commits.last(), 4);
+        commits.committed(log_id(4, 6));
+        assert_eq!(commits.last(), 6);
     }
 }

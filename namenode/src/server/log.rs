@@ -22,6 +22,8 @@ const UNPROPOSED_BYTES_MAX: usize = 8 << 20;
 
 /// How long the owner waits until what it wrote is committed, before it does something else first.
 const COMMIT_PATIENCE: Duration = Duration::from_millis(100);
+/// How often it looks then whether openraft has read back what is committed.
+const APPLY_POLL: Duration = Duration::from_millis(1);
 
 /// What the owner writes its records to.
 pub(crate) struct Log {
@@ -74,6 +76,7 @@ impl Log {
     /// This namenode leads from here on, in this term.
     pub(crate) fn lead(&mut self, term: Term) {
         self.term = Some(term);
+        self.commits.lead(term, self.last_lsn);
     }
 
     /// The first entry of the term that follows the one in which an epoch began that has the entries from this one on.
@@ -260,10 +263,13 @@ impl Log {
             while self.commits.last() < self.last_lsn && !self.commits.is_ended() {
                 self.commits.changed().await;
             }
+            while !(self.consensus.is_committed(self.last_lsn) || self.is_replaced()) {
+                tokio::time::sleep(APPLY_POLL).await;
+            }
         };
         // Without a majority it may be long, and nothing is answered meanwhile.
         let _ = tokio::time::timeout(COMMIT_PATIENCE, committed).await;
-        self.commits.last() >= self.last_lsn
+        self.consensus.is_committed(self.last_lsn)
     }
 
     /// The last record that is durable here.
