@@ -36,6 +36,8 @@ const JOURNAL_DIR: &str = "journal";
 const HISTORY_DIR: &str = "history";
 const FORMATTING_DIR: &str = "formatting";
 const TOKEN_KEYS_FILE: &str = "token-keys";
+/// How the name of a journal begins that made room for another one.
+const REPLACED_PREFIX: &str = "journal-replaced-";
 const FROM_BACKUP_FILE: &str = "restored-from-backup";
 /// How its first line begins, and its last record goes on.
 const FROM_BACKUP_RECORD: &str = "record ";
@@ -299,14 +301,42 @@ pub(crate) fn make_room(
         path: data_dir.to_owned(),
         source,
     };
-    let aside = data_dir.join(format!("journal-replaced-{}", member.0));
+    let aside = data_dir.join(format!("{REPLACED_PREFIX}{}", member.0));
+    // First what needs room: a full disk changes nothing.
+    make_aside(data_dir, cluster, |formatting| {
+        make_empty(formatting, cluster, segment_bytes, member)
+    })?;
     // It is of the journal that goes.
     accept_backup(data_dir).map_err(dir_error)?;
     durable::rename(&journal_dir(data_dir), &aside).map_err(dir_error)?;
     tracing::warn!(aside = %aside.display(), "the journal of before is kept beside the new one");
-    prepare(data_dir, cluster, |formatting| {
-        make_empty(formatting, cluster, segment_bytes, member)
-    })
+    put_in_place(data_dir)
+}
+
+/// Does the rest of [`make_room`] where it was interrupted when the journal of before had gone aside and the empty one
+/// was not in its place yet.
+pub(super) fn finish_making_room(data_dir: &Path, segment_bytes: u64) -> Result<(), NamenodeError> {
+    let dir_error = |source| in_dir(data_dir, source);
+    // A link that leads nowhere is no such case.
+    let there = fs::symlink_metadata(journal_dir(data_dir));
+    if !matches!(there, Err(error) if error.kind() == io::ErrorKind::NotFound) {
+        return Ok(());
+    }
+    let Some(cluster) = claimed_cluster(data_dir)? else {
+        return Ok(());
+    };
+    for entry in fs::read_dir(data_dir).map_err(dir_error)? {
+        let name = entry.map_err(dir_error)?.file_name();
+        if name.to_string_lossy().starts_with(REPLACED_PREFIX) {
+            tracing::warn!(
+                aside = %data_dir.join(name).display(),
+                "there is no journal, since this namenode ended while that one made room for it: an empty one is made"
+            );
+            // Anew, since an earlier release began with it only here.
+            return format_outside(data_dir, cluster, segment_bytes);
+        }
+    }
+    Ok(())
 }
 
 pub(super) fn empty(dir: &Path, cluster: ClusterId, segment_bytes: u64) -> JournalOptions {
@@ -427,4 +457,70 @@ pub(crate) fn history_dir(data_dir: &Path) -> PathBuf {
 /// Where the keys of block tokens are.
 pub(crate) fn token_keys_file(data_dir: &Path) -> PathBuf {
     data_dir.join(TOKEN_KEYS_FILE)
+}
+
+#[cfg(test)]
+mod tests {
+    use harvestfs_protocol::ids::ClusterId;
+
+    use super::*;
+    use crate::server::recovery::{self, Found};
+
+    const SEGMENT_BYTES: u64 = 4 << 20;
+
+    /// What it is to its group after a start.
+    fn condition(data_dir: &Path) -> Condition {
+        match recovery::recover(data_dir, SEGMENT_BYTES, None, &mut None) {
+            Ok(Found::Outside(_, standing)) => standing.condition,
+            Ok(Found::Restored(_)) => Condition::Member,
+            Err(error) => panic!("{error}"),
+        }
+    }
+
+    fn outside(data_dir: &Path) {
+        format_outside(data_dir, ClusterId(7), SEGMENT_BYTES).unwrap();
+    }
+
+    #[test]
+    fn a_namenode_that_ended_while_it_made_room_starts_again() {
+        let directory = tempfile::tempdir().unwrap();
+        let data_dir = directory.path().join("nn");
+        let (aside, formatting) = (
+            data_dir.join("journal-replaced-5"),
+            data_dir.join(FORMATTING_DIR),
+        );
+        outside(&data_dir);
+        fs::rename(journal_dir(&data_dir), &aside).unwrap();
+        assert_eq!(condition(&data_dir), Condition::New, "nothing else");
+
+        fs::rename(journal_dir(&data_dir), &formatting).unwrap();
+        assert_eq!(condition(&data_dir), Condition::New, "and the empty one");
+
+        fs::remove_dir_all(journal_dir(&data_dir)).unwrap();
+        fs::create_dir(&formatting).unwrap();
+        fs::write(formatting.join("member.tmp"), "half").unwrap();
+        assert_eq!(condition(&data_dir), Condition::New, "and half of it");
+        assert!(aside.exists(), "what it had stays");
+    }
+
+    #[test]
+    fn a_journal_that_is_missing_is_replaced_only_where_one_made_room() {
+        let directory = tempfile::tempdir().unwrap();
+        let data_dir = directory.path().join("nn");
+        outside(&data_dir);
+        fs::remove_dir_all(journal_dir(&data_dir)).unwrap();
+        let refused = recovery::recover(&data_dir, SEGMENT_BYTES, None, &mut None);
+        assert!(matches!(refused, Err(NamenodeError::NotFormatted { .. })));
+    }
+
+    #[test]
+    fn a_disk_without_room_for_another_journal_keeps_the_one_it_has() {
+        let directory = tempfile::tempdir().unwrap();
+        let data_dir = directory.path().join("nn");
+        outside(&data_dir);
+        // In the way of the new one, as a full disk is.
+        fs::write(data_dir.join(FORMATTING_DIR), "").unwrap();
+        assert!(make_room(&data_dir, None, SEGMENT_BYTES, MemberId(5)).is_err());
+        assert_eq!(condition(&data_dir), Condition::New);
+    }
 }

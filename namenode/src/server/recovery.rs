@@ -74,6 +74,9 @@ pub(crate) fn recover(
     kept: &mut Option<Kept>,
 ) -> Result<Found, NamenodeError> {
     let started = Instant::now();
+    if disk.is_none() {
+        data_dir::finish_making_room(data_dir, segment_bytes)?;
+    }
     let cluster = data_dir::cluster_id(data_dir)?;
     let journal_options = JournalOptions {
         segment_bytes,
