@@ -48,7 +48,7 @@ pub fn standing(journal: &Journal) -> Result<Standing, JournalError> {
             id: FIRST,
         });
     };
-    let condition = condition(&read);
+    let condition = condition(&read, journal.last_lsn());
     let id = match condition.is_stale() {
         true => MemberId::random(),
         false => read.kept.this,
@@ -56,10 +56,14 @@ pub fn standing(journal: &Journal) -> Result<Standing, JournalError> {
     Ok(Standing { condition, id })
 }
 
-fn condition(ReadKept { kept, is_copy }: &ReadKept) -> Condition {
+fn condition(ReadKept { kept, is_copy }: &ReadKept, last: Lsn) -> Condition {
     let Some(members) = kept.members.last() else {
         return Condition::New;
     };
+    // It ended between this file and the snapshot by which it becomes a member.
+    if last == 0 && kept.vote.is_none() && !kept.did_nothing() {
+        return Condition::New;
+    }
     match kept.told {
         Told::Forgot => return Condition::Forgetful,
         Told::Left => return Condition::Left,
@@ -355,5 +359,54 @@ impl Inner {
     fn ask(&self, asked: Asked) {
         *self.asked.lock() = Some(asked);
         self.arrived.notify_one();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::SocketAddr;
+
+    use openraft::Membership;
+
+    use super::*;
+    use crate::consensus::StoredMembers;
+    use crate::consensus::entry::log_id;
+    use crate::journal::JournalOptions;
+
+    fn journal_in(dir: &std::path::Path) -> Journal {
+        let options = JournalOptions {
+            create_if_empty: true,
+            ..JournalOptions::new(dir, 7)
+        };
+        Journal::open(&options).unwrap().0
+    }
+
+    #[test]
+    fn one_that_ended_before_the_snapshot_by_which_it_joins_was_in_place_is_no_member() {
+        let dir = tempfile::tempdir().unwrap();
+        let mut journal = journal_in(dir.path());
+        let member = Member {
+            name: "nn".to_owned(),
+            addr: SocketAddr::from(([10, 0, 0, 1], 1)),
+        };
+        let members = Membership::new(
+            vec![[MemberId(1)].into()],
+            BTreeMap::from([(MemberId(1), member)]),
+        );
+        // The snapshot may be from before an entry that names members.
+        for named in [None, Some(log_id(1, 6))] {
+            let mut kept = Kept::outside(MemberId(4));
+            kept.terms = vec![(9, 2)];
+            kept.add_members(StoredMembers::new(named, members.clone().unwrap()));
+            kept.writes = 1;
+            member_file::write(&journal.disk(), &kept).unwrap();
+            let new = Standing {
+                condition: Condition::New,
+                id: MemberId(4),
+            };
+            assert_eq!(standing(&journal).unwrap(), new, "{named:?}");
+        }
+        journal.append(&[[0_u8; 4]]).unwrap();
+        assert_eq!(standing(&journal).unwrap().condition, Condition::Member);
     }
 }
