@@ -28,8 +28,13 @@ const IDENTIFY_DEADLINE: Duration = Duration::from_secs(5);
 pub enum Change {
     /// This one gets the log, and has no vote.
     Learn(MemberId, Member),
-    /// These have votes from here on; those that had one before and are not among them leave the group.
-    Vote(BTreeSet<MemberId>),
+    /// Those with votes are replaced: those that had one before and have none now leave the group.
+    Vote {
+        /// Who has one, as far as the one knows that asks; nothing changes if that is not so any more.
+        before: BTreeSet<MemberId>,
+        /// Who has one from here on.
+        voters: BTreeSet<MemberId>,
+    },
     /// This one, which has no vote, leaves the group.
     Leave(MemberId),
     /// A change that another leader began is completed.
@@ -40,7 +45,7 @@ impl From<Change> for ChangeMembers<MemberId, Member> {
     fn from(change: Change) -> Self {
         match change {
             Change::Learn(id, member) => Self::AddNodes(BTreeMap::from([(id, member)])),
-            Change::Vote(voters) => Self::ReplaceAllVoters(voters),
+            Change::Vote { voters, .. } => Self::ReplaceAllVoters(voters),
             Change::Leave(id) => Self::RemoveNodes(BTreeSet::from([id])),
             Change::Complete => Self::AddVoterIds(BTreeSet::new()),
         }
@@ -59,6 +64,8 @@ pub enum Refusal {
     /// This member does not lead, or has no lease just now: nothing was changed, and it can be asked
     /// again.
     NotLeading,
+    /// Others have votes than the change was made for.
+    Outdated,
     /// The change is impossible, for this reason.
     Impossible(String),
 }
@@ -102,6 +109,10 @@ impl Consensus {
         last: Lsn,
     ) -> Result<(Changing, Progress), ConsensusError> {
         self.store.forget_members_added();
+        let before = match &change {
+            Change::Vote { before, .. } => Some(before.clone()),
+            Change::Learn(..) | Change::Leave(_) | Change::Complete => None,
+        };
         let raft = self.raft.clone();
         let future = async move {
             let changed = raft
@@ -119,6 +130,12 @@ impl Consensus {
         };
         if self.heard().await? != last {
             return Ok((changing, Progress::Over(Err(Refusal::NotLeading))));
+        }
+        // Nobody else begins a change before this one is over.
+        if let Some(before) = before
+            && self.voters().await? != [before]
+        {
+            return Ok((changing, Progress::Over(Err(Refusal::Outdated))));
         }
         let progress = self.advance(&mut changing).await?;
         Ok((changing, progress))
@@ -142,6 +159,16 @@ impl Consensus {
             )));
         }
         self.advance(changing).await
+    }
+
+    /// Those with votes, as the newest entry with members names them; two sets while a change is under way.
+    async fn voters(&self) -> Result<Vec<BTreeSet<MemberId>>, ConsensusError> {
+        let voters = self.raft.with_raft_state(|state| {
+            let members = state.membership_state.effective().membership();
+            members.get_joint_config().clone()
+        });
+        let voters = voters.await;
+        voters.map_err(|error| ConsensusError::Stopped(error.to_string()))
     }
 
     async fn advance(&self, changing: &mut Changing) -> Result<Progress, ConsensusError> {

@@ -325,6 +325,51 @@ async fn start_with_members(
     started.await.unwrap()
 }
 
+async fn once_it_leads(consensus: &Consensus) {
+    let leads = async {
+        while !matches!(*consensus.leadership().borrow(), Leadership::This(_)) {
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+    };
+    let leads = tokio::time::timeout(Duration::from_secs(5), leads).await;
+    assert!(leads.is_ok(), "nobody else has a vote");
+}
+
+/// What two operators do at once: neither undoes what the other one did.
+#[tokio::test]
+async fn votes_are_given_only_where_those_have_them_that_were_seen() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut journal = journal_in(dir.path());
+    found(&journal, MemberId(1), members(&[1])).unwrap();
+    let ids = |ids: &[u64]| -> BTreeSet<MemberId> { ids.iter().copied().map(MemberId).collect() };
+    let named = Membership::new(vec![ids(&[1])], members(&[1, 2, 3])).unwrap();
+    append_members(&mut journal, &named);
+    let (consensus, _committed) = start_with_members(journal, named).await;
+    consensus.elect_if_alone().await.unwrap();
+    once_it_leads(&consensus).await;
+    let vote = async |before: &[u64], voters: &[u64]| {
+        let change = Change::Vote {
+            before: ids(before),
+            voters: ids(voters),
+        };
+        let last = consensus.heard().await.unwrap();
+        consensus.begin_change(change, last).await.unwrap()
+    };
+    for before in [&[][..], &[1, 3]] {
+        let (_, progress) = vote(before, &[1, 2]).await;
+        assert!(
+            matches!(progress, Progress::Over(Err(Refusal::Outdated))),
+            "{before:?}"
+        );
+    }
+    let (_changing, progress) = vote(&[1], &[1, 2]).await;
+    assert!(matches!(progress, Progress::Added(_)));
+    // Begun, and not over.
+    let (_, progress) = vote(&[1], &[1, 3]).await;
+    assert!(matches!(progress, Progress::Over(Err(Refusal::Outdated))));
+    consensus.close().await.unwrap();
+}
+
 #[tokio::test]
 async fn one_that_ended_while_another_was_given_a_vote_does_not_go_on_alone() {
     let both = [[1].as_slice(), &[1, 2]].map(|ids| ids.iter().copied().map(MemberId).collect());
@@ -412,13 +457,7 @@ async fn one_that_goes_on_alone_leads_whatever_members_its_journal_names() {
         let (consensus, _committed) = start_with_members(journal, named).await;
         assert!(consensus.commits().is_alone());
         consensus.elect_if_alone().await.unwrap();
-        let leads = async {
-            while !matches!(*consensus.leadership().borrow(), Leadership::This(_)) {
-                tokio::time::sleep(Duration::from_millis(1)).await;
-            }
-        };
-        let leads = tokio::time::timeout(Duration::from_secs(5), leads).await;
-        assert!(leads.is_ok(), "nobody else has a vote");
+        once_it_leads(&consensus).await;
         assert_eq!(consensus.group().status().members.len(), 1);
         consensus.close().await.unwrap();
     }

@@ -4,48 +4,36 @@
 //! asks the owner for one step after the other. The owner does not go on while openraft adds an entry:
 //! it gives numbers to records itself.
 
-use std::collections::BTreeSet;
+mod changes;
+#[cfg(test)]
+mod tests;
+
 use std::net::SocketAddr;
 use std::time::Duration;
 
 use harvestfs_protocol::admin::AdminReply;
 use harvestfs_protocol::error::FsError;
-use harvestfs_protocol::group::{Condition, GroupMember, GroupRequest, GroupStatus};
+use harvestfs_protocol::group::{GroupMember, GroupRequest, GroupStatus};
 use harvestfs_protocol::rpc::Reply;
 use tokio::sync::{mpsc, oneshot};
 use tokio::task::{AbortHandle, JoinSet};
 
+use self::changes::{add, remove};
 use super::Owner;
-use crate::consensus::{
-    Change, Changing, FindError, Found, GroupView, Member, MemberId, Progress, Refusal,
-};
-use crate::journal::Lsn;
+use crate::consensus::{Change, Changing, MemberId, Progress, Refusal};
 use crate::server::NamenodeError;
 use crate::server::metrics::Responder;
 use crate::server::slow_disk::SlowDisk;
 
-/// How long a namenode that is added may take until it has what the others have.
-const CATCH_UP_WITHIN: Duration = Duration::from_secs(3600);
-/// How long one that has caught up may take for one more step.
-const STEP_WITHIN: Duration = Duration::from_secs(60);
-const POLL: Duration = Duration::from_millis(50);
-/// A member that lacks so many records has caught up: it gets the rest while it gets a vote.
-const CAUGHT_UP_RECORDS: Lsn = 1_000;
 /// A member that the leader has not heard of for so long does not answer.
 const SILENT_MS: u64 = 1_000;
 /// Before a change is asked for again that could not be completed.
 const COMPLETE_PAUSE: Duration = Duration::from_millis(200);
-/// A change waits so long for the one before.
-const OTHER_CHANGE_WITHIN: Duration = Duration::from_secs(10);
-/// One that was removed learns of it so soon, by asking for votes.
-const LEFT_WITHIN: Duration = Duration::from_secs(5);
-/// The leader hears of a member that was just started so soon.
-const HEARD_WITHIN: Duration = Duration::from_secs(2);
 
 /// What the owner is asked to do next.
 pub(super) enum Step {
     /// To change the members. The answer comes when the change is committed.
-    Change(Change, oneshot::Sender<Result<(), FsError>>),
+    Change(Change, oneshot::Sender<Result<(), Refusal>>),
     /// To write a snapshot.
     Snapshot(oneshot::Sender<Result<(), FsError>>),
     /// An entry of the change under way was committed.
@@ -68,7 +56,7 @@ pub(super) struct Group {
 
 struct UnderWay {
     changing: Changing,
-    done: oneshot::Sender<Result<(), FsError>>,
+    done: oneshot::Sender<Result<(), Refusal>>,
     /// Its entry is committed, and it goes on.
     is_due: bool,
 }
@@ -164,8 +152,8 @@ impl Owner {
         }
         let steps = self.group.steps();
         let completing = self.group.tasks.spawn(async move {
-            while let Err(error) = steps.change(Change::Complete).await {
-                tracing::warn!(%error, "a change of the members is not completed yet");
+            while let Err(refusal) = steps.change(Change::Complete).await {
+                tracing::warn!(?refusal, "a change of the members is not completed yet");
                 tokio::time::sleep(COMPLETE_PAUSE).await;
                 if !view.status().is_changing {
                     return;
@@ -183,7 +171,7 @@ impl Owner {
             }
             Step::Change(_, done) if !self.leads() => {
                 // It may have given up.
-                let _ = done.send(Err(self.not_leader()));
+                let _ = done.send(Err(Refusal::NotLeading));
                 return Ok(());
             }
             Step::Change(change, done) => {
@@ -213,11 +201,6 @@ impl Owner {
                 self.group.changing = Some(under_way);
             }
             Progress::Over(result) => {
-                let result = result.map_err(|refusal| match refusal {
-                    // The operator's command asks again.
-                    Refusal::NotLeading => FsError::NotLeader { leader: None },
-                    Refusal::Impossible(why) => FsError::InvalidArgument(why),
-                });
                 let is_refused = result.is_err();
                 // It may have given up.
                 let _ = under_way.done.send(result);
@@ -265,13 +248,26 @@ fn begin_anew(error: NamenodeError) -> NamenodeError {
     NamenodeError::Deposed
 }
 
+impl From<Refusal> for FsError {
+    fn from(refusal: Refusal) -> Self {
+        match refusal {
+            // The operator's command asks again.
+            Refusal::NotLeading => Self::NotLeader { leader: None },
+            Refusal::Outdated => {
+                Self::InvalidArgument("others change the members as well: do it again".to_owned())
+            }
+            Refusal::Impossible(why) => Self::InvalidArgument(why),
+        }
+    }
+}
+
 /// Asks the owner for steps.
 struct Steps {
     sender: mpsc::Sender<Step>,
 }
 
 impl Steps {
-    async fn change(&self, change: Change) -> Result<(), FsError> {
+    async fn change(&self, change: Change) -> Result<(), Refusal> {
         let (done, answer) = oneshot::channel();
         self.ask(Step::Change(change, done), answer).await
     }
@@ -281,176 +277,15 @@ impl Steps {
         self.ask(Step::Snapshot(done), answer).await
     }
 
-    async fn ask(
+    async fn ask<E: From<Refusal>>(
         &self,
         step: Step,
-        answer: oneshot::Receiver<Result<(), FsError>>,
-    ) -> Result<(), FsError> {
+        answer: oneshot::Receiver<Result<(), E>>,
+    ) -> Result<(), E> {
         // It does not lead any more: the operator's command asks the one that does.
-        let gone = || FsError::NotLeader { leader: None };
+        let gone = || E::from(Refusal::NotLeading);
         self.sender.send(step).await.map_err(|_| gone())?;
         answer.await.map_err(|_| gone())?
-    }
-}
-
-/// Takes the namenode at an address into the group.
-async fn add(view: &GroupView, steps: &Steps, addr: SocketAddr) -> Result<(), FsError> {
-    let status = once_unchanging(view).await?;
-    let this = this_member(&status)?;
-    if this.addr.ip().is_unspecified() {
-        return Err(FsError::InvalidArgument(format!(
-            "this namenode listens on {}, under which others do not reach it: set `listen` in its \
-             configuration to its own address, and start it again",
-            this.addr
-        )));
-    }
-    let name = this.name.clone();
-    let mut found = find(view, addr, &name, &status).await?;
-    let id = found.id;
-    if !view.has_snapshot() {
-        steps.snapshot().await?;
-    }
-    let prepared = async {
-        view.prepare(&mut found)
-            .await
-            .map_err(|error| not_reached(addr, &error))?;
-        let member = Member {
-            name: name.clone(),
-            addr,
-        };
-        steps.change(Change::Learn(id, member)).await?;
-        loop {
-            let status = view.status();
-            let member = status.members.iter().find(|it| it.id == id.0);
-            let acknowledged = member.and_then(|it| it.acknowledged).unwrap_or(0);
-            if acknowledged + CAUGHT_UP_RECORDS >= status.last {
-                return Ok(());
-            }
-            tokio::time::sleep(POLL).await;
-        }
-    };
-    let late = || {
-        FsError::InvalidArgument(format!(
-            "the namenode at {addr} does not catch up: look at its log, its disk and its network, and add it again"
-        ))
-    };
-    let prepared = tokio::time::timeout(CATCH_UP_WITHIN, prepared).await;
-    prepared.unwrap_or_else(|_| Err(late()))?;
-    let status = view.status();
-    // One that had the address before was replaced by this one.
-    let replaced = |it: &&GroupMember| it.addr != addr;
-    let voters = status
-        .members
-        .iter()
-        .filter(|it| it.is_voter)
-        .filter(replaced);
-    let mut voters: BTreeSet<MemberId> = voters.map(|it| MemberId(it.id)).collect();
-    voters.insert(id);
-    vote(view, steps, voters).await
-}
-
-/// Finds the namenode at an address, which can be taken into the group.
-async fn find(
-    view: &GroupView,
-    addr: SocketAddr,
-    name: &str,
-    status: &GroupStatus,
-) -> Result<Found, FsError> {
-    let refused = |what: &str| {
-        Err(FsError::InvalidArgument(format!(
-            "the namenode at {addr} {what}"
-        )))
-    };
-    let deadline = tokio::time::Instant::now() + LEFT_WITHIN;
-    loop {
-        let found = view.find(addr, name).await;
-        let found = found.map_err(|error| not_reached(addr, &error))?;
-        let member = status.members.iter().find(|it| it.id == found.id.0);
-        match (member, found.condition) {
-            (Some(member), _) if member.is_voter => return refused("is a member already"),
-            (None, Condition::Founding) => {
-                return refused(
-                    "waits for those with which its directory was made, as one does that was put back to how it began: \
-                     make a new directory for it with `harvestfs init namenode`",
-                );
-            }
-            (None, Condition::Member) if tokio::time::Instant::now() < deadline => {
-                // It was removed a moment ago, perhaps, and the others have not told it yet.
-                tokio::time::sleep(POLL).await;
-            }
-            (None, Condition::Member) => {
-                return refused(
-                    "is a member of another group, or was one of this and cannot ask the others whether it still is: \
-                     look at its log. If it is of another group of this cluster, stop it: only one may serve. For this \
-                     one, make a new directory for it with `harvestfs init namenode`",
-                );
-            }
-            _ => return Ok(found),
-        }
-    }
-}
-
-fn not_reached(addr: SocketAddr, error: &FindError) -> FsError {
-    FsError::InvalidArgument(format!(
-        "the namenode at {addr} cannot be added: {error}. It has to be made with `harvestfs init namenode` where \
-         this cluster's authority is, to run, and to be reached from here under this address"
-    ))
-}
-
-/// Has the member at an address leave the group.
-async fn remove(view: &GroupView, steps: &Steps, addr: SocketAddr) -> Result<(), FsError> {
-    let status = once_unchanging(view).await?;
-    let member = member_at(&status, addr)?;
-    let id = MemberId(member.id);
-    if member.id == status.this {
-        let is_only = status.members.len() == 1;
-        let what = if is_only {
-            "it is the only namenode: add another one first, with `harvestfs admin namenode add`"
-        } else {
-            "the namenode that leads cannot be removed: hand leadership over first, with \
-             `harvestfs admin namenode transfer`"
-        };
-        return Err(FsError::InvalidArgument(what.to_owned()));
-    }
-    if !member.is_voter {
-        return steps.change(Change::Leave(id)).await;
-    }
-    let deadline = tokio::time::Instant::now() + HEARD_WITHIN;
-    loop {
-        let status = view.status();
-        let left = status.members.iter();
-        let left = left.filter(|it| it.is_voter && it.id != id.0);
-        let left: Vec<&GroupMember> = left.collect();
-        let answer = left.iter().filter(|it| answers(&status, it)).count();
-        if answer * 2 > left.len() {
-            return vote(view, steps, left.iter().map(|it| MemberId(it.id)).collect()).await;
-        }
-        if tokio::time::Instant::now() >= deadline {
-            return Err(FsError::InvalidArgument(format!(
-                "without the namenode at {addr}, {answer} of {} would answer, which is no majority: start \
-                 the others first",
-                left.len()
-            )));
-        }
-        tokio::time::sleep(POLL).await;
-    }
-}
-
-async fn vote(view: &GroupView, steps: &Steps, voters: BTreeSet<MemberId>) -> Result<(), FsError> {
-    let change = steps.change(Change::Vote(voters.clone()));
-    match tokio::time::timeout(STEP_WITHIN, change).await {
-        // The first of its entries may be committed, so that it is completed without this.
-        Ok(Err(refused @ FsError::NotLeader { .. })) => {
-            let status = once_unchanging(view).await?;
-            let now = status.members.iter().filter(|it| it.is_voter);
-            let now: BTreeSet<MemberId> = now.map(|it| MemberId(it.id)).collect();
-            if now == voters { Ok(()) } else { Err(refused) }
-        }
-        Ok(changed) => changed,
-        Err(_) => {
-            let what = "the change is under way, and not enough namenodes answer to complete it: start the others";
-            Err(FsError::Internal(what.to_owned()))
-        }
     }
 }
 
@@ -507,25 +342,4 @@ fn member_at(status: &GroupStatus, addr: SocketAddr) -> Result<&GroupMember, FsE
             known.join(", ")
         ))
     })
-}
-
-fn this_member(status: &GroupStatus) -> Result<&GroupMember, FsError> {
-    let this = status.members.iter().find(|it| it.id == status.this);
-    this.ok_or_else(|| FsError::Internal("this namenode is not among the members".to_owned()))
-}
-
-/// The group, once no change of its members is under way. The one that leads now may be completing one.
-async fn once_unchanging(view: &GroupView) -> Result<GroupStatus, FsError> {
-    let deadline = tokio::time::Instant::now() + OTHER_CHANGE_WITHIN;
-    loop {
-        let status = view.status();
-        if !status.is_changing {
-            return Ok(status);
-        }
-        if tokio::time::Instant::now() >= deadline {
-            let what = "another change of the members is under way";
-            return Err(FsError::InvalidArgument(what.to_owned()));
-        }
-        tokio::time::sleep(POLL).await;
-    }
 }

@@ -265,6 +265,23 @@ async fn one_namenode_becomes_three_and_one_again() {
     check_files(&group, &names).await;
 }
 
+/// As two operators do, or a script.
+#[tokio::test]
+async fn two_namenodes_that_are_added_at_once_both_become_members() {
+    let mut group = Group::of_addresses(3);
+    format(&group.data_dir(0), &format_options()).unwrap();
+    group.start(0).await;
+    for at in 1..3 {
+        group.start_outside(at).await;
+    }
+    let add = async |at: usize| group.group(GroupRequest::Add(group.addrs[at])).await;
+    let added = tokio::join!(add(1), add(2));
+    assert_eq!(added, (Ok(AdminReply::Done), Ok(AdminReply::Done)));
+    let mut all = group.addrs.clone();
+    all.sort();
+    assert_eq!(voters(&group.list().await), all);
+}
+
 #[tokio::test]
 async fn leadership_is_handed_over() {
     let group = Group::new(3).await;

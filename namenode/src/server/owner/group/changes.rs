@@ -1,0 +1,274 @@
+//! Taking a namenode into the group, and having one leave it, step by step.
+
+use std::collections::BTreeSet;
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use harvestfs_protocol::error::FsError;
+use harvestfs_protocol::group::{Condition, GroupMember, GroupStatus};
+
+use super::{Steps, answers, member_at};
+use crate::consensus::{Change, FindError, Found, GroupView, Member, MemberId, Refusal};
+use crate::journal::Lsn;
+
+/// How long a namenode that is added may take until it has what the others have.
+const CATCH_UP_WITHIN: Duration = Duration::from_secs(3600);
+/// How long one that has caught up may take for one more step.
+const STEP_WITHIN: Duration = Duration::from_secs(60);
+const POLL: Duration = Duration::from_millis(50);
+/// A member that lacks so many records has caught up: it gets the rest while it gets a vote.
+const CAUGHT_UP_RECORDS: Lsn = 1_000;
+/// How often votes are given anew, where others changed them in between.
+const VOTE_ATTEMPTS: usize = 8;
+/// A change waits so long for the one before.
+const OTHER_CHANGE_WITHIN: Duration = Duration::from_secs(10);
+/// One that was removed learns of it so soon, by asking for votes.
+const LEFT_WITHIN: Duration = Duration::from_secs(5);
+/// The leader hears of a member that was just started so soon.
+const HEARD_WITHIN: Duration = Duration::from_secs(2);
+
+/// Takes the namenode at an address into the group.
+pub(super) async fn add(view: &GroupView, steps: &Steps, addr: SocketAddr) -> Result<(), FsError> {
+    let status = once_unchanging(view).await?;
+    let this = this_member(&status)?;
+    if this.addr.ip().is_unspecified() {
+        return Err(FsError::InvalidArgument(format!(
+            "this namenode listens on {}, under which others do not reach it: set `listen` in its \
+             configuration to its own address, and start it again",
+            this.addr
+        )));
+    }
+    let name = this.name.clone();
+    let mut found = find(view, addr, &name, &status).await?;
+    let id = found.id;
+    if !view.has_snapshot() {
+        steps.snapshot().await?;
+    }
+    let prepared = async {
+        view.prepare(&mut found)
+            .await
+            .map_err(|error| not_reached(addr, &error))?;
+        let member = Member {
+            name: name.clone(),
+            addr,
+        };
+        steps.change(Change::Learn(id, member)).await?;
+        while !has_caught_up(&view.status(), id) {
+            tokio::time::sleep(POLL).await;
+        }
+        Ok(())
+    };
+    let late = || {
+        FsError::InvalidArgument(format!(
+            "the namenode at {addr} does not catch up: look at its log, its disk and its network, and add it again"
+        ))
+    };
+    let prepared = tokio::time::timeout(CATCH_UP_WITHIN, prepared).await;
+    prepared.unwrap_or_else(|_| Err(late()))?;
+    for _ in 0..VOTE_ATTEMPTS {
+        let status = once_unchanging(view).await?;
+        // One that had the address before was replaced by this one.
+        let mut left = voters_where(&status, |it| it.addr != addr);
+        left.insert(id);
+        match vote(view, steps, &status, left).await {
+            Err(VoteError::Outdated) => {}
+            Err(VoteError::Failed(error)) => return Err(error),
+            Ok(()) => return Ok(()),
+        }
+    }
+    Err(Refusal::Outdated.into())
+}
+
+/// Whether a member that was added has what the others have, so that a majority that needs it goes on.
+pub(super) fn has_caught_up(status: &GroupStatus, id: MemberId) -> bool {
+    let member = status.members.iter().find(|it| it.id == id.0);
+    member.is_some_and(|member| {
+        // Also of a group with few records: one that has acknowledged none may be there no more.
+        let acknowledged = member.acknowledged.filter(|lsn| *lsn > 0);
+        let is_near = acknowledged.is_some_and(|lsn| lsn + CAUGHT_UP_RECORDS >= status.last);
+        is_near && answers(status, member)
+    })
+}
+
+fn voters_where(
+    status: &GroupStatus,
+    is_meant: impl Fn(&GroupMember) -> bool,
+) -> BTreeSet<MemberId> {
+    let voters = status.members.iter().filter(|it| it.is_voter);
+    let meant = voters.filter(|it| is_meant(it));
+    meant.map(|it| MemberId(it.id)).collect()
+}
+
+/// Finds the namenode at an address, which can be taken into the group.
+async fn find(
+    view: &GroupView,
+    addr: SocketAddr,
+    name: &str,
+    status: &GroupStatus,
+) -> Result<Found, FsError> {
+    let refused = |what: &str| {
+        Err(FsError::InvalidArgument(format!(
+            "the namenode at {addr} {what}"
+        )))
+    };
+    let deadline = tokio::time::Instant::now() + LEFT_WITHIN;
+    loop {
+        let found = view.find(addr, name).await;
+        let found = found.map_err(|error| not_reached(addr, &error))?;
+        let member = status.members.iter().find(|it| it.id == found.id.0);
+        match (member, found.condition) {
+            (Some(member), _) if member.is_voter => return refused("is a member already"),
+            (None, Condition::Founding) => {
+                return refused(
+                    "waits for those with which its directory was made, as one does that was put back to how it began: \
+                     make a new directory for it with `harvestfs init namenode`",
+                );
+            }
+            (None, Condition::Member) if tokio::time::Instant::now() < deadline => {
+                // It was removed a moment ago, perhaps, and the others have not told it yet.
+                tokio::time::sleep(POLL).await;
+            }
+            (None, Condition::Member) => {
+                return refused(
+                    "is a member of another group, or was one of this and cannot ask the others whether it still is: \
+                     look at its log. If it is of another group of this cluster, stop it: only one may serve. For this \
+                     one, make a new directory for it with `harvestfs init namenode`",
+                );
+            }
+            _ => return Ok(found),
+        }
+    }
+}
+
+fn not_reached(addr: SocketAddr, error: &FindError) -> FsError {
+    FsError::InvalidArgument(format!(
+        "the namenode at {addr} cannot be added: {error}. It has to be made with `harvestfs init namenode` where \
+         this cluster's authority is, to run, and to be reached from here under this address"
+    ))
+}
+
+/// Has the member at an address leave the group.
+pub(super) async fn remove(
+    view: &GroupView,
+    steps: &Steps,
+    addr: SocketAddr,
+) -> Result<(), FsError> {
+    for _ in 0..VOTE_ATTEMPTS {
+        let status = once_unchanging(view).await?;
+        let member = member_at(&status, addr)?;
+        let id = MemberId(member.id);
+        if member.id == status.this {
+            let is_only = status.members.len() == 1;
+            let what = if is_only {
+                "it is the only namenode: add another one first, with `harvestfs admin namenode add`"
+            } else {
+                "the namenode that leads cannot be removed: hand leadership over first, with \
+                 `harvestfs admin namenode transfer`"
+            };
+            return Err(FsError::InvalidArgument(what.to_owned()));
+        }
+        if !member.is_voter {
+            return Ok(steps.change(Change::Leave(id)).await?);
+        }
+        let status = once_left_answer(view, id, addr).await?;
+        let left = voters_where(&status, |it| it.id != id.0);
+        match vote(view, steps, &status, left).await {
+            Err(VoteError::Outdated) => {}
+            Err(VoteError::Failed(error)) => return Err(error),
+            Ok(()) => return Ok(()),
+        }
+    }
+    Err(Refusal::Outdated.into())
+}
+
+/// The group, once most of those answer that have a vote, but for this one.
+async fn once_left_answer(
+    view: &GroupView,
+    without: MemberId,
+    addr: SocketAddr,
+) -> Result<GroupStatus, FsError> {
+    let deadline = tokio::time::Instant::now() + HEARD_WITHIN;
+    loop {
+        let status = view.status();
+        let left = status.members.iter();
+        let left = left.filter(|it| it.is_voter && it.id != without.0);
+        let left: Vec<&GroupMember> = left.collect();
+        let answer = left.iter().filter(|it| answers(&status, it)).count();
+        if answer * 2 > left.len() {
+            return Ok(status);
+        }
+        if tokio::time::Instant::now() >= deadline {
+            return Err(FsError::InvalidArgument(format!(
+                "without the namenode at {addr}, {answer} of {} would answer, which is no majority: start \
+                 the others first",
+                left.len()
+            )));
+        }
+        tokio::time::sleep(POLL).await;
+    }
+}
+
+/// Why others have no votes.
+enum VoteError {
+    /// Somebody else changed them first: what is to be done now has to be seen anew.
+    Outdated,
+    Failed(FsError),
+}
+
+impl From<FsError> for VoteError {
+    fn from(error: FsError) -> Self {
+        Self::Failed(error)
+    }
+}
+
+/// Gives votes to these, if those have them that had in `seen`.
+async fn vote(
+    view: &GroupView,
+    steps: &Steps,
+    seen: &GroupStatus,
+    voters: BTreeSet<MemberId>,
+) -> Result<(), VoteError> {
+    let before = voters_where(seen, |_| true);
+    let change = steps.change(Change::Vote {
+        before,
+        voters: voters.clone(),
+    });
+    match tokio::time::timeout(STEP_WITHIN, change).await {
+        Ok(Err(Refusal::Outdated)) => Err(VoteError::Outdated),
+        // The first of its entries may be committed, so that it is completed without this.
+        Ok(Err(refused @ Refusal::NotLeading)) => {
+            let status = once_unchanging(view).await?;
+            if voters_where(&status, |_| true) == voters {
+                Ok(())
+            } else {
+                Err(FsError::from(refused).into())
+            }
+        }
+        Ok(changed) => changed.map_err(|refused| FsError::from(refused).into()),
+        Err(_) => {
+            let what = "the change is under way, and not enough namenodes answer to complete it: start the others";
+            Err(FsError::Internal(what.to_owned()).into())
+        }
+    }
+}
+
+fn this_member(status: &GroupStatus) -> Result<&GroupMember, FsError> {
+    let this = status.members.iter().find(|it| it.id == status.this);
+    this.ok_or_else(|| FsError::Internal("this namenode is not among the members".to_owned()))
+}
+
+/// The group, once no change of its members is under way. The one that leads now may be completing one.
+async fn once_unchanging(view: &GroupView) -> Result<GroupStatus, FsError> {
+    let deadline = tokio::time::Instant::now() + OTHER_CHANGE_WITHIN;
+    loop {
+        let status = view.status();
+        if !status.is_changing {
+            return Ok(status);
+        }
+        if tokio::time::Instant::now() >= deadline {
+            let what = "another change of the members is under way";
+            return Err(FsError::InvalidArgument(what.to_owned()));
+        }
+        tokio::time::sleep(POLL).await;
+    }
+}
