@@ -43,6 +43,11 @@ pub struct Standing {
 /// It cannot be read.
 pub fn standing(journal: &Journal) -> Result<Standing, JournalError> {
     let Some(read) = member_file::read(&*journal.disk())? else {
+        if has_voted(journal)? {
+            return Err(JournalError::MemberMissing {
+                location: journal.disk().location(),
+            });
+        }
         return Ok(Standing {
             condition: Condition::Member,
             id: FIRST,
@@ -78,6 +83,24 @@ fn condition(ReadKept { kept, is_copy }: &ReadKept, last: Lsn) -> Condition {
     } else {
         Condition::Copy
     }
+}
+
+/// Whether a journal without a vote is that of a namenode that had one: before there were groups, and before its first
+/// vote, all entries are of term 0.
+fn has_voted(journal: &Journal) -> Result<bool, JournalError> {
+    let last = journal.last_lsn();
+    if last == 0 {
+        return Ok(false);
+    }
+    let mut reader = journal.reader();
+    if last < reader.first_lsn() {
+        // Only the snapshot of another one leaves no record.
+        return Ok(true);
+    }
+    let records = reader.read(last, last + 1, 1)?;
+    // What cannot be decoded is refused where it is replayed.
+    let decoded = records.first().map(|(_, record)| decode(record));
+    Ok(matches!(decoded, Some(Ok((term, _))) if term > 0))
 }
 
 /// What a namenode that takes part in nothing knows of the group that it was in.
@@ -366,11 +389,12 @@ impl Inner {
 mod tests {
     use std::net::SocketAddr;
 
-    use openraft::Membership;
+    use openraft::entry::RaftEntry;
+    use openraft::{EntryPayload, Membership};
 
     use super::*;
-    use crate::consensus::StoredMembers;
-    use crate::consensus::entry::log_id;
+    use crate::consensus::entry::{encode, log_id};
+    use crate::consensus::{Entry, StoredMembers};
     use crate::journal::JournalOptions;
 
     fn journal_in(dir: &std::path::Path) -> Journal {
@@ -379,6 +403,20 @@ mod tests {
             ..JournalOptions::new(dir, 7)
         };
         Journal::open(&options).unwrap().0
+    }
+
+    #[test]
+    fn one_that_lost_its_vote_is_refused_and_one_that_never_had_one_is_the_only_member() {
+        let dir = tempfile::tempdir().unwrap();
+        let mut journal = journal_in(dir.path());
+        let record = |term| encode(&Entry::new(log_id(term, 1), EntryPayload::Blank));
+        journal.append(&[record(0)]).unwrap();
+        assert_eq!(standing(&journal).unwrap().condition, Condition::Member);
+        journal.append(&[record(1)]).unwrap();
+        let refused = standing(&journal);
+        assert!(matches!(refused, Err(JournalError::MemberMissing { .. })));
+        member_file::write(&journal.disk(), &Kept::outside(MemberId(4))).unwrap();
+        assert_eq!(standing(&journal).unwrap().condition, Condition::New);
     }
 
     #[test]

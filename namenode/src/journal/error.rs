@@ -31,6 +31,18 @@ pub enum JournalError {
         location: String,
     },
 
+    /// The file with the vote and the members is missing, and others may have heard of this namenode.
+    #[error(
+        "journal: the file `member` in {location} is missing, and with it what this namenode promised to others: restore it \
+         (or the whole directory) if it was moved. If others go on, move the data directory aside, make another one with \
+         `harvestfs init namenode`, and have it taken in with `harvestfs admin namenode add`; if it is the only one, \
+         restore a copy or a backup"
+    )]
+    MemberMissing {
+        /// The directory.
+        location: String,
+    },
+
     /// The disk has no room for the next segment or snapshot. Nothing of the refused append was
     /// written; what was acknowledged before is intact.
     #[error(
