@@ -3,7 +3,7 @@
 //! The trait exists so that tests can put a simulated disk in its place, which records every
 //! operation and builds each image that a power loss could leave behind.
 
-use std::fs::{self, File, OpenOptions, TryLockError};
+use std::fs::{File, TryLockError};
 use std::io;
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
@@ -11,6 +11,7 @@ use std::time::UNIX_EPOCH;
 
 use harvestfs_protocol::durable;
 use harvestfs_protocol::planted::{self, Bug};
+use rustix::fs::{AtFlags, Dir, Mode, OFlags};
 use serde::{Deserialize, Serialize};
 
 use super::JournalError;
@@ -80,8 +81,10 @@ pub trait DiskFile: Send + Sync {
     fn sync(&mut self) -> io::Result<()>;
 }
 
-/// A directory of the operating system, locked for this process.
+/// A directory of the operating system, locked for this process. All files are those of the directory that is locked,
+/// also when another one has its path meanwhile.
 pub(super) struct RealDisk {
+    /// For messages.
     dir: PathBuf,
     dir_handle: File,
     /// Holds the lock; the kernel releases it when the process ends, however it ends.
@@ -105,11 +108,7 @@ impl RealDisk {
             }
             Err(e) => return Err(JournalError::io("open", &name, e)),
         };
-        let lock = OpenOptions::new()
-            .create(true)
-            .truncate(false)
-            .write(true)
-            .open(dir.join(LOCK_FILE))
+        let lock = open_in(&dir_handle, LOCK_FILE, OFlags::WRONLY | OFlags::CREATE)
             .map_err(|e| JournalError::io("open", LOCK_FILE, e))?;
         match lock.try_lock() {
             Ok(()) => {}
@@ -128,43 +127,47 @@ impl RealDisk {
     }
 }
 
+/// Opens a file of a directory.
+fn open_in(dir: &File, name: &str, flags: OFlags) -> io::Result<File> {
+    let mode = Mode::from_raw_mode(0o666);
+    let open = || rustix::fs::openat(dir, name, flags | OFlags::CLOEXEC, mode);
+    let file = rustix::io::retry_on_intr(open)?;
+    Ok(File::from(file))
+}
+
 impl Disk for RealDisk {
     fn list(&self) -> io::Result<Vec<String>> {
         let mut names = Vec::new();
-        for entry in fs::read_dir(&self.dir)? {
+        for entry in Dir::read_from(&self.dir_handle)? {
             // A name that is not UTF-8 is none of ours.
-            if let Ok(name) = entry?.file_name().into_string() {
-                names.push(name);
+            match entry?.file_name().to_str() {
+                Ok("." | "..") | Err(_) => {}
+                Ok(name) => names.push(name.to_owned()),
             }
         }
         Ok(names)
     }
 
     fn create(&self, name: &str, len_bytes: u64) -> io::Result<Box<dyn DiskFile>> {
-        let file = OpenOptions::new()
-            .create(true)
-            .truncate(true)
-            .read(true)
-            .write(true)
-            .open(self.dir.join(name))?;
+        let flags = OFlags::RDWR | OFlags::CREATE | OFlags::TRUNC;
+        let file = open_in(&self.dir_handle, name, flags)?;
         reserve(&file, len_bytes)?;
         Ok(Box::new(RealFile(file)))
     }
 
     fn open(&self, name: &str) -> io::Result<Box<dyn DiskFile>> {
-        let file = OpenOptions::new()
-            .read(true)
-            .write(true)
-            .open(self.dir.join(name))?;
+        let file = open_in(&self.dir_handle, name, OFlags::RDWR)?;
         Ok(Box::new(RealFile(file)))
     }
 
     fn rename(&self, from: &str, to: &str) -> io::Result<()> {
-        fs::rename(self.dir.join(from), self.dir.join(to))
+        let dir = &self.dir_handle;
+        Ok(rustix::fs::renameat(dir, from, dir, to)?)
     }
 
     fn remove(&self, name: &str) -> io::Result<()> {
-        fs::remove_file(self.dir.join(name))
+        let removed = rustix::fs::unlinkat(&self.dir_handle, name, AtFlags::empty());
+        Ok(removed?)
     }
 
     fn sync_dir(&self) -> io::Result<()> {
@@ -237,5 +240,43 @@ impl DiskFile for RealFile {
             ));
         }
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use super::*;
+
+    /// As when an operator puts a copy in the place of a directory whose namenode still runs.
+    #[test]
+    fn a_directory_that_took_the_place_of_the_locked_one_is_not_written() {
+        let parent = tempfile::tempdir().unwrap();
+        let (dir, aside) = (parent.path().join("journal"), parent.path().join("aside"));
+        let disk = RealDisk::open(&dir, true).unwrap();
+        disk.create("one", 0).unwrap();
+        fs::rename(&dir, &aside).unwrap();
+        fs::create_dir(&dir).unwrap();
+        fs::write(dir.join("one"), "of another").unwrap();
+
+        let mut file = disk.create("two", 4).unwrap();
+        file.write_at(b"here", 0).unwrap();
+        file.sync().unwrap();
+        disk.rename("two", "three").unwrap();
+        disk.install("three", "four").unwrap();
+        assert_eq!(disk.open("one").unwrap().len_bytes().unwrap(), 0);
+        disk.remove("one").unwrap();
+        assert!(disk.open("one").is_err());
+        let mut names = disk.list().unwrap();
+        names.sort();
+        assert_eq!(names, ["four", LOCK_FILE]);
+        assert_eq!(fs::read(aside.join("four")).unwrap(), b"here");
+        let others = fs::read_dir(&dir).unwrap();
+        let others: Vec<_> = others.map(|it| it.unwrap().file_name()).collect();
+        assert_eq!(others, ["one"]);
+        // What starts there does so beside this one, and knows it for a copy.
+        assert!(RealDisk::open(&dir, false).is_ok());
+        assert!(RealDisk::open(&aside, false).is_err());
     }
 }
