@@ -292,7 +292,7 @@ impl Steps {
 /// The member that is to lead next.
 fn successor(status: &GroupStatus, to: Option<SocketAddr>) -> Result<MemberId, FsError> {
     let member = match to {
-        Some(addr) => member_at(status, addr)?,
+        Some(addr) => member_at(status, addr, |it| (!it.is_voter, !answers(status, it)))?,
         None => {
             let others = status
                 .members
@@ -329,9 +329,14 @@ pub(super) fn answers(status: &GroupStatus, member: &GroupMember) -> bool {
     member.id == status.this || member.heard_ms.is_some_and(|ms| ms < SILENT_MS)
 }
 
-fn member_at(status: &GroupStatus, addr: SocketAddr) -> Result<&GroupMember, FsError> {
-    let member = status.members.iter().find(|it| it.addr == addr);
-    member.ok_or_else(|| {
+/// The member at an address; of several, since one lost its directory before it got a vote, that of the lowest `rank`.
+fn member_at(
+    status: &GroupStatus,
+    addr: SocketAddr,
+    rank: impl Fn(&GroupMember) -> (bool, bool),
+) -> Result<&GroupMember, FsError> {
+    let members = status.members.iter().filter(|it| it.addr == addr);
+    members.min_by_key(|it| rank(it)).ok_or_else(|| {
         let known: Vec<String> = status
             .members
             .iter()

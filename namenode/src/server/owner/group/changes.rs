@@ -65,6 +65,9 @@ pub(super) async fn add(view: &GroupView, steps: &Steps, addr: SocketAddr) -> Re
     };
     let prepared = tokio::time::timeout(CATCH_UP_WITHIN, prepared).await;
     prepared.unwrap_or_else(|_| Err(late()))?;
+    for lost in others_without_vote(&view.status(), id, addr) {
+        steps.change(Change::Leave(lost)).await?;
+    }
     for _ in 0..VOTE_ATTEMPTS {
         let status = once_unchanging(view).await?;
         // One that had the address before was replaced by this one.
@@ -77,6 +80,23 @@ pub(super) async fn add(view: &GroupView, steps: &Steps, addr: SocketAddr) -> Re
         }
     }
     Err(Refusal::Outdated.into())
+}
+
+/// The members without a vote at the address of this one, which has that now: their directories were lost before they got
+/// one.
+pub(super) fn others_without_vote(
+    status: &GroupStatus,
+    id: MemberId,
+    addr: SocketAddr,
+) -> Vec<MemberId> {
+    let members = status.members.iter();
+    let others = members.filter(|it| it.addr == addr && !it.is_voter && it.id != id.0);
+    others.map(|it| MemberId(it.id)).collect()
+}
+
+/// The member that leaves when one at this address is to: if there are several, one that was lost.
+pub(super) fn leaving(status: &GroupStatus, addr: SocketAddr) -> Result<&GroupMember, FsError> {
+    member_at(status, addr, |it| (answers(status, it), it.is_voter))
 }
 
 /// Whether a member that was added has what the others have, so that a majority that needs it goes on.
@@ -155,7 +175,7 @@ pub(super) async fn remove(
 ) -> Result<(), FsError> {
     for _ in 0..VOTE_ATTEMPTS {
         let status = once_unchanging(view).await?;
-        let member = member_at(&status, addr)?;
+        let member = leaving(&status, addr)?;
         let id = MemberId(member.id);
         if member.id == status.this {
             let is_only = status.members.len() == 1;

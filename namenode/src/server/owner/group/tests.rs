@@ -2,7 +2,8 @@ use std::net::SocketAddr;
 
 use harvestfs_protocol::group::{Condition, GroupMember, GroupStatus};
 
-use super::changes::has_caught_up;
+use super::changes::{has_caught_up, leaving, others_without_vote};
+use super::successor;
 use crate::consensus::MemberId;
 use crate::journal::Lsn;
 
@@ -61,4 +62,44 @@ fn a_member_gets_a_vote_when_it_has_caught_up_and_answers() {
         assert!(!caught_up(50, Some(50), silent), "it went away");
     }
     assert!(!has_caught_up(&status(50, &[]), MemberId(2)), "it is gone");
+}
+
+/// A namenode whose directory was lost before it got a vote stays a member, with a number of its own.
+#[test]
+fn of_several_members_at_an_address_the_lost_one_leaves_and_the_other_one_leads() {
+    let lost = |id, is_voter| GroupMember {
+        heard_ms: None,
+        ..member(id, 2, is_voter)
+    };
+    let (voter, learner) = (member(8, 2, true), member(5, 2, false));
+    for (others, leaves) in [
+        ([voter.clone(), lost(9, false)], 9),
+        ([lost(7, false), voter.clone()], 7),
+        ([learner.clone(), lost(9, true)], 9),
+        ([voter.clone(), learner.clone()], 5),
+    ] {
+        let status = status(50, &others);
+        assert_eq!(leaving(&status, addr(2)).unwrap().id, leaves);
+    }
+    for others in [
+        [lost(7, false), voter.clone()],
+        [voter.clone(), lost(9, false)],
+        [learner, voter],
+    ] {
+        let to = successor(&status(50, &others), Some(addr(2)));
+        assert_eq!(to, Ok(MemberId(8)));
+    }
+    assert!(leaving(&status(50, &[]), addr(2)).is_err());
+}
+
+#[test]
+fn what_was_lost_at_an_address_leaves_when_another_one_is_added_there() {
+    let others = [
+        member(5, 2, false),
+        member(6, 2, false),
+        member(7, 3, false),
+        member(8, 2, true),
+    ];
+    let lost = others_without_vote(&status(50, &others), MemberId(6), addr(2));
+    assert_eq!(lost, [MemberId(5)]);
 }
