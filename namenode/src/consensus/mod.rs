@@ -31,7 +31,6 @@ use harvestfs_protocol::codec::MAX_HEADER_BYTES;
 use harvestfs_protocol::machine;
 use harvestfs_protocol::planted::{self, Bug};
 use harvestfs_protocol::transport::Endpoint;
-use harvestfs_protocol::version::Version;
 use openraft::Instant as _;
 use openraft::async_runtime::WatchReceiver;
 use openraft::impls::leader_id_std;
@@ -57,7 +56,7 @@ pub use outside::{
     Asked, Joining, Outside, Standing, found_alone, found_here, found_outside, found_with_snapshot,
     other_members, standing,
 };
-pub use peers::Running;
+pub use peers::{ClusterVersion, Running};
 pub use progress::Commits;
 pub use runtime::MachineRuntime;
 pub use service::Service;
@@ -506,7 +505,7 @@ impl Consensus {
     }
 
     /// The cluster has this version: namenodes that do not are refused.
-    pub fn set_cluster_version(&self, version: Version) {
+    pub fn set_cluster_version(&self, version: ClusterVersion) {
         self.peers.caller.releases.set_cluster(version);
     }
 

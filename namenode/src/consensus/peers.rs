@@ -5,7 +5,6 @@ use std::future::Future;
 use std::io;
 use std::net::SocketAddr;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use harvestfs_protocol::error::FsError;
@@ -60,8 +59,8 @@ pub(super) struct Caller {
 /// The version of the cluster, and what runs at the other members.
 #[derive(Default)]
 pub(super) struct Releases {
-    /// None (0): not known here.
-    cluster: AtomicU32,
+    /// None: not known here.
+    cluster: Mutex<Option<ClusterVersion>>,
     /// As they said when they were connected to last.
     others: Mutex<BTreeMap<MemberId, Running>>,
 }
@@ -75,18 +74,49 @@ pub struct Running {
     pub versions: Versions,
 }
 
+/// The version of the cluster, as this namenode's log has it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ClusterVersion {
+    /// After the last record.
+    pub newest: Version,
+    /// The record that raised it, and the version before it. Until it is committed, another leader may replace it.
+    pub raised: Option<(Lsn, Version)>,
+}
+
+impl ClusterVersion {
+    /// The one that stays, when the records up to there are committed.
+    #[must_use]
+    pub fn settled(self, committed: Lsn) -> Version {
+        match self.raised {
+            Some((record, before)) if committed < record => before,
+            _ => self.newest,
+        }
+    }
+}
+
 impl Releases {
     /// The cluster has this version.
-    pub(super) fn set_cluster(&self, version: Version) {
-        self.cluster.store(version.0, Ordering::Release);
+    pub(super) fn set_cluster(&self, version: ClusterVersion) {
+        *self.cluster.lock() = Some(version);
     }
 
-    /// Refuses a program that cannot be a namenode of the cluster.
-    pub(super) fn check(&self, versions: Versions) -> Result<(), Unfit> {
-        match self.cluster.load(Ordering::Acquire) {
-            0 => Ok(()),
-            cluster => versions.check_cluster(Version(cluster)),
+    /// Refuses a program that cannot be a namenode of the cluster once everything in the log is committed. Who counts on
+    /// such a one would have it commit that.
+    fn check_follower(&self, versions: Versions) -> Result<(), Unfit> {
+        match *self.cluster.lock() {
+            None => Ok(()),
+            Some(cluster) => versions.check_cluster(cluster.newest),
         }
+    }
+
+    /// Refuses a program that can be no namenode of the cluster, neither with what is committed up to there nor with what is
+    /// not: it may be one that replaces that.
+    pub(super) fn check_leader(&self, versions: Versions, committed: Lsn) -> Result<(), Unfit> {
+        self.check_follower(versions)
+            .or_else(|unfit| match *self.cluster.lock() {
+                Some(cluster) => versions.check_cluster(cluster.settled(committed)),
+                None => Err(unfit),
+            })
     }
 
     pub(super) fn others(&self) -> BTreeMap<MemberId, Running> {
@@ -216,6 +246,7 @@ impl Peer {
     ) -> Result<(MemberId, PeerReply), PeerError> {
         let known = self.known(&request);
         let is_append = matches!(request, PeerRequest::Append { .. });
+        let is_of_leader = matches!(request, PeerRequest::ReadSnapshot { .. });
         let linked = self.caller.links.get(&self.name, self.addr);
         let late = |_| {
             PeerError::Transport(TransportError::Deadline {
@@ -227,7 +258,15 @@ impl Peer {
             .await
             .map_err(late)??;
         let running = link.running();
-        self.caller.releases.check(running.versions)?;
+        match &self.caller.store {
+            Some(store) if is_of_leader => {
+                let committed = store.commits().last();
+                self.caller
+                    .releases
+                    .check_leader(running.versions, committed)?;
+            }
+            _ => self.caller.releases.check_follower(running.versions)?,
+        }
         let call = PeerCall {
             from: self.caller.this.0,
             to: self.to.map(|it| it.0),
@@ -422,6 +461,35 @@ impl RaftNetworkV2<Group> for Peer {
         match self.call(request, option.hard_ttl()).await? {
             (_, PeerReply::Transferred) => Ok(Ok(())),
             _ => Err(PeerError::UnexpectedReply.into()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// As when the leader that finished an upgrade was lost before another one had heard of it, and the others went back.
+    #[test]
+    fn an_older_program_may_lead_until_the_version_that_it_lacks_is_committed() {
+        let (older, newer) = (Versions::only(Version(3)), Versions::only(Version(4)));
+        let releases = Releases::default();
+        assert_eq!(releases.check_leader(older, 0), Ok(()));
+        assert_eq!(releases.check_follower(older), Ok(()));
+        releases.set_cluster(ClusterVersion {
+            newest: Version(4),
+            raised: Some((7, Version(3))),
+        });
+        for (versions, committed, leads, follows) in [
+            (older, 6, true, false),
+            (older, 7, false, false),
+            (newer, 6, true, true),
+            (newer, 7, true, true),
+            (Versions::only(Version(2)), 6, false, false),
+        ] {
+            let led = releases.check_leader(versions, committed).is_ok();
+            let followed = releases.check_follower(versions).is_ok();
+            assert_eq!((led, followed), (leads, follows), "{versions} {committed}");
         }
     }
 }

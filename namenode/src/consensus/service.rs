@@ -74,7 +74,9 @@ impl Service {
         match &self.part {
             Part::Member(member) => {
                 let releases = &member.peers.caller.releases;
-                releases.check(versions).map_err(FsError::Unfit)
+                let committed = member.store.commits().last();
+                let checked = releases.check_leader(versions, committed);
+                checked.map_err(FsError::Unfit)
             }
             Part::Outside(_) => Ok(()),
         }

@@ -5,13 +5,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
-use harvestfs_protocol::version::Version;
 use harvestfs_telemetry::metrics::{Histogram, Timer};
 
 use super::NamenodeError;
 use crate::consensus::{
-    BeforeSnapshot, Change, Changing, Commits, Consensus, ConsensusError, GroupView, MemberId,
-    Progress, Record, Term,
+    BeforeSnapshot, Change, Changing, ClusterVersion, Commits, Consensus, ConsensusError,
+    GroupView, MemberId, Progress, Record, Term,
 };
 use crate::journal::{JournalCounters, JournalWriter, Lsn};
 
@@ -95,7 +94,7 @@ impl Log {
     }
 
     /// The cluster has this version.
-    pub(crate) fn set_cluster_version(&self, version: Version) {
+    pub(crate) fn set_cluster_version(&self, version: ClusterVersion) {
         self.consensus.set_cluster_version(version);
     }
 

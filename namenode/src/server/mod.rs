@@ -283,6 +283,7 @@ async fn prepare(
         formatted,
         journal,
         read,
+        raised,
         from_backup,
     } = match recover(options, disk, start).await? {
         Found::Restored(restored) => *restored,
@@ -334,6 +335,7 @@ async fn prepare(
         cluster,
         log: Log::new(consensus, last_lsn, metrics.journal.clone()),
         records_since_snapshot: last_lsn - snapshot_lsn,
+        raised,
         from_backup,
         tokens,
         historian,

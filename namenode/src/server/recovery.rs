@@ -6,7 +6,7 @@ use std::time::Instant;
 
 use harvestfs_protocol::durable;
 use harvestfs_protocol::group::Condition;
-use harvestfs_protocol::version::Versions;
+use harvestfs_protocol::version::{Version, Versions};
 
 use super::NamenodeError;
 use super::data_dir;
@@ -38,6 +38,8 @@ pub(crate) struct Restored {
     pub journal: Journal,
     /// What was read of it.
     pub read: ReadLog,
+    /// The last record that raised the version of the cluster and may not be committed, and the version before it.
+    pub raised: Option<(Lsn, Version)>,
     /// It came from a backup that ends at this record, and waits for an operator.
     pub from_backup: Option<Lsn>,
 }
@@ -50,6 +52,8 @@ pub(crate) struct Kept {
     pub namespace: Namespace,
     /// The last entry that it executed, and its term.
     pub last: (Lsn, Term),
+    /// As in [`Restored`].
+    pub raised: Option<(Lsn, Version)>,
 }
 
 impl Kept {
@@ -109,15 +113,19 @@ pub(crate) fn recover(
     let snapshot_lsn = snapshot.as_ref().map_or(0, |(lsn, _)| *lsn);
     let kept = kept.take().filter(|kept| kept.is_in(&journal));
     let is_kept = kept.is_some();
-    let (namespace, executed) = match kept {
-        Some(kept) => (kept.namespace, kept.last.0),
-        None => read_base(snapshot)?,
+    let (namespace, executed, raised_before) = match kept {
+        Some(kept) => (kept.namespace, kept.last.0, kept.raised),
+        None => {
+            let (namespace, executed) = read_base(snapshot)?;
+            (namespace, executed, None)
+        }
     };
     let replayed = replay(namespace, executed, records, || false)?;
     let Some(Replayed {
         namespace,
         terms,
         members,
+        raised,
     }) = replayed
     else {
         unreachable!("a replay that cannot be cancelled was");
@@ -155,6 +163,7 @@ pub(crate) fn recover(
             terms,
             members,
         },
+        raised: raised.or(raised_before),
         from_backup: data_dir::from_backup(data_dir)?,
     })))
 }
@@ -167,6 +176,8 @@ pub(crate) struct Replayed {
     pub terms: Vec<(Lsn, Term)>,
     /// The last members that a record names.
     pub members: Option<ReadMembers>,
+    /// The last record of a term that raised the version of the cluster, and the version before it.
+    pub raised: Option<(Lsn, Version)>,
 }
 
 /// The namespace of a snapshot, and the last record that it has.
@@ -189,7 +200,7 @@ pub(crate) fn replay(
     cancelled: impl Fn() -> bool,
 ) -> Result<Option<Replayed>, NamenodeError> {
     let mut terms: Vec<(Lsn, Term)> = Vec::new();
-    let mut named = None;
+    let (mut named, mut raised) = (None, None);
     for record in records {
         let (lsn, bytes) = record?;
         let (term, content) =
@@ -204,9 +215,14 @@ pub(crate) fn replay(
             Content::Command(command) => {
                 let command = Command::decode(command)
                     .map_err(|source| NamenodeError::Record { lsn, source })?;
+                let before = namespace.version();
                 namespace
                     .apply(&command)
                     .map_err(|source| NamenodeError::of_replay(lsn, source))?;
+                // What a journal began with, before the first term, nobody replaces.
+                if namespace.version() != before && term > 0 {
+                    raised = Some((lsn, before));
+                }
             }
         }
         if lsn.is_multiple_of(PROGRESS_EVERY) {
@@ -220,6 +236,7 @@ pub(crate) fn replay(
         namespace,
         terms,
         members: named,
+        raised,
     }))
 }
 
@@ -304,7 +321,11 @@ mod tests {
         let kept = |last| {
             let mut namespace = restored(&data_dir, None).namespace;
             namespace.apply(&open_session("kept")).unwrap();
-            Some(Kept { namespace, last })
+            Some(Kept {
+                namespace,
+                last,
+                raised: None,
+            })
         };
         let sessions = |kept| restored(&data_dir, kept).namespace.counts().sessions;
         assert_eq!(sessions(None), 0);
@@ -324,5 +345,39 @@ mod tests {
         drop(journal);
         assert_eq!(sessions(None), 1);
         assert_eq!(sessions(before), 2, "the record after it is replayed");
+    }
+
+    #[cfg(feature = "next-version")]
+    #[test]
+    fn a_version_that_a_leader_raised_is_not_settled_by_a_start() {
+        let format = Command::Format {
+            cluster: ClusterId(7),
+            now: Timestamp::default(),
+            root_uid: 0,
+            root_gid: 0,
+            block_bytes: 64 << 20,
+            default_rules: PlacementRules {
+                replication: 1,
+                durability: Durability::Strict,
+                class: None,
+            },
+        };
+        let raise = Command::RaiseVersion {
+            version: Version::NEXT,
+            now: Timestamp::default(),
+        };
+        let raise = raise.encode().unwrap();
+        let of_term_1 = [vec![64, 1, 1], raise.clone()].concat();
+        for (raise, raised) in [(raise, None), (of_term_1, Some((2, Version::V0_2)))] {
+            let directory = tempfile::tempdir().unwrap();
+            let options = data_dir::empty(directory.path(), ClusterId(7), SEGMENT_BYTES);
+            let (mut journal, _) = Journal::open(&options).unwrap();
+            journal.append(&[format.encode().unwrap(), raise]).unwrap();
+            journal.sync().unwrap();
+            drop(journal);
+            let (_journal, recovered) = Journal::open(&options).unwrap();
+            let replayed = replay(Namespace::new(), 0, recovered.records, || false);
+            assert_eq!(replayed.unwrap().unwrap().raised, raised);
+        }
     }
 }

@@ -45,11 +45,16 @@ impl Owner {
         // Replies that are still held are given up: their mutations may be repeated.
         let closed = self.log.close().await;
         drop_elsewhere(self.cluster);
-        let namespace = self.namespace;
+        let (namespace, raised) = (self.namespace, self.raised);
         if let (Err(NamenodeError::Deposed), Ok(()), Some(last), false) =
             (&worked, &closed, led, is_replaced)
         {
-            return Ok(Ended::Deposed(Some(Box::new(Kept { namespace, last }))));
+            let kept = Kept {
+                namespace,
+                last,
+                raised,
+            };
+            return Ok(Ended::Deposed(Some(Box::new(kept))));
         }
         drop_elsewhere(namespace);
         match worked {

@@ -9,7 +9,7 @@ use harvestfs_protocol::version::{Release, Version, Versions};
 
 use super::group::answers;
 use super::{Connected, Owner};
-use crate::consensus::{MemberId, Running};
+use crate::consensus::{ClusterVersion, MemberId, Running};
 use crate::engine::namespace::Command;
 use crate::journal::Lsn;
 use crate::server::metrics::Responder;
@@ -130,15 +130,19 @@ impl Owner {
 
     /// The version of the cluster, for those who write by it: not before its record is durable.
     pub(super) fn settled_version(&self) -> Version {
-        match self.raised {
-            Some((record, before)) if self.log.commits().last() < record => before,
-            _ => self.namespace.version(),
+        self.cluster_version().settled(self.log.commits().last())
+    }
+
+    fn cluster_version(&self) -> ClusterVersion {
+        ClusterVersion {
+            newest: self.namespace.version(),
+            raised: self.raised,
         }
     }
 
     /// Namenodes that do not have the version of the cluster are refused from here on.
     pub(super) fn note_version(&self) {
-        self.log.set_cluster_version(self.namespace.version());
+        self.log.set_cluster_version(self.cluster_version());
     }
 
     /// Writes a record of the next version.
