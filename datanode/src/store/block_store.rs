@@ -228,12 +228,16 @@ impl BlockStore {
         sealed.map(|report| report.block).collect()
     }
 
-    /// What is known about a replica, for a report.
+    /// What is known about a replica, for a report; nothing about one on a volume that is down, with which it
+    /// is gone.
     pub fn report(&self, block: BlockId) -> Option<(StorageId, ReplicaReport)> {
         let replicas = self.inventory.lock();
         let entry = replicas.get(&block)?;
-        let storage = self.inventory.volumes[entry.volume].storage();
-        Some((storage, entry.report(block)?))
+        let volume = &self.inventory.volumes[entry.volume];
+        if !volume.health.is_good() {
+            return None;
+        }
+        Some((volume.storage(), entry.report(block)?))
     }
 
     /// Tells the namenode what is here of a replica that it takes to be on a volume, also that there is

@@ -401,9 +401,15 @@ impl Inventory {
     ) -> Option<(Arc<Volume>, Arc<OpenReplica>)> {
         let replicas = self.lock();
         let entry = replicas.get(&block)?;
+        let volume = &self.volumes[entry.volume];
         match &entry.state {
-            State::Open(replica) if replica.origin == Origin::Repair && replica.is_idle() => {
-                Some((self.volumes[entry.volume].clone(), replica.clone()))
+            State::Open(replica)
+                if replica.origin == Origin::Repair
+                    && replica.is_idle()
+                    // Else it is gone: nothing can remove it, and it is in nobody's way.
+                    && volume.health.is_good() =>
+            {
+                Some((volume.clone(), replica.clone()))
             }
             State::Open(_)
             | State::Sealed { .. }
@@ -440,7 +446,20 @@ impl Inventory {
         entry.state = state;
     }
 
-    /// Adds a replica that is about to be created.
+    /// Whether a replica is gone with its volume, so that another one may be created. A volume that is down stays
+    /// so until the next start. What a job or a writer still has is not given up: it may yet change its state.
+    fn give_up_lost(&self, entry: &Entry) -> bool {
+        if self.volumes[entry.volume].health.is_good() {
+            return false;
+        }
+        match &entry.state {
+            State::Sealed { .. } | State::Corrupt(_) => true,
+            State::Open(replica) => replica.end_if_idle(),
+            State::Condemned | State::Deleting => false,
+        }
+    }
+
+    /// Adds a replica that is about to be created, in place of one that is lost.
     ///
     /// # Errors
     /// [`StoreError::ReplicaExists`].
@@ -450,14 +469,23 @@ impl Inventory {
         volume: usize,
         replica: &Arc<OpenReplica>,
     ) -> Result<Creation, StoreError> {
-        match self.lock().entry(block) {
-            hash_map::Entry::Occupied(_) => return Err(StoreError::ReplicaExists),
-            hash_map::Entry::Vacant(vacant) => vacant.insert(Entry {
-                volume,
-                generation: Generation(self.next_generation.fetch_add(1, Ordering::Relaxed)),
-                state: State::Open(replica.clone()),
-            }),
+        let created = Entry {
+            volume,
+            generation: Generation(self.next_generation.fetch_add(1, Ordering::Relaxed)),
+            state: State::Open(replica.clone()),
         };
+        let lost = {
+            let mut replicas = self.lock();
+            let known = replicas.get(&block);
+            if known.is_some_and(|entry| !self.give_up_lost(entry)) {
+                return Err(StoreError::ReplicaExists);
+            }
+            replicas.insert(block, created)
+        };
+        if let Some(lost) = lost {
+            self.tables.forget(lost.generation);
+            self.files.forget(lost.generation);
+        }
         Ok(Creation {
             inventory: self.clone(),
             block,

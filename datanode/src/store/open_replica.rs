@@ -182,6 +182,16 @@ impl OpenReplica {
         self.let_go.notify_waiters();
     }
 
+    /// As [`OpenReplica::end`], where nobody has the replica. Whether that is so.
+    pub fn end_if_idle(&self) -> bool {
+        let mut slot = self.slot.lock();
+        let is_idle = matches!(*slot, Slot::Idle(_));
+        if is_idle {
+            *slot = Slot::Taken;
+        }
+        is_idle
+    }
+
     fn replace(&self, slot: Slot) {
         let before = std::mem::replace(&mut *self.slot.lock(), slot);
         if let Slot::Idle(charge) = before {

@@ -168,6 +168,48 @@ async fn a_broken_volume_goes_down_and_the_others_serve() {
     }
 }
 
+/// What was on a volume that went down is gone until the next start: a repair re-creates it on another one.
+#[tokio::test]
+async fn what_was_on_a_volume_that_went_down_is_created_on_another() {
+    let dir = tempfile::tempdir().unwrap();
+    let volumes = ["a", "b"].map(|name| {
+        let path = dir.path().join(name);
+        let quota_bytes = if name == "a" { 2 << 30 } else { 1 << 30 };
+        Volume::open(&options(&path, quota_bytes), "dn1", Arc::new(RealDisk), 1).unwrap()
+    });
+    let lost = volumes[0].0.clone();
+    let store = store_of(volumes.into());
+    let storages = store.healthy_storages();
+    write_sealed(&store, 1, b"sealed").await.unwrap();
+    drop(create(&store, 2).await.unwrap());
+    let repair = |block| store.create(BlockId(block), None, Origin::Repair, BLOCK_BYTES);
+    drop(repair(3).await.unwrap());
+    let writer = create(&store, 4).await.unwrap();
+    for block in [1, 2, 4] {
+        let (storage, _) = store.report(BlockId(block)).unwrap();
+        assert_eq!(storage, storages[0]);
+    }
+    let late_seal = store.inventory.readable(BlockId(2)).unwrap();
+    lost.health.fail("on purpose", lost.path());
+    for block in 1..=3 {
+        assert!(store.report(BlockId(block)).is_none());
+        store.delete_abandoned_repair(BlockId(block)).await.unwrap();
+        let mut writer = repair(block).await.unwrap();
+        let packets = vec![packet(0, b"repaired", false)];
+        writer.write(packets, false).await.unwrap();
+        writer.seal(8).await.unwrap();
+        let (storage, report) = store.report(BlockId(block)).unwrap();
+        assert!(storage == storages[1] && report.sealed);
+        assert_eq!(read(&store, block, 0, 8).await.unwrap(), b"repaired"[..]);
+    }
+    // Nobody can take over what is gone, nor create what a writer has not let go of.
+    assert!(late_seal.open.unwrap().take_over().await.is_err());
+    let error = repair(4).await.err().unwrap();
+    assert!(matches!(error, StoreError::ReplicaExists), "{error}");
+    drop(writer);
+    drop(repair(4).await.unwrap());
+}
+
 #[tokio::test]
 async fn creation_goes_to_the_next_volume_when_one_fails() {
     let dir = tempfile::tempdir().unwrap();
