@@ -372,10 +372,10 @@ impl BlockStore {
             .await
     }
 
-    /// As [`BlockStore::seal`], and at what the replica has when that is less: nothing more will come.
+    /// As [`BlockStore::seal`], and at what the replica has when that is less, also nothing: nothing more will come.
     ///
     /// # Errors
-    /// As [`BlockStore::seal`]; [`StoreError::ShortReplica`] when there is nothing.
+    /// As [`BlockStore::seal`].
     pub async fn seal_what_is_there(
         &self,
         block: BlockId,

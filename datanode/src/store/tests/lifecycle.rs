@@ -165,12 +165,21 @@ async fn a_replica_that_lacks_its_end_is_sealed_at_what_it_has() {
         let storage = store.healthy_storages()[0];
         assert_eq!(store.replicas_of(storage), [report(1, 20_480, true)]);
     }
-    create(&store, 2).await.unwrap();
-    let nothing = store.seal_what_is_there(BlockId(2), 4096).await;
-    assert!(matches!(
-        nothing,
-        Err(StoreError::ShortReplica { have_bytes: 0 })
-    ));
+}
+
+/// Nobody would ever remove it else: that nothing more comes shows when it is sealed.
+#[tokio::test]
+async fn an_empty_replica_is_sealed_as_it_is() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = real_store(dir.path());
+    drop(create(&store, 2).await.unwrap());
+    store.seal_what_is_there(BlockId(2), 4096).await.unwrap();
+    drop(store);
+    let store = real_store(dir.path());
+    let storage = store.healthy_storages()[0];
+    assert_eq!(store.replicas_of(storage), [report(2, 0, true)]);
+    store.seal_what_is_there(BlockId(2), 4096).await.unwrap();
+    store.delete(BlockId(2)).await.unwrap();
 }
 
 #[tokio::test]

@@ -57,6 +57,24 @@ fn what_is_left_of_a_block_is_sealed_and_repaired() {
     assert_eq!(world.cluster.fsck(), Default::default());
 }
 
+/// Its server lost all of it: it is sealed with nothing in it, and makes room for a replica of what is left.
+#[test]
+fn an_empty_replica_of_a_shortened_block_is_removed() {
+    let mut world = World::new(3, 3, options(), 3);
+    let (block, nodes) = after_power_loss(&mut world, [2, 0, 2]);
+    let empty = nodes[1].0 as usize;
+    for node in (0..world.nodes.len()).filter(|&node| node != empty) {
+        world.start(node);
+    }
+    world.pass(60_000);
+    assert_eq!(world.cluster.shortened().count(), 1);
+    world.start(empty);
+    world.pass(60_000);
+    let replicas = world.nodes.iter().filter_map(|node| node.replica(block));
+    let replicas: Vec<_> = replicas.map(|it| (it.length_bytes, it.sealed)).collect();
+    assert_eq!(replicas, [(2 * CHUNK, true); 3]);
+}
+
 #[test]
 fn a_server_that_has_more_and_is_back_late_makes_the_block_longer_again() {
     let mut world = World::new(6, 6, options(), 2);
