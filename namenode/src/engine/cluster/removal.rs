@@ -196,8 +196,7 @@ impl Cluster {
             let replica = slot.and_then(|slot| self.table.replica_on(slot, node));
             if let Some((slot, replica)) = slot.zip(replica)
                 && let Some(it) = self.table.get(slot)
-                && (it.replicas[replica].state.awaits_seal()
-                    || self.salvage.is_to_be_sealed(slot, node))
+                && it.replicas[replica].state.awaits_seal()
             {
                 let committed_bytes = self.salvage.committed_bytes(slot);
                 return Some(NodeCommand::Seal {
@@ -276,10 +275,7 @@ impl Cluster {
             ReplicaState::Excess => true,
             ReplicaState::Short | ReplicaState::Corrupt | ReplicaState::Deleting => confirmed > 0,
         };
-        // What is longer than all others shows when it is sealed.
-        let may_be_longer =
-            self.salvage.committed_bytes(slot).is_some() && self.seal_incomplete(slot, node);
-        if !enough || may_be_longer || self.is_storm() {
+        if !enough || self.is_storm() {
             return Verdict::Later;
         }
         assert!(

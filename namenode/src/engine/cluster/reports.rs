@@ -170,7 +170,7 @@ impl Cluster {
         );
         self.lengthen(slot, node, report);
         let state = self.judge(slot, node, report);
-        self.salvage.note(slot, node, report, state);
+        self.salvage.note(slot, node, report.length_bytes, state);
         match self.table.replica_on(slot, node) {
             None => {
                 self.arrive(slot, node);
@@ -180,7 +180,7 @@ impl Cluster {
         }
         if let Some(block) = self.table.get(slot)
             && block.sealed
-            && state == ReplicaState::Open
+            && state.awaits_seal()
         {
             self.watch_seal(slot);
         }
@@ -207,7 +207,10 @@ impl Cluster {
             (false, true) => ReplicaState::Open,
             // The report may be older than what the writer committed meanwhile.
             (false, false) if self.pipeline(slot).contains(&node) => ReplicaState::Open,
-            _ => ReplicaState::Short,
+            // Also where nobody says any more who writes it, as after another namenode led: what it has shows when it is
+            // sealed.
+            (false, false) => ReplicaState::Unconfirmed,
+            (true, false) => ReplicaState::Short,
         }
     }
 

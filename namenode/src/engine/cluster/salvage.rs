@@ -1,7 +1,7 @@
 //! Blocks whose end is lost: all servers that had it lost their power before it was synced, or died, and only
 //! incomplete replicas are left. What the longest of them has is as precious as any other block: it may have been synced,
-//! by other files. So they are sealed, which shows what they have, and after some time the longest counts as the whole block,
-//! and is repaired and watched. A replica that has more, and is back later, makes the block longer again.
+//! by other files. So they are sealed, as all replicas are, which shows what they have, and after some time the longest counts
+//! as the whole block, and is repaired and watched. A replica that has more, and is back later, makes the block longer again.
 //!
 //! After a restart of the namenode, all bytes that are committed are required again, until the same time has passed.
 
@@ -15,12 +15,11 @@ use smallvec::SmallVec;
 use super::table::{NodeIx, ReplicaState, Slot};
 use super::{Cluster, Happening};
 
-/// An incomplete replica, as its datanode reported it.
+/// A sealed replica that is incomplete, as its datanode reported it.
 #[derive(Clone, Copy, Debug)]
 struct Incomplete {
     node: NodeIx,
     length_bytes: u64,
-    sealed: bool,
 }
 
 /// A block whose end is lost.
@@ -57,30 +56,18 @@ impl Salvage {
         self.shortened.get(&slot).copied()
     }
 
-    /// Whether a node has an incomplete replica that is not sealed: how long it is may be known from a report
-    /// that was old when it came.
-    pub(super) fn is_to_be_sealed(&self, slot: Slot, node: NodeIx) -> bool {
-        let replicas = self.incomplete.get(&slot);
-        let mut replicas = replicas.into_iter().flatten();
-        replicas.any(|replica| replica.node == node && !replica.sealed)
-    }
-
-    /// What a datanode reported of a replica that was judged so.
+    /// How long a datanode reported a replica that was judged so.
     pub(super) fn note(
         &mut self,
         slot: Slot,
         node: NodeIx,
-        report: &ReplicaReport,
+        length_bytes: u64,
         state: ReplicaState,
     ) {
         if state == ReplicaState::Short {
             let replicas = self.incomplete.entry(slot).or_default();
             replicas.retain(|replica| replica.node != node);
-            replicas.push(Incomplete {
-                node,
-                length_bytes: report.length_bytes,
-                sealed: report.sealed,
-            });
+            replicas.push(Incomplete { node, length_bytes });
         } else if let Some(replicas) = self.incomplete.get_mut(&slot) {
             replicas.retain(|replica| replica.node != node);
             if replicas.is_empty() {
@@ -106,16 +93,12 @@ impl Cluster {
             })
     }
 
-    /// Has the incomplete replicas of a lost block sealed, and looks at it again after a while.
+    /// Looks at a lost block of which there are incomplete replicas again after a while.
     pub(super) fn await_salvage(&mut self, slot: Slot) {
-        let Some(incomplete) = self.salvage.incomplete.get(&slot) else {
+        if !self.salvage.incomplete.contains_key(&slot) {
             return;
-        };
-        let nodes: SmallVec<[NodeIx; 3]> = incomplete.iter().map(|it| it.node).collect();
+        }
         if self.salvage.queued.insert(slot) {
-            for node in nodes {
-                self.seal_incomplete(slot, node);
-            }
             let due_ms = self.now_ms + self.options.salvage_delay_ms;
             let block = self.table.known(slot).id;
             self.salvage.waiting.push_back((due_ms, block));
@@ -125,17 +108,6 @@ impl Cluster {
                 "{queued} lost blocks are to be looked at, {waiting} at some time"
             );
         }
-    }
-
-    /// Has an incomplete replica sealed that is not yet. Whether there is one.
-    pub(super) fn seal_incomplete(&mut self, slot: Slot, node: NodeIx) -> bool {
-        let is_to_be_sealed = self.salvage.is_to_be_sealed(slot, node);
-        let block = self.table.known(slot).id;
-        let seal = &mut self.nodes[node as usize].seal;
-        if is_to_be_sealed && !seal.contains(&block) {
-            seal.push_back(block);
-        }
-        is_to_be_sealed
     }
 
     /// Goes on with what is left of lost blocks that have waited long enough.
@@ -168,8 +140,7 @@ impl Cluster {
         let here = |replica: &Incomplete| {
             let index = self.table.replica_on(slot, replica.node)?;
             let is_short = block.replicas[index].state == ReplicaState::Short;
-            (is_usable(index) && is_short && replica.sealed)
-                .then_some((index, replica.length_bytes))
+            (is_usable(index) && is_short).then_some((index, replica.length_bytes))
         };
         let incomplete = self.salvage.incomplete.get(&slot);
         let found: SmallVec<[_; 3]> = incomplete.into_iter().flatten().filter_map(here).collect();
@@ -220,20 +191,15 @@ impl Cluster {
         }
         let (length_bytes, replicas) = (block.required_bytes.into(), block.replicas.clone());
         for (index, replica) in replicas.iter().enumerate() {
-            let sealed = match replica.state {
-                ReplicaState::Sealed | ReplicaState::Excess => true,
-                ReplicaState::Open => false,
+            let state = match replica.state {
+                ReplicaState::Sealed | ReplicaState::Excess => ReplicaState::Short,
+                ReplicaState::Open => ReplicaState::Unconfirmed,
                 _ => continue,
-            };
-            let before = ReplicaReport {
-                block: report.block,
-                length_bytes,
-                sealed,
             };
             let node = self.table.home(replica.storage).node;
             self.nodes[node as usize].deletes.remove(report.block);
-            self.salvage.note(slot, node, &before, ReplicaState::Short);
-            self.table.set_state(slot, index, ReplicaState::Short);
+            self.salvage.note(slot, node, length_bytes, state);
+            self.table.set_state(slot, index, state);
         }
         self.cancel_repair_of(slot);
         self.require_only(slot, left_bytes, committed_bytes);

@@ -29,9 +29,10 @@ pub(super) enum ReplicaState {
     Sealed,
     /// Has all committed bytes; not sealed on its datanode.
     Open,
-    /// Not sealed on its datanode, and its writer does not vouch for it: the datanode is to say what it has.
+    /// Not sealed on its datanode, and its writer does not vouch for it, or it lacks committed bytes by a report that may
+    /// be old: the datanode is to say what it has.
     Unconfirmed,
-    /// Lacks committed bytes.
+    /// Sealed, and lacks committed bytes.
     Short,
     /// Has wrong or unreadable bytes.
     Corrupt,

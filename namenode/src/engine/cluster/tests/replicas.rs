@@ -148,6 +148,32 @@ fn replicas_that_may_be_complete_make_no_way_for_others() {
     }
 }
 
+/// After another namenode led, nobody says who writes a block: that it is shorter than what is committed may be old news.
+#[test]
+fn a_replica_that_was_shorter_when_it_was_reported_makes_no_way_for_others() {
+    let mut world = World::new(3, 3, options(), 1);
+    let block = world.allocate(rules(3)).expect("room is left");
+    world.append(block, 2 * CHUNK);
+    world.restart_namenode();
+    for node in 0..3 {
+        world.connect(node);
+    }
+    world.pass(1_000);
+    // Reported before the last commit, and what was reported since is not here yet.
+    let late = NodeId(2);
+    have(&mut world, late, block, CHUNK, false);
+    let pipeline = world.blocks[&block].pipeline.clone();
+    world.seal_on(block, &pipeline);
+    world.nodes[late.0 as usize].changes.clear();
+    for _ in 0..300 {
+        world.pass(100);
+        let replica = world.nodes[late.0 as usize].replica(block);
+        assert!(replica.is_some(), "{block} was removed on {late}");
+    }
+    assert_eq!(world.cluster.replicas(block, None).len(), 3);
+    assert_eq!(world.cluster.fsck(), Default::default());
+}
+
 #[test]
 fn a_replica_that_its_writer_claims_must_be_reported_in_time() {
     let mut world = World::new(4, 2, options(), 1);
