@@ -208,17 +208,19 @@ impl BlockStore {
             .collect()
     }
 
-    /// The replicas that wait for the namenode's order to be deleted.
-    pub fn corrupt_replicas(&self) -> Vec<(StorageId, BlockId)> {
+    /// The replicas of a volume that wait for the namenode's order to be deleted, in no order.
+    pub fn corrupt_replicas_of(&self, storage: StorageId) -> Vec<BlockId> {
+        let Some(wanted) = self.inventory.volume_index(storage) else {
+            return Vec::new();
+        };
         let replicas = self.inventory.lock();
-        let corrupt = replicas.iter().filter(|(_, entry)| match &entry.state {
+        let of_volume = replicas.iter().filter(|(_, e)| e.volume == wanted);
+        let corrupt = of_volume.filter(|(_, entry)| match &entry.state {
             State::Condemned | State::Corrupt(_) => true,
             State::Open(replica) => replica.is_corrupt(),
             State::Sealed { .. } | State::Deleting => false,
         });
-        corrupt
-            .map(|(&block, entry)| (self.inventory.volumes[entry.volume].storage(), block))
-            .collect()
+        corrupt.map(|(&block, _)| block).collect()
     }
 
     /// The sealed replicas of a volume, in no order.

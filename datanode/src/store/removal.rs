@@ -171,6 +171,10 @@ impl Drop for Removal {
     fn drop(&mut self) {
         if let Some(charge) = self.charge.take() {
             self.inventory.keep_as_corrupt(self.block, charge);
+            // Whoever had it removed has to do so again.
+            self.inventory
+                .changes
+                .push(self.volume.storage(), ReplicaChange::Corrupt(self.block));
         }
     }
 }

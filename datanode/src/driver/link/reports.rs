@@ -45,12 +45,12 @@ async fn send_all(
         match step {
             Step::ListVolumes => reports.volumes(store.healthy_storages()),
             Step::ReportVolume(storage) => send_full_report(store, client, storage).await?,
-            Step::ListCorrupt => {
-                for (storage, block) in store.corrupt_replicas() {
+            Step::ListCorrupt(storage) => {
+                for block in store.corrupt_replicas_of(storage) {
                     queue.push(storage, ReplicaChange::Corrupt(block));
                 }
-                node.reported(link);
             }
+            Step::Reported => node.reported(link),
             Step::Gather => tokio::time::sleep(GATHERING_TIME).await,
             Step::ReportChanges(changes) => send_changes(queue, client, changes).await?,
             Step::Wait => {

@@ -98,10 +98,13 @@ async fn a_replica_that_was_not_removed_in_time_is_to_be_removed_again() {
     })
     .await;
     let used_bytes = store.status()[0].used_bytes;
+    changes(&store);
     must_be_silent(store.delete(BlockId(1))).await;
     assert_eq!(store.status()[0].used_bytes, used_bytes);
+    // Nobody would have it removed who does not hear of it.
+    assert_eq!(changes(&store), [ReplicaChange::Corrupt(BlockId(1))]);
     let storage = store.status()[0].storage;
-    assert_eq!(store.corrupt_replicas(), [(storage, BlockId(1))]);
+    assert_eq!(store.corrupt_replicas_of(storage), [BlockId(1)]);
     tokio::time::resume();
     answer(&disk, &store).await;
     store.delete(BlockId(1)).await.unwrap();
@@ -252,7 +255,8 @@ async fn a_late_cut_shortens_no_newer_replica() {
     let newer = create(&store, 1).await;
     assert!(newer.is_err(), "the file is still there");
     answer(&disk, &store).await;
-    while store.corrupt_replicas().is_empty() {
+    let storage = store.status()[0].storage;
+    while store.corrupt_replicas_of(storage).is_empty() {
         tokio::time::sleep(Duration::from_millis(1)).await;
     }
     store.delete(BlockId(1)).await.unwrap();

@@ -49,7 +49,8 @@ async fn a_corrupt_chunk_is_never_handed_out() {
     }
     drop(store);
     let store = real_store(dir.path());
-    assert_eq!(store.corrupt_replicas().len(), 2);
+    let storage = store.status()[0].storage;
+    assert_eq!(store.corrupt_replicas_of(storage).len(), 2);
     let used = store.status()[0].used_bytes;
     store.delete(BlockId(1)).await.unwrap();
     assert!(store.status()[0].used_bytes < used);

@@ -382,7 +382,7 @@ async fn a_large_replica_goes_piece_by_piece() {
     let store = real_store(dir.path());
     assert!(store.report(BlockId(2)).is_none());
     let storage = store.status()[0].storage;
-    assert_eq!(store.corrupt_replicas(), [(storage, BlockId(2))]);
+    assert_eq!(store.corrupt_replicas_of(storage), [BlockId(2)]);
     store.delete(BlockId(2)).await.unwrap();
-    assert_eq!(store.corrupt_replicas(), []);
+    assert_eq!(store.corrupt_replicas_of(storage), []);
 }

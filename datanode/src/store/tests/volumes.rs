@@ -180,7 +180,7 @@ async fn a_replica_whose_size_is_impossible_is_corrupt() {
         let store = real_store(dir.path());
         let storage = store.healthy_storages()[0];
         assert_eq!(store.sealed_of(storage), [BlockId(2)]);
-        assert_eq!(store.corrupt_replicas(), [(storage, BlockId(1))]);
+        assert_eq!(store.corrupt_replicas_of(storage), [BlockId(1)]);
         assert!(matches!(
             read(&store, 1, 0, 1).await,
             Err(StoreError::Corrupt { .. })
@@ -188,7 +188,8 @@ async fn a_replica_whose_size_is_impossible_is_corrupt() {
     }
     let store = real_store(dir.path());
     store.delete(BlockId(1)).await.unwrap();
-    assert!(store.corrupt_replicas().is_empty());
+    let storage = store.healthy_storages()[0];
+    assert!(store.corrupt_replicas_of(storage).is_empty());
     write_sealed(&store, 1, b"again").await.unwrap();
 }
 

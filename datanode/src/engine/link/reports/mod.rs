@@ -20,6 +20,8 @@ pub const GATHERING_TIME: Duration = Duration::from_millis(50);
 #[derive(Debug, Default)]
 pub struct Reports {
     next: Next,
+    /// The volume that was reported last.
+    reported: Option<StorageId>,
     asked: Option<StorageId>,
     is_gathered: bool,
 }
@@ -39,9 +41,11 @@ pub enum Step {
     ListVolumes,
     /// What is on a volume is to be listed, and reported in full.
     ReportVolume(StorageId),
-    /// All that is here was reported. Replicas that wait to be deleted, and are in no full report, are to
-    /// be put on the list of changes.
-    ListCorrupt,
+    /// A volume was reported. Its replicas that wait to be deleted, and are in no full report, are to be put on the
+    /// list of changes: the namenode may have forgotten them.
+    ListCorrupt(StorageId),
+    /// All that is here was reported.
+    Reported,
     /// Changes are to be gathered for [`GATHERING_TIME`].
     Gather,
     /// These are to be reported, or [put back](Changes::put_back) if that fails: they are reported again,
@@ -75,19 +79,22 @@ impl Reports {
         changes: &mut Changes,
         asked: impl FnOnce() -> Option<StorageId>,
     ) -> Step {
+        if let Some(storage) = self.reported.take() {
+            return Step::ListCorrupt(storage);
+        }
         match &mut self.next {
             Next::Everything => return self.everything(changes),
             Next::Volumes(storages) => {
                 if let Some(storage) = storages.pop_front() {
-                    return Step::ReportVolume(storage);
+                    return self.report(storage);
                 }
                 self.next = Next::Changes;
-                return Step::ListCorrupt;
+                return Step::Reported;
             }
             Next::Changes => {}
         }
         if let Some(storage) = self.asked.take().or_else(asked) {
-            return Step::ReportVolume(storage);
+            return self.report(storage);
         }
         if changes.is_empty() {
             self.is_gathered = false;
@@ -107,6 +114,11 @@ impl Reports {
             }
             Pending::Everything => self.everything(changes),
         }
+    }
+
+    fn report(&mut self, storage: StorageId) -> Step {
+        self.reported = Some(storage);
+        Step::ReportVolume(storage)
     }
 
     fn everything(&mut self, changes: &mut Changes) -> Step {

@@ -65,12 +65,10 @@ impl Volumes {
             .collect()
     }
 
-    fn corrupt(&self) -> Vec<(StorageId, BlockId)> {
-        let corrupt = self
-            .replicas
-            .iter()
-            .filter(|(_, it)| **it == Replica::Corrupt);
-        corrupt.map(|(at, _)| *at).collect()
+    fn corrupt(&self, storage: StorageId) -> Vec<BlockId> {
+        let of_volume = self.replicas.iter().filter(|((at, _), _)| *at == storage);
+        let corrupt = of_volume.filter(|(_, it)| **it == Replica::Corrupt);
+        corrupt.map(|((_, block), _)| *block).collect()
     }
 }
 
@@ -193,13 +191,13 @@ impl Link {
                 self.full_reports += 1;
                 self.unsent = parts_of(storage, &replicas, PART_MAX).collect();
             }
-            Step::ListCorrupt => {
-                for (storage, block) in volumes.corrupt() {
+            Step::ListCorrupt(storage) => {
+                for block in volumes.corrupt(storage) {
                     let change = ReplicaChange::Corrupt(block);
                     self.changes.push(storage, change);
                 }
-                self.is_known = true;
             }
+            Step::Reported => self.is_known = true,
             Step::Gather => {}
             Step::ReportChanges(changes) => {
                 if fate != Fate::Lost {
@@ -251,6 +249,8 @@ enum Event {
     Asked(usize, usize),
     Step(usize, Fate),
     NamenodeRestarts(usize),
+    /// It was never told that a replica is gone, gives up waiting, and asks what is there.
+    Forgotten(usize, u64),
 }
 
 fn event() -> impl Strategy<Value = Event> {
@@ -264,7 +264,8 @@ fn event() -> impl Strategy<Value = Event> {
         20 => step(Fate::Answered),
         1 => step(Fate::Lost),
         1 => step(Fate::AnswerLost),
-        1 => link.prop_map(Event::NamenodeRestarts),
+        1 => link.clone().prop_map(Event::NamenodeRestarts),
+        1 => (link, 0..BLOCKS).prop_map(|(link, block)| Event::Forgotten(link, block)),
     ]
 }
 
@@ -293,6 +294,13 @@ proptest! {
                 Event::NamenodeRestarts(link) => {
                     world.links[link].namenode = Namenode::default();
                     world.links[link].reconnect();
+                }
+                Event::Forgotten(link, block) => {
+                    let Link { namenode, asked, .. } = &mut world.links[link];
+                    for storage in STORAGES {
+                        namenode.replicas.remove(&(storage, BlockId(block)));
+                        asked.push_back(storage);
+                    }
                 }
             }
         }
@@ -327,10 +335,18 @@ fn everything_comes_first_and_what_is_asked_for_before_changes() {
         Step::ReportVolume(STORAGES[0])
     );
     changes.push(deleted.0, deleted.1);
-    assert_eq!(reports.next(&mut changes, || None), Step::ListCorrupt);
+    assert_eq!(
+        reports.next(&mut changes, || panic!("it is not its turn")),
+        Step::ListCorrupt(STORAGES[0])
+    );
+    assert_eq!(reports.next(&mut changes, || None), Step::Reported);
     assert_eq!(
         reports.next(&mut changes, || Some(STORAGES[1])),
         Step::ReportVolume(STORAGES[1])
+    );
+    assert_eq!(
+        reports.next(&mut changes, || panic!("it is not its turn")),
+        Step::ListCorrupt(STORAGES[1])
     );
     assert_eq!(reports.next(&mut changes, || None), Step::Gather);
     // What was there before the full report is part of it.
