@@ -311,7 +311,7 @@ impl BlockStore {
                     Ok(lease)
                 }
                 Err(error) => {
-                    if error.is_missing_dir() {
+                    if error.is_missing() {
                         let reason = "its directories are gone";
                         created_on.health.fail(reason, created_on.path());
                     }
@@ -355,9 +355,7 @@ impl BlockStore {
         volume
             .run(move || {
                 let (replica, charge) = taken.begin();
-                let disk = sealed_on.disk().clone();
-                let path = open_path(&sealed_on, block, replica.origin);
-                let reopened = ReplicaWriter::reopen(disk, path, replica.chunks(), charge);
+                let reopened = reopen(&sealed_on, block, &replica, charge);
                 let mut writer = reopened.map_err(|(error, charge)| {
                     replica.put_back(charge);
                     error
@@ -410,6 +408,26 @@ impl BlockStore {
                 tracing::warn!(%block, %error, "cannot sync an open replica");
             }
         }
+    }
+}
+
+/// Opens a replica again that is to be sealed. An earlier seal may have moved its file, and failed after that.
+fn reopen(
+    volume: &Volume,
+    block: BlockId,
+    replica: &OpenReplica,
+    charge: Charge,
+) -> Result<ReplicaWriter, (StoreError, Charge)> {
+    let (disk, path) = (volume.disk(), open_path(volume, block, replica.origin));
+    let reopen =
+        |charge| ReplicaWriter::reopen(disk.clone(), path.clone(), replica.chunks(), charge);
+    match reopen(charge) {
+        Err((error, charge))
+            if error.is_missing() && disk.rename(&volume.sealed_path(block), &path).is_ok() =>
+        {
+            reopen(charge)
+        }
+        reopened => reopened,
     }
 }
 

@@ -166,8 +166,8 @@ impl StoreError {
 }
 
 impl StoreError {
-    /// Whether a file could not be created because its directory is not there.
-    pub(crate) fn is_missing_dir(&self) -> bool {
+    /// Whether a file, or the directory in which it was to be created, is not there.
+    pub(crate) fn is_missing(&self) -> bool {
         matches!(self, Self::Disk { source, .. } if source.kind() == io::ErrorKind::NotFound)
     }
 }

@@ -342,7 +342,8 @@ impl Inventory {
                 Ok(())
             }
             Err((error, charge)) => {
-                // It may have been the sync.
+                // It may have been cut, and it may have been the sync.
+                replica.cut(chunks);
                 replica.set_unproven();
                 replica.put_back(charge);
                 Err(error)

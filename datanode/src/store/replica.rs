@@ -481,7 +481,7 @@ impl ReplicaWriter {
     ///
     /// # Errors
     /// [`StoreError::ShortReplica`] if there are fewer chunks, or what the disk says; the replica
-    /// is then still open, and the charge comes back.
+    /// is then still open, may be cut, and its file moved; the charge comes back.
     pub fn seal(mut self, chunks: u32, sealed_path: &Path) -> Result<Charge, (StoreError, Charge)> {
         match self.cut_and_move(chunks, sealed_path) {
             Ok(()) => {

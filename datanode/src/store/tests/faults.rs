@@ -130,6 +130,38 @@ async fn a_failing_write_or_sync_is_not_acknowledged() {
 }
 
 #[tokio::test]
+async fn a_seal_that_failed_after_it_moved_the_replica_is_done_again() {
+    for by_writer in [true, false] {
+        let dir = tempfile::tempdir().unwrap();
+        let disk = FaultyDisk::new();
+        let store = store_at(dir.path(), 1 << 30, disk.clone());
+        let mut writer = create(&store, 1).await.unwrap();
+        let written = vec![packet(0, &[1; 12_288], false)];
+        writer.write(written, true).await.unwrap();
+        disk.fail(Fault::Sync, &dir.path().join("sealed"), Errno::IO);
+        if by_writer {
+            writer.seal(12_288).await.unwrap_err();
+            drop(writer);
+        } else {
+            drop(writer);
+            store.seal(BlockId(1), 8192).await.unwrap_err();
+        }
+        assert!(!store.report(BlockId(1)).unwrap().1.sealed);
+        assert_eq!(read(&store, 1, 0, 8192).await.unwrap(), [1; 8192][..]);
+        disk.heal();
+        store.seal_what_is_there(BlockId(1), 20_480).await.unwrap();
+        drop(store);
+        let store = real_store(dir.path());
+        let (_, report) = store.report(BlockId(1)).unwrap();
+        assert!(report.sealed);
+        let left_bytes = if by_writer { 12_288 } else { 8192 };
+        assert_eq!(report.length_bytes, left_bytes);
+        let left = read(&store, 1, 0, left_bytes).await.unwrap();
+        assert_eq!(left, vec![1; left_bytes as usize]);
+    }
+}
+
+#[tokio::test]
 async fn a_broken_volume_goes_down_and_the_others_serve() {
     let dir = tempfile::tempdir().unwrap();
     let disk = FaultyDisk::new();
