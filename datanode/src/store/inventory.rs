@@ -1,7 +1,6 @@
 //! The map of all replicas. It is locked for lookups and single changes, never while a disk is
 //! accessed.
 
-use std::collections::hash_map;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -14,6 +13,7 @@ use rustc_hash::FxHashMap;
 use super::buffer::BufferPool;
 use super::caches::{FileCache, TableCache};
 use super::changes::Changes;
+use super::doubles::add_found;
 use super::error::StoreError;
 use super::layout;
 use super::open_replica::{OpenReplica, Origin, Taken};
@@ -87,39 +87,24 @@ pub(super) enum ToDelete {
     Now(Removal),
 }
 
-fn add_found(
-    replicas: &mut FxHashMap<BlockId, Entry>,
-    volume: usize,
-    generation: Generation,
-    found: Found,
-) {
-    let state = match found.state {
-        FoundState::Open => State::Open(OpenReplica::found(found.chunks, found.charge)),
-        FoundState::Sealed => State::Sealed {
-            chunks: found.chunks,
-            charge: found.charge,
-        },
-        FoundState::Corrupt => State::Corrupt(found.charge),
-    };
-    let entry = Entry {
-        volume,
-        generation,
-        state,
-    };
-    match replicas.entry(found.block) {
-        hash_map::Entry::Vacant(vacant) => {
-            vacant.insert(entry);
-        }
-        hash_map::Entry::Occupied(mut occupied) => {
-            tracing::error!(block = %found.block, "there are two files for one replica");
-            if matches!(entry.state, State::Sealed { .. }) {
-                occupied.insert(entry);
-            }
-        }
-    }
-}
-
 impl Entry {
+    fn found(volume: usize, generation: Generation, found: Found) -> (BlockId, Self) {
+        let state = match found.state {
+            FoundState::Open => State::Open(OpenReplica::found(found.chunks, found.charge)),
+            FoundState::Sealed => State::Sealed {
+                chunks: found.chunks,
+                charge: found.charge,
+            },
+            FoundState::Corrupt => State::Corrupt(found.charge),
+        };
+        let entry = Self {
+            volume,
+            generation,
+            state,
+        };
+        (found.block, entry)
+    }
+
     /// What is reported to the namenode; nothing about what cannot be read.
     pub(super) fn report(&self, block: BlockId) -> Option<ReplicaReport> {
         let (chunks, sealed) = match &self.state {
@@ -148,10 +133,11 @@ impl Inventory {
         let mut opened = Vec::with_capacity(volumes.len());
         let mut generations = 0..;
         for (index, (volume, found)) in volumes.into_iter().enumerate() {
-            for (found, generation) in found.into_iter().zip(&mut generations) {
-                add_found(&mut replicas, index, Generation(generation), found);
-            }
             opened.push(volume);
+            for (found, generation) in found.into_iter().zip(&mut generations) {
+                let (block, entry) = Entry::found(index, Generation(generation), found);
+                add_found(&mut replicas, &opened, block, entry);
+            }
         }
         Self {
             volumes: opened,

@@ -8,6 +8,7 @@ mod changes;
 mod checked_text;
 mod clock;
 pub mod disk;
+mod doubles;
 mod error;
 mod health;
 mod inventory;

@@ -227,6 +227,52 @@ async fn a_volume_whose_directories_are_gone_goes_down() {
     write_sealed(&store, 2, b"after").await.unwrap();
 }
 
+/// A volume that could not be used for a time has what was created again on another one meanwhile.
+#[tokio::test]
+async fn what_a_volume_that_is_back_has_of_another_is_removed() {
+    let dir = tempfile::tempdir().unwrap();
+    let paths = ["a", "b"].map(|name| dir.path().join(name));
+    let open_all = || {
+        let volumes = paths.iter().map(|path| {
+            Volume::open(&options(path, 1 << 30), "dn1", Arc::new(RealDisk), 1).unwrap()
+        });
+        store_of(volumes.collect())
+    };
+    let files = || -> usize {
+        let dirs = ["open", "sealed/01", "sealed/02", "corrupt"];
+        let dirs = paths.iter().flat_map(|path| dirs.map(|dir| path.join(dir)));
+        dirs.map(|dir| fs::read_dir(dir).unwrap().count()).sum()
+    };
+    for lost in 0..2 {
+        let store = open_all();
+        let elsewhere = store.volumes()[1 - lost].clone();
+        elsewhere.writers.fetch_add(9, Ordering::Relaxed);
+        write_sealed(&store, 1, b"before").await.unwrap();
+        drop(create(&store, 2).await.unwrap());
+        assert_eq!(files(), 2);
+        let volume = &store.volumes()[lost];
+        volume.health.fail("on purpose", volume.path());
+        for block in [1, 2] {
+            let created = store.create(BlockId(block), None, Origin::Repair, BLOCK_BYTES);
+            let mut writer = created.await.unwrap();
+            let all = vec![packet(0, b"repaired", false)];
+            writer.write(all, false).await.unwrap();
+            writer.seal(8).await.unwrap();
+        }
+        assert_eq!(files(), 4);
+        drop((elsewhere, store));
+        let store = open_all();
+        assert_eq!(files(), 2);
+        let charged = store.status().iter().map(|it| it.used_bytes).sum::<u64>();
+        for block in [1, 2] {
+            assert!(store.report(BlockId(block)).unwrap().1.sealed);
+            store.delete(BlockId(block)).await.unwrap();
+        }
+        assert_eq!(files(), 0);
+        assert!(charged > store.status().iter().map(|it| it.used_bytes).sum::<u64>());
+    }
+}
+
 /// What might be found in a replica's file: garbage, with or without a good start.
 fn content() -> impl Strategy<Value = Vec<u8>> {
     let garbage = prop::collection::vec(any::<u8>(), 0..30_000);
