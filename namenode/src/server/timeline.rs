@@ -27,13 +27,17 @@ pub(crate) fn next_number(unix_now_s: u64, before: impl IntoIterator<Item = u32>
 const CLOCK_AHEAD_MAX_S: u32 = 10 * 365 * 86_400;
 
 /// Refuses what no namenode of this cluster can have been: an epoch far in the future leaves no number
-/// for those that follow.
-pub(crate) fn check_obeyed(unix_now_s: u64, obeyed: Option<Position>) -> Result<(), FsError> {
-    let latest = next_number(unix_now_s, []).saturating_add(CLOCK_AHEAD_MAX_S);
+/// for those that follow. Far from what the cluster has reached already, `last_number`: a clock may have been wrong.
+pub(crate) fn check_obeyed(
+    unix_now_s: u64,
+    last_number: Option<u32>,
+    obeyed: Option<Position>,
+) -> Result<(), FsError> {
+    let latest = next_number(unix_now_s, last_number).saturating_add(CLOCK_AHEAD_MAX_S);
     match obeyed {
         Some(obeyed) if obeyed.epoch.number > latest => Err(FsError::InvalidArgument(format!(
-            "the datanode obeyed {obeyed}, more than ten years after the clock of this namenode: \
-             what it keeps of that is damaged"
+            "the datanode obeyed {obeyed}, more than ten years after the clock of this namenode and all that it \
+             knows: what it keeps of that is damaged"
         ))),
         _ => Ok(()),
     }
@@ -248,6 +252,7 @@ mod tests {
     #[test]
     fn an_epoch_of_the_far_future_is_refused() {
         let now_s = ORIGIN_UNIX_S + 1_000;
+        let check_obeyed = |now_s, obeyed| check_obeyed(now_s, Some(7), obeyed);
         assert_eq!(check_obeyed(now_s, None), Ok(()));
         assert_eq!(
             check_obeyed(now_s, position(1_000 + CLOCK_AHEAD_MAX_S, 1)),
@@ -257,6 +262,22 @@ mod tests {
             let refused = check_obeyed(now_s, position(number, 1));
             assert!(matches!(refused, Err(FsError::InvalidArgument(_))));
         }
+    }
+
+    /// One namenode's clock was far ahead while it led: the others, and the same one when its clock is right, know so.
+    #[test]
+    fn an_epoch_that_the_cluster_has_had_is_not_of_the_far_future() {
+        let now_s = ORIGIN_UNIX_S + 1_000;
+        let reached = 1_000 + 2 * CLOCK_AHEAD_MAX_S;
+        for number in [reached - 1, reached, reached + 1] {
+            assert!(check_obeyed(now_s, Some(7), position(number, 1)).is_err());
+            assert_eq!(
+                check_obeyed(now_s, Some(reached), position(number, 1)),
+                Ok(())
+            );
+        }
+        let refused = check_obeyed(now_s, Some(reached), position(u32::MAX, 1));
+        assert!(refused.is_err());
     }
 
     #[test]

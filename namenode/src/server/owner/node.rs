@@ -124,7 +124,8 @@ impl Owner {
                 self.formatted.cluster
             )));
         }
-        check_obeyed(clock::unix_now_s().into(), register.obeyed)?;
+        let last_number = self.namespace.last_number();
+        check_obeyed(clock::unix_now_s().into(), last_number, register.obeyed)?;
         // A standby commands nobody, and lags behind what datanodes obeyed. It judges when it takes over.
         let verdict = if self.leads() {
             self.judge_position(register.obeyed)
