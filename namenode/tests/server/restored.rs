@@ -2,12 +2,13 @@
 
 use std::fs;
 use std::path::Path;
+use std::time::{Duration, Instant};
 
 use harvestfs_protocol::admin::{AdminReply, AdminRequest};
 use harvestfs_protocol::error::FsError;
 use harvestfs_protocol::identity::Role;
 use harvestfs_protocol::ids::InodeId;
-use harvestfs_protocol::meta::OpenSession;
+use harvestfs_protocol::meta::{AttrChanges, Mutation, OpenSession, mutation};
 use harvestfs_protocol::rpc::Request;
 use harvestfs_protocol::timeline::{Epoch, Position};
 
@@ -137,6 +138,49 @@ async fn an_older_copy_changes_nothing_until_the_loss_is_accepted() {
     assert!(position(&node).await.epoch.number > accepted.epoch.number);
     let mut bob = cluster.client("bob").await;
     assert_eq!(bob.lookup(ROOT, "newer").await.unwrap().ino, given.1);
+}
+
+/// They may believe in what they have cached until then.
+#[tokio::test]
+async fn after_a_restart_others_wait_for_the_lease_of_a_session_that_ended_with_the_loss() {
+    const LEASE: Duration = Duration::from_secs(2);
+    let mut cluster = Cluster::with(|options| {
+        options.cluster.safe_mode_max_ms = 0;
+        options.lease = LEASE;
+    })
+    .await;
+    let node = Datanode::register(&cluster, "dn-1").await;
+    let mut alice = cluster.client("alice").await;
+    let file = alice.create(ROOT, "file").await.ino;
+    let session = alice.session;
+    let copied = tempfile::tempdir().unwrap();
+    copy(&cluster.data_dir(), copied.path());
+    alice.create(ROOT, "newer").await;
+    let obeyed = position(&node).await;
+    cluster.kill().await;
+
+    put_back(&cluster, copied.path());
+    cluster.start().await;
+    let node = Datanode::register_after(&cluster, "dn-1", Some(obeyed));
+    assert!(node.await.unwrap().registered.authority.recovering);
+    let alice = cluster.open("alice", Some(session), vec![]).await.unwrap();
+    assert_eq!(
+        cluster.admin(AdminRequest::AcceptLoss).await,
+        Ok(AdminReply::Done)
+    );
+    let kept_alive = alice.link.ask(Request::KeepAlive).await;
+    assert_eq!(kept_alive, Err(FsError::SessionExpired));
+    cluster.restart().await;
+    let mut bob = cluster.client("bob").await;
+    let started = Instant::now();
+    let changes = AttrChanges {
+        mode: Some(0o600),
+        ..AttrChanges::default()
+    };
+    let change = mutation::SetAttr { ino: file, changes };
+    bob.call(Mutation::SetAttr(change)).await.unwrap();
+    let waited = started.elapsed();
+    assert!(waited >= LEASE / 2, "only {waited:?}");
 }
 
 #[tokio::test]

@@ -190,7 +190,7 @@ impl Owner {
             .filter(|session| session.0 <= started.ids_after())
             .collect();
         for session in before {
-            self.expel(session);
+            self.expel_when_lapsed(session);
         }
         self.release_orphans_unless_missing();
         Ok(lsn)

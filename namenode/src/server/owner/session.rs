@@ -282,9 +282,9 @@ impl Owner {
         }
     }
 
-    /// Ends a session that was heard of a moment ago. It may use what it has cached until its lease runs out, and another
-    /// leader waits for sessions only that it finds open.
-    fn expel_when_lapsed(&mut self, id: SessionId) {
+    /// Ends a session that may have been heard of a moment ago. It may use what it has cached until its lease runs out, and
+    /// another leader waits for sessions only that it finds open.
+    pub(super) fn expel_when_lapsed(&mut self, id: SessionId) {
         self.leases.revoke(id);
         if let Some(session) = self.sessions.get_mut(id) {
             session.is_expelled = true;
