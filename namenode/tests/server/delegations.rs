@@ -1,11 +1,14 @@
 //! Files that are closed before their content is committed.
 
+use std::time::{Duration, Instant};
+
 use harvestfs_protocol::ids::InodeId;
 use harvestfs_protocol::meta::{
     AttrChanges, FileCommit, Housekeeping, MetaReply, Mutation, Notice, Query, RenameMode,
     housekeeping, mutation, query,
 };
 use harvestfs_protocol::name::{Name, SNAPSHOTS_NAME};
+use harvestfs_protocol::rpc::Request;
 use harvestfs_protocol::types::Extent;
 use tokio::task::JoinHandle;
 
@@ -208,6 +211,48 @@ async fn no_mutation_waits_for_a_session_that_ended() {
     assert!(matches!(alice.notice().await, Notice::Recall { .. }));
     alice.close().await;
     assert_eq!(size_bytes(&answer.await.unwrap()), 0);
+}
+
+/// Else others would wait longer for a session that is gone.
+#[tokio::test]
+async fn a_question_that_waits_renews_no_lease() {
+    const LEASE: Duration = Duration::from_secs(1);
+    let cluster = Cluster::with(|options| options.lease = LEASE).await;
+    let _node = Datanode::register(&cluster, "dn-1").await;
+    let mut carol = cluster.client("carol").await;
+    let other = carol.create(ROOT, "other").await.ino;
+    carol.acknowledge_all();
+    let alice = cluster.open_as("alice", None, vec![], Some(vec![]));
+    let mut alice = alice.await.unwrap();
+    let file = create_delegated(&mut alice, "file").await;
+    let link = alice.link.clone();
+    let alive = tokio::spawn(async move {
+        while link.ask(Request::KeepAlive).await.is_ok() {
+            tokio::time::sleep(LEASE / 10).await;
+        }
+    });
+    let mut bob = cluster.client("bob").await;
+    bob.lookup(ROOT, "other").await.unwrap();
+    let (link, call) = (bob.link.clone(), bob.number(lookup("file")));
+    let question = tokio::spawn(async move { meta(&link, call).await });
+    // She does not commit it, and Bob is not heard of any more.
+    recalled(&mut alice, file).await;
+    alice.acknowledge_all();
+    let started = Instant::now();
+    let changes = AttrChanges {
+        mode: Some(0o600),
+        ..AttrChanges::default()
+    };
+    let change = mutation::SetAttr {
+        ino: other,
+        changes,
+    };
+    carol.call(Mutation::SetAttr(change)).await.unwrap();
+    let waited = started.elapsed();
+    assert!(waited < LEASE * 3 / 2, "{waited:?}");
+    // The question came to an end, too.
+    let _ = question.await.unwrap();
+    alive.abort();
 }
 
 #[tokio::test]

@@ -11,9 +11,11 @@ use crate::server::delegations::Standing;
 use crate::server::metrics::Responder;
 use crate::server::sessions::ConnectionId;
 
-/// Questions that may wait. One more is answered `Busy`.
+/// Questions that may wait. One more is answered `Busy`, and so is one whose session has lost its lease meanwhile.
 const DEFERRED_MAX: usize = 4_096;
-const RETRY_AFTER_MS: u32 = 100;
+const BUSY: FsError = FsError::Busy {
+    retry_after_ms: 100,
+};
 
 /// A question that waits.
 pub(super) struct Deferred {
@@ -107,9 +109,7 @@ impl Owner {
     /// Keeps a question until it can be answered.
     pub(super) fn defer(&mut self, connection: ConnectionId, call: MetaCall, responder: Responder) {
         if self.deferred.len() >= DEFERRED_MAX {
-            return responder.send(&Err(FsError::Busy {
-                retry_after_ms: RETRY_AFTER_MS,
-            }));
+            return responder.send(&Err(BUSY));
         }
         self.deferred.push(Deferred {
             connection,
@@ -118,13 +118,20 @@ impl Owner {
         });
     }
 
-    /// Something was committed or returned, or time has passed: asks again.
+    /// Something was committed or returned, or time has passed: asks again. That renews no lease, since nothing was heard
+    /// of who has asked; without a lease, what an answer grants would not be noted.
     pub(super) fn ask_deferred(&mut self) {
         if !self.may_answer() {
             return;
         }
+        let now_ms = self.clock.now_ms();
         for deferred in std::mem::take(&mut self.deferred) {
-            self.meta(deferred.connection, deferred.call, deferred.responder);
+            let session = self.session_on(deferred.connection);
+            if session.is_ok_and(|session| !self.leases.is_alive(now_ms, session)) {
+                deferred.responder.send(&Err(BUSY));
+            } else {
+                self.meta_now(deferred.connection, deferred.call, deferred.responder);
+            }
         }
     }
 

@@ -33,6 +33,19 @@ pub(super) struct Asker {
 
 impl Owner {
     pub(super) fn meta(&mut self, connection: ConnectionId, call: MetaCall, responder: Responder) {
+        match self.session_of(connection) {
+            Ok(_) => self.meta_now(connection, call, responder),
+            Err(error) => responder.send(&Err(error)),
+        }
+    }
+
+    /// The same for a call that came now, or a while ago and had to wait.
+    pub(super) fn meta_now(
+        &mut self,
+        connection: ConnectionId,
+        call: MetaCall,
+        responder: Responder,
+    ) {
         let asker = match self.asker(connection, &call.credentials) {
             Ok(asker) => asker,
             Err(error) => return responder.send(&Err(error)),
@@ -50,12 +63,8 @@ impl Owner {
         }
     }
 
-    fn asker(
-        &mut self,
-        connection: ConnectionId,
-        credentials: &Credentials,
-    ) -> Result<Asker, FsError> {
-        let session = self.session_of(connection)?;
+    fn asker(&self, connection: ConnectionId, credentials: &Credentials) -> Result<Asker, FsError> {
+        let session = self.session_on(connection)?;
         let connected = self.connections.get(&connection);
         let connected = connected.ok_or(FsError::SessionExpired)?;
         let groups = credentials.groups.len();

@@ -169,13 +169,19 @@ impl Owner {
 
     /// The session of a connection; its lease begins anew.
     pub(super) fn session_of(&mut self, connection: ConnectionId) -> Result<SessionId, FsError> {
+        let id = self.session_on(connection)?;
+        self.heard(id);
+        Ok(id)
+    }
+
+    /// The session of a connection, of which nothing is heard now.
+    pub(super) fn session_on(&self, connection: ConnectionId) -> Result<SessionId, FsError> {
         let id = self.connections.get(&connection).and_then(|c| c.session);
         let id = id.ok_or(FsError::SessionExpired)?;
         let session = self.sessions.get(id).ok_or(FsError::SessionExpired)?;
         if session.connection != Some(connection) {
             return Err(FsError::SessionExpired);
         }
-        self.heard(id);
         Ok(id)
     }
 
