@@ -21,7 +21,7 @@ use super::error::StoreError;
 use super::inventory::{Inventory, State};
 use super::layout;
 use super::open_replica::{Lease, OpenReplica, Origin};
-use super::replica::ReplicaWriter;
+use super::replica::{ReplicaWriter, is_loss};
 use super::volume::{Found, Volume, VolumeOptions};
 use crate::engine::quota::Charge;
 use crate::engine::quota::shrinking::SHRINK_DEADLINE;
@@ -344,10 +344,10 @@ impl BlockStore {
         let sealing = Sealing::at(chunks);
         let readable = self.inventory.readable(block)?;
         let look = sealing.look(readable.chunks, readable.open.is_none())?;
-        let (Look::TakeOver, Some(replica)) = (look, readable.open) else {
+        let (Look::TakeOver, Some(replica)) = (look, readable.open.clone()) else {
             return Ok(());
         };
-        let volume = readable.volume;
+        let volume = readable.volume.clone();
         let taken = replica.take_over().await?;
         let next = sealing.taken(replica.chunks(), replica.is_unproven())?;
         let inventory = self.inventory.clone();
@@ -355,16 +355,20 @@ impl BlockStore {
         volume
             .run(move || {
                 let (replica, charge) = taken.begin();
-                let reopened = reopen(&sealed_on, block, &replica, charge);
-                let mut writer = reopened.map_err(|(error, charge)| {
+                let give_back = |error, charge| {
                     replica.put_back(charge);
+                    if is_loss(&error) {
+                        // Else it would be sealed in vain for ever, and count as good.
+                        inventory.condemn(block, &readable);
+                    }
                     error
-                })?;
+                };
+                let reopened = reopen(&sealed_on, block, &replica, charge);
+                let mut writer = reopened.map_err(|(error, charge)| give_back(error, charge))?;
                 if next == sealing::Taken::Prove {
                     let id = (block, sealed_on.storage());
                     if let Err(error) = prove(&mut writer, id, &replica, chunks) {
-                        replica.put_back(writer.close());
-                        return Err(error);
+                        return Err(give_back(error, writer.close()));
                     }
                 }
                 inventory.seal_now(block, &sealed_on, &replica, writer, chunks)

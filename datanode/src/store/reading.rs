@@ -249,7 +249,7 @@ impl Source {
 
 /// Whether an error means that this replica is damaged, and not that the request or the process is
 /// in trouble.
-fn is_damage(error: &io::Error) -> bool {
+pub(super) fn is_damage(error: &io::Error) -> bool {
     let io_error = rustix::io::Errno::IO.raw_os_error();
     error.kind() == io::ErrorKind::UnexpectedEof || error.raw_os_error() == Some(io_error)
 }

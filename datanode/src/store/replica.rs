@@ -14,6 +14,7 @@ use super::buffer::Buffer;
 use super::disk::{Disk, DiskFile};
 use super::error::StoreError;
 use super::layout::{self, ENTRY_BYTES, GROUP_CHUNKS, PAGE_BYTES};
+use super::reading::is_damage;
 use crate::engine::quota::{Charge, REPLICA_OVERHEAD_BYTES};
 
 /// Files grow by at least this and at most that much at a time.
@@ -32,6 +33,9 @@ const ZEROED_AHEAD_BYTES: usize = 256 * 1024;
 
 /// After this much, small appends are put on stable storage, and the page cache forgets them.
 const CACHED_BYTES_MAX: u64 = 1 << 20;
+
+/// What is said to have failed where a replica that is to be sealed cannot be read.
+const READING: &str = "reading again";
 
 #[repr(align(4096))]
 struct Zeros([u8; ZEROED_AHEAD_BYTES]);
@@ -143,6 +147,15 @@ pub struct Append<'a> {
     pub sync: bool,
 }
 
+/// Whether an error in sealing a replica that has no writer says that the replica is gone or damaged.
+pub fn is_loss(error: &StoreError) -> bool {
+    matches!(
+        error,
+        StoreError::Disk { what: READING, source, .. }
+            if source.kind() == std::io::ErrorKind::NotFound || is_damage(source)
+    )
+}
+
 /// Appends to one open replica.
 pub struct ReplicaWriter {
     disk: Arc<dyn Disk>,
@@ -247,7 +260,7 @@ impl ReplicaWriter {
                 is_dirty: true,
                 sync_failed: false,
             }),
-            Err(error) => Err((StoreError::disk("opening", &path)(error), charge)),
+            Err(error) => Err((StoreError::disk(READING, &path)(error), charge)),
         }
     }
 
@@ -441,35 +454,35 @@ impl ReplicaWriter {
         chunks: u32,
     ) -> Result<u32, StoreError> {
         self.is_dirty = true;
+        let chunks = chunks.min(self.chunks);
+        let reading = |error| StoreError::disk(READING, &self.path)(error);
+        let writing = |error| StoreError::disk("writing again", &self.path)(error);
         let mut buffer = Buffer::unpooled(PACKET_BYTES_MAX);
-        self.copy_in_place((block, storage), chunks.min(self.chunks), &mut buffer)
-            .map_err(StoreError::disk("writing again", &self.path))
-    }
-
-    fn copy_in_place(
-        &self,
-        (block, storage): (BlockId, StorageId),
-        chunks: u32,
-        buffer: &mut Buffer,
-    ) -> std::io::Result<u32> {
+        let buffer = &mut buffer;
         buffer.set_len(PAGE_BYTES);
         layout::encode_header(buffer.first_page(), block, storage);
-        self.file.write_at(buffer, 0)?;
+        self.file.write_at(buffer, 0).map_err(writing)?;
         let mut chunk = 0;
         while chunk < chunks {
             let table_position = layout::table_page_position(layout::group_of(chunk));
             buffer.set_len(PAGE_BYTES);
-            self.file.read_at(buffer, table_position)?;
+            self.file
+                .read_at(buffer, table_position)
+                .map_err(reading)?;
             let table = decode_table(buffer);
-            self.file.write_at(buffer, table_position)?;
+            self.file
+                .write_at(buffer, table_position)
+                .map_err(writing)?;
             let group_end = layout::group_end(chunk).min(chunks);
             while chunk < group_end {
                 let piece = (group_end - chunk).min((PACKET_BYTES_MAX / PAGE_BYTES) as u32);
                 buffer.set_len(piece as usize * PAGE_BYTES);
-                if let Err(differs) = read_chunks(&**self.file, &table, chunk, buffer)? {
+                let read = read_chunks(&**self.file, &table, chunk, buffer);
+                if let Err(differs) = read.map_err(reading)? {
                     return Ok(differs);
                 }
-                self.file.write_at(buffer, layout::chunk_position(chunk))?;
+                let position = layout::chunk_position(chunk);
+                self.file.write_at(buffer, position).map_err(writing)?;
                 chunk += piece;
             }
         }

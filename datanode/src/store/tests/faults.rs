@@ -129,6 +129,36 @@ async fn a_failing_write_or_sync_is_not_acknowledged() {
     }
 }
 
+/// Else it would count as good, and be sealed in vain for ever.
+#[tokio::test]
+async fn an_unsealed_replica_that_cannot_be_read_is_corrupt() {
+    for is_removed in [false, true] {
+        let dir = tempfile::tempdir().unwrap();
+        let store = real_store(dir.path());
+        let mut writer = create(&store, 1).await.unwrap();
+        let written = vec![packet(0, &[1; 8192], false)];
+        writer.write(written, true).await.unwrap();
+        drop((writer, store));
+        let disk = FaultyDisk::new();
+        let store = store_at(dir.path(), 1 << 30, disk.clone());
+        if is_removed {
+            std::fs::remove_file(dir.path().join("open/0000000000000001")).unwrap();
+        } else {
+            disk.fail(Fault::Read, &dir.path().join("open"), Errno::IO);
+        }
+        for _ in 0..10 {
+            let sealed = store.seal_what_is_there(BlockId(1), 8192).await;
+            sealed.unwrap_err();
+        }
+        assert_eq!(changes(&store), [ReplicaChange::Corrupt(BlockId(1))]);
+        assert!(store.report(BlockId(1)).is_none());
+        assert!(store.status()[0].healthy, "it is asked for it once");
+        store.delete(BlockId(1)).await.unwrap();
+        disk.heal();
+        write_sealed(&store, 1, b"again").await.unwrap();
+    }
+}
+
 #[tokio::test]
 async fn a_seal_that_failed_after_it_moved_the_replica_is_done_again() {
     for by_writer in [true, false] {
