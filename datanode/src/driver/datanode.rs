@@ -20,7 +20,7 @@ use crate::driver::node::Node;
 use crate::driver::repair::Repairer;
 use crate::driver::scrubber::Scrubber;
 use crate::driver::service::{self, Alive};
-use crate::driver::{guard, short_circuit, shrinker};
+use crate::driver::{guard, leftovers, short_circuit, shrinker};
 use crate::engine::link::members::Members;
 use crate::options::{DatanodeOptions, PrimaryOptions, StartError};
 use crate::store::{
@@ -141,6 +141,7 @@ impl Datanode {
         Links::begin(parts, members, &options.namenodes, &alive);
         tokio::spawn(shrinker::run(node.clone()));
         tokio::spawn(guard::run(node.clone()));
+        tokio::spawn(leftovers::run(node.clone()));
         tokio::spawn(scrubber.run(options.scrub_interval));
         Ok(Self {
             node,

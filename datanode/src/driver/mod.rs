@@ -5,6 +5,7 @@ mod budget;
 mod busy;
 mod datanode;
 mod guard;
+mod leftovers;
 mod link;
 mod metrics;
 mod node;

@@ -387,7 +387,19 @@ impl Inventory {
         block: BlockId,
     ) -> Option<(Arc<Volume>, Arc<OpenReplica>)> {
         let replicas = self.lock();
-        let entry = replicas.get(&block)?;
+        self.abandoned(replicas.get(&block)?)
+    }
+
+    /// Blocks of which there is such a replica.
+    pub(super) fn abandoned_repairs(&self) -> Vec<BlockId> {
+        let replicas = self.lock();
+        let abandoned = replicas
+            .iter()
+            .filter(|(_, entry)| self.abandoned(entry).is_some());
+        abandoned.map(|(&block, _)| block).collect()
+    }
+
+    fn abandoned(&self, entry: &Entry) -> Option<(Arc<Volume>, Arc<OpenReplica>)> {
         let volume = &self.volumes[entry.volume];
         match &entry.state {
             State::Open(replica)

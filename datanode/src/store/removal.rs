@@ -70,8 +70,13 @@ impl BlockStore {
         removal.finish().await.map(drop)
     }
 
-    /// Removes what a repair of a block has begun and could not remove when it gave up, because the disk
-    /// did not answer. It is no replica, and would be in the way of the next repair for good.
+    /// Blocks of which a repair has begun something and could not remove it when it gave up, because the disk did
+    /// not answer; those that give up right now included.
+    pub fn abandoned_repairs(&self) -> Vec<BlockId> {
+        self.inventory.abandoned_repairs()
+    }
+
+    /// Removes such a thing. It is no replica, and would be in the way of the next repair for good.
     ///
     /// # Errors
     /// As for [`BlockStore::delete`].

@@ -466,9 +466,7 @@ impl ReplicaWriter {
         while chunk < chunks {
             let table_position = layout::table_page_position(layout::group_of(chunk));
             buffer.set_len(PAGE_BYTES);
-            self.file
-                .read_at(buffer, table_position)
-                .map_err(reading)?;
+            self.file.read_at(buffer, table_position).map_err(reading)?;
             let table = decode_table(buffer);
             self.file
                 .write_at(buffer, table_position)

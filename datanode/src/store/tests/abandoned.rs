@@ -163,10 +163,13 @@ async fn a_replica_that_is_created_too_late_is_known() {
         matches!(changes(&store)[..], [ReplicaChange::Have(report)] if report.block == BlockId(1))
     );
     store.delete(BlockId(1)).await.unwrap();
-    // A repair is nothing that could be reported; the next one of the block removes it.
+    // A repair is nothing that could be reported; the next one of the block removes it, or who looks for it.
+    assert_eq!(store.abandoned_repairs(), [BlockId(2)]);
     store.delete_abandoned_repair(BlockId(2)).await.unwrap();
+    assert_eq!(store.abandoned_repairs(), []);
     let again = store.create(BlockId(2), None, Origin::Repair, BLOCK_BYTES);
     let mut writer = again.await.unwrap();
+    assert_eq!(store.abandoned_repairs(), []);
     // It leaves alone what is being written.
     store.delete_abandoned_repair(BlockId(2)).await.unwrap();
     writer
