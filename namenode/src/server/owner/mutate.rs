@@ -50,7 +50,7 @@ impl Owner {
             Answered::DurableUnlessRelaxed => {
                 !(call.relaxed && self.may_be_relaxed(asker.session, &call.mutation))
             }
-            Answered::AtOnce => false,
+            Answered::AtOnce => self.is_lost_with_leader(&call.mutation),
         };
         let creates = facts.creates;
         let Some(responder) = self.answer_repeated(asker, (call.sequence, creates), responder)
@@ -94,6 +94,12 @@ impl Owner {
         changes.size_bytes.is_none()
             && self.delegations.is_held(session, *ino)
             && never_had_content()
+    }
+
+    /// Whether a commit that is answered at once would be lost with this namenode, while another one goes on within a
+    /// moment: others could build on what is there without it before its client has said it again.
+    fn is_lost_with_leader(&self, mutation: &Mutation) -> bool {
+        !self.log.is_alone() && matches!(mutation, Mutation::Commit(_))
     }
 
     /// Answers a mutation that was executed before, and gives the responder back otherwise. What the

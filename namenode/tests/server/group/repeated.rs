@@ -1,6 +1,7 @@
 //! What was said before a failover and is said again after it, word for word.
 
 use harvestfs_protocol::ids::StorageId;
+use harvestfs_protocol::meta::{FileCommit, Mutation, mutation};
 use harvestfs_protocol::node::{BlockReport, NodeRequest};
 
 use super::*;
@@ -60,6 +61,34 @@ async fn what_is_said_again_to_the_next_leader_is_not_done_again() {
     let again = link.ask(Request::Node(report)).await;
     assert!(matches!(again, Err(FsError::Protocol(_))), "{again:?}");
     assert_eq!(voters_of(&group.list().await), 3);
+}
+
+/// Else another client could build on what is there without it, before this one has said it again.
+#[tokio::test]
+async fn a_commit_is_answered_when_it_outlives_the_leader() {
+    let mut group = Group::new(3).await;
+    let (mut alice, leader) = group.client("alice", None).await;
+    let ino = alice.create(ROOT, "file").await.ino;
+    let others: Vec<usize> = (0..3).filter(|at| *at != leader).collect();
+    let killed: Vec<Namenode> = (others.iter())
+        .map(|at| group.namenodes[*at].take().unwrap())
+        .collect();
+    for killed in futures::future::join_all(killed.into_iter().map(Namenode::kill)).await {
+        killed.unwrap();
+    }
+    // It has its lease for a moment yet.
+    let commit = mutation::Commit {
+        files: vec![FileCommit {
+            ino,
+            extents: vec![],
+            append: false,
+            mtime: Some(Timestamp(1)),
+        }],
+        durable: false,
+    };
+    let call = alice.number(Mutation::Commit(commit));
+    let answer = tokio::time::timeout(Duration::from_secs(1), meta(&alice.link, call)).await;
+    assert!(!matches!(answer, Ok(Ok(_))), "nobody agreed: {answer:?}");
 }
 
 fn voters_of(status: &GroupStatus) -> usize {
