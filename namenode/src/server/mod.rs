@@ -29,6 +29,7 @@ mod metrics;
 mod observer;
 mod options;
 mod outside;
+mod overtaken;
 mod overview;
 mod owner;
 mod recovery;

@@ -44,6 +44,8 @@ pub(crate) struct Session {
     holds: FxHashMap<InodeId, OpenTo>,
     /// Mutations whose reply is held back, by sequence.
     pub unanswered: HashMap<u64, WaitId>,
+    /// Files that others changed while it was missing, of those that it may have changed before.
+    pub overtaken: FxHashSet<InodeId>,
     /// It is over, and nobody may resume it. Its end is written down when its lease has run out.
     pub is_expelled: bool,
 }
@@ -87,6 +89,7 @@ impl Sessions {
             last_heard_ms: now_ms,
             holds: FxHashMap::default(),
             unanswered: HashMap::new(),
+            overtaken: FxHashSet::default(),
             is_expelled: false,
         };
         self.by_id.insert(id, session);
@@ -219,6 +222,11 @@ impl Sessions {
     /// Sessions from before the restart whose clients have not come back.
     pub(crate) fn missing(&self) -> impl Iterator<Item = SessionId> {
         self.missing.iter().copied()
+    }
+
+    /// Whether a session is from before the restart, and its client has not come back.
+    pub(crate) fn is_missing(&self, id: SessionId) -> bool {
+        self.missing.contains(&id)
     }
 
     /// Whether sessions from before the restart are still missing.

@@ -3,6 +3,7 @@
 #![allow(missing_docs, clippy::unwrap_used)]
 
 mod access;
+mod again;
 mod backup;
 mod delegations;
 mod group;

@@ -121,7 +121,11 @@ pub struct MutationCall {
     pub answered_below: u64,
     /// Answer a [`SetAttr`](mutation::SetAttr) at once: it becomes durable with the next mutation that is,
     /// or a few milliseconds later. Only for owner, mode and times of a file that the session has a
-    /// delegation of and that never had content; ignored otherwise.
+    /// delegation of and that never had content.
+    ///
+    /// Of a [`Commit`](mutation::Commit): it was answered before, and is said again since the namenode may have forgotten it
+    /// in a crash (0.2.0 does not say so, and ignores it). For a file that others have changed meanwhile it is refused.
+    /// Ignored otherwise.
     pub relaxed: bool,
     /// For [`AllocateBlocks`](mutation::AllocateBlocks) only: the file of the first data, or its
     /// future directory. Refused with [`FsError::QuotaExceeded`] where a quota leaves it no room

@@ -128,6 +128,8 @@ pub enum Awaits<'a> {
     Entry(Entry<'a>),
     /// What is below a directory.
     Below(InodeId),
+    /// These, which change: what was changed before, and may be forgotten in a crash, is to be changed again first.
+    Files(Inodes<'a>),
 }
 
 /// What the namenode does beside the namespace when a mutation is executed.
@@ -182,12 +184,12 @@ impl Mutation {
         match self {
             Self::SetAttr(op) => MutationFacts {
                 answered: Answered::DurableUnlessRelaxed,
-                ..of_inode(op.ino)
+                ..of_file(op.ino)
             },
             Self::SetXattr(op) => of_inode(op.ino),
             Self::RemoveXattr(op) => of_inode(op.ino),
-            Self::Fallocate(op) => of_inode(op.ino),
-            Self::CloneRange(op) => of_inode(op.destination),
+            Self::Fallocate(op) => of_file(op.ino),
+            Self::CloneRange(op) => of_file(op.destination),
             Self::RemoveSnapshot(op) => of_inode(op.ino),
             Self::CreateSnapshot(op) => MutationFacts {
                 awaits: Awaits::Below(op.ino),
@@ -229,15 +231,10 @@ impl Mutation {
                 let (old, new) = ((op.parent, &op.name), (op.new_parent, &op.new_name));
                 MutationFacts {
                     entries: [Some(old), Some(new)],
-                    inodes: Inodes::None,
                     unfrozen: Unfrozen::Entries([Some(old), Some(new)]),
                     removes: (op.mode == RenameMode::Replace).then_some(new),
-                    creates: Creates::Nothing,
                     awaits: Awaits::Entry(old),
-                    entails: Entails::Nothing,
-                    answered: Answered::Durable,
-                    repeated: Repeated::InNextSession,
-                    window: Window::Work,
+                    ..of_new(new)
                 }
             }
             Self::AllocateBlocks(_) => of_blocks(),
@@ -249,6 +246,7 @@ impl Mutation {
             },
             Self::Commit(op) => MutationFacts {
                 inodes: Inodes::Files(&op.files),
+                awaits: Awaits::Files(Inodes::Files(&op.files)),
                 entails: Entails::DelegationsReturned(&op.files),
                 window: if op.files.is_empty() {
                     Window::Confirming
@@ -288,6 +286,14 @@ fn of_inode<'a>(ino: InodeId) -> MutationFacts<'a> {
         answered: Answered::Durable,
         repeated: Repeated::InNextSession,
         window: Window::Work,
+    }
+}
+
+/// Of a mutation that changes what a commit may have changed, too.
+fn of_file<'a>(ino: InodeId) -> MutationFacts<'a> {
+    MutationFacts {
+        awaits: Awaits::Files(Inodes::One(ino)),
+        ..of_inode(ino)
     }
 }
 

@@ -46,7 +46,7 @@ impl Owner {
             .any(|other| other != asker && is_alive(other));
         for file in shown() {
             match self.delegations.standing(now_ms, asker, file.ino) {
-                Standing::Free => waits |= missing && file.without_content,
+                Standing::Free => waits |= missing && file.may_be_owed,
                 Standing::Recalled(holder) => waits |= is_alive(holder),
                 Standing::Recall(holder) => {
                     if !is_alive(holder) {
@@ -94,9 +94,17 @@ impl Owner {
                 let delegated = self.delegations.inodes();
                 let file = |ino| Shown {
                     ino,
-                    without_content: true,
+                    may_be_owed: true,
                 };
                 delegated.chain([dir]).map(file).collect()
+            }
+            // Sessions from before a restart may have changed any of them, and say so when they come back.
+            Awaits::Files(inodes) => {
+                let file = |ino| Shown {
+                    ino,
+                    may_be_owed: true,
+                };
+                inodes.iter().map(file).collect()
             }
         };
         self.is_ahead_of_commits(asker, || files)
@@ -146,14 +154,15 @@ impl Owner {
 /// A file of which a reply shows the size or the content.
 pub(super) struct Shown {
     ino: InodeId,
-    without_content: bool,
+    /// A session from before a restart may have committed it, or closed it to commit it later.
+    may_be_owed: bool,
 }
 
 impl Shown {
     fn of(attr: &Attr) -> Option<Self> {
         (attr.kind == FileKind::Regular).then_some(Self {
             ino: attr.ino,
-            without_content: attr.size_bytes == 0,
+            may_be_owed: attr.size_bytes == 0,
         })
     }
 }
@@ -164,7 +173,7 @@ pub(super) fn files_shown(content: Option<InodeId>, reply: &MetaReply) -> Vec<Sh
     let without_content = matches!(reply, MetaReply::Extents { extents, .. } if extents.is_empty());
     let content = content.map(|ino| Shown {
         ino,
-        without_content,
+        may_be_owed: without_content,
     });
     let attrs = reply.attrs().filter_map(Shown::of);
     attrs.chain(content).collect()

@@ -7,6 +7,7 @@
 //! engine.
 
 mod admin;
+mod again;
 mod announce;
 mod backup;
 mod deferred;
@@ -63,6 +64,7 @@ use super::history::Historian;
 use super::leases::{Leases, WaitId};
 use super::log::Log;
 use super::metrics::Responder;
+use super::overtaken::Overtaken;
 use super::sessions::{ConnectionId, Sessions};
 use super::timeline::Timeline;
 use super::token_keys::TokenKeys;
@@ -113,6 +115,7 @@ pub(crate) struct Owner {
     deferred: Vec<Deferred>,
     /// Some of them may be answered now.
     deferred_due: bool,
+    overtaken: Overtaken,
     gate: Gate<Answer>,
     undurable: Undurable,
     /// Changes that have datanodes remove or cut replicas: the cluster gets them only when their
@@ -232,6 +235,7 @@ impl Owner {
             delegations: Delegations::new(DELEGATIONS_PER_SESSION_MAX, lease_ms),
             deferred: Vec::new(),
             deferred_due: false,
+            overtaken: Overtaken::default(),
             gate: Gate::new(),
             undurable: Undurable::default(),
             destructive: VecDeque::new(),

@@ -13,6 +13,7 @@ use harvestfs_protocol::planted::{self, Bug};
 use harvestfs_protocol::rpc::Reply;
 use harvestfs_protocol::types::{Attr, Credentials, PlacementRules, Timestamp};
 
+use super::again::is_said_again;
 use super::meta::{Asker, TOO_MUCH_RETRY_AFTER_MS, check_block_count};
 use super::session::{peer_limit, unexpected_outcome};
 use super::{Answer, Owner};
@@ -37,11 +38,11 @@ impl Owner {
         asker: Asker,
         connection: ConnectionId,
         credentials: Credentials,
-        call: MutationCall,
+        mut call: MutationCall,
         responder: Responder,
     ) {
         let facts = call.mutation.facts();
-        if self.is_mutation_ahead_of_commits(asker.session, facts.awaits) {
+        if !is_said_again(&call) && self.is_mutation_ahead_of_commits(asker.session, facts.awaits) {
             let op = MetaOp::Mutation(call);
             return self.defer(connection, MetaCall { credentials, op }, responder);
         }
@@ -57,6 +58,7 @@ impl Owner {
         else {
             return;
         };
+        self.refuse_overtaken(asker.session, &mut call);
         let numbered = Some((asker.session, call.sequence));
         let mut pipelines = Vec::new();
         let done = self
@@ -234,6 +236,7 @@ impl Owner {
         pipelines: Vec<Vec<NodeId>>,
     ) -> Result<Done, FsError> {
         let numbers = (call.sequence, call.answered_below);
+        let is_said_again = is_said_again(&call);
         let target = self.namespace.removal_target(&call.mutation);
         let command = Command::Mutate {
             session: asker.session,
@@ -269,7 +272,13 @@ impl Owner {
         let facts = mutation.facts();
         let directories = self.namespace.directories_of(&facts);
         self.grant(asker.session, &facts, &reply, &directories);
-        let reply = self.follow_mutation(asker.session, &mutation, reply);
+        self.note_content_changed(asker.session, &mutation, is_said_again);
+        // What is said again need not be the last of it: the session returns the delegation when it has said all.
+        let reply = if is_said_again {
+            reply
+        } else {
+            self.follow_mutation(asker.session, &mutation, reply)
+        };
         Ok(Done {
             id,
             mutated: Mutated { reply, directories },

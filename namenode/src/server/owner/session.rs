@@ -54,6 +54,7 @@ impl Owner {
             connected.session = Some(id);
         }
         self.set_holds(id, open.holds);
+        self.note_overtaken(id, open.delegations.as_deref().unwrap_or_default());
         match &open.delegations {
             Some(inodes) => self.delegations.declared(id, inodes),
             None => self.delegations.ended(id),

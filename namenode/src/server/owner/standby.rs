@@ -160,6 +160,7 @@ impl Owner {
             (self.sessions).restored(now_ms, view.session, view.client.to_owned());
             if self.namespace.has_lapsed(view.session) {
                 self.leases.restored_lapsed(now_ms, view.session);
+                self.overtaken.was_missed(view.session);
             } else {
                 self.leases.restored(now_ms, view.session);
             }

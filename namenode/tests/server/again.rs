@@ -1,0 +1,223 @@
+//! Commits that were answered before a crash took them, and that clients say again.
+
+use std::time::Duration;
+
+use harvestfs_namenode::server::NamenodeOptions;
+use harvestfs_protocol::error::FsError;
+use harvestfs_protocol::ids::{BlockId, InodeId};
+use harvestfs_protocol::meta::{
+    FileCommit, FileCommitted, Housekeeping, MetaCall, MetaReply, Mutation, Query, housekeeping,
+    mutation, query,
+};
+use harvestfs_protocol::types::Extent;
+
+use crate::harness::*;
+
+const ROOT: InodeId = InodeId::ROOT;
+const LEASE: Duration = Duration::from_millis(500);
+
+fn with_short_leases(options: &mut NamenodeOptions) {
+    options.lease = LEASE;
+}
+
+fn of_file(ino: InodeId, block: BlockId, length_bytes: u64) -> FileCommit {
+    let extent = Extent {
+        file_offset: 0,
+        length_bytes,
+        block,
+        block_offset: 0,
+    };
+    FileCommit {
+        ino,
+        extents: vec![extent],
+        append: false,
+        mtime: None,
+    }
+}
+
+fn commit(files: Vec<FileCommit>, durable: bool) -> Mutation {
+    Mutation::Commit(mutation::Commit { files, durable })
+}
+
+/// As a client says again what a namenode answered and forgot.
+fn said_again(client: &mut Client, files: Vec<FileCommit>) -> MetaCall {
+    let mut call = client.number(commit(files, false));
+    numbered(&mut call).relaxed = true;
+    call
+}
+
+fn committed(reply: MetaReply) -> Vec<Result<FileCommitted, FsError>> {
+    match reply {
+        MetaReply::Committed(files) => files,
+        other => panic!("unexpected {other:?}"),
+    }
+}
+
+/// The blocks of a file and how many bytes each has, in order.
+async fn blocks_of(client: &mut Client, ino: InodeId) -> Vec<(BlockId, u64)> {
+    let op = Query::GetExtents(query::GetExtents {
+        ino,
+        from_offset: 0,
+    });
+    match client.call(op).await {
+        Ok(MetaReply::Extents { extents, .. }) => {
+            let block = |it: &Extent| (it.block, it.length_bytes);
+            extents.iter().map(block).collect()
+        }
+        other => panic!("unexpected {other:?}"),
+    }
+}
+
+struct Fixture {
+    cluster: Cluster,
+    _node: Datanode,
+    alice: Client,
+    bob: Client,
+    files: [InodeId; 2],
+    of_alice: BlockId,
+    of_bob: BlockId,
+}
+
+impl Fixture {
+    async fn new(adjust: fn(&mut NamenodeOptions)) -> Self {
+        let cluster = Cluster::with(adjust).await;
+        let _node = Datanode::register(&cluster, "dn-1").await;
+        let mut alice = cluster.client("alice").await;
+        let mut bob = cluster.client("bob").await;
+        let files = [
+            alice.create(ROOT, "one").await.ino,
+            alice.create(ROOT, "two").await.ino,
+        ];
+        let of_alice = alice.allocate(1).await.unwrap().blocks[0].block;
+        let of_bob = bob.allocate(1).await.unwrap().blocks[0].block;
+        Self {
+            cluster,
+            _node,
+            alice,
+            bob,
+            files,
+            of_alice,
+            of_bob,
+        }
+    }
+
+    /// The namenode starts again, and Bob is back.
+    async fn crash(&mut self) {
+        self.cluster.kill_and_start().await;
+        let sequence = self.bob.last_sequence();
+        let bob = self.cluster.open("bob", Some(self.bob.session), vec![]);
+        self.bob = bob.await.unwrap();
+        self.bob.set_sequence(sequence);
+        self.bob.acknowledge_all();
+    }
+
+    /// Alice is back, and says which files she may have changed.
+    async fn alice_returns(&mut self) {
+        let sequence = self.alice.last_sequence();
+        let (session, files) = (Some(self.alice.session), self.files.to_vec());
+        let alice = self.cluster.open_as("alice", session, vec![], Some(files));
+        self.alice = alice.await.unwrap();
+        self.alice.set_sequence(sequence);
+        self.alice.acknowledge_all();
+    }
+}
+
+#[tokio::test]
+async fn what_a_session_says_again_comes_before_what_others_change() {
+    let mut fixture = Fixture::new(|_| {}).await;
+    let [file, other] = fixture.files;
+    let first = said_again(
+        &mut fixture.alice,
+        vec![of_file(file, fixture.of_alice, 4_000)],
+    );
+    let second = said_again(
+        &mut fixture.alice,
+        vec![of_file(other, fixture.of_alice, 5_000)],
+    );
+    let both = vec![
+        of_file(file, fixture.of_bob, 1_000),
+        of_file(other, fixture.of_bob, 1_000),
+    ];
+    fixture.crash().await;
+    let by_bob = fixture.bob.number(commit(both, true));
+    let link = fixture.bob.link.clone();
+    let by_bob = tokio::spawn(async move { meta(&link, by_bob).await.unwrap() });
+    fixture.alice_returns().await;
+    for call in [first, second] {
+        let reply = meta(&fixture.alice.link, call).await.unwrap();
+        assert!(committed(reply)[0].is_ok());
+        assert!(!by_bob.is_finished(), "Alice has more to say");
+    }
+    let inodes = fixture.files.to_vec();
+    let returned = housekeeping::ReturnDelegations { inodes };
+    let returned = Housekeeping::ReturnDelegations(returned);
+    fixture.alice.call(returned).await.unwrap();
+    assert!(committed(by_bob.await.unwrap()).iter().all(Result::is_ok));
+    for (ino, size_bytes) in [(file, 4_000), (other, 5_000)] {
+        let expected = [
+            (fixture.of_bob, 1_000),
+            (fixture.of_alice, size_bytes - 1_000),
+        ];
+        assert_eq!(blocks_of(&mut fixture.bob, ino).await, expected);
+    }
+}
+
+#[tokio::test]
+async fn what_others_changed_meanwhile_is_not_hidden_by_what_is_said_again() {
+    let mut fixture = Fixture::new(with_short_leases).await;
+    let [file, other] = fixture.files;
+    let append = FileCommit {
+        append: true,
+        ..of_file(file, fixture.of_alice, 100)
+    };
+    let files = vec![
+        of_file(file, fixture.of_alice, 4_000),
+        of_file(other, fixture.of_alice, 5_000),
+        append,
+    ];
+    let again = said_again(&mut fixture.alice, files);
+    fixture.crash().await;
+    // Alice is not back when nobody waits for her any more.
+    let by_bob = commit(vec![of_file(file, fixture.of_bob, 1_000)], true);
+    assert!(committed(fixture.bob.call(by_bob).await.unwrap())[0].is_ok());
+    // Also when the answer is lost.
+    for _ in 0..2 {
+        fixture.alice_returns().await;
+        let reply = meta(&fixture.alice.link, again.clone()).await.unwrap();
+        let results: Vec<bool> = committed(reply).iter().map(Result::is_ok).collect();
+        assert_eq!(results, [false, true, true]);
+    }
+    let expected = [(fixture.of_bob, 1_000), (fixture.of_alice, 100)];
+    assert_eq!(blocks_of(&mut fixture.alice, file).await, expected);
+    assert_eq!(
+        blocks_of(&mut fixture.alice, other).await,
+        [(fixture.of_alice, 5_000)]
+    );
+    // What is new is not what was forgotten.
+    let new = commit(vec![of_file(file, fixture.of_alice, 2_000)], false);
+    assert!(committed(fixture.alice.call(new).await.unwrap())[0].is_ok());
+}
+
+#[tokio::test]
+async fn what_others_may_have_changed_before_two_crashes_is_not_hidden_either() {
+    let mut fixture = Fixture::new(with_short_leases).await;
+    let [file, _] = fixture.files;
+    let again = said_again(
+        &mut fixture.alice,
+        vec![of_file(file, fixture.of_alice, 4_000)],
+    );
+    fixture.crash().await;
+    let by_bob = commit(vec![of_file(file, fixture.of_bob, 1_000)], true);
+    assert!(committed(fixture.bob.call(by_bob).await.unwrap())[0].is_ok());
+    // It is written down that her lease has run out.
+    tokio::time::sleep(LEASE).await;
+    fixture.bob.create(ROOT, "later").await;
+    fixture.crash().await;
+    fixture.alice_returns().await;
+    let reply = meta(&fixture.alice.link, again).await.unwrap();
+    assert!(committed(reply)[0].is_err());
+    assert_eq!(
+        blocks_of(&mut fixture.alice, file).await,
+        [(fixture.of_bob, 1_000)]
+    );
+}
