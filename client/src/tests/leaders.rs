@@ -6,13 +6,14 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use harvestfs_protocol::ids::InodeId;
+use harvestfs_protocol::meta::SetXattrMode;
 use harvestfs_protocol::meta::query::Lookup;
 use tokio::time::Instant;
 
 use super::faults::write_all;
 use super::{create, name, pattern, root};
 use crate::testing::{Cluster, Member, Part};
-use crate::{Client, ClientOptions};
+use crate::{Client, ClientError, ClientOptions, OpenFlags};
 
 /// How long an election takes.
 const ELECTION: Duration = Duration::from_millis(300);
@@ -178,6 +179,41 @@ async fn open_files_and_written_data_outlive_a_change_of_the_leader() {
     assert!(group.cluster.namenode.inode_exists(attr.ino));
     assert_eq!(group.cluster.namenode.size_bytes(attr.ino), 3 << 20);
     assert_eq!(group.cluster.namenode.calls("create"), 1);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_the_next_leader_neither_knows_nor_takes_is_reported_once() {
+    let group = Group::start().await;
+    let client = group.client().await;
+    let (_, open) = create(&client, "open").await;
+    let (attr, closed) = create(&client, "closed").await;
+    for file in [&open, &closed] {
+        file.write(0, Bytes::from_static(b"content")).await.unwrap();
+        file.flush().await.unwrap();
+    }
+    drop(closed);
+    assert!(client.core().session.has_unconfirmed());
+    // One that this client does not know leads for a moment, and leaves no room for it.
+    group.nobody_leads();
+    let unknown = group.cluster.namenode.member(NOBODY);
+    group.cluster.namenode.elect(&unknown);
+    let mut options = group.cluster.options("b");
+    options.namenodes = vec![unknown.addr()];
+    let other = Client::connect(options).await.unwrap();
+    let (by, quota) = (root(), b"user.harvestfs.quota_bytes");
+    let limited = other.setxattr(&by, InodeId::ROOT, quota, b"0", SetXattrMode::Any);
+    limited.await.unwrap();
+    unknown.plays(NOBODY);
+    group.elect(1);
+    let reopened = client.open(&root(), attr.ino, OpenFlags::READ).await;
+    for file in [open, reopened.unwrap()] {
+        let lost = file.sync().await;
+        assert!(
+            matches!(lost, Err(ClientError::DataLost { .. })),
+            "{lost:?}"
+        );
+        file.sync().await.unwrap();
+    }
 }
 
 #[tokio::test(flavor = "multi_thread")]

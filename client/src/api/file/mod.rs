@@ -272,6 +272,10 @@ impl File {
     }
 
     fn report_losses(&self, result: Result<(), ClientError>) -> Result<(), ClientError> {
+        // Last, so that it has what was lost while this waited for the namenode.
+        if let Some(lost) = self.inner.client.core().session.take_lost(self.ino()) {
+            self.inner.state.lost(lost);
+        }
         let (losses, reason) = self.inner.state.losses();
         let reported = self.inner.losses_reported.swap(losses, Ordering::AcqRel);
         match reason {

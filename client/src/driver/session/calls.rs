@@ -8,7 +8,6 @@
 //! order.
 
 use std::sync::Arc;
-use std::time::Duration;
 
 use futures::future::{BoxFuture, join};
 use harvestfs_protocol::error::FsError;
@@ -23,13 +22,14 @@ use harvestfs_protocol::rpc::{Reply, Request};
 use harvestfs_protocol::transport::{CloseCode, RpcError};
 use harvestfs_protocol::types::{Attr, Credentials};
 
+use super::Session;
+use super::again::said_again;
 use super::listener::Invalidation;
 use super::sequences::Numbered;
-use super::{Link, Session, unreachable};
 use crate::driver::clock;
 use crate::engine::cache::{Scope, Ticket, Unsettled};
 use crate::engine::session::call::{
-    ATTEMPT_DEADLINE, Again, Call, Failure, Patience, RETRY_PAUSE_MIN, Repeats, Unanswered,
+    Again, Call, Failure, Patience, RETRY_PAUSE_MIN, Repeats, Unanswered,
 };
 use crate::engine::session::sequences::{CONFIRMING_WINDOW, WINDOW};
 use crate::error::ClientError;
@@ -129,14 +129,14 @@ fn inodes_of(reply: &Reply) -> impl Iterator<Item = InodeId> {
     attrs.map(|attr| attr.ino)
 }
 
-/// The mutation that is pending.
-fn mutation_of(request: &Request) -> &Mutation {
+/// The mutation of a request that is one.
+pub(super) fn mutation_of(request: &Request) -> &Mutation {
     match request {
         Request::Meta(MetaCall {
             op: MetaOp::Mutation(call),
             ..
         }) => &call.mutation,
-        other => unreachable!("only mutations are pending, not {other:?}"),
+        other => unreachable!("a mutation was expected, not {other:?}"),
     }
 }
 
@@ -313,16 +313,17 @@ impl Session {
                 return Err(error);
             }
         };
+        learn_directories(&ticket, &request, &mutated.directories);
         match number {
             Some(number) if early && !planted::is(Bug::ForgetsUnconfirmed) => {
-                let kept = self.unconfirmed.lock().add((number, request.clone()));
+                let kept = (number, said_again(request));
+                let kept = self.unconfirmed.lock().add(kept);
                 if kept >= UNCONFIRMED_MAX {
                     self.start_confirming();
                 }
             }
             _ => self.confirmed(answered_before),
         }
-        learn_directories(&ticket, &request, &mutated.directories);
         Ok((ticket, mutated.reply))
     }
 
@@ -380,36 +381,6 @@ impl Session {
     /// Whether something that was answered may not be durable.
     pub(crate) fn has_unconfirmed(&self) -> bool {
         !self.unconfirmed.lock().is_empty()
-    }
-
-    /// The inodes of what the namenode may have forgotten in a crash.
-    pub(super) fn unconfirmed_inodes(&self) -> Vec<InodeId> {
-        let unconfirmed = self.unconfirmed.lock();
-        let requests = unconfirmed.waiting().map(|(_, request)| request);
-        let inodes = requests.flat_map(|request| mutation_of(request).facts().inodes.iter());
-        inodes.collect()
-    }
-
-    /// Replays on a new connection what the namenode may have forgotten in a crash.
-    ///
-    /// # Errors
-    /// The connection failed again, or the namenode does not lead any more.
-    pub(super) async fn repeat_unconfirmed(&self, link: &Link) -> Result<(), ClientError> {
-        let requests: Vec<Arc<Request>> = {
-            let unconfirmed = self.unconfirmed.lock();
-            let waiting = unconfirmed.waiting();
-            waiting.map(|(_, request)| request.clone()).collect()
-        };
-        for request in requests {
-            let answer = link.ask(&request, ATTEMPT_DEADLINE).await;
-            let answer = answer.map_err(|error| unreachable(Duration::ZERO, &error))?;
-            // Other refusals were answers before.
-            if let Err(error @ FsError::NotLeader { leader }) = answer {
-                self.deposed(link, leader);
-                return Err(error.into());
-            }
-        }
-        Ok(())
     }
 
     /// Another session starts or none: there is nothing to repeat any more. What was answered in the

@@ -50,6 +50,7 @@ pub(super) async fn maintain(
         session.notify_listener(vec![Invalidation::All]).await;
         (link, taking) = connected;
         session.publish(&link);
+        session.return_declared();
         let after_ms = since_ms(lost);
         tracing::info!(resumed_ms, after_ms, "connected to the namenode again");
     }

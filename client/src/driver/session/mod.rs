@@ -1,5 +1,6 @@
 //! The session with the namenode: connecting, resuming, leases, notices.
 
+mod again;
 pub(crate) mod calls;
 pub(crate) mod content;
 pub(crate) mod holds;
@@ -32,6 +33,7 @@ use parking_lot::Mutex;
 use tokio::runtime::Handle;
 use tokio::sync::{Notify, mpsc};
 
+use self::again::Lost;
 use self::holds::Holds;
 use self::listener::{CacheListener, Invalidation};
 use self::search::{Failure, Searching};
@@ -118,6 +120,7 @@ pub(crate) struct Session {
     listings: Mutex<Listings>,
     sequences: Arc<Sequences>,
     unconfirmed: Mutex<Unconfirmed<(Numbered, Arc<Request>)>>,
+    lost: Mutex<Lost>,
     link: watch::Sender<LinkState>,
     namenode: Peer,
     namenodes: Mutex<Namenodes>,
@@ -161,6 +164,7 @@ impl Session {
             listings: Mutex::default(),
             sequences: Arc::default(),
             unconfirmed: Mutex::default(),
+            lost: Mutex::default(),
             link: watch::Sender::new(LinkState::Down {
                 reason: "not connected yet".into(),
             }),

@@ -60,6 +60,12 @@ impl Delegations {
         self.state.lock().owed.remove(&ino);
     }
 
+    /// Whether a commit of this session is to follow that others have to wait for.
+    pub(crate) fn is_owed(&self, ino: InodeId) -> bool {
+        let state = self.state.lock();
+        state.inodes.contains(&ino) || state.owed.contains(&ino)
+    }
+
     /// This session gives one up: from now on, every `close` of the file waits for the commit.
     pub(crate) fn returned(&self, ino: InodeId) {
         self.state.lock().inodes.remove(&ino);

@@ -147,6 +147,11 @@ impl FileState {
         self.inner.lock().data.losses()
     }
 
+    /// Something of it that was stored is lost.
+    pub(crate) fn lost(&self, reason: ClientError) {
+        self.inner.lock().data.lost(reason);
+    }
+
     /// What is in memory of a range, in order, and where everything in memory ends.
     pub(crate) fn overlay(&self, range: Range<u64>) -> (Vec<(u64, Bytes)>, u64) {
         self.inner.lock().data.overlay(range)
