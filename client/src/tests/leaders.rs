@@ -2,18 +2,22 @@
 
 use std::net::UdpSocket;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use bytes::Bytes;
 use harvestfs_protocol::ids::InodeId;
 use harvestfs_protocol::meta::SetXattrMode;
 use harvestfs_protocol::meta::query::Lookup;
+use tokio::sync::Semaphore;
 use tokio::time::Instant;
 
 use super::faults::write_all;
 use super::{create, name, pattern, root};
 use crate::testing::{Cluster, Member, Part};
-use crate::{Client, ClientError, ClientOptions, OpenFlags};
+use crate::{
+    CacheListener, Client, ClientError, ClientOptions, Invalidated, Invalidation, OpenFlags,
+};
 
 /// How long an election takes.
 const ELECTION: Duration = Duration::from_millis(300);
@@ -213,6 +217,60 @@ async fn what_the_next_leader_neither_knows_nor_takes_is_reported_once() {
             "{lost:?}"
         );
         file.sync().await.unwrap();
+    }
+}
+
+/// A mount whose kernel takes its time to forget everything, and none to forget a name.
+struct ForgetsSlowly {
+    is_asked: Arc<AtomicBool>,
+    may: Arc<Semaphore>,
+}
+
+impl CacheListener for ForgetsSlowly {
+    fn invalidate(&self, what: Vec<Invalidation>) -> Invalidated {
+        if !what.contains(&Invalidation::All) {
+            return Box::pin(async {});
+        }
+        self.is_asked.store(true, Ordering::SeqCst);
+        let may = self.may.clone();
+        Box::pin(async move {
+            let permit = may.acquire().await;
+            permit.expect("it is not closed").forget();
+        })
+    }
+}
+
+/// What a change was built on may have been changed when no namenode could tell this client.
+#[tokio::test(flavor = "multi_thread")]
+async fn nothing_is_acknowledged_to_the_next_leader_before_everything_is_forgotten() {
+    let group = Group::start().await;
+    let (client, other) = (group.client().await, group.cluster.client("b").await);
+    let (is_asked, may) = (
+        Arc::new(AtomicBool::new(false)),
+        Arc::new(Semaphore::new(0)),
+    );
+    client.set_cache_listener(Arc::new(ForgetsSlowly {
+        is_asked: is_asked.clone(),
+        may: may.clone(),
+    }));
+    group.elect(1);
+    let made = |client: &Client, called: &str| {
+        let (client, called) = (client.clone(), name(called));
+        tokio::spawn(async move { client.mkdir(&root(), InodeId::ROOT, &called, 0o755).await })
+    };
+    // It notices.
+    let own = made(&client, "own");
+    let began = Instant::now();
+    while !is_asked.load(Ordering::SeqCst) {
+        assert!(began.elapsed() < GAP_MAX, "the session was not resumed");
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
+    let change = made(&other, "change");
+    tokio::time::sleep(Duration::from_millis(500)).await;
+    assert!(!change.is_finished(), "it was acknowledged");
+    may.add_permits(100);
+    for made in [change, own] {
+        made.await.unwrap().unwrap();
     }
 }
 

@@ -10,7 +10,7 @@ use harvestfs_protocol::planted::{self, Bug};
 use harvestfs_protocol::rpc::Request;
 use harvestfs_protocol::since_boot;
 use harvestfs_protocol::transport::{CloseCode, NOTICES_QUEUED_MAX};
-use tokio::sync::mpsc;
+use tokio::sync::{mpsc, oneshot};
 use tokio::task::JoinSet;
 
 use super::listener::Invalidation;
@@ -18,6 +18,7 @@ use super::search::Searching;
 use super::{KEEPALIVE_DEADLINE, Link, LinkState, Session};
 use crate::driver::clock;
 use crate::engine::session::connection::{Due, KeepAlive, Reconnect, SIGN_OF_LIFE_WITHIN};
+use crate::error::ClientError;
 
 /// Keeps the session alive and reconnects until the client is closed.
 pub(super) async fn maintain(
@@ -26,7 +27,7 @@ pub(super) async fn maintain(
     notices: mpsc::Receiver<Notice>,
 ) {
     let mut link = first;
-    let mut taking = take(&session, &link, notices);
+    let mut taking = take(&session, &link, notices, None);
     loop {
         let reason = serve(&session, &link, &mut taking).await;
         if session.is_closed() {
@@ -46,13 +47,11 @@ pub(super) async fn maintain(
         let Some(connected) = reconnect(&session, &link).await else {
             return;
         };
-        let resumed_ms = since_ms(lost);
-        session.notify_listener(vec![Invalidation::All]).await;
         (link, taking) = connected;
         session.publish(&link);
         session.return_declared();
         let after_ms = since_ms(lost);
-        tracing::info!(resumed_ms, after_ms, "connected to the namenode again");
+        tracing::info!(after_ms, "connected to the namenode again");
     }
 }
 
@@ -63,9 +62,22 @@ fn since_ms(then: Instant) -> u128 {
 /// Takes the notices of a link, until its connection ends or this is dropped.
 type Taking = JoinSet<()>;
 
-fn take(session: &Arc<Session>, link: &Arc<Link>, notices: mpsc::Receiver<Notice>) -> Taking {
+/// `resumed`, if the session was resumed, hears when everything from before is forgotten.
+fn take(
+    session: &Arc<Session>,
+    link: &Arc<Link>,
+    notices: mpsc::Receiver<Notice>,
+    resumed: Option<oneshot::Sender<()>>,
+) -> Taking {
     let mut taking = JoinSet::new();
-    taking.spawn(take_notices(session.clone(), link.clone(), notices));
+    let (session, link) = (session.clone(), link.clone());
+    taking.spawn(async move {
+        if let Some(forgotten) = resumed {
+            session.notify_listener(vec![Invalidation::All]).await;
+            let _ = forgotten.send(());
+        }
+        take_notices(session, link, notices).await;
+    });
     taking
 }
 
@@ -98,7 +110,8 @@ async fn reconnect(session: &Arc<Session>, link: &Link) -> Option<(Arc<Link>, Ta
 }
 
 /// Connects, and replays what the namenode may have forgotten. Notices are taken meanwhile: others replay, too, and each waits
-/// until all have acknowledged.
+/// until all have acknowledged. The kernel forgets everything before the first of them: one names a change, and what that was
+/// built on may have been changed when no namenode could tell this client.
 ///
 /// # Errors
 /// Why the new connection was lost meanwhile.
@@ -108,10 +121,17 @@ async fn resume(session: &Arc<Session>, link: &Link) -> Result<(Arc<Link>, Takin
     let (link, notices) = connected.map_err(|error| error.to_string())?;
     tracing::debug!(namenode = %link.namenode, "the session is open there");
     let link = Arc::new(link);
-    let taking = take(session, &link, notices);
+    let (forgets, forgotten) = oneshot::channel();
+    let taking = take(session, &link, notices, Some(forgets));
+    let repeated = async {
+        session.repeat_unconfirmed(&link).await?;
+        // It ends without a word where the connection does.
+        let _ = forgotten.await;
+        Ok::<(), ClientError>(())
+    };
     let repeated = tokio::select! {
         biased;
-        repeated = session.repeat_unconfirmed(&link) => repeated.map_err(|error| error.to_string()),
+        repeated = repeated => repeated.map_err(|error| error.to_string()),
         reason = doubt(session, &link) => Err(reason),
     };
     repeated.map(|()| (link, taking))
