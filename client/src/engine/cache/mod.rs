@@ -19,6 +19,7 @@ mod unsettled;
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 
 use harvestfs_protocol::ids::InodeId;
 use harvestfs_protocol::meta::{DirEntry, Notice};
@@ -40,6 +41,8 @@ const EXTENTS_PER_ENTRY: usize = 4;
 #[derive(Clone)]
 pub(crate) struct MetaCache {
     inner: Arc<Mutex<Inner>>,
+    /// Whether anything may change at any moment, to be asked without the lock: each answer to a kernel asks.
+    is_unsettled: Arc<AtomicBool>,
 }
 
 /// A moment before a request was sent. Holds the events after it.
@@ -131,6 +134,7 @@ impl MetaCache {
         };
         Self {
             inner: Arc::new(Mutex::new(inner)),
+            is_unsettled: Arc::default(),
         }
     }
 

@@ -4,6 +4,7 @@
 //! changes itself.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use harvestfs_protocol::ids::InodeId;
 use harvestfs_protocol::name::Name;
@@ -23,6 +24,7 @@ pub(crate) struct Scope {
 /// Until it is dropped, nothing is cached that the mutation may change.
 pub(crate) struct Unsettled {
     inner: Arc<Mutex<Inner>>,
+    is_unsettled: Arc<AtomicBool>,
     subjects: Vec<Subject>,
     changes_targets: bool,
     /// What one of its names led to was not known.
@@ -38,12 +40,14 @@ impl MetaCache {
             *inner.unsettled.entry(subject.clone()).or_default() += 1;
         }
         inner.unsettled_targets += usize::from(scope.changes_targets);
+        inner.publish_to(&self.is_unsettled);
         inner.forget(&subjects);
         if may_be_any {
             inner.forget_all();
         }
         Unsettled {
             inner: self.inner.clone(),
+            is_unsettled: self.is_unsettled.clone(),
             subjects,
             changes_targets: scope.changes_targets,
             may_be_any,
@@ -59,8 +63,7 @@ impl MetaCache {
 
     /// Whether anything may change at any moment.
     pub(crate) fn is_unsettled(&self) -> bool {
-        let inner = self.inner.lock();
-        inner.unsettled_targets > 0 || !inner.unsettled.is_empty()
+        self.is_unsettled.load(Ordering::Acquire)
     }
 }
 
@@ -105,6 +108,7 @@ impl Drop for Unsettled {
             inner.unsettled_targets -= 1;
             inner.overtake_all();
         }
+        inner.publish_to(&self.is_unsettled);
     }
 }
 
@@ -112,6 +116,12 @@ impl Inner {
     pub(super) fn is_unsettled(&self, subject: &Subject) -> bool {
         // Others may have a name lead elsewhere before it is removed, and have what it leads to asked for by then.
         self.unsettled_targets > 0 || self.unsettled.contains_key(subject)
+    }
+
+    /// Says so to those who ask without the lock, under which it is said.
+    fn publish_to(&self, is_unsettled: &AtomicBool) {
+        let is_so = self.unsettled_targets > 0 || !self.unsettled.is_empty();
+        is_unsettled.store(is_so, Ordering::Release);
     }
 
     /// What a mutation may change, and whether it may be any other inode too.
