@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use fuser::Errno;
+use harvestfs_client::ClientError;
 use harvestfs_protocol::ids::InodeId;
 
 use crate::inner::{Inner, OpenFile};
@@ -47,7 +48,7 @@ impl Adapter {
             && let Some(may) = asked.may_be_answered(&self.inner, &pieces)
         {
             if may {
-                self.inner.answer_read(reply, Ok(pieces));
+                asked.answer(&self.inner, reply, Ok(pieces));
             } else {
                 reply.answer(Err(Errno::EINTR));
             }
@@ -60,7 +61,7 @@ impl Adapter {
                 Ok(pieces) if !asked.may_be_answered_soon(&inner, &pieces).await => {
                     reply.answer(Err(Errno::EINTR));
                 }
-                result => inner.answer_read(reply, result),
+                result => asked.answer(&inner, reply, result),
             }
         });
     }
@@ -82,6 +83,21 @@ impl Asked {
             (pages, page_read)
         });
         Self { read, pages }
+    }
+
+    /// Answers it. While a change of the file may happen that nobody waits for, other mounts may see it before this one
+    /// knows of it, and what is in pages would stay: it serves this read only.
+    fn answer(
+        &self,
+        inner: &Inner,
+        reply: impl Reply<Vec<Bytes>>,
+        result: Result<Vec<Bytes>, ClientError>,
+    ) {
+        inner.answer_read(reply, result);
+        let ino = self.read.ino;
+        if self.pages.is_some() && !inner.client.may_cache_content(ino) {
+            inner.shared.forget_pages(ino);
+        }
     }
 
     /// Whether it may be answered with this, or must be refused. None: not to be said yet.

@@ -115,9 +115,7 @@ impl Shared {
         while !self.forget_attributes(ino).await && self.nodes.knows(ino) && now() < arrived {
             tokio::time::sleep(HELD_LOOK).await;
         }
-        if let Some(pages) = self.nodes.pages(ino) {
-            self.drop_pages(ino, &pages);
-        }
+        self.forget_pages(ino);
     }
 
     /// The kernel's attributes of an inode are old, its pages are not. Waits while a read would fail by it. Whether the kernel
@@ -191,6 +189,13 @@ impl Shared {
     pub fn heard_from(&self, ino: InodeId, thread: u32) {
         if let Some(pages) = self.nodes.pages(ino) {
             pages.heard_from(thread);
+        }
+    }
+
+    /// What was read into pages of a file may be old at any moment, without a notice: the kernel is not to keep it.
+    pub fn forget_pages(&self, ino: InodeId) {
+        if let Some(pages) = self.nodes.pages(ino) {
+            self.drop_pages(ino, &pages);
         }
     }
 
@@ -345,6 +350,58 @@ mod tests {
         let began = now();
         assert!(shared.changed_elsewhere(directory.ino).await);
         assert!(now() < began + 2 * IN_FLIGHT_MAX, "no answer takes longer");
+    }
+
+    /// A kernel that counts how often it is asked to drop pages.
+    #[derive(Default)]
+    struct Dropping(AtomicU32);
+
+    impl Kernel for Dropping {
+        fn forget_attributes(&self, _: InodeId) -> io::Result<()> {
+            Ok(())
+        }
+
+        fn declare_entries_old(&self) -> io::Result<()> {
+            Ok(())
+        }
+
+        fn drop_pages(
+            &self,
+            _: InodeId,
+            mut begin: Box<dyn FnMut() -> Option<u64> + Send>,
+        ) -> Notified {
+            assert_eq!(begin(), Some(0), "all pages are dropped");
+            self.0.fetch_add(1, Ordering::Relaxed);
+            Box::pin(async { Ok(()) })
+        }
+
+        fn expire_entry(&self, _: InodeId, _: &Name) -> Notified {
+            Box::pin(async { Ok(()) })
+        }
+
+        fn submounts_seen_for(&self) -> Option<Duration> {
+            None
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn pages_that_are_not_to_be_kept_are_dropped_after_each_read() {
+        let shared = Shared::new();
+        let kernel = Arc::new(Dropping::default());
+        shared.connect(Arc::new(Notices::new(kernel.clone(), Handle::current())));
+        shared.nodes.remember(&file());
+        let dropped = || kernel.0.load(Ordering::Relaxed);
+        shared.forget_pages(file().ino);
+        tokio::time::sleep(HELD_LOOK).await;
+        assert_eq!(dropped(), 0, "it has never been opened");
+        shared.nodes.pages(file().ino).unwrap().opened();
+        for reads in 1..=3 {
+            shared.forget_pages(file().ino);
+            tokio::time::sleep(HELD_LOOK).await;
+            assert_eq!(dropped(), reads);
+        }
+        let pages = shared.nodes.pages(file().ino).unwrap();
+        assert!(!pages.are_old());
     }
 
     #[test]

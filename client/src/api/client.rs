@@ -116,6 +116,13 @@ impl Client {
         self.lease_remaining()
     }
 
+    /// Whether what was read of a file may be cached: not while the outcome of a change of it is not known for which no
+    /// caller waits any more.
+    #[must_use]
+    pub fn may_cache_content(&self, ino: InodeId) -> bool {
+        !self.core().session.cache.is_inode_unsettled(ino)
+    }
+
     /// The largest block in bytes.
     #[must_use]
     pub fn block_bytes(&self) -> u64 {

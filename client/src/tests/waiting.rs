@@ -9,8 +9,9 @@ use tokio::time::Instant;
 use bytes::Bytes;
 use harvestfs_protocol::error::FsError;
 use harvestfs_protocol::ids::InodeId;
-use harvestfs_protocol::meta::mutation::Unlink;
+use harvestfs_protocol::meta::mutation::{SetAttr, Unlink};
 use harvestfs_protocol::meta::query::GetAttr;
+use harvestfs_protocol::types::Attr;
 
 use super::faults::{DEADLINE, read_elsewhere, write_all};
 use super::{create, name, pattern, root};
@@ -109,6 +110,40 @@ async fn what_no_caller_waits_for_is_seen_as_others_see_it_before_it_is_answered
         tokio::time::sleep(Duration::from_millis(1)).await;
     }
     assert_eq!(client.getattr(&me, file).await.unwrap().nlink, 1);
+}
+
+/// What the kernel reads meanwhile is not to stay in its pages.
+#[tokio::test(flavor = "multi_thread")]
+async fn the_content_of_a_file_is_not_cached_while_a_change_of_it_may_happen_that_no_caller_waits_for()
+ {
+    let cluster = Cluster::start(3, 3).await;
+    let (client, other) = (cluster.client("a").await, cluster.client("b").await);
+    let (attr, file) = create(&client, "file").await;
+    file.write(0, Bytes::from_static(b"content")).await.unwrap();
+    file.flush().await.unwrap();
+    let (unchanged, _) = create(&client, "unchanged").await;
+    let may_cache = |attr: &Attr| client.may_cache_content(attr.ino);
+    assert!(may_cache(&attr));
+    cluster.namenode.hold(Some(SetAttr::NAME));
+    let truncated = file.truncate(0);
+    let gone = async {
+        while other.getattr(&root(), attr.ino).await.unwrap().size_bytes > 0 {
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+    };
+    tokio::select! {
+        biased;
+        result = truncated => panic!("it was answered: {result:?}"),
+        () = gone => {}
+    }
+    assert!(!may_cache(&attr) && may_cache(&unchanged));
+    assert_eq!(file.read(0, 100).await.unwrap(), Bytes::new());
+    cluster.namenode.hold(None);
+    let began = Instant::now();
+    while !may_cache(&attr) {
+        assert!(began.elapsed() < DEADLINE, "nothing is cached any more");
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
 }
 
 /// It may be executed yet, which this client would not be notified of.

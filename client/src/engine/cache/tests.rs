@@ -248,6 +248,35 @@ fn what_else_is_known_stays_while_a_mutation_is_unsettled() {
     assert!(cache.attr(InodeId(5)).is_none());
 }
 
+#[test]
+fn the_inodes_that_an_unsettled_mutation_may_change_are_told_from_others() {
+    let cache = MetaCache::new(100);
+    let truncates = |ino| Scope {
+        inodes: vec![InodeId(ino)],
+        entries: Vec::new(),
+        changes_targets: false,
+    };
+    let are_unsettled = || [5, 6].map(|ino| cache.is_inode_unsettled(InodeId(ino)));
+    let first = cache.unsettled(&truncates(5));
+    assert!(cache.is_unsettled());
+    assert_eq!(are_unsettled(), [true, false]);
+    // Whatever the name leads to by then.
+    let second = cache.unsettled(&unlinks("a"));
+    assert_eq!(are_unsettled(), [true, true]);
+    drop(second);
+    assert_eq!(are_unsettled(), [true, false]);
+    drop(first);
+    assert_eq!(are_unsettled(), [false, false]);
+    assert!(!cache.is_unsettled());
+    // Nothing that is cached changes by it.
+    let nothing = cache.unsettled(&Scope {
+        inodes: Vec::new(),
+        ..truncates(5)
+    });
+    assert!(!cache.is_unsettled());
+    drop(nothing);
+}
+
 /// The new one is not known when the mutation is settled.
 #[test]
 fn the_directory_above_one_that_may_have_been_moved_is_forgotten() {

@@ -65,6 +65,11 @@ impl MetaCache {
     pub(crate) fn is_unsettled(&self) -> bool {
         self.is_unsettled.load(Ordering::Acquire)
     }
+
+    /// Whether this inode may change at any moment.
+    pub(crate) fn is_inode_unsettled(&self, ino: InodeId) -> bool {
+        self.is_unsettled() && self.inner.lock().is_unsettled(&Subject::Inode(ino))
+    }
 }
 
 impl Unsettled {
