@@ -54,6 +54,14 @@ pub enum ClientError {
         /// How.
         reason: String,
     },
+    /// Fewer datanodes have written data on stable storage than are needed, and repair made no further replica in time.
+    #[error("fewer datanodes than are needed have block {block} on stable storage; waited {} s", waited.as_secs())]
+    TooFewReplicas {
+        /// The block.
+        block: BlockId,
+        /// How long it was tried.
+        waited: Duration,
+    },
     /// Too much written data waits for its commit, and nothing of it could be committed in time.
     #[error("{waiting_bytes} bytes of written data could not be committed for {} s", waited.as_secs())]
     TooMuchDirtyData {
@@ -107,6 +115,7 @@ impl ClientError {
                 | Self::AllServersBusy { .. }
                 | Self::NoReplica { .. }
                 | Self::Write(_)
+                | Self::TooFewReplicas { .. }
                 | Self::TooMuchDirtyData { .. }
                 | Self::LeftFile { .. }
                 | Self::ChangesTooFast { .. }

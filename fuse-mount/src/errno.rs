@@ -23,6 +23,7 @@ pub fn of(error: &ClientError) -> Errno {
         | ClientError::NoReplica { .. }
         | ClientError::Write(_)
         | ClientError::DataLost { .. }
+        | ClientError::TooFewReplicas { .. }
         | ClientError::TooMuchDirtyData { .. }
         | ClientError::UnexpectedReply(_)
         | ClientError::Closed => {

@@ -107,6 +107,20 @@ impl Datanode {
         }
     }
 
+    /// Copies a sealed replica of another one, as repair does.
+    pub(crate) fn copy(&self, block: BlockId, from: &Self) {
+        let copy = {
+            let replicas = from.replicas.lock();
+            let replica = &replicas[&block];
+            assert!(replica.sealed, "only sealed replicas are repaired");
+            Replica {
+                data: replica.data.clone(),
+                ..*replica
+            }
+        };
+        self.replicas.lock().insert(block, copy);
+    }
+
     /// Blocks with their lengths and whether they are sealed.
     pub(crate) fn replicas(&self) -> HashMap<BlockId, (usize, bool)> {
         let replicas = self.replicas.lock();

@@ -158,9 +158,11 @@ impl Namenode {
         self.shared.state.lock().unanswered = name;
     }
 
-    /// Forgets a block, even if files use it.
-    pub(crate) fn forget_block(&self, block: BlockId) {
-        self.shared.state.lock().blocks.remove(&block);
+    /// Says where a block is from now on; none: it forgets it, even if files use it.
+    pub(crate) fn place(&self, block: BlockId, nodes: Option<Vec<NodeId>>) {
+        let blocks = &mut self.shared.state.lock().blocks;
+        blocks.retain(|other, _| *other != block);
+        blocks.extend(nodes.map(|nodes| (block, nodes)));
     }
 
     /// Delegations that the last session declared which was opened or resumed.
@@ -198,11 +200,8 @@ impl Namenode {
     /// The blocks that files use.
     pub(crate) fn used_blocks(&self) -> HashSet<BlockId> {
         let state = self.shared.state.lock();
-        let blocks = state
-            .namespace
-            .blocks()
-            .map(|view| (view.block, 0))
-            .collect();
+        let blocks = state.namespace.blocks();
+        let blocks = blocks.map(|view| (view.block, 0)).collect();
         let users = state.namespace.files_using(&blocks);
         users.into_iter().map(|(block, _)| block).collect()
     }

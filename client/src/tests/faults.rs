@@ -157,7 +157,7 @@ async fn attributes_that_are_set_before_the_first_commit_outlive_a_crash() {
 }
 
 /// All servers at once.
-async fn lose_power(cluster: &Cluster) {
+pub(super) async fn lose_power(cluster: &Cluster) {
     for datanode in &cluster.datanodes {
         datanode.lose_unstable();
     }

@@ -1,5 +1,6 @@
 //! The client against a small cluster in this process.
 
+mod durable;
 mod faults;
 mod files;
 mod leaders;

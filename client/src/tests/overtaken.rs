@@ -57,7 +57,7 @@ async fn a_block_that_is_never_where_the_extents_say_ends_the_read() {
     let cluster = Cluster::start(3, 3).await;
     let (attr, _written, read) = written(&cluster).await;
     for block in cluster.namenode.used_blocks() {
-        cluster.namenode.forget_block(block);
+        cluster.namenode.place(block, None);
     }
     let refused = read.read(0, MIB).await;
     assert_eq!(refused, Err(ClientError::ChangesTooFast { ino: attr.ino }));

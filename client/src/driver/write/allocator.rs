@@ -67,6 +67,18 @@ impl Allocator {
         give_back(cluster, unusable);
         first.ok_or(ClientError::UnexpectedReply(mutation::AllocateBlocks::NAME))
     }
+
+    /// How many replicas a new block gets now.
+    pub(crate) async fn replicas_of_new(
+        &self,
+        cluster: &Arc<Cluster>,
+        wanted: Wanted,
+    ) -> Result<usize, ClientError> {
+        let new = self.take(cluster, wanted).await?;
+        let replicas = new.nodes.len();
+        give_back(cluster, vec![new]);
+        Ok(replicas)
+    }
 }
 
 /// Ends blocks that nothing will be written to.

@@ -16,6 +16,7 @@ use tokio::task::JoinSet;
 use crate::driver::cluster::Cluster;
 use crate::driver::locations::{Locations, ended_early};
 use crate::driver::write::pipeline::{BlockStream, Source};
+use crate::engine::write::block::Saved;
 use crate::engine::write::stock::NewBlock;
 use crate::error::ClientError;
 
@@ -33,20 +34,22 @@ pub(crate) async fn recover<S: Source>(
     let expired = stream.new.generation != cluster.session.generation();
     let length_bytes = stream.acked_bytes();
     if length_bytes == 0 {
-        stream.settle(Ok(()));
+        stream.settle(Saved::Enough);
         discard(cluster, stream.new.clone()).await;
         return;
     }
-    let survivors = seal_survivors(&cluster, &stream).await;
+    let nodes = &stream.new.nodes;
+    let survivors = seal_on(&cluster, &stream, nodes, nodes.len()).await;
+    let saved = |lost: String| Saved::of(survivors.len(), nodes.len(), || lost);
     if expired {
         // The namenode has it sealed as well. What was committed of it can be made stable still.
-        let lost = || "the session has expired".to_owned();
-        stream.settle((!survivors.is_empty()).then_some(()).ok_or_else(lost));
+        stream.settle(saved("the session has expired".to_owned()));
         return;
     }
+    let saved = saved(format!("no replica of block {block} could be sealed"));
     if survivors.is_empty() {
         tracing::warn!(%block, "no replica of a block could be sealed");
-        stream.settle(Err(format!("no replica of block {block} could be sealed")));
+        stream.settle(saved);
         cluster.locations.replicas().forget(block);
         source.block_lost(block);
         // Nothing of it was committed: it is given up. Else the namenode refuses that, and gets
@@ -57,7 +60,7 @@ pub(crate) async fn recover<S: Source>(
         return;
     }
     cluster.locations.replicas().narrow(block, &survivors);
-    stream.settle(Ok(()));
+    stream.settle(saved);
     log_seal(block, seal(&cluster, block, length_bytes, survivors).await);
 }
 
@@ -102,12 +105,17 @@ fn log_seal(block: BlockId, result: Result<(), ClientError>) {
     }
 }
 
-/// Seals what a broken pipeline left at the length that all acknowledged; returns the datanodes
-/// that did it.
-async fn seal_survivors<J>(cluster: &Arc<Cluster>, stream: &BlockStream<J>) -> Vec<NodeId> {
+/// Seals replicas of a block whose pipeline broke at the length that all its datanodes acknowledged; returns the
+/// datanodes on which it is sealed, as soon as these are `enough`.
+pub(crate) async fn seal_on<J>(
+    cluster: &Arc<Cluster>,
+    stream: &BlockStream<J>,
+    nodes: &[Arc<NodeInfo>],
+    enough: usize,
+) -> Vec<NodeId> {
     let length_bytes = stream.acked_bytes();
     let mut attempts = JoinSet::new();
-    for node in &stream.new.nodes {
+    for node in nodes {
         let (cluster, node) = (cluster.clone(), node.clone());
         let request = SealRequest {
             block: stream.new.block,
@@ -120,8 +128,13 @@ async fn seal_survivors<J>(cluster: &Arc<Cluster>, stream: &BlockStream<J>) -> V
             matches!(sealed, Ok(true)).then_some(node.node)
         });
     }
-    let sealed = attempts.join_all().await;
-    sealed.into_iter().flatten().collect()
+    let mut sealed = Vec::new();
+    while sealed.len() < enough
+        && let Some(attempt) = attempts.join_next().await
+    {
+        sealed.extend(attempt.ok().flatten());
+    }
+    sealed
 }
 
 async fn seal_replica(locations: &Locations, node: &NodeInfo, request: SealRequest) -> bool {

@@ -36,7 +36,7 @@ const RELEASE_PAUSE: Duration = Duration::from_secs(1);
 /// What all writers share.
 pub(crate) struct Writers {
     pub(crate) cluster: Arc<Cluster>,
-    allocator: Allocator,
+    pub(crate) allocator: Allocator,
     /// Writers, of files too, that have not sealed and reported their last block.
     running: watch::Sender<usize>,
 }

@@ -15,6 +15,9 @@ pub(crate) const STALL_DEADLINE: Duration = Duration::from_secs(15);
 /// process would show by itself only after the connection's idle timeout, and not which it is.
 pub(crate) const SUSPICIOUS: Duration = Duration::from_millis(1_500);
 
+/// On stable storage of so many datanodes data has to be, if its block was written to as many.
+pub(crate) const STABLE_REPLICAS_MIN: usize = 2;
+
 /// Which datanode failed, and how.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct NodeFailure {
@@ -53,8 +56,33 @@ enum Phase {
     /// A pipeline broke; the replicas are being sealed.
     Failed(NodeFailure),
     Sealed,
+    /// Some replicas could be sealed, and fewer than are needed.
+    TooFew,
     /// No replica could be sealed.
     Lost(String),
+}
+
+/// What could be sealed of a block whose pipeline broke.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Saved {
+    /// As many replicas as are needed.
+    Enough,
+    /// Fewer.
+    TooFew,
+    /// None, and why.
+    Nothing(String),
+}
+
+impl Saved {
+    /// Of a block that was written to `written_to` datanodes, `sealed` of which have sealed it; `lost` says why if none
+    /// has.
+    pub(crate) fn of(sealed: usize, written_to: usize, lost: impl FnOnce() -> String) -> Self {
+        match sealed {
+            0 => Self::Nothing(lost()),
+            _ if sealed < STABLE_REPLICAS_MIN.min(written_to) => Self::TooFew,
+            _ => Self::Enough,
+        }
+    }
 }
 
 struct Packet<J> {
@@ -112,6 +140,8 @@ pub(crate) enum Stall {
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Stability {
     Stable,
+    /// Fewer datanodes have it than are needed.
+    TooFew,
     /// No replica has it, and why.
     Lost(String),
     Waiting,
@@ -143,8 +173,14 @@ impl<J> Block<J> {
         }
     }
 
+    /// Whether enough replicas are.
     pub(crate) fn is_sealed(&self) -> bool {
         matches!(self.phase, Phase::Sealed)
+    }
+
+    /// Whether its pipeline broke, and too few replicas could be sealed.
+    pub(crate) fn ended_badly(&self) -> bool {
+        matches!(self.phase, Phase::TooFew | Phase::Lost(_))
     }
 
     /// Packets and bytes that are not acknowledged yet.
@@ -299,11 +335,12 @@ impl<J> Block<J> {
         jobs.map(|(_, job)| job).collect()
     }
 
-    /// Ends it: `Ok` when its replicas are sealed, else why all of them are lost.
-    pub(crate) fn settle(&mut self, result: Result<(), String>) {
-        self.phase = match result {
-            Ok(()) => Phase::Sealed,
-            Err(reason) => Phase::Lost(reason),
+    /// Ends it.
+    pub(crate) fn settle(&mut self, saved: Saved) {
+        self.phase = match saved {
+            Saved::Enough => Phase::Sealed,
+            Saved::TooFew => Phase::TooFew,
+            Saved::Nothing(reason) => Phase::Lost(reason),
         };
     }
 
@@ -319,6 +356,7 @@ impl<J> Block<J> {
             Phase::Sealed => Stability::Stable,
             Phase::Lost(reason) => Stability::Lost(reason.clone()),
             _ if self.last_stable >= through => Stability::Stable,
+            Phase::TooFew => Stability::TooFew,
             Phase::Failed(_) => Stability::Waiting,
             Phase::Open => {
                 let on_its_way = self.in_flight.iter().any(|packet| packet.stable);
@@ -403,10 +441,37 @@ mod tests {
         assert!(block.wants_sync());
         block.fail(failure());
         assert_eq!(block.stability(1), Stability::Waiting);
-        block.settle(Err("gone".into()));
+        block.settle(Saved::Nothing("gone".into()));
         assert_eq!(block.stability(1), Stability::Lost("gone".into()));
-        block.settle(Ok(()));
+        assert!(block.ended_badly() && !block.is_sealed());
+        block.settle(Saved::TooFew);
+        assert_eq!(block.stability(1), Stability::TooFew);
+        assert!(block.ended_badly() && !block.is_sealed());
+        block.settle(Saved::Enough);
         assert_eq!(block.stability(1), Stability::Stable);
+        assert!(!block.ended_badly() && block.is_sealed());
+    }
+
+    #[test]
+    fn two_replicas_are_enough_and_one_is_where_there_was_no_other() {
+        let saved = |sealed, written_to| Saved::of(sealed, written_to, || "gone".into());
+        assert_eq!(saved(0, 3), Saved::Nothing("gone".into()));
+        assert_eq!(saved(1, 3), Saved::TooFew);
+        assert_eq!(saved(1, 2), Saved::TooFew);
+        assert_eq!(saved(2, 3), Saved::Enough);
+        assert_eq!(saved(1, 1), Saved::Enough);
+    }
+
+    #[test]
+    fn what_all_datanodes_had_made_stable_needs_no_more_of_them() {
+        let mut block = Block::new(1);
+        block.begin_packet(data(&[1], 10, true), some_time());
+        block.begin_packet(data(&[2], 10, false), some_time());
+        block.acked(0, 2);
+        block.fail(failure());
+        block.settle(Saved::TooFew);
+        assert_eq!(block.stability(1), Stability::Stable);
+        assert_eq!(block.stability(2), Stability::TooFew);
     }
 
     #[derive(Clone, Debug)]

@@ -4,11 +4,12 @@
 mod all;
 mod commits;
 mod dirty;
+mod durable;
 mod handles;
 
 use std::ops::Range;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -17,7 +18,7 @@ use harvestfs_protocol::ids::{BlockId, InodeId};
 use harvestfs_protocol::request_id::RequestId;
 use harvestfs_protocol::types::{Credentials, PlacementRules, Timestamp};
 use parking_lot::Mutex;
-use rustc_hash::{FxHashMap, FxHashSet};
+use rustc_hash::FxHashMap;
 use tokio::sync::Notify;
 
 use self::commits::Committer;
@@ -42,8 +43,9 @@ pub(crate) struct Files {
     pub(crate) dirty: DirtyBudget,
     recent: Arc<Recent>,
     packs: Mutex<FxHashMap<PlacementRules, Arc<DataWriter<Job>>>>,
-    /// Blocks that this client writes to; what is in them may not be on stable storage.
-    unsealed: Mutex<Vec<Weak<BlockStream<Job>>>>,
+    /// Blocks that this client writes to, and those that could not be sealed on enough datanodes: what is in them may not
+    /// be on stable storage, whether or not the files are open.
+    unsealed: Mutex<Vec<Arc<BlockStream<Job>>>>,
     files: Mutex<FxHashMap<InodeId, Arc<FileState>>>,
     /// How many were closed before what was written to them was committed.
     closed_early: AtomicUsize,
@@ -69,7 +71,7 @@ struct Inner {
     /// Blocks with data of this file that may not be stable.
     unstable: Vec<Arc<BlockStream<Job>>>,
     /// How often blocks came into the file of which there may be more: it was there before this state of it
-    /// was, or took over another file's.
+    /// was, or took over another file's, or one of its own was lost.
     taken_over: u64,
     /// Up to which of these times all blocks are stable.
     taken_over_stable: u64,
@@ -301,57 +303,6 @@ impl Files {
         }
     }
 
-    async fn make_durable(&self, file: &FileState) -> Result<(), ClientError> {
-        let (mut unstable, relaxed, taken_over, has_more) = {
-            let inner = file.inner.lock();
-            let has_more = inner.taken_over != inner.taken_over_stable;
-            (
-                inner.unstable.clone(),
-                inner.relaxed,
-                inner.taken_over,
-                has_more,
-            )
-        };
-        if has_more {
-            unstable.extend(self.unsealed_blocks(file.ino).await?);
-        }
-        for stream in &unstable {
-            let stable = stream.stable().await;
-            let mut inner = file.inner.lock();
-            inner.unstable.retain(|other| !Arc::ptr_eq(other, stream));
-            if let Err(error) = stable {
-                inner.data.lost(error.clone());
-                return Err(error);
-            }
-        }
-        {
-            let mut inner = file.inner.lock();
-            inner.taken_over_stable = inner.taken_over_stable.max(taken_over);
-        }
-        self.cluster.session.make_durable(relaxed).await
-    }
-
-    /// The blocks of a file that this client has written to and not sealed yet, through any handle.
-    async fn unsealed_blocks(
-        &self,
-        ino: InodeId,
-    ) -> Result<Vec<Arc<BlockStream<Job>>>, ClientError> {
-        let mut unsealed: Vec<_> = self
-            .unsealed
-            .lock()
-            .iter()
-            .filter_map(Weak::upgrade)
-            .filter(|stream| !stream.is_sealed())
-            .collect();
-        if !unsealed.is_empty() {
-            let root = Credentials::root();
-            let (_, extents) = self.cluster.session.content(&root, ino).await?;
-            let blocks: FxHashSet<_> = extents.from(0).map(|extent| extent.block).collect();
-            unsealed.retain(|stream| blocks.contains(&stream.new.block));
-        }
-        Ok(unsealed)
-    }
-
     /// Its last name was removed here.
     pub(crate) fn lost_last_name(self: &Arc<Self>, file: &Arc<FileState>) {
         self.update(file, |inner| inner.data.lost_last_name());
@@ -430,9 +381,7 @@ impl Source for Files {
     type Job = Job;
 
     fn begun(&self, stream: &Arc<BlockStream<Job>>) {
-        let mut unsealed = self.unsealed.lock();
-        unsealed.retain(|other| other.upgrade().is_some_and(|other| !other.is_sealed()));
-        unsealed.push(Arc::downgrade(stream));
+        self.remember(stream);
     }
 
     fn written(self: &Arc<Self>, piece: Written<Job>, stream: &Arc<BlockStream<Job>>) {

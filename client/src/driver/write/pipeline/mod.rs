@@ -22,7 +22,7 @@ use crate::driver::clock;
 use crate::driver::cluster::Cluster;
 use crate::driver::locations::{Locations, ended_early};
 use crate::engine::write::block::{
-    Block, NodeFailure, STALL_DEADLINE, SUSPICIOUS, Stability, Stall, Written,
+    Block, NodeFailure, STALL_DEADLINE, SUSPICIOUS, Saved, Stability, Stall, Written,
 };
 use crate::engine::write::packet::Piece;
 use crate::engine::write::queue::Topology;
@@ -292,24 +292,23 @@ impl<J> BlockStream<J> {
         self.state.lock().acked_bytes()
     }
 
-    /// Ends it: `Ok` when its replicas are sealed, else why all of them are lost.
-    pub(crate) fn settle(&self, result: Result<(), String>) {
-        self.state.lock().settle(result);
+    /// Ends it, with what could be sealed of it.
+    pub(crate) fn settle(&self, saved: Saved) {
+        self.state.lock().settle(saved);
         self.changed.notify_waiters();
     }
 
-    /// Waits until everything acknowledged so far is on stable storage.
-    pub(crate) async fn stable(&self) -> Result<(), ClientError> {
+    /// Waits until everything acknowledged so far is on stable storage, or the block has ended; never
+    /// [`Stability::Waiting`].
+    pub(crate) async fn stable(&self) -> Stability {
         let through = self.state.lock().last_acked_data();
         loop {
             let changed = self.changed.notified();
             tokio::pin!(changed);
             changed.as_mut().enable();
             let stability = self.state.lock().stability(through);
-            match stability {
-                Stability::Stable => return Ok(()),
-                Stability::Lost(reason) => return Err(ClientError::DataLost { reason }),
-                Stability::Waiting => {}
+            if stability != Stability::Waiting {
+                return stability;
             }
             self.owner.notify_one();
             changed.await;

@@ -1,0 +1,183 @@
+//! What `fsync` waits for when everything is committed: the blocks of the file on stable storage of enough
+//! datanodes.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use harvestfs_protocol::ids::{BlockId, InodeId};
+use harvestfs_protocol::types::{Credentials, FileBlock, NodeInfo};
+use harvestfs_protocol::unix_now_ms;
+use rustc_hash::FxHashSet;
+
+use super::{FileState, Files, Job};
+use crate::driver::clock;
+use crate::driver::write::allocator::Wanted;
+use crate::driver::write::pipeline::BlockStream;
+use crate::driver::write::seal::seal_on;
+use crate::engine::write::block::{STABLE_REPLICAS_MIN, Saved, Stability};
+use crate::error::ClientError;
+
+/// Between two looks whether repair has made another replica.
+const LOOK_INTERVAL: Duration = Duration::from_millis(500);
+/// Blocks that are remembered, the ones that ended badly among them, of which the oldest are forgotten.
+const UNSEALED_MAX: usize = 4_096;
+
+type Stream = Arc<BlockStream<Job>>;
+
+impl Files {
+    pub(super) async fn make_durable(&self, file: &FileState) -> Result<(), ClientError> {
+        let (mut unstable, relaxed, taken_over, has_more) = {
+            let inner = file.inner.lock();
+            let has_more = inner.taken_over != inner.taken_over_stable;
+            (
+                inner.unstable.clone(),
+                inner.relaxed,
+                inner.taken_over,
+                has_more,
+            )
+        };
+        if has_more {
+            unstable.extend(self.unsealed_blocks(file.ino).await?);
+        }
+        for stream in &unstable {
+            let stable = self.make_stable(file, stream).await;
+            let is_lost = matches!(stable, Err(ClientError::DataLost { .. }));
+            let mut inner = file.inner.lock();
+            if stable.is_ok() || is_lost {
+                let own = inner.unstable.len();
+                inner.unstable.retain(|other| !Arc::ptr_eq(other, stream));
+                if is_lost && inner.unstable.len() < own {
+                    // Each `fsync` finds it from now on, for as long as the file has the block.
+                    inner.taken_over += 1;
+                    inner.data.lost(stable.clone().unwrap_err());
+                }
+            }
+            stable?;
+        }
+        {
+            let mut inner = file.inner.lock();
+            inner.taken_over_stable = inner.taken_over_stable.max(taken_over);
+        }
+        self.cluster.session.make_durable(relaxed).await
+    }
+
+    /// A block was begun.
+    pub(super) fn remember(&self, stream: &Stream) {
+        let mut unsealed = self.unsealed.lock();
+        unsealed.retain(|other| !other.is_sealed());
+        if unsealed.len() >= UNSEALED_MAX
+            && let Some(oldest) = unsealed
+                .iter()
+                .position(|other| other.state().ended_badly())
+        {
+            unsealed.remove(oldest);
+        }
+        unsealed.push(stream.clone());
+    }
+
+    /// The blocks of a file that this client has written to, through any handle, and not sealed on enough datanodes.
+    async fn unsealed_blocks(&self, ino: InodeId) -> Result<Vec<Stream>, ClientError> {
+        let mut unsealed = self.unsealed.lock().clone();
+        unsealed.retain(|stream| !stream.is_sealed());
+        if !unsealed.is_empty() {
+            let root = Credentials::root();
+            let (_, extents) = self.cluster.session.content(&root, ino).await?;
+            let blocks: FxHashSet<_> = extents.from(0).map(|extent| extent.block).collect();
+            unsealed.retain(|stream| blocks.contains(&stream.new.block));
+        }
+        Ok(unsealed)
+    }
+
+    /// Waits until what a block has of a file is on stable storage of enough datanodes. Where the pipeline broke and too
+    /// few could seal it, others do so later, and repair makes more replicas.
+    async fn make_stable(&self, file: &FileState, stream: &Stream) -> Result<(), ClientError> {
+        let mut lost = match stream.stable().await {
+            Stability::Lost(reason) => Some(reason),
+            Stability::TooFew => None,
+            Stability::Stable | Stability::Waiting => return Ok(()),
+        };
+        let (began, block) = (clock::now(), stream.new.block);
+        let patience = self.cluster.session.options.unreachable_timeout;
+        let written_to = stream.new.nodes.len();
+        let enough = STABLE_REPLICAS_MIN.min(written_to);
+        loop {
+            let Some(located) = self.located(file.ino, block).await? else {
+                return Ok(());
+            };
+            let may_seal =
+                unix_now_ms().is_some_and(|now| stream.new.token.expires_unix_ms() > now);
+            let sealed = match may_seal {
+                true => {
+                    let mut nodes = stream.new.nodes.clone();
+                    let is_other =
+                        |node: &Arc<NodeInfo>| nodes.iter().all(|it| it.node != node.node);
+                    let others: Vec<_> = located.into_iter().filter(is_other).collect();
+                    nodes.extend(others);
+                    seal_on(&self.cluster, stream, &nodes, enough).await.len()
+                }
+                // Hours have passed: the namenode's word has to do.
+                false => located.len(),
+            };
+            if sealed > 0 {
+                lost = None;
+                stream.settle(Saved::of(sealed, written_to, String::new));
+            }
+            if let Some(reason) = lost {
+                return Err(ClientError::DataLost { reason });
+            }
+            if sealed >= enough || (sealed > 0 && self.new_blocks_get(sealed, file).await) {
+                return Ok(());
+            }
+            let waited = clock::now().saturating_duration_since(began);
+            if waited >= patience {
+                return Err(ClientError::TooFewReplicas { block, waited });
+            }
+            tokio::time::sleep(LOOK_INTERVAL).await;
+        }
+    }
+
+    /// Where a block is, as the namenode knows it now. None: the file has it no more.
+    async fn located(
+        &self,
+        ino: InodeId,
+        block: BlockId,
+    ) -> Result<Option<Vec<Arc<NodeInfo>>>, ClientError> {
+        let root = Credentials::root();
+        let (session, locations) = (&self.cluster.session, &self.cluster.locations);
+        let (_, extents) = session.content(&root, ino).await?;
+        let Some(extent) = extents.from(0).find(|extent| extent.block == block) else {
+            return Ok(None);
+        };
+        let at = FileBlock {
+            block,
+            file_offset: extent.file_offset,
+        };
+        locations.replicas().forget(block);
+        match locations.locate(session, &root, (ino, at), Vec::new).await {
+            Ok(location) => Ok(Some(location.replicas.clone())),
+            Err(ClientError::NoReplica { .. } | ClientError::LeftFile { .. }) => {
+                Ok(Some(Vec::new()))
+            }
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Whether a new block of a file gets no more replicas than these: the cluster has no more datanodes, or was told to
+    /// make do with so few.
+    async fn new_blocks_get(&self, replicas: usize, file: &FileState) -> bool {
+        if self.find_rules(file).await.is_err() {
+            return false;
+        }
+        let Some(rules) = file.rules() else {
+            return false;
+        };
+        let wanted = Wanted {
+            rules,
+            file: file.ino,
+            may_release: false,
+        };
+        let allocator = &self.writers.allocator;
+        let of_new = allocator.replicas_of_new(&self.cluster, wanted).await;
+        of_new.is_ok_and(|of_new| of_new <= replicas)
+    }
+}
