@@ -7,9 +7,12 @@ use harvestfs_protocol::error::FsError;
 use harvestfs_protocol::ids::InodeId;
 use harvestfs_protocol::meta::SetXattrMode;
 
+use tokio::time::Instant;
+
+use super::faults::DEADLINE;
 use super::{create, name, root};
 use crate::testing::Cluster;
-use crate::{ClientError, OpenFlags};
+use crate::{Client, ClientError, OpenFlags};
 
 /// Files of one session share blocks: the one without room fails, and the others do not wait for it.
 #[tokio::test(flavor = "multi_thread")]
@@ -61,6 +64,36 @@ async fn refused_data_is_tried_again_when_it_is_flushed_and_not_before() {
     let unlimited = client.setxattr(&root, InodeId::ROOT, quota, b"99999999", SetXattrMode::Any);
     unlimited.await.unwrap();
     file.sync().await.unwrap();
+}
+
+/// No caller was left to get the error.
+#[tokio::test(flavor = "multi_thread")]
+async fn fsync_of_a_reopened_file_tells_of_data_that_was_given_up_after_it_was_closed() {
+    let cluster = Cluster::start(3, 3).await;
+    let mut options = cluster.options("a");
+    options.dirty_age_max = Duration::from_millis(1);
+    let client = Client::connect(options).await.unwrap();
+    let root = root();
+    let quota = b"user.harvestfs.quota_bytes";
+    let limited = client.setxattr(&root, InodeId::ROOT, quota, b"0", SetXattrMode::Any);
+    limited.await.unwrap();
+    let (attr, file) = create(&client, "file").await;
+    file.write(0, Bytes::from_static(b"data")).await.unwrap();
+    drop(file);
+    let began = Instant::now();
+    while client.core().files.get(attr.ino).is_some() {
+        assert!(began.elapsed() < DEADLINE, "it is never given up");
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+    let open = || client.open(&root, attr.ino, OpenFlags::READ);
+    // Whoever only reads it is not told.
+    open().await.unwrap().close().await.unwrap();
+    let reopened = open().await.unwrap();
+    let told = reopened.sync().await;
+    assert_eq!(told, Err(FsError::QuotaExceeded.into()));
+    assert_eq!(reopened.sync().await, Ok(()));
+    drop(reopened);
+    assert_eq!(open().await.unwrap().sync().await, Ok(()));
 }
 
 /// The commit of a file that is gone says so; what shares its block is stored.

@@ -256,10 +256,13 @@ impl File {
     /// of its blocks and in the journal.
     ///
     /// # Errors
-    /// As [`File::flush`].
+    /// As [`File::flush`]; [`ClientError::TooFewReplicas`]; once, why data was given up when nobody had the file open.
+    /// [`ClientError::DataLost`] for as long as the file has what was lost.
     pub async fn sync(&self) -> Result<(), ClientError> {
+        let (files, state) = (self.files(), &self.inner.state);
         let durable = !planted::is(Bug::SyncsInMemory);
-        let synced = self.files().flush(&self.inner.state, durable).await;
+        let synced = files.flush(state, durable).await;
+        let synced = state.take_unseen_loss().map_or(synced, Err);
         self.report_losses(synced)
     }
 

@@ -14,6 +14,8 @@ use crate::engine::write::file::{DirtyFile, Early};
 
 /// Files whose `close` returned before what was written to them was committed. One more waits.
 const CLOSED_EARLY_MAX: usize = 4_096;
+/// Closed files that are remembered to have lost data; the oldest are forgotten.
+const UNSEEN_LOSSES_MAX: usize = 1_024;
 /// How long a file that was closed before its commit waits for others to share a packet with.
 const CLOSE_LINGER: Duration = Duration::from_millis(5);
 
@@ -35,11 +37,19 @@ impl Files {
     }
 
     fn new_state(&self, ino: InodeId) -> Arc<FileState> {
+        let mut data = DirtyFile::new(ino);
+        {
+            let mut losses = self.unseen_losses.lock();
+            let known = losses.iter().position(|(other, _)| *other == ino);
+            if let Some((_, reason)) = known.and_then(|index| losses.remove(index)) {
+                data.had_unseen_loss(reason);
+            }
+        }
         Arc::new(FileState {
             ino,
             serial: tokio::sync::Mutex::default(),
             inner: Mutex::new(Inner {
-                data: DirtyFile::new(ino),
+                data,
                 writer: None,
                 unstable: Vec::new(),
                 taken_over: 1,
@@ -81,6 +91,13 @@ impl Files {
         if file.inner.lock().data.is_unused() && files.get(&file.ino).is_some_and(is_current) {
             files.remove(&file.ino);
             file.close_writer();
+            if let Some(reason) = file.take_unseen_loss() {
+                let mut losses = self.unseen_losses.lock();
+                if losses.len() == UNSEEN_LOSSES_MAX {
+                    losses.pop_front();
+                }
+                losses.push_back((file.ino, reason));
+            }
         }
     }
 

@@ -7,6 +7,7 @@ mod dirty;
 mod durable;
 mod handles;
 
+use std::collections::VecDeque;
 use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -47,6 +48,8 @@ pub(crate) struct Files {
     /// be on stable storage, whether or not the files are open.
     unsealed: Mutex<Vec<Arc<BlockStream<Job>>>>,
     files: Mutex<FxHashMap<InodeId, Arc<FileState>>>,
+    /// Files whose data was given up after they were closed, and why; the newest last.
+    unseen_losses: Mutex<VecDeque<(InodeId, ClientError)>>,
     /// How many were closed before what was written to them was committed.
     closed_early: AtomicUsize,
     /// The ones among them whose data is not even in flight.
@@ -154,6 +157,11 @@ impl FileState {
         self.inner.lock().data.lost(reason);
     }
 
+    /// Why data was given up while no handle was open; said once.
+    pub(crate) fn take_unseen_loss(&self) -> Option<ClientError> {
+        self.inner.lock().data.take_unseen_loss()
+    }
+
     /// What is in memory of a range, in order, and where everything in memory ends.
     pub(crate) fn overlay(&self, range: Range<u64>) -> (Vec<(u64, Bytes)>, u64) {
         self.inner.lock().data.overlay(range)
@@ -200,6 +208,7 @@ impl Files {
             packs: Mutex::default(),
             unsealed: Mutex::default(),
             files: Mutex::default(),
+            unseen_losses: Mutex::default(),
             closed_early: AtomicUsize::new(0),
             closing: Mutex::default(),
         }

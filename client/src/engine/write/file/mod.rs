@@ -44,6 +44,8 @@ pub(crate) struct DirtyFile {
     /// Data that was given up so far, and why.
     losses: u64,
     loss: Option<ClientError>,
+    /// Why data was given up while no handle was open, if no `fsync` has said so since.
+    unseen_loss: Option<ClientError>,
     rewrites: u32,
     /// Its `close` returned before the commit.
     closed_early: bool,
@@ -183,6 +185,7 @@ impl DirtyFile {
             failure: None,
             losses: 0,
             loss: None,
+            unseen_loss: None,
             rewrites: 0,
             closed_early: false,
             holds_owed: 0,
@@ -218,6 +221,16 @@ impl DirtyFile {
     /// Data that was given up so far, and the last reason.
     pub(crate) fn losses(&self) -> (u64, Option<ClientError>) {
         (self.losses, self.loss.clone())
+    }
+
+    /// Why data was given up while no handle was open; to be said once.
+    pub(crate) fn take_unseen_loss(&mut self) -> Option<ClientError> {
+        self.unseen_loss.take()
+    }
+
+    /// So it was given up before this state of the file was.
+    pub(crate) fn had_unseen_loss(&mut self, reason: ClientError) {
+        self.unseen_loss = Some(reason);
     }
 
     pub(crate) fn handle_opened(&mut self) {
@@ -472,7 +485,10 @@ impl DirtyFile {
     }
 
     fn give_up(&mut self, order: Order, reason: ClientError) {
-        self.lane(order).data.discard();
+        let bytes = self.lane(order).data.discard();
+        if bytes > 0 && self.handles == 0 && !self.is_nameless && !reason.is_gone() {
+            self.unseen_loss = Some(reason.clone());
+        }
         self.lost(reason);
     }
 
