@@ -402,8 +402,15 @@ async fn list(rpc: &Rpc, deadline: Duration) -> Option<GroupStatus> {
     }
 }
 
+/// The group as a namenode sees it that may not be one of the cluster's any more; none: it does not say so in time.
+pub async fn group_of(connection: Connection) -> Option<GroupStatus> {
+    let (notices, _) = mpsc::channel(1);
+    let rpc: Rpc = RpcClient::start(connection, notices).await.ok()?;
+    list(&rpc, STANDING_DEADLINE).await
+}
+
 /// Whether the one that says this leads.
-fn leads(group: &GroupStatus) -> bool {
+pub fn leads(group: &GroupStatus) -> bool {
     group.leader == Some(group.this)
 }
 

@@ -11,6 +11,7 @@ mod namenodes;
 mod no_leader;
 mod placement;
 mod quota;
+mod recover_alone;
 mod recovery;
 mod upgrade;
 mod wave;
@@ -72,7 +73,7 @@ enum AdminCommand {
 enum GroupCommand {
     /// When most namenodes are lost for good: have one that is left go on alone. It runs on that one's
     /// machine.
-    Recover(namenodes::RecoverAloneArgs),
+    Recover(recover_alone::RecoverAloneArgs),
     #[command(flatten)]
     Running(namenodes::GroupCommand),
 }
@@ -149,7 +150,7 @@ pub fn run(args: &AdminArgs) -> anyhow::Result<()> {
     link::block_on(async {
         match &args.command {
             AdminCommand::Namenode(GroupCommand::Recover(recover)) => {
-                namenodes::recover_alone(&args.cluster, recover).await
+                recover_alone::run(&args.cluster, recover).await
             }
             AdminCommand::Namenode(GroupCommand::Running(command)) => {
                 AdminLink::with(&args.cluster, async |link| {

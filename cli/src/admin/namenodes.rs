@@ -1,22 +1,18 @@
 //! `harvestfs admin namenode`: the namenodes that agree.
 
-use std::net::{Ipv4Addr, SocketAddr};
-use std::path::{Path, PathBuf};
+use std::net::SocketAddr;
 use std::time::Duration;
 
 use anyhow::bail;
-use clap::{Args, Subcommand};
-use futures::future::join_all;
+use clap::Subcommand;
 use harvestfs_protocol::admin::AdminRequest;
 use harvestfs_protocol::group::{GroupMember, GroupRequest, GroupStatus};
-use harvestfs_protocol::identity::{Identity, Peer, Role};
 use harvestfs_protocol::outlook::count;
-use harvestfs_protocol::transport::{Endpoint, RpcError, TransportOptions};
+use harvestfs_protocol::transport::RpcError;
 
 use super::DEADLINE;
 use super::link::AdminLink;
 use super::no_leader::NoLeader;
-use crate::cluster::ClusterArgs;
 
 /// How long a namenode that is added may take until it has everything.
 const ADDED_WITHIN: Duration = Duration::from_secs(3600);
@@ -26,8 +22,6 @@ const CHANGED_WITHIN: Duration = Duration::from_secs(90);
 const HANDED_OVER_WITHIN: Duration = Duration::from_secs(10);
 /// How long there may be no leader before that is said.
 pub const ELECTED_WITHIN: Duration = Duration::from_secs(3);
-/// How long a namenode that runs may take to answer, before another one goes on alone.
-const ANSWERS_WITHIN: Duration = Duration::from_secs(3);
 const POLL: Duration = Duration::from_millis(20);
 
 /// What to do with the namenodes.
@@ -64,74 +58,6 @@ pub enum GroupCommand {
         /// The one that is to lead; the one that is least behind when left out.
         address: Option<SocketAddr>,
     },
-}
-
-/// `harvestfs admin namenode recover`
-#[derive(Debug, Args)]
-#[command(after_help = "Example:\n  \
-    harvestfs admin namenode recover --accept-loss /var/lib/harvestfs/namenode/data")]
-pub struct RecoverAloneArgs {
-    /// Go on with what this namenode has: what only the others had is lost.
-    #[arg(long, required = true)]
-    accept_loss: bool,
-    /// Its data directory (`data` in `namenode.toml`). It must not run, and none of the others may run
-    /// ever again.
-    directory: PathBuf,
-}
-
-/// Runs `harvestfs admin namenode recover`, on the machine of the namenode.
-///
-/// # Errors
-/// When it runs, or another one of its group does, or the directory is none of a namenode.
-pub async fn recover_alone(cluster: &ClusterArgs, args: &RecoverAloneArgs) -> anyhow::Result<()> {
-    check_stopped(cluster, &args.directory).await?;
-    harvestfs_namenode::server::recover_alone(&args.directory)?;
-    println!(
-        "The namenode of {} is the only one of its group now. Start it; if it lacks what datanodes know, \
-         it says so, and `harvestfs admin recover --accept-loss` ends that. Then add others with \
-         `harvestfs admin namenode add`. None of the old ones may be \
-         started again, but copies, which take part in nothing until they are added.",
-        args.directory.display()
-    );
-    Ok(())
-}
-
-/// Refuses while another member of the group of a namenode answers: two groups would serve one cluster, and each
-/// acknowledge what the other one does not have.
-async fn check_stopped(cluster: &ClusterArgs, directory: &Path) -> anyhow::Result<()> {
-    let others = harvestfs_namenode::server::other_members(directory)?;
-    if others.is_empty() {
-        return Ok(());
-    }
-    // What `init` makes lies beside the data.
-    let own = directory.join("../identity");
-    let identity = Identity::load(&own).map_err(anyhow::Error::from);
-    let identity = identity.or_else(|_| cluster.access("admin").map(|it| it.identity));
-    let Ok(identity) = identity else {
-        eprintln!(
-            "Whether other namenodes of the group run was not found out: there is no certificate in {}, and none \
-             that --data or --config names. See to it that none of them runs.",
-            own.display()
-        );
-        return Ok(());
-    };
-    let any = SocketAddr::from((Ipv4Addr::UNSPECIFIED, 0));
-    let endpoint = Endpoint::bind(any, &identity, TransportOptions::default())?;
-    let endpoint = &endpoint;
-    let answers = others.into_iter().map(|(name, addr)| async move {
-        let peer = Peer::new(Role::Namenode, name).ok()?;
-        let dialled = endpoint.connect(addr, &peer, ANSWERS_WITHIN).await;
-        dialled.is_ok().then_some(addr)
-    });
-    let running: Vec<SocketAddr> = join_all(answers).await.into_iter().flatten().collect();
-    if let Some(addr) = running.first() {
-        bail!(
-            "the namenode at {addr} is of the same group, and runs. If most of its namenodes work, it needs no \
-             recovery: see `harvestfs admin namenode list`, and start this one. Otherwise stop those that still \
-             run first, for good: two groups must not serve one cluster"
-        );
-    }
-    Ok(())
 }
 
 /// Runs `harvestfs admin namenode`.

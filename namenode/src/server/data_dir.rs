@@ -10,7 +10,7 @@
 //! | `formatting/` | a journal that is being made; left behind by a `format` that was interrupted |
 //! | `journal-replaced-*/` | a journal that was not to be trusted, from before the namenode joined its group again |
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::io;
 use std::net::SocketAddr;
@@ -26,10 +26,10 @@ use harvestfs_protocol::version::Version;
 
 use super::NamenodeError;
 use super::options::check_segment_bytes;
-use crate::consensus::{self, Member, MemberId};
+use crate::consensus::{self, Content, Member, MemberId};
 use crate::engine::namespace::{Command, Namespace};
 use crate::journal::disk::Disk;
-use crate::journal::{Journal, JournalOptions, Lsn};
+use crate::journal::{Journal, JournalOptions, Lsn, Recovered};
 
 const CLUSTER_ID_FILE: &str = "cluster-id";
 const JOURNAL_DIR: &str = "journal";
@@ -249,14 +249,28 @@ pub fn format_outside(
     })
 }
 
-/// Names and addresses of the other members of the group of a namenode, which does not run.
+/// Names and addresses of the other members of the group of a namenode, which does not run: of those that were
+/// committed last, and of the newest that its journal names, which others may have committed.
 ///
 /// # Errors
 /// It runs, or the directory cannot be read.
-pub fn other_members(data_dir: &Path) -> Result<Vec<(String, SocketAddr)>, NamenodeError> {
-    let (journal, last) = open_stopped(data_dir)?;
-    let others = consensus::other_members(&journal, last)?.into_iter();
-    Ok(others.map(|(_, it)| (it.name, it.addr)).collect())
+pub fn other_members(data_dir: &Path) -> Result<BTreeSet<(String, SocketAddr)>, NamenodeError> {
+    let (journal, recovered) = open_stopped(data_dir)?;
+    let mut named = None;
+    for record in recovered.records {
+        let (lsn, bytes) = record?;
+        let decoded = consensus::decode(&bytes);
+        let (_, content) = decoded.map_err(|source| NamenodeError::Entry { lsn, source })?;
+        if let Content::Members(members) = content {
+            named = Some(members);
+        }
+    }
+    let this = consensus::standing(&journal)?.id;
+    let committed = consensus::other_members(&journal, recovered.last_lsn)?;
+    let named = named.iter().flat_map(|it| it.nodes());
+    let named = named.filter(|(id, _)| **id != this).map(|(_, it)| it);
+    let all = committed.values().chain(named);
+    Ok(all.map(|it| (it.name.clone(), it.addr)).collect())
 }
 
 /// Makes the namenode of a directory, which does not run, the only one of its group, with what it has.
@@ -264,16 +278,15 @@ pub fn other_members(data_dir: &Path) -> Result<Vec<(String, SocketAddr)>, Namen
 /// # Errors
 /// It runs, or the directory cannot be read.
 pub fn recover_alone(data_dir: &Path) -> Result<(), NamenodeError> {
-    let (journal, last) = open_stopped(data_dir)?;
-    Ok(consensus::found_alone(&journal, last)?)
+    let (journal, recovered) = open_stopped(data_dir)?;
+    Ok(consensus::found_alone(&journal, recovered.last_lsn)?)
 }
 
-/// The journal of a namenode that does not run, and its last record.
-fn open_stopped(data_dir: &Path) -> Result<(Journal, Lsn), NamenodeError> {
+/// The journal of a namenode that does not run, and what it has.
+fn open_stopped(data_dir: &Path) -> Result<(Journal, Recovered), NamenodeError> {
     let cluster = cluster_id(data_dir)?;
     let options = JournalOptions::new(journal_dir(data_dir), cluster.0);
-    let (journal, recovered) = Journal::open(&options)?;
-    Ok((journal, recovered.last_lsn))
+    Ok(Journal::open(&options)?)
 }
 
 /// Puts a journal that is not to be trusted aside, and makes an empty one for a member with this number.
