@@ -352,6 +352,11 @@ impl AdminLink {
         }
     }
 
+    /// Where the namenode is that is connected: the one that was asked last.
+    pub fn connected_to(&self) -> SocketAddr {
+        self.rpc.lock().connection().remote_addr()
+    }
+
     /// Connects to another part.
     ///
     /// # Errors

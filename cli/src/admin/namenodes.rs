@@ -5,13 +5,13 @@ use std::time::Duration;
 
 use anyhow::bail;
 use clap::Subcommand;
-use harvestfs_protocol::admin::AdminRequest;
+use harvestfs_protocol::admin::{AdminReply, AdminRequest};
 use harvestfs_protocol::group::{GroupMember, GroupRequest, GroupStatus};
 use harvestfs_protocol::outlook::count;
 use harvestfs_protocol::transport::RpcError;
 
 use super::DEADLINE;
-use super::link::AdminLink;
+use super::link::{AdminLink, unexpected};
 use super::no_leader::NoLeader;
 
 /// How long a namenode that is added may take until it has everything.
@@ -163,18 +163,23 @@ fn at(status: &GroupStatus, address: SocketAddr) -> Option<&GroupMember> {
 async fn transfer(link: &AdminLink, to: Option<SocketAddr>) -> anyhow::Result<()> {
     let before = list(link).await?;
     let request = AdminRequest::Group(GroupRequest::Transfer(to));
-    match link.ask(request, DEADLINE).await {
-        Ok(_) => {}
+    let asked = match link.ask(request, DEADLINE).await {
+        Ok(AdminReply::Group(status)) => HandsOver {
+            which: Which::Number(status.this),
+            term: status.term,
+        },
+        Ok(_) => return Err(unexpected()),
         // It led no more before its answer was sent: what came of it is seen below.
-        Err(error) if error.is::<RpcError>() => {}
+        Err(error) if error.is::<RpcError>() => HandsOver {
+            which: Which::At(link.connected_to()),
+            term: before.term,
+        },
         Err(error) => return Err(error),
-    }
+    };
     let began = tokio::time::Instant::now();
     while began.elapsed() < HANDED_OVER_WITHIN {
         let now = list(link).await?;
-        if let Some(leader) = leader(&now)
-            && now.term > before.term
-        {
+        if let Some(leader) = asked.successor(&now) {
             if let Some(to) = to.filter(|to| *to != leader.addr) {
                 bail!(
                     "the namenode at {to} did not take over, and the one at {} leads: see with `harvestfs admin \
@@ -191,6 +196,31 @@ async fn transfer(link: &AdminLink, to: Option<SocketAddr>) -> anyhow::Result<()
         "no other namenode took over in {} s: see with `harvestfs admin namenode list` which of them answer, and try again",
         HANDED_OVER_WITHIN.as_secs()
     )
+}
+
+/// The namenode that was asked to hand leadership over.
+struct HandsOver {
+    which: Which,
+    /// The term in which it led when it was asked, or the last that was known before.
+    term: u64,
+}
+
+/// Which one it is: without its answer, only where it is is known.
+enum Which {
+    Number(u64),
+    At(SocketAddr),
+}
+
+impl HandsOver {
+    /// The other one that leads instead. The same one may lead again, in a later term.
+    fn successor<'a>(&self, now: &'a GroupStatus) -> Option<&'a GroupMember> {
+        let leader = leader(now)?;
+        let is_other = match self.which {
+            Which::Number(number) => leader.id != number,
+            Which::At(addr) => leader.addr != addr,
+        };
+        (is_other && now.term > self.term).then_some(leader)
+    }
 }
 
 fn leader(status: &GroupStatus) -> Option<&GroupMember> {
@@ -284,7 +314,48 @@ pub fn even_number(voters: usize) -> Option<String> {
 
 #[cfg(test)]
 mod tests {
+    use harvestfs_protocol::group::Condition;
+
     use super::*;
+
+    fn at_port(port: u16) -> SocketAddr {
+        ([127, 0, 0, 1], port).into()
+    }
+
+    /// Of namenodes 1 to 3, which listen on the ports 1 to 3.
+    fn led_by(leader: Option<u64>, term: u64) -> GroupStatus {
+        let member = |id: u16| GroupMember {
+            id: id.into(),
+            name: "nn".to_owned(),
+            addr: at_port(id),
+            is_voter: true,
+            acknowledged: None,
+            heard_ms: None,
+        };
+        GroupStatus {
+            this: leader.unwrap_or(1),
+            condition: Condition::Member,
+            leader,
+            term,
+            last: 1,
+            last_term: term,
+            members: (1..=3).map(member).collect(),
+            is_changing: false,
+        }
+    }
+
+    #[test]
+    fn leadership_was_handed_over_when_another_one_leads_in_a_later_term() {
+        for which in [Which::Number(2), Which::At(at_port(2))] {
+            let asked = HandsOver { which, term: 7 };
+            let successor = |leader, term| asked.successor(&led_by(leader, term)).map(|it| it.id);
+            assert_eq!(successor(Some(3), 8), Some(3));
+            assert_eq!(successor(None, 8), None, "nobody leads yet");
+            assert_eq!(successor(Some(2), 7), None, "it still leads");
+            assert_eq!(successor(Some(2), 9), None, "it leads again");
+            assert_eq!(successor(Some(1), 6), None, "that was before");
+        }
+    }
 
     #[test]
     fn one_more_than_an_odd_number_survives_nothing_more() {
