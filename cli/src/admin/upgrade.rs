@@ -91,7 +91,7 @@ fn print(status: &UpgradeStatus) {
             print_part(kind, &part.name, part);
         }
     }
-    // A machine may have thousands of commands connected.
+    // A machine may have thousands of commands connected, and namenodes of 0.2.0 tell of each.
     let mut clients: BTreeMap<(&str, String), (usize, &UpgradePart)> = BTreeMap::new();
     for client in &status.clients {
         let release = client.release.clone().unwrap_or_default();
@@ -118,7 +118,8 @@ fn print_part(kind: &str, name: &str, part: &UpgradePart) {
         match (versions, part.is_live) {
             (Some(versions), true) => versions,
             (Some(versions), false) => format!("{versions} (does not answer)"),
-            (None, _) => "does not answer".to_owned(),
+            (None, true) => "not known".to_owned(),
+            (None, false) => "does not answer".to_owned(),
         }
     );
 }
