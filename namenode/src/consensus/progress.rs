@@ -1,11 +1,12 @@
 //! How far the log is committed, and how far the engine has executed it.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Duration;
 
 use harvestfs_protocol::planted::{self, Bug};
-use openraft::entry::RaftEntry as _;
 use parking_lot::Mutex;
 use tokio::sync::Notify;
+use tokio::time::Instant;
 
 use super::{LogId, Term};
 use crate::journal::Lsn;
@@ -37,6 +38,8 @@ pub struct Commits {
     ended: AtomicBool,
     /// What the leader said last that it has committed. It may be more than this member has.
     of_leader: AtomicU64,
+    /// When this member heard of the one that leads for the last time.
+    leader_heard: Mutex<Option<Instant>>,
 }
 
 impl Commits {
@@ -66,6 +69,17 @@ impl Commits {
     /// The leader says that it has committed so much.
     pub(super) fn leader_has(&self, lsn: Lsn) {
         self.of_leader.fetch_max(lsn, Ordering::AcqRel);
+    }
+
+    /// This member has heard of the one that leads, and follows it.
+    pub(super) fn leader_heard(&self) {
+        *self.leader_heard.lock() = Some(Instant::now());
+    }
+
+    /// How long ago that was. A member believes in a leader that is gone until there is another one.
+    pub fn leader_silent_for(&self) -> Duration {
+        let heard = *self.leader_heard.lock();
+        heard.map_or(Duration::MAX, |at| at.elapsed())
     }
 
     /// Waits until more is, or the consensus ended. One waits at a time.

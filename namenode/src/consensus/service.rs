@@ -179,6 +179,9 @@ impl Member {
                 self.store.commits().leader_has(of_leader);
                 let appended = self.raft.append_entries(request).await;
                 let reply = wire::appended(&appended.map_err(|error| stopped(&error))?);
+                if !matches!(reply, PeerReply::Outvoted(_)) {
+                    self.store.commits().leader_heard();
+                }
                 let acknowledged = known.and_then(|it| it.acknowledged).unwrap_or(0);
                 if reply == PeerReply::Conflict
                     && before.is_some_and(|before| before.record <= acknowledged)

@@ -76,7 +76,10 @@ impl Page {
                 Err(_) => return Answer::bad_request("since is the number of a happening"),
             },
         };
-        match self.observer.ask(move |owner| owner.watched(since)).await {
+        let watched = self
+            .observer
+            .ask_how_it_is(move |owner| owner.watched(since));
+        match watched.await {
             Ok(watched) => json(&watched),
             Err(gone) => Answer::unavailable(&gone.to_string()),
         }

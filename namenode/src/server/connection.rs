@@ -17,7 +17,6 @@ use harvestfs_protocol::watch;
 use tokio::sync::mpsc;
 
 use super::metrics::{RequestMetrics, Responder};
-use super::observer::Question;
 use super::sessions::ConnectionId;
 use crate::consensus::{Running, Service};
 
@@ -48,8 +47,6 @@ pub(crate) enum Event {
         /// How to answer.
         responder: Responder,
     },
-    /// An observer asks.
-    Look(Question),
     /// Nothing more will come.
     Disconnected {
         /// The connection that ended.

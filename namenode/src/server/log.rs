@@ -114,6 +114,11 @@ impl Log {
         self.consensus.has_lease()
     }
 
+    /// How long nothing was heard of another namenode that leads.
+    pub(crate) fn leader_silent_for(&self) -> Duration {
+        self.commits.leader_silent_for()
+    }
+
     /// Adds a record to the round and returns its number. Unless it is `awaited`, it is committed
     /// with the next that is, or a few milliseconds later.
     pub(crate) fn push(&mut self, command: Vec<u8>, awaited: bool) -> Lsn {

@@ -30,6 +30,7 @@ use harvestfs_telemetry::metrics::{
     NAMENODE_SESSIONS, NAMENODE_TERM, NAMENODE_TOO_FULL_VOLUMES, NAMENODE_USED_BYTES,
     NAMENODE_WRITABLE_BYTES, NAMENODE_WRITE_REPLICAS, Part, Registry, WholeCounter, raise_to,
 };
+use parking_lot::Mutex;
 
 use super::classes::of_pattern;
 use super::harvest::HarvestTotals;
@@ -156,6 +157,8 @@ pub(crate) struct Metrics {
     /// For the journal.
     pub journal: Histogram,
     gauges: Gauges,
+    /// Held while all of it is written as text: of two moments, none shows what the other one says.
+    writing: Mutex<()>,
 }
 
 /// What is sampled, in the order of the table.
@@ -271,11 +274,13 @@ impl Metrics {
             journal: registry.latency(&NAMENODE_JOURNAL_SECONDS, &[]),
             gauges,
             registry,
+            writing: Mutex::default(),
         }
     }
 
     /// All of it as text, with what the engine knows now.
     pub(crate) fn text(&self, now: &Overview, classes: &Classes) -> String {
+        let _one_at_a_time = self.writing.lock();
         let Gauges {
             journal_bytes,
             journal_record,
@@ -414,6 +419,8 @@ impl Metrics {
                 gauge.set(value as f64);
             }
         }
+        // Those that have left the group are no members.
+        self.registry.forget_gauges(&NAMENODE_MEMBER);
         for member in &now.group.members {
             let gauge = self
                 .registry

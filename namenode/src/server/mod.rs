@@ -72,7 +72,7 @@ use self::history::Historian;
 use self::log::Log;
 use self::metrics::{Metrics, RequestMetrics};
 use self::outside::Waited;
-use self::owner::{Ended, Owner, Parts, Stop};
+use self::owner::{Asked, Ended, Owner, Parts, Stop};
 use self::recovery::{Found, Kept, Restored};
 use self::token_keys::TokenKeys;
 use crate::consensus::{Commits, Consensus, Member, Outside, Service};
@@ -83,6 +83,8 @@ use crate::journal::{Journal, JournalError};
 /// Requests that wait for the owner, which takes a few hundred at a time. Connections wait when it
 /// is full. Each may be as large as a frame, so this bounds memory, too.
 const EVENTS_QUEUED_MAX: usize = 1_024;
+/// Questions of those who look at the namenode that wait for the owner, which takes one at a time.
+const QUESTIONS_QUEUED_MAX: usize = 16;
 
 /// Connections at a time: as many as sessions, and the datanodes.
 const CONNECTIONS_MAX: usize = SESSIONS_MAX + 16_384;
@@ -380,13 +382,14 @@ async fn serve(
             ),
         };
         let (events_sender, events) = mpsc::channel(EVENTS_QUEUED_MAX);
+        let (questions_sender, questions) = mpsc::channel(QUESTIONS_QUEUED_MAX);
         // Dropped with this round: connections end with it.
         let (_serving, ended) = watch::channel(());
         let accepting = Abort(tokio::spawn(accept(
             endpoint.clone(),
             ConnectionCounts::new(options.connections_per_address_max),
             Served {
-                events: events_sender.clone(),
+                events: events_sender,
                 service,
                 ended,
             },
@@ -394,11 +397,11 @@ async fn serve(
         )));
         let observer = match &observer {
             Some(observer) => {
-                observer.follow(events_sender, commits);
+                observer.follow(questions_sender, commits);
                 observer.clone()
             }
             None => {
-                let first = Observer::new(events_sender, commits, Arc::clone(&metrics));
+                let first = Observer::new(questions_sender, commits, Arc::clone(&metrics));
                 observer.insert(first).clone()
             }
         };
@@ -414,8 +417,13 @@ async fn serve(
             }
         };
         let ended = match prepared {
-            Prepared::Member(owner, _) => owner.run(events, &mut stop, is_ready).await,
+            Prepared::Member(owner, _) => {
+                let asked = Asked { events, questions };
+                owner.run(asked, &mut stop, is_ready).await
+            }
             Prepared::Outside(journal, outside) => {
+                // Whoever looks at it sees that it does not serve.
+                drop(questions);
                 is_ready();
                 let (disk, stop) = (disk.as_ref(), &mut stop);
                 match outside::wait(journal, &outside, options, disk, events, stop).await? {

@@ -6,7 +6,6 @@ use std::time::Duration;
 use parking_lot::Mutex;
 use tokio::sync::{mpsc, oneshot};
 
-use super::connection::Event;
 use super::metrics::Metrics;
 use super::owner::Owner;
 use crate::consensus::Commits;
@@ -33,25 +32,25 @@ pub struct Observer {
 /// How to reach the owner of the engine; another one after each time that the namenode was deposed.
 #[derive(Clone)]
 struct OwnerHandle {
-    events: mpsc::Sender<Event>,
+    questions: mpsc::Sender<Question>,
     commits: Arc<Commits>,
 }
 
 impl Observer {
     pub(super) fn new(
-        events: mpsc::Sender<Event>,
+        questions: mpsc::Sender<Question>,
         commits: Arc<Commits>,
         metrics: Arc<Metrics>,
     ) -> Self {
         Self {
-            owner: Arc::new(Mutex::new(OwnerHandle { events, commits })),
+            owner: Arc::new(Mutex::new(OwnerHandle { questions, commits })),
             metrics,
         }
     }
 
     /// Asks another owner from here on.
-    pub(super) fn follow(&self, events: mpsc::Sender<Event>, commits: Arc<Commits>) {
-        *self.owner.lock() = OwnerHandle { events, commits };
+    pub(super) fn follow(&self, questions: mpsc::Sender<Question>, commits: Arc<Commits>) {
+        *self.owner.lock() = OwnerHandle { questions, commits };
     }
 
     /// Asks the owner. An answer that may show an unacknowledged change is held until that change
@@ -60,17 +59,36 @@ impl Observer {
         &self,
         question: impl FnOnce(&Owner) -> T + Send + 'static,
     ) -> Result<T, Gone> {
+        self.ask_held(question, Owner::undurable).await
+    }
+
+    /// The same about how the cluster is. While nobody leads, that nothing becomes durable is what is to be seen: nothing
+    /// is held.
+    pub(crate) async fn ask_how_it_is<T: Send + 'static>(
+        &self,
+        question: impl FnOnce(&Owner) -> T + Send + 'static,
+    ) -> Result<T, Gone> {
+        let held = |owner: &Owner| owner.undurable().filter(|_| !owner.nobody_leads());
+        self.ask_held(question, held).await
+    }
+
+    /// Asks, and holds the answer until a record is on stable storage.
+    async fn ask_held<T: Send + 'static>(
+        &self,
+        question: impl FnOnce(&Owner) -> T + Send + 'static,
+        record: impl FnOnce(&Owner) -> Option<Lsn> + Send + 'static,
+    ) -> Result<T, Gone> {
         let (sender, answer) = oneshot::channel();
         let question: Question = Box::new(move |owner: &Owner| {
             // The caller may have gone.
-            let _ = sender.send((question(owner), owner.undurable()));
+            let _ = sender.send((question(owner), record(owner)));
         });
-        let OwnerHandle { events, commits } = self.owner.lock().clone();
-        let sent = events.send(Event::Look(question)).await;
+        let OwnerHandle { questions, commits } = self.owner.lock().clone();
+        let sent = questions.send(question).await;
         sent.map_err(|_| Gone)?;
         let (answer, record): (T, Option<Lsn>) = answer.await.map_err(|_| Gone)?;
         while record.is_some_and(|record| commits.last() < record) {
-            if events.is_closed() {
+            if questions.is_closed() {
                 return Err(Gone);
             }
             tokio::time::sleep(DURABLE_POLL).await;
@@ -81,7 +99,7 @@ impl Observer {
     /// The metrics for Prometheus now.
     pub(crate) async fn metrics_text(&self) -> Result<String, Gone> {
         let (overview, classes) = self
-            .ask(|owner| (owner.overview(), owner.classes()))
+            .ask_how_it_is(|owner| (owner.overview(), owner.classes()))
             .await?;
         Ok(self.metrics.text(&overview, &classes))
     }

@@ -141,8 +141,6 @@ pub(super) async fn wait(
                     };
                     responder.send(&answer);
                 }
-                // Whoever looks at it sees that it does not serve.
-                Some(Event::Look(_)) => {}
                 None => return Ok(Waited::Stopped),
             },
         }

@@ -82,6 +82,17 @@ impl Registry {
         }
     }
 
+    /// Tells a gauge no more for any values of its labels, until one is set anew.
+    ///
+    /// # Panics
+    /// As [`Registry::counter`].
+    pub fn forget_gauges(&self, metric: &Metric) {
+        match self.family(metric) {
+            Family::Gauge(family) => family.reset(),
+            _ => panic!("{} is no gauge", metric.name),
+        }
+    }
+
     /// The handle of a histogram of latencies.
     ///
     /// # Panics

@@ -40,9 +40,9 @@ table! {
     NAMENODE_JOURNAL_RECORD = Namenode Gauge "records" "harvestfs_namenode_journal_record" []
         Internal: "Number of the last record of the journal.";
     NAMENODE_LEADS = Namenode Gauge "1" "harvestfs_namenode_leads" []
-        Stable: "1 while this namenode leads and serves clients, 0 while it is a standby or nobody leads.";
+        Stable: "1 while this namenode leads and serves clients, 0 while it is a standby or nobody leads; also when it was elected, and has reached no majority for 2 s. One of a group has 1: alert when their sum is 0.";
     NAMENODE_KNOWS_LEADER = Namenode Gauge "1" "harvestfs_namenode_knows_leader" []
-        Stable: "1 while this namenode knows of one that leads, itself or another, 0 otherwise.";
+        Stable: "1 while this namenode knows of one that leads, itself or another, 0 otherwise; also when it has heard nothing of that one for 2 s.";
     NAMENODE_TERM = Namenode Gauge "1" "harvestfs_namenode_term" []
         Stable: "The last term that this namenode knows of; each leadership has another one.";
     NAMENODE_CLUSTER_VERSION = Namenode Gauge "1" "harvestfs_namenode_cluster_version" []
@@ -50,11 +50,11 @@ table! {
     NAMENODE_NEWEST_VERSION = Namenode Gauge "1" "harvestfs_namenode_newest_version" []
         Stable: "The newest version that a namenode or datanode has; above that of the cluster, an upgrade is under way.";
     NAMENODE_BEHIND_RECORDS = Namenode Gauge "records" "harvestfs_namenode_behind_records" []
-        Stable: "Records that the leader committed and that this namenode has not executed; 0 of the leader.";
+        Stable: "Records that the leader committed, as far as it was heard, and that this namenode has not executed; 0 of the leader.";
     NAMENODE_MEMBER = Namenode Gauge "1" "harvestfs_namenode_member" ["address"]
-        Stable: "The namenodes of the group, as this one sees it, by address: 1 for the one that leads, 0 for the others.";
+        Stable: "The namenodes of the group, as this one sees it, by address: 1 for the one that leads, 0 for the others; 0 for all while nobody leads.";
     NAMENODE_READY = Namenode Gauge "1" "harvestfs_namenode_ready" []
-        Stable: "1 once the locations of blocks are known after a start, 0 before.";
+        Stable: "1 once the locations of blocks are known after a start, 0 before. Whether a namenode leads, `harvestfs_namenode_leads` says.";
     NAMENODE_RECOVERING = Namenode Gauge "1" "harvestfs_namenode_recovering" []
         Stable: "1 while the namenode is in recovery: datanodes know newer records than it has, so it changes nothing. 0 otherwise.";
     NAMENODE_REFUSED_DATANODES = Namenode Gauge "datanodes" "harvestfs_namenode_refused_datanodes" []

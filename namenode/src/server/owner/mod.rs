@@ -64,6 +64,7 @@ use super::history::Historian;
 use super::leases::{Leases, WaitId};
 use super::log::Log;
 use super::metrics::Responder;
+use super::observer::Question;
 use super::overtaken::Overtaken;
 use super::sessions::{ConnectionId, Sessions};
 use super::timeline::Timeline;
@@ -93,6 +94,14 @@ pub(crate) enum Stop {
     AtOnce,
 }
 
+/// What the owner is asked.
+pub(crate) struct Asked {
+    /// By peers.
+    pub events: mpsc::Receiver<Event>,
+    /// By those who look at it.
+    pub questions: mpsc::Receiver<Question>,
+}
+
 /// The engine and everything around it that need not survive.
 pub(crate) struct Owner {
     options: NamenodeOptions,
@@ -105,6 +114,8 @@ pub(crate) struct Owner {
     tokens: TokenKeys,
     next_key_check_ms: u64,
     last_tick_ms: u64,
+    /// When a tick saw that it had a lease, or had just started.
+    last_lease_ms: u64,
     connections: FxHashMap<ConnectionId, Connected>,
     /// The connection on which a datanode registered last.
     node_connections: FxHashMap<NodeId, ConnectionId>,
@@ -228,6 +239,7 @@ impl Owner {
             tokens,
             next_key_check_ms: 0,
             last_tick_ms: 0,
+            last_lease_ms: 0,
             connections: FxHashMap::default(),
             node_connections: FxHashMap::default(),
             sessions: Sessions::default(),
@@ -269,14 +281,14 @@ impl Owner {
     /// Works until it is stopped, is deposed, or the journal fails. `ready` is called as soon as it serves, and again.
     pub(crate) async fn run(
         mut self,
-        mut events: mpsc::Receiver<Event>,
+        mut asked: Asked,
         stop: &mut oneshot::Receiver<Stop>,
         ready: impl FnMut(),
     ) -> Result<Ended, NamenodeError> {
-        let worked = self.work(&mut events, stop, ready).await;
+        let worked = self.work(&mut asked, stop, ready).await;
         self.checkpoints.cancel();
         if let Ok(Stop::Gracefully) = worked {
-            self.answer_what_is_in_flight(events).await;
+            self.answer_what_is_in_flight(asked.events).await;
         }
         self.historian.stop(clock::unix_now_s());
         self.end(worked.map(|_| ())).await
@@ -284,10 +296,11 @@ impl Owner {
 
     async fn work(
         &mut self,
-        events: &mut mpsc::Receiver<Event>,
+        asked: &mut Asked,
         stop: &mut oneshot::Receiver<Stop>,
         mut ready: impl FnMut(),
     ) -> Result<Stop, NamenodeError> {
+        let Asked { events, questions } = asked;
         let commits = self.log.commits();
         let mut leadership = self.leadership.clone();
         let mut tick = tokio::time::interval(self.options.tick);
@@ -317,6 +330,7 @@ impl Owner {
                         return Ok(Stop::Gracefully);
                     }
                 }
+                Some(question) = questions.recv() => question(self),
             }
             self.take_over_if_elected()?;
             // Asked again: it may have waited for longer than its lease was.
@@ -324,6 +338,10 @@ impl Owner {
                 for event in round.drain(..) {
                     self.on_event(event);
                 }
+            }
+            // Also when there are always requests, and when none is taken for want of a lease.
+            if let Ok(question) = questions.try_recv() {
+                question(self);
             }
             self.log.flush().await;
             self.transfer_if_asked().await?;
@@ -368,7 +386,6 @@ impl Owner {
                 let id = responder.request_id();
                 id.during(|| self.on_request(connection, request, responder));
             }
-            Event::Look(question) => question(self),
             Event::Disconnected { connection } => self.on_disconnected(connection),
         }
         if std::mem::take(&mut self.deferred_due) {
@@ -448,6 +465,9 @@ impl Owner {
         self.take_out_pause();
         let now_ms = self.clock.now_ms();
         self.last_tick_ms = now_ms;
+        if self.log.has_lease() {
+            self.last_lease_ms = now_ms;
+        }
         self.on_progress();
         self.note_namenodes();
         self.step_down_if_slow();

@@ -3,6 +3,7 @@
 use std::collections::BTreeSet;
 
 use harvestfs_protocol::error::FsError;
+use harvestfs_protocol::group::GroupStatus;
 use harvestfs_protocol::ids::{BlockId, InodeId};
 use harvestfs_protocol::limits::ENTRIES_PER_REPLY_MAX;
 use harvestfs_protocol::meta::query::ReadDir;
@@ -16,6 +17,8 @@ use crate::server::overview::{
     RepairOverview, Watched, WatchedNode,
 };
 
+/// How long nothing may have said that the one leads which is taken for the leader: elections take a tenth of it.
+const LEADER_SILENT_MS_MAX: u64 = 2_000;
 /// Datanodes that are shown.
 const NODES_MAX: usize = 1_000;
 /// Blocks at risk that are shown.
@@ -62,18 +65,13 @@ impl Owner {
     /// The namenodes that agree.
     fn group_overview(&self) -> GroupOverview {
         let view = self.log.group().status();
-        let part = match view.leader {
-            _ if self.leads() => GroupPart::Leader,
-            Some(leader) if leader == view.this => GroupPart::TakingOver,
-            Some(_) => GroupPart::Standby,
-            None => GroupPart::NobodyLeads,
-        };
+        let part = self.part_of(&view);
         let behind_records = self.log.behind_records();
         let members = view.members.iter().map(|member| GroupMember {
             number: format!("{:x}", member.id),
             addr: member.addr,
             is_this: member.id == view.this,
-            leads: Some(member.id) == view.leader,
+            leads: Some(member.id) == view.leader && part != GroupPart::NobodyLeads,
             behind_records: match member.acknowledged {
                 _ if member.id == view.this => Some(behind_records),
                 Some(record) if self.leads() => Some(view.last.saturating_sub(record)),
@@ -86,6 +84,22 @@ impl Owner {
             behind_records,
             members: members.collect(),
         }
+    }
+
+    /// Whether nobody leads, as far as this namenode knows.
+    pub(crate) fn nobody_leads(&self) -> bool {
+        self.part_of(&self.log.group().status()) == GroupPart::NobodyLeads
+    }
+
+    fn part_of(&self, view: &GroupStatus) -> GroupPart {
+        let silent_ms = if view.leader != Some(view.this) {
+            u64::try_from(self.log.leader_silent_for().as_millis()).unwrap_or(u64::MAX)
+        } else if self.log.has_lease() {
+            0
+        } else {
+            self.clock.now_ms().saturating_sub(self.last_lease_ms)
+        };
+        part(view, self.leads(), silent_ms)
     }
 
     /// Everything that the page shows of the cluster, with what happened after a number.
@@ -183,5 +197,49 @@ impl Owner {
             attr = self.namespace.lookup(&root, attr.ino, &Name::new(part)?)?;
         }
         Ok(attr)
+    }
+}
+
+/// What a namenode is in its group. It takes another one for the leader until there is a new one, and itself as well: who
+/// leads shows only in what others hear, or acknowledge.
+fn part(view: &GroupStatus, leads: bool, silent_ms: u64) -> GroupPart {
+    match view.leader {
+        None => GroupPart::NobodyLeads,
+        Some(_) if silent_ms > LEADER_SILENT_MS_MAX => GroupPart::NobodyLeads,
+        Some(leader) if leader != view.this => GroupPart::Standby,
+        Some(_) if leads => GroupPart::Leader,
+        Some(_) => GroupPart::TakingOver,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use harvestfs_protocol::group::Condition;
+
+    use super::*;
+
+    #[test]
+    fn one_of_which_nothing_is_heard_leads_no_more() {
+        let view = |leader| GroupStatus {
+            this: 1,
+            condition: Condition::Member,
+            leader,
+            term: 3,
+            last: 9,
+            last_term: 3,
+            members: Vec::new(),
+            is_changing: false,
+        };
+        for (leader, leads, seen) in [
+            (Some(1), true, GroupPart::Leader),
+            (Some(1), false, GroupPart::TakingOver),
+            (Some(2), false, GroupPart::Standby),
+            (None, false, GroupPart::NobodyLeads),
+        ] {
+            assert_eq!(part(&view(leader), leads, 0), seen);
+            assert_eq!(part(&view(leader), leads, LEADER_SILENT_MS_MAX), seen);
+            let silent = part(&view(leader), leads, LEADER_SILENT_MS_MAX + 1);
+            assert_eq!(silent, GroupPart::NobodyLeads);
+        }
     }
 }

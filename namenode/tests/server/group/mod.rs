@@ -4,6 +4,7 @@ mod founding;
 mod members;
 mod repeated;
 mod rolled_back;
+mod seen;
 mod strangers;
 
 use std::collections::BTreeMap;
