@@ -272,23 +272,19 @@ impl Layout {
     }
 
     /// Before a start: somebody else may listen where a namenode did, so it moves. What a group agreed on are the
-    /// addresses of its members: they do not move.
+    /// addresses of its members: they do not move, and most of them have to be free.
     pub fn move_if_address_is_taken(&mut self) -> anyhow::Result<()> {
         for namenode in &mut self.namenodes {
             namenode.move_page_if_address_is_taken()?;
         }
-        let is_group = self.namenodes.len() > 1;
+        let is_taken = |it: &Namenode| UdpSocket::bind(it.listen).is_err();
+        if self.namenodes.len() > 1 {
+            let taken: Vec<&Namenode> = self.namenodes.iter().filter(|it| is_taken(it)).collect();
+            return check_taken(&taken, self.namenodes.len());
+        }
         for namenode in &mut self.namenodes {
-            if UdpSocket::bind(namenode.listen).is_ok() {
+            if !is_taken(namenode) {
                 continue;
-            }
-            if is_group {
-                bail!(
-                    "{} listens on {}, which another program uses now: end that (`ss -ulpn` names it), and \
-                     start the cluster again",
-                    namenode.name,
-                    namenode.listen
-                );
             }
             let [moved] = free_addresses(1)?[..] else {
                 unreachable!("one was asked for");
@@ -447,6 +443,24 @@ impl Made {
             self.quota
         )
     }
+}
+
+/// What is said when other programs listen where some of a group do.
+///
+/// # Errors
+/// When those are too many for the others to go on without them.
+fn check_taken(taken: &[&Namenode], all: usize) -> anyhow::Result<()> {
+    for (number, namenode) in taken.iter().enumerate() {
+        let what = format!(
+            "{} listens on {}, which another program uses now: end that (`ss -ulpn` names it)",
+            namenode.name, namenode.listen
+        );
+        if number >= (all - 1) / 2 {
+            bail!("{what}, and start the cluster again");
+        }
+        eprintln!("{what}. Until then the cluster goes without it.");
+    }
+    Ok(())
 }
 
 fn addresses_of_pages(namenodes: &[Namenode]) -> anyhow::Result<String> {

@@ -121,8 +121,10 @@ pub fn up(args: &UpArgs) -> anyhow::Result<()> {
         return detach(args, &layout, lock);
     }
     let result = supervisor::run(&mut layout);
+    // What it says is nobody's number any more. The file stays: another one may wait for its lock.
+    let emptied = lock.set_len(0);
     drop(lock);
-    result
+    result.and(emptied.context("cannot empty the file with the process id"))
 }
 
 /// Runs `harvestfs down`.

@@ -11,6 +11,7 @@ use harvestfs_protocol::READY;
 use rustix::process::{Pid, Signal, kill_process};
 use tokio::io::{AsyncBufReadExt, BufReader};
 use tokio::process::{Child, Command};
+use tokio::sync::oneshot;
 use tokio::time::{Instant, timeout};
 
 use super::lock::Inherited;
@@ -55,7 +56,13 @@ impl Part {
         &self.name
     }
 
-    /// Starts it, and returns when it says that it is ready, or when `patience` ends.
+    /// Where it logs.
+    pub fn log(&self) -> &Path {
+        &self.log
+    }
+
+    /// Starts it, and returns when it says that it is ready, or when `patience` ends. When this is given up, it starts
+    /// nevertheless.
     pub async fn start(&mut self, patience: impl Future<Output = ()>) -> anyhow::Result<()> {
         let log = File::options()
             .create(true)
@@ -82,21 +89,23 @@ impl Part {
         self.child = Some(child);
         let stdout = stdout.context("the pipe that was asked for is missing")?;
         let mut lines = BufReader::new(stdout).lines();
-        let ready = async {
-            while let Some(line) = lines.next_line().await? {
+        let (is_ready, ready) = oneshot::channel();
+        // Apart: it says so also when nobody waits for it any more, and must not end for that.
+        tokio::spawn(async move {
+            while let Ok(Some(line)) = lines.next_line().await {
                 if line.starts_with(READY) {
-                    return Ok::<_, std::io::Error>(true);
+                    let _ = is_ready.send(());
+                    return;
                 }
             }
-            Ok(false)
-        };
+        });
         let ready = tokio::select! {
             biased;
             ready = ready => Some(ready),
             () = patience => None,
         };
         match ready {
-            Some(Ok(true)) => Ok(()),
+            Some(Ok(())) => Ok(()),
             Some(_) => bail!(
                 "{} ended while starting:\n{}",
                 self.name,

@@ -1,10 +1,14 @@
 //! Starts the parts in their order, starts again what ends by itself, and stops all of it.
 
+use std::collections::{BTreeMap, BTreeSet};
+use std::pin::pin;
 use std::rc::Rc;
 use std::time::Duration;
 
 use anyhow::Context;
+use futures::StreamExt;
 use futures::future::join_all;
+use futures::stream::FuturesUnordered;
 use harvestfs_fuse_mount::remove_dead;
 use tokio::time::sleep;
 
@@ -16,6 +20,8 @@ use crate::daemon::StopSignal;
 
 /// Longest start of one part. A namenode replays its journal in this time.
 const PART_START_DEADLINE: Duration = Duration::from_secs(60);
+/// How much longer those namenodes are waited for that are not needed.
+const OTHERS_GRACE: Duration = Duration::from_secs(10);
 /// Longest orderly stop of one part; a mount writes back what is dirty in this time.
 const PART_STOP_DEADLINE: Duration = Duration::from_secs(65);
 
@@ -127,7 +133,7 @@ fn servers(layout: &Layout, lock: &Rc<Inherited>) -> Parts {
 
 async fn start(parts: &mut Parts, layout: &Layout) -> anyhow::Result<()> {
     let patience = Patience::new(PART_START_DEADLINE);
-    start_all(&mut parts.namenodes, &patience).await?;
+    start_namenodes(&mut parts.namenodes, &patience).await?;
     if layout.namenodes.len() > 1 {
         namenodes::wait_for_leader(layout, PART_START_DEADLINE).await?;
     }
@@ -149,6 +155,70 @@ async fn start_others(
     layout.make_mount_point()?;
     let mount = parts.mount.insert(mount(layout, &lock));
     mount.start(patience.ends()).await
+}
+
+/// Starts the namenodes at once. Most of a group are enough: the others are started again until they run.
+async fn start_namenodes(namenodes: &mut [Part], patience: &Patience) -> anyhow::Result<()> {
+    let starting = namenodes.iter_mut().map(|part| part.start(patience.ends()));
+    for (at, error) in most_started(starting.collect()).await? {
+        let part = &namenodes[at];
+        let what = match error {
+            Some(error) => format!("{error:#}"),
+            None => format!("{} is not ready yet", part.name()),
+        };
+        eprintln!(
+            "{what}\nMost namenodes run, and the cluster starts without {}: see {}",
+            part.name(),
+            part.log().display()
+        );
+    }
+    Ok(())
+}
+
+/// Waits until most of those that start have done so, and a while longer for the others. Returns which of them have not,
+/// and why, if that is known.
+async fn most_started(
+    starting: Vec<impl Future<Output = anyhow::Result<()>>>,
+) -> anyhow::Result<Vec<(usize, Option<anyhow::Error>)>> {
+    let all = starting.len();
+    let most = all / 2 + 1;
+    let numbered = starting.into_iter().enumerate();
+    let mut starting: FuturesUnordered<_> = numbered
+        .map(|(at, started)| async move { (at, started.await) })
+        .collect();
+    let mut ready = BTreeSet::new();
+    let mut failed = BTreeMap::new();
+    let mut grace = pin!(None);
+    loop {
+        if ready.len() >= most && grace.is_none() {
+            grace.set(Some(sleep(OTHERS_GRACE)));
+        }
+        let over = async {
+            match grace.as_mut().as_pin_mut() {
+                Some(grace) => grace.await,
+                None => std::future::pending().await,
+            }
+        };
+        let ended = tokio::select! {
+            biased;
+            ended = starting.next() => ended,
+            () = over => None,
+        };
+        match ended {
+            Some((at, Ok(()))) => {
+                ready.insert(at);
+            }
+            Some((at, Err(error))) => {
+                if failed.len() + most == all {
+                    return Err(error);
+                }
+                failed.insert(at, error);
+            }
+            None => break,
+        }
+    }
+    let others = (0..all).filter(|at| !ready.contains(at));
+    Ok(others.map(|at| (at, failed.remove(&at))).collect())
 }
 
 /// Starts all parts of a step at once.
@@ -191,4 +261,56 @@ async fn stop(parts: &mut [Part]) -> anyhow::Result<()> {
         result = result.and(part.finish(PART_STOP_DEADLINE).await);
     }
     result
+}
+
+#[cfg(test)]
+mod tests {
+    use futures::FutureExt;
+    use futures::future::BoxFuture;
+    use tokio::time::Instant;
+
+    use super::*;
+
+    fn starts(after_s: u64, result: anyhow::Result<()>) -> BoxFuture<'static, anyhow::Result<()>> {
+        let after = Duration::from_secs(after_s);
+        async move {
+            sleep(after).await;
+            result
+        }
+        .boxed()
+    }
+
+    fn fails(after_s: u64) -> BoxFuture<'static, anyhow::Result<()>> {
+        starts(after_s, Err(anyhow::anyhow!("no disk")))
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_group_starts_when_most_of_it_do() {
+        let all = most_started(vec![
+            starts(1, Ok(())),
+            starts(5, Ok(())),
+            starts(9, Ok(())),
+        ]);
+        assert!(all.await.expect("all start").is_empty());
+
+        for late in [fails(0), fails(7), starts(600, Ok(()))] {
+            let began = Instant::now();
+            let started = most_started(vec![starts(1, Ok(())), late, starts(5, Ok(()))]);
+            let others = started.await.expect("most start");
+            assert_eq!(others.len(), 1);
+            assert_eq!(others[0].0, 1);
+            assert!(began.elapsed() <= Duration::from_secs(5) + OTHERS_GRACE);
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn no_group_starts_without_most_of_it() {
+        let only = most_started(vec![fails(1)]);
+        assert!(only.await.is_err());
+        let two = most_started(vec![fails(1), starts(3, Ok(())), fails(2)]);
+        assert!(two.await.is_err());
+        // Late is not never: each says itself when it has waited for too long.
+        let slow = most_started(vec![fails(1), starts(3, Ok(())), starts(50, Ok(()))]);
+        assert_eq!(slow.await.expect("most start").len(), 1);
+    }
 }
