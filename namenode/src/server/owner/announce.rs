@@ -1,4 +1,4 @@
-//! Which sessions changes are announced to; and who is told where the namenodes of the group listen.
+//! Which sessions changes are announced to, and what waits for them; and who is told where the namenodes of the group listen.
 
 use std::net::SocketAddr;
 
@@ -9,7 +9,7 @@ use harvestfs_protocol::node::NodeCommand;
 
 use super::Owner;
 use crate::engine::namespace::Effects;
-use crate::server::leases::Announcement;
+use crate::server::leases::{Announcement, WaitId};
 
 /// No session: a change by it must be announced to every session.
 pub(super) const NO_SESSION: SessionId = SessionId(0);
@@ -66,6 +66,15 @@ impl Owner {
     pub(super) fn tell_namenodes(&self, session: SessionId) {
         if self.namenodes.len() > 1 {
             self.announce(vec![(session, self.namenodes_notice())]);
+        }
+    }
+
+    /// No other session's cache holds back these replies any more.
+    pub(super) fn release(&mut self, waits: Vec<WaitId>) {
+        for wait in waits {
+            if let Some(answer) = self.gate.acknowledged(wait) {
+                self.send(answer);
+            }
         }
     }
 

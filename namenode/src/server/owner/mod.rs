@@ -61,7 +61,7 @@ use super::connection::Event;
 use super::delegations::Delegations;
 use super::gate::{Gate, Undurable};
 use super::history::Historian;
-use super::leases::{Leases, WaitId};
+use super::leases::Leases;
 use super::log::Log;
 use super::metrics::Responder;
 use super::observer::Question;
@@ -591,14 +591,5 @@ impl Owner {
             session.unanswered.remove(&sequence);
         }
         answer.responder.send(&answer.response);
-    }
-
-    /// No other session's cache holds back these replies any more.
-    fn release(&mut self, waits: Vec<WaitId>) {
-        for wait in waits {
-            if let Some(answer) = self.gate.acknowledged(wait) {
-                self.send(answer);
-            }
-        }
     }
 }
