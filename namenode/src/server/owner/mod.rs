@@ -46,7 +46,7 @@ use harvestfs_telemetry::analysis::Analysis;
 use rand::rngs::StdRng;
 use rustc_hash::FxHashMap;
 use tokio::sync::{mpsc, oneshot};
-use tokio::time::MissedTickBehavior;
+use tokio::time::{Instant, MissedTickBehavior};
 
 use self::admin::Checkpoints;
 use self::backup::Backups;
@@ -114,8 +114,8 @@ pub(crate) struct Owner {
     tokens: TokenKeys,
     next_key_check_ms: u64,
     last_tick_ms: u64,
-    /// When a tick saw that it had a lease, or had just started.
-    last_lease_ms: u64,
+    /// When a tick saw that it had a lease, or had just started. Its own clock does not count the time without one.
+    last_lease: Instant,
     connections: FxHashMap<ConnectionId, Connected>,
     /// The connection on which a datanode registered last.
     node_connections: FxHashMap<NodeId, ConnectionId>,
@@ -239,7 +239,7 @@ impl Owner {
             tokens,
             next_key_check_ms: 0,
             last_tick_ms: 0,
-            last_lease_ms: 0,
+            last_lease: Instant::now(),
             connections: FxHashMap::default(),
             node_connections: FxHashMap::default(),
             sessions: Sessions::default(),
@@ -466,7 +466,7 @@ impl Owner {
         let now_ms = self.clock.now_ms();
         self.last_tick_ms = now_ms;
         if self.log.has_lease() {
-            self.last_lease_ms = now_ms;
+            self.last_lease = Instant::now();
         }
         self.on_progress();
         self.note_namenodes();

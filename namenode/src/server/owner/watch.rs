@@ -1,6 +1,7 @@
 //! What the owner shows on its page and to Prometheus. Changes nothing.
 
 use std::collections::BTreeSet;
+use std::time::Duration;
 
 use harvestfs_protocol::error::FsError;
 use harvestfs_protocol::group::GroupStatus;
@@ -18,7 +19,7 @@ use crate::server::overview::{
 };
 
 /// How long nothing may have said that the one leads which is taken for the leader: elections take a tenth of it.
-const LEADER_SILENT_MS_MAX: u64 = 2_000;
+const LEADER_SILENT_MAX: Duration = Duration::from_secs(2);
 /// Datanodes that are shown.
 const NODES_MAX: usize = 1_000;
 /// Blocks at risk that are shown.
@@ -92,14 +93,14 @@ impl Owner {
     }
 
     fn part_of(&self, view: &GroupStatus) -> GroupPart {
-        let silent_ms = if view.leader != Some(view.this) {
-            u64::try_from(self.log.leader_silent_for().as_millis()).unwrap_or(u64::MAX)
+        let silent = if view.leader != Some(view.this) {
+            self.log.leader_silent_for()
         } else if self.log.has_lease() {
-            0
+            Duration::ZERO
         } else {
-            self.clock.now_ms().saturating_sub(self.last_lease_ms)
+            self.last_lease.elapsed()
         };
-        part(view, self.leads(), silent_ms)
+        part(view, self.leads(), silent)
     }
 
     /// Everything that the page shows of the cluster, with what happened after a number.
@@ -202,10 +203,10 @@ impl Owner {
 
 /// What a namenode is in its group. It takes another one for the leader until there is a new one, and itself as well: who
 /// leads shows only in what others hear, or acknowledge.
-fn part(view: &GroupStatus, leads: bool, silent_ms: u64) -> GroupPart {
+fn part(view: &GroupStatus, leads: bool, silent: Duration) -> GroupPart {
     match view.leader {
         None => GroupPart::NobodyLeads,
-        Some(_) if silent_ms > LEADER_SILENT_MS_MAX => GroupPart::NobodyLeads,
+        Some(_) if silent > LEADER_SILENT_MAX => GroupPart::NobodyLeads,
         Some(leader) if leader != view.this => GroupPart::Standby,
         Some(_) if leads => GroupPart::Leader,
         Some(_) => GroupPart::TakingOver,
@@ -236,9 +237,10 @@ mod tests {
             (Some(2), false, GroupPart::Standby),
             (None, false, GroupPart::NobodyLeads),
         ] {
-            assert_eq!(part(&view(leader), leads, 0), seen);
-            assert_eq!(part(&view(leader), leads, LEADER_SILENT_MS_MAX), seen);
-            let silent = part(&view(leader), leads, LEADER_SILENT_MS_MAX + 1);
+            assert_eq!(part(&view(leader), leads, Duration::ZERO), seen);
+            assert_eq!(part(&view(leader), leads, LEADER_SILENT_MAX), seen);
+            let longer = LEADER_SILENT_MAX + Duration::from_millis(1);
+            let silent = part(&view(leader), leads, longer);
             assert_eq!(silent, GroupPart::NobodyLeads);
         }
     }
