@@ -36,6 +36,13 @@ pub enum StoreError {
         /// Why not.
         source: io::Error,
     },
+    /// There is no such directory.
+    #[error(
+        "there is no directory {} for checkpoints: mount the file system if that is not done, and make \
+         the directory the first time (`mkdir {}`)",
+        .0.display(), .0.display()
+    )]
+    NoStore(PathBuf),
     /// A manifest that cannot be used.
     #[error("checkpoint {number} of job {job} is not usable: {source}")]
     Manifest {
@@ -85,10 +92,19 @@ pub struct Store {
 }
 
 impl Store {
-    /// The store in a directory, which is made when the first job is.
-    #[must_use]
-    pub fn new(directory: PathBuf) -> Self {
-        Self { directory }
+    /// The store in a directory, which is never made here: where a file system is not mounted, that would
+    /// have checkpoints stored on another one.
+    ///
+    /// # Errors
+    /// [`StoreError::NoStore`] when it is not there.
+    pub fn open(directory: PathBuf) -> Result<Self, StoreError> {
+        match fs::metadata(&directory) {
+            Ok(metadata) if metadata.is_dir() => Ok(Self { directory }),
+            Err(error) if error.kind() != io::ErrorKind::NotFound => {
+                Err(io_error("use", &directory)(error))
+            }
+            _ => Err(StoreError::NoStore(directory)),
+        }
     }
 
     /// Its directory.
@@ -217,7 +233,12 @@ impl Job {
     /// # Errors
     /// [`StoreError::Locked`] when one is at work.
     pub fn lock(&self) -> Result<JobLock, StoreError> {
-        fs::create_dir_all(&self.directory).map_err(io_error("make", &self.directory))?;
+        match fs::create_dir(&self.directory) {
+            Err(error) if error.kind() != io::ErrorKind::AlreadyExists => {
+                return Err(io_error("make", &self.directory)(error));
+            }
+            _ => {}
+        }
         let path = self.directory.join(LOCK_FILE);
         let file = OpenOptions::new()
             .create(true)
@@ -464,7 +485,7 @@ mod tests {
     }
 
     fn job(directory: &tempfile::TempDir) -> Job {
-        let store = Store::new(directory.path().join("store"));
+        let store = Store::open(directory.path().to_owned()).expect("it is there");
         store.job("job".parse().expect("a name"))
     }
 
@@ -473,6 +494,26 @@ mod tests {
         let draft = job.begin(&lock, "here").expect("a draft");
         let manifest = manifest(job, draft.number());
         draft.commit(manifest).expect("it is committed")
+    }
+
+    #[test]
+    fn a_store_that_is_not_there_is_refused_and_not_made() {
+        let mount_point = tempfile::tempdir().expect("a directory");
+        let path = mount_point.path().join("store");
+        let error = Store::open(path.clone()).expect_err("nothing is mounted");
+        assert!(
+            error.to_string().contains("mount the file system"),
+            "{error}"
+        );
+        fs::create_dir(&path).expect("it is made");
+        let store = Store::open(path.clone()).expect("it is there");
+        let job = store.job("job".parse().expect("a name"));
+        // It is unmounted.
+        fs::remove_dir(&path).expect("it is empty");
+        job.lock().expect_err("its store is gone");
+        assert!(!path.exists());
+        fs::write(&path, "").expect("it is written");
+        assert!(matches!(Store::open(path), Err(StoreError::NoStore(_))));
     }
 
     #[test]

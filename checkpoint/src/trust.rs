@@ -124,7 +124,9 @@ mod tests {
     /// A job with one image, and its owner.
     fn job(directory: &Path) -> (Job, PathBuf, u32) {
         let store = directory.join("store");
-        let job = Store::new(store.clone()).job("job".parse().expect("a name"));
+        fs::create_dir_all(&store).expect("mkdir");
+        let job = Store::open(store.clone()).expect("it is there");
+        let job = job.job("job".parse().expect("a name"));
         let images = job.directory().join("000001");
         fs::create_dir_all(&images).expect("mkdir");
         for path in [&store, job.directory(), &images] {

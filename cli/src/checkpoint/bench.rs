@@ -186,8 +186,7 @@ fn mounted(
     let directory = store
         .directory()
         .join(format!(".bench-{}", std::process::id()));
-    fs::create_dir_all(&directory)
-        .with_context(|| format!("cannot make {}", directory.display()))?;
+    fs::create_dir(&directory).with_context(|| format!("cannot make {}", directory.display()))?;
     let record = mounted_in(runner, interrupted, size, replicas, &directory);
     fs::remove_dir_all(&directory)
         .with_context(|| format!("cannot remove {}", directory.display()))?;
@@ -208,7 +207,7 @@ fn mounted_in(
         rustix::fs::XattrFlags::empty(),
     )
     .context("cannot ask for replicas; is the store on a mount of HarvestFS?")?;
-    let job = Store::new(directory.to_owned()).job("bench".parse()?);
+    let job = Store::open(directory.to_owned())?.job("bench".parse()?);
     let mut filled = Filled::start(size, interrupted)?;
     let digest = filled.ask("digest")?;
     let suspend = |filled: &mut Filled<'_>, job: &Job| -> anyhow::Result<(f64, u64)> {

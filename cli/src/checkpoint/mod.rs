@@ -32,8 +32,8 @@ const NODE_DIRECTORY: &str = "/var/lib/harvestfs/checkpoint";
 pub struct CheckpointArgs {
     #[command(flatten)]
     cluster: ClusterArgs,
-    /// Directory of the checkpoints, on a mount of HarvestFS [default: `store` in `[checkpoint]` of
-    /// the configuration].
+    /// Directory of the checkpoints, on a mount of HarvestFS; it is never made [default: `store` in
+    /// `[checkpoint]` of the configuration].
     #[arg(
         long,
         env = "HARVESTFS_CHECKPOINT_STORE",
@@ -118,16 +118,7 @@ impl CheckpointArgs {
                  or `store` in [checkpoint] of the configuration",
             )?,
         };
-        let parent = directory.parent().unwrap_or(&directory);
-        if let Err(error) = std::fs::metadata(&directory).or_else(|_| std::fs::metadata(parent)) {
-            return Err(error).with_context(|| {
-                format!(
-                    "cannot use {} for checkpoints (is the file system mounted?)",
-                    directory.display()
-                )
-            });
-        }
-        Ok(Store::new(std::path::absolute(directory)?))
+        Ok(Store::open(std::path::absolute(directory)?)?)
     }
 
     fn job(&self, name: &JobName) -> anyhow::Result<Job> {

@@ -185,7 +185,6 @@ pub fn bandwidth(runner: &Runner, store: &Path) -> anyhow::Result<Bandwidth> {
 }
 
 fn probe(store: &Path) -> anyhow::Result<(Duration, Duration)> {
-    fs::create_dir_all(store)?;
     let path = store.join(format!(".probe-{}", std::process::id()));
     let result = probe_with(&path);
     let removed = fs::remove_file(&path);

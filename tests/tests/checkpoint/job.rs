@@ -10,6 +10,8 @@ use serde_json::Value;
 
 use crate::{DEADLINE, MEMORY_BYTES};
 
+const STORE: &str = "checkpoints";
+
 /// A process that counts, has memory full of what is random, and does what it is asked.
 pub struct Job {
     pub pid: i32,
@@ -96,6 +98,11 @@ impl Drop for Job {
     }
 }
 
+/// The directory of the checkpoints, made as its documentation says.
+pub fn make_store(mount: &Path) {
+    fs::create_dir(mount.join(STORE)).expect("the file system is mounted");
+}
+
 /// `harvestfs checkpoint` with the checkpoints in `mount`.
 pub struct Checkpoints {
     pub criu: PathBuf,
@@ -120,7 +127,7 @@ impl Checkpoints {
             .arg("checkpoint")
             .args(arguments)
             .arg("--store")
-            .arg(mount.join("checkpoints"))
+            .arg(mount.join(STORE))
             .arg("--criu")
             .arg(&self.criu)
             .arg("--node-directory")

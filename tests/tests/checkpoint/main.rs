@@ -16,7 +16,7 @@ use rustix::process::{Pid, Signal, kill_process_group};
 use serde_json::Value;
 
 use self::cgroup::Cgroup;
-use self::job::{Checkpoints, Job};
+use self::job::{Checkpoints, Job, make_store};
 
 const DEADLINE: Duration = Duration::from_secs(60);
 const MEMORY_BYTES: u64 = 64 << 20;
@@ -214,7 +214,7 @@ fn criu_alone_works_on_the_mount() {
     assert!(held_bytes() < MEMORY_BYTES / 8, "{} held", held_bytes());
 }
 
-/// A cluster of three datanodes with two mounts.
+/// A cluster of three datanodes with two mounts, and a directory for checkpoints.
 fn on_two_mounts(replication: u8) -> (Cluster, PathBuf, PathBuf) {
     let mut cluster = Cluster::start(&ClusterOptions {
         datanodes: 3,
@@ -222,6 +222,7 @@ fn on_two_mounts(replication: u8) -> (Cluster, PathBuf, PathBuf) {
         ..ClusterOptions::default()
     });
     let (here, there) = (cluster.mount("mnt"), cluster.mount("mnt2"));
+    make_store(&here);
     (cluster, here, there)
 }
 
@@ -251,6 +252,17 @@ fn what_fails_leaves_the_job_and_the_last_checkpoint() {
     };
     let said = without.refusal(&here, &["dump", &pid, "--job", "job"]);
     assert!(said.contains("there is no CRIU at"), "{said}");
+
+    let mount_point = tempfile::tempdir().expect("a directory");
+    let said = checkpoints.refusal(mount_point.path(), &["dump", &pid, "--job", "job"]);
+    assert!(said.contains("mount the file system"), "{said}");
+    let left = fs::read_dir(mount_point.path()).expect("it is there");
+    assert_eq!(
+        left.count(),
+        0,
+        "something was stored where nothing is mounted"
+    );
+    job.goes_on();
 
     // The mount goes away in the middle: the datanodes are paused, so the dump cannot end before.
     for number in 1..=3 {
@@ -312,6 +324,7 @@ fn a_datanode_that_goes_in_the_middle_of_a_restore_is_passed_over() {
     };
     let mut cluster = Cluster::start(&options);
     let (here, there) = (cluster.mount("mnt"), cluster.mount("mnt2"));
+    make_store(&here);
     let mut job = Job::start();
     let digest = job.ask("digest");
     checkpoints.dump(&here, &mut job);
@@ -386,6 +399,7 @@ fn the_job_of_a_cgroup_is_suspended_and_resumed() {
     };
     let mut cluster = Cluster::start(&ClusterOptions::default());
     let mount = cluster.mount("mnt");
+    make_store(&mount);
     let mut job = Job::start();
     let digest = job.ask("digest");
     let directory = cgroup.0.to_string_lossy().into_owned();
@@ -463,6 +477,7 @@ fn the_cheaper_way_of_preempting_is_taken() {
     };
     let mut cluster = Cluster::start(&ClusterOptions::default());
     let mount = cluster.mount("mnt");
+    make_store(&mount);
     // A storage so slow that killing costs less, and one so fast that it never does.
     let measured = |bytes_per_s: f64| {
         let path = checkpoints.node.path().join("measured.json");
