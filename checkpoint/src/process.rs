@@ -4,9 +4,17 @@ use std::collections::BTreeSet;
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
+use std::thread::sleep;
+use std::time::{Duration, Instant};
 
-use rustix::process::{Pid, Signal, kill_process};
+use rustix::io::Errno;
+use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 
+/// Most time for processes to end that were killed.
+pub const END_DEADLINE: Duration = Duration::from_secs(60);
+const END_TICK: Duration = Duration::from_millis(5);
+/// Most times that processes are looked for which others started before these were stopped.
+const LOOKS_MAX: usize = 64;
 /// Ticks per second of the times in `/proc/PID/stat`: Linux has shown 100 on every architecture
 /// since long.
 const TICKS_PER_S: u64 = 100;
@@ -53,11 +61,50 @@ pub enum ProcessError {
         /// Why not.
         source: io::Error,
     },
+    /// Processes are started faster than they can be stopped.
+    #[error("process {0} and what it started go on starting processes")]
+    Restless(i32),
+    /// A signal has no effect.
+    #[error("process {0} does not end")]
+    Lingers(i32),
+}
+
+/// A process. Its id may get another one's as soon as it is gone.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Process {
+    pid: i32,
+    started_ticks: u64,
+}
+
+impl Process {
+    fn is_there(self) -> bool {
+        started_ticks(self.pid) == Some(self.started_ticks)
+    }
+
+    /// Whether it has ended; its parent may not have taken note of that yet.
+    fn has_ended(self) -> bool {
+        match stat(self.pid) {
+            Some(stat) if started_in(&stat) == Some(self.started_ticks) => {
+                matches!(state_of(&stat), Some("Z" | "X"))
+            }
+            _ => true,
+        }
+    }
+
+    /// Never signals another one that has got its id.
+    fn signal(self, signal: Signal) -> Result<(), Errno> {
+        let pid = Pid::from_raw(self.pid).ok_or(Errno::SRCH)?;
+        let process = pidfd_open(pid, PidfdFlags::empty())?;
+        if !self.is_there() {
+            return Err(Errno::SRCH);
+        }
+        pidfd_send_signal(process, signal)
+    }
 }
 
 /// A process and all that it started, itself first.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Tree(Vec<i32>);
+pub struct Tree(Vec<Process>);
 
 impl Tree {
     /// The processes as they are now. They may change until they are stopped.
@@ -68,54 +115,109 @@ impl Tree {
         if root <= 1 {
             return Err(ProcessError::NotAJob(root));
         }
-        let parents = parents();
-        if !parents.iter().any(|&(pid, _)| pid == root) {
-            return Err(ProcessError::Gone(root));
+        let all = all();
+        let first = all.iter().find(|(process, _)| process.pid == root);
+        let (first, _) = first.ok_or(ProcessError::Gone(root))?;
+        let mut tree = Self(vec![*first]);
+        tree.grow(&all);
+        Ok(tree)
+    }
+
+    /// The processes as they are by now.
+    ///
+    /// # Errors
+    /// [`ProcessError::Gone`] when they have ended, also when another process has got the id since.
+    pub fn again(&self) -> Result<Self, ProcessError> {
+        let tree = Self::of(self.root())?;
+        if tree.0[0] != self.0[0] || tree.has_ended() {
+            return Err(ProcessError::Gone(self.root()));
         }
-        Ok(Self(descendants(root, &parents)))
+        Ok(tree)
+    }
+
+    /// Adds what they have started. Whether there was any.
+    fn grow(&mut self, all: &[(Process, i32)]) -> bool {
+        let before = self.0.len();
+        let mut next = 0;
+        while let Some(&parent) = self.0.get(next) {
+            if all.iter().any(|&(process, _)| process == parent) {
+                for &(process, of) in all {
+                    if of == parent.pid && !self.0.contains(&process) {
+                        self.0.push(process);
+                    }
+                }
+            }
+            next += 1;
+        }
+        self.0.len() > before
     }
 
     /// The process that started the others.
     #[must_use]
     pub fn root(&self) -> i32 {
-        self.0[0]
+        self.0[0].pid
+    }
+
+    /// When that was started, in ticks since the machine was.
+    pub(crate) fn started_ticks(&self) -> u64 {
+        self.0[0].started_ticks
     }
 
     /// Whether this process is one of them.
     #[must_use]
     pub fn contains(&self, pid: i32) -> bool {
-        self.0.contains(&pid)
+        self.0.iter().any(|process| process.pid == pid)
     }
 
     /// Bytes of memory that they use; what they share counts once.
     #[must_use]
     pub fn memory_bytes(&self) -> u64 {
-        let kib: u64 = self.0.iter().filter_map(|&pid| pss_kib(pid)).sum();
+        let kib: u64 = self.0.iter().filter_map(|it| pss_kib(it.pid)).sum();
         kib << 10
     }
 
     /// Milliseconds of CPU time that they have used.
     #[must_use]
     pub fn cpu_ms(&self) -> u64 {
-        let ticks: u64 = self.0.iter().filter_map(|&pid| cpu_ticks(pid)).sum();
+        let ticks: u64 = self.0.iter().filter_map(|it| cpu_ticks(it.pid)).sum();
         ticks * 1000 / TICKS_PER_S
     }
 
-    /// Ends them. What a checkpoint has stopped does not notice.
+    /// Ends them, with all that they have started since, and waits until their memory is free. What a
+    /// checkpoint has stopped does not notice.
     ///
     /// # Errors
-    /// When a signal cannot be sent.
-    pub fn kill(&self) -> Result<(), ProcessError> {
-        self.signal("end", Signal::KILL)
+    /// When a signal cannot be sent, or they are still there after [`END_DEADLINE`].
+    pub fn end(&self) -> Result<(), ProcessError> {
+        let mut tree = self.clone();
+        // What is stopped starts nothing: once a look finds no more, there is no more.
+        let mut looks = 0;
+        loop {
+            tree.signal("stop", Signal::STOP)?;
+            looks += 1;
+            if !tree.grow(&all()) {
+                break;
+            }
+            if looks == LOOKS_MAX {
+                tree.signal("end", Signal::KILL)?;
+                return Err(ProcessError::Restless(self.root()));
+            }
+        }
+        tree.signal("end", Signal::KILL)?;
+        let deadline = Instant::now() + END_DEADLINE;
+        while let Some(left) = tree.0.iter().find(|process| !process.has_ended()) {
+            if Instant::now() >= deadline {
+                return Err(ProcessError::Lingers(left.pid));
+            }
+            sleep(END_TICK);
+        }
+        Ok(())
     }
 
     /// Whether all of them have ended; their parents may not have taken note of it yet.
     #[must_use]
     pub fn has_ended(&self) -> bool {
-        self.0.iter().all(|&pid| match stat(pid) {
-            Some(stat) => matches!(state_of(&stat), Some("Z" | "X")),
-            None => true,
-        })
+        self.0.iter().all(|process| process.has_ended())
     }
 
     /// Lets them go on that a checkpoint has stopped.
@@ -127,16 +229,13 @@ impl Tree {
     }
 
     fn signal(&self, what: &'static str, signal: Signal) -> Result<(), ProcessError> {
-        for &pid in &self.0 {
-            let Some(target) = Pid::from_raw(pid) else {
-                continue;
-            };
-            match kill_process(target, signal) {
-                Ok(()) | Err(rustix::io::Errno::SRCH) => {}
+        for process in &self.0 {
+            match process.signal(signal) {
+                Ok(()) | Err(Errno::SRCH) => {}
                 Err(error) => {
                     return Err(ProcessError::Signal {
                         what,
-                        pid,
+                        pid: process.pid,
                         source: error.into(),
                     });
                 }
@@ -161,8 +260,7 @@ pub fn root_of_cgroup(path: &Path) -> Result<i32, ProcessError> {
     if members.is_empty() {
         return Err(ProcessError::Empty(path.to_owned()));
     }
-    let parents = parents();
-    let roots = roots(&members, &parents);
+    let roots = roots(&members, &all());
     match roots[..] {
         [root] => Ok(root),
         _ => Err(ProcessError::Forest {
@@ -180,41 +278,41 @@ pub fn can_freeze(path: &Path) -> bool {
         .any(|file| path.join(file).exists())
 }
 
-fn roots(members: &BTreeSet<i32>, parents: &[(i32, i32)]) -> Vec<i32> {
-    parents
-        .iter()
+fn roots(members: &BTreeSet<i32>, all: &[(Process, i32)]) -> Vec<i32> {
+    all.iter()
+        .map(|(process, parent)| (process.pid, parent))
         .filter(|(pid, parent)| members.contains(pid) && !members.contains(parent))
-        .map(|&(pid, _)| pid)
+        .map(|(pid, _)| pid)
         .collect()
 }
 
-fn descendants(root: i32, parents: &[(i32, i32)]) -> Vec<i32> {
-    let mut found = vec![root];
-    let mut next = 0;
-    while let Some(&parent) = found.get(next) {
-        let children = parents.iter().filter(|&&(_, of)| of == parent);
-        found.extend(children.map(|&(pid, _)| pid));
-        next += 1;
-    }
-    found
-}
-
-/// All processes with their parents.
-fn parents() -> Vec<(i32, i32)> {
+/// All processes with the ids of their parents.
+fn all() -> Vec<(Process, i32)> {
     let Ok(entries) = fs::read_dir("/proc") else {
         return Vec::new();
     };
     entries
         .flatten()
-        .filter_map(|entry| entry.file_name().to_str()?.parse().ok())
-        .filter_map(|pid| Some((pid, stat_field(pid, 4)?.try_into().ok()?)))
+        .filter_map(|entry| {
+            let pid = entry.file_name().to_str()?.parse().ok()?;
+            let stat = stat(pid)?;
+            let process = Process {
+                pid,
+                started_ticks: started_in(&stat)?,
+            };
+            Some((process, field_of(&stat, 4)?.parse().ok()?))
+        })
         .collect()
 }
 
 /// When a process was started, in ticks since the machine was; none: it is not there.
 #[must_use]
 pub fn started_ticks(pid: i32) -> Option<u64> {
-    stat_field(pid, 22)
+    started_in(&stat(pid)?)
+}
+
+fn started_in(stat: &str) -> Option<u64> {
+    field_of(stat, 22)?.parse().ok()
 }
 
 fn cpu_ticks(pid: i32) -> Option<u64> {
@@ -249,7 +347,7 @@ fn pss_kib(pid: i32) -> Option<u64> {
 
 #[cfg(test)]
 mod tests {
-    use std::process::{Command, Stdio};
+    use std::process::{Child, Command, Stdio};
 
     use super::*;
 
@@ -264,37 +362,93 @@ mod tests {
         assert_eq!(field_of("7 (a", 4), None);
     }
 
-    #[test]
-    fn a_tree_is_a_process_and_what_it_started() {
-        let parents = [(2, 1), (5, 2), (6, 5), (7, 1), (8, 5)];
-        assert_eq!(descendants(2, &parents), [2, 5, 6, 8]);
-        assert_eq!(roots(&BTreeSet::from([5, 6, 8]), &parents), [5]);
-        assert_eq!(roots(&BTreeSet::from([5, 7]), &parents), [5, 7]);
+    fn process(pid: i32) -> Process {
+        Process {
+            pid,
+            started_ticks: 7,
+        }
     }
 
     #[test]
-    fn a_real_tree_is_seen_and_ended() {
-        let mut shell = Command::new("sh")
-            .args(["-c", "sleep 600 & sleep 600 & wait"])
+    fn a_tree_is_a_process_and_what_it_started() {
+        let all = [(2, 1), (5, 2), (6, 5), (7, 1), (8, 5)];
+        let all = all.map(|(pid, parent)| (process(pid), parent));
+        let mut tree = Tree(vec![process(2)]);
+        assert!(tree.grow(&all));
+        assert_eq!(tree.0, [2, 5, 6, 8].map(process));
+        assert!(!tree.grow(&all));
+        assert_eq!(roots(&BTreeSet::from([5, 6, 8]), &all), [5]);
+        assert_eq!(roots(&BTreeSet::from([5, 7]), &all), [5, 7]);
+        // Another process with the id of one of them has children of its own.
+        let mut old = Tree(vec![Process {
+            pid: 2,
+            started_ticks: 3,
+        }]);
+        assert!(!old.grow(&all));
+    }
+
+    /// A shell that runs `script`, once that has so many processes with it.
+    fn shell(script: &str, processes: usize) -> (Child, Tree) {
+        let shell = Command::new("sh")
+            .args(["-c", script])
+            .stdin(Stdio::piped())
             .stdout(Stdio::null())
             .spawn()
             .expect("a shell");
         let root = i32::try_from(shell.id()).expect("a process id");
-        let tree = loop {
+        loop {
             let tree = Tree::of(root).expect("it runs");
-            if tree.0.len() == 3 {
-                break tree;
+            if tree.0.len() >= processes {
+                return (shell, tree);
+            }
+            std::thread::yield_now();
+        }
+    }
+
+    #[test]
+    fn a_real_tree_is_seen_and_ended() {
+        let (mut shell, tree) = shell("sleep 600 & sleep 600 & wait", 3);
+        assert_eq!(tree.root(), shell.id() as i32);
+        assert!(tree.memory_bytes() > 0);
+        assert!(!tree.has_ended());
+        assert_eq!(tree.again().expect("it runs"), tree);
+        tree.end().expect("they are ours");
+        assert!(tree.has_ended());
+        assert!(matches!(tree.again(), Err(ProcessError::Gone(_))));
+        assert!(!shell.wait().expect("it ended").success());
+        assert!(matches!(tree.again(), Err(ProcessError::Gone(_))));
+    }
+
+    #[test]
+    fn what_is_started_meanwhile_is_ended_with_the_others() {
+        // Looked at before it starts the others.
+        let (mut shell, tree) = shell("read line; for i in 1 2 3 4; do sleep 600 & done; wait", 1);
+        drop(shell.stdin.take());
+        let grown = loop {
+            let grown = tree.again().expect("it runs");
+            if grown.0.len() == 5 {
+                break grown;
             }
             std::thread::yield_now();
         };
-        assert_eq!(tree.root(), root);
-        assert!(tree.memory_bytes() > 0);
+        tree.end().expect("they are ours");
+        assert!(grown.has_ended());
+        shell.wait().expect("it ended");
+    }
+
+    #[test]
+    fn another_process_with_the_id_is_not_signalled() {
+        let (mut shell, tree) = shell("exec sleep 600", 1);
+        let before = Tree(vec![Process {
+            started_ticks: tree.started_ticks() - 1,
+            ..tree.0[0]
+        }]);
+        assert!(before.has_ended());
+        before.end().expect("it has ended long ago");
+        assert!(matches!(before.again(), Err(ProcessError::Gone(_))));
         assert!(!tree.has_ended());
-        tree.kill().expect("they are ours");
-        while !tree.has_ended() {
-            std::thread::yield_now();
-        }
-        assert!(!shell.wait().expect("it ended").success());
+        tree.end().expect("it is ours");
+        shell.wait().expect("it ended");
     }
 
     #[test]

@@ -212,7 +212,8 @@ fn mounted_in(
     let digest = filled.ask("digest")?;
     let suspend = |filled: &mut Filled<'_>, job: &Job| -> anyhow::Result<(f64, u64)> {
         let started = Instant::now();
-        let checkpoint = dump(runner, job, filled.pid, None, &HowArgs::default())?.checkpoint;
+        let tree = Tree::of(filled.pid)?;
+        let checkpoint = dump(runner, job, &tree, None, &HowArgs::default())?.checkpoint;
         let time_s = started.elapsed().as_secs_f64();
         filled.reap()?;
         forget(&checkpoint.directory)?;
@@ -338,7 +339,7 @@ impl Drop for Filled<'_> {
     fn drop(&mut self) {
         if let Ok(tree) = Tree::of(self.pid) {
             // It is gone already, or it is ours.
-            let _ = tree.kill();
+            let _ = tree.end();
         }
         let _ = self.reap();
     }

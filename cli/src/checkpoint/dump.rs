@@ -3,7 +3,6 @@
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::Child;
-use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use anyhow::Context;
@@ -20,10 +19,6 @@ use harvestfs_protocol::unix_now_ms;
 
 use super::{CheckpointArgs, Runner};
 use crate::units;
-
-/// Most time for a job to end that was suspended.
-const END_DEADLINE: Duration = Duration::from_secs(60);
-const END_TICK: Duration = Duration::from_millis(5);
 
 /// Arguments of `harvestfs checkpoint dump`.
 #[derive(Debug, Args)]
@@ -83,7 +78,7 @@ pub fn run(args: &CheckpointArgs, command: &DumpArgs) -> anyhow::Result<()> {
         ),
         (None, None) => anyhow::bail!("say which process, or which --cgroup"),
     };
-    let dumped = dump(&runner, &job, pid, freezer, &command.how)?;
+    let dumped = dump(&runner, &job, &Tree::of(pid)?, freezer, &command.how)?;
     report(&dumped);
     tidy(&runner, &job, keep);
     Ok(())
@@ -143,16 +138,16 @@ pub fn tidy(runner: &Runner, job: &Job, keep: usize) {
 pub fn dump(
     runner: &Runner,
     job: &Job,
-    pid: i32,
+    tree: &Tree,
     freezer: Option<&Path>,
     how: &HowArgs,
 ) -> anyhow::Result<Dumped> {
-    let tree = Tree::of(pid)?;
+    let pid = tree.root();
     let lock = job.lock()?;
     let parent = parent(job, how.full);
     let _turn = runner.node.enter(tree.memory_bytes())?;
     // Afresh: its turn may have been long in coming.
-    let tree = Tree::of(pid)?;
+    let tree = tree.again()?;
     let tracking = runner.node.tracking()?;
     // Forgotten before anything can fail.
     let tracked = tracking.take(&tree)?;
@@ -176,7 +171,7 @@ pub fn dump(
     let cpu_ms = tree.cpu_ms();
     let started = Instant::now();
     // CRIU leaves them stopped when it succeeds. They go on if a later step fails.
-    let mut stopped = Stopped(Some(pid));
+    let mut stopped = Stopped(Some(tree));
     let mut changes = None;
     if let Some(parent) = parent.as_ref().filter(|_| track && tracked_since) {
         match dump_changes(&runner.criu, &dump, &draft, parent) {
@@ -307,36 +302,39 @@ fn ended(
     }
 }
 
-/// The first of the processes that CRIU has left stopped; they go on when this is dropped.
-struct Stopped(Option<i32>);
+/// The processes that CRIU has left stopped; they go on when this is dropped.
+struct Stopped(Option<Tree>);
 
 impl Stopped {
-    fn go_on(&mut self) -> Result<(), ProcessError> {
-        self.0.take().map_or(Ok(()), |pid| Tree::of(pid)?.go_on())
+    /// They may be stopped again.
+    fn let_go_on(&self) -> Result<(), ProcessError> {
+        match self.0.as_ref().map(Tree::again) {
+            Some(Ok(tree)) => tree.go_on(),
+            Some(Err(ProcessError::Gone(_))) | None => Ok(()),
+            Some(Err(error)) => Err(error),
+        }
     }
 
-    /// Ends them, and waits until their memory is free and their ids are given back.
-    fn end(&mut self) -> anyhow::Result<()> {
-        let Some(pid) = self.0.take() else {
-            return Ok(());
-        };
-        let tree = Tree::of(pid)?;
-        tree.kill()?;
-        let deadline = Instant::now() + END_DEADLINE;
-        while !tree.has_ended() {
-            anyhow::ensure!(
-                Instant::now() < deadline,
-                "the checkpoint is stored, but process {pid} does not end"
-            );
-            sleep(END_TICK);
-        }
+    fn go_on(&mut self) -> Result<(), ProcessError> {
+        self.let_go_on()?;
+        self.0 = None;
         Ok(())
+    }
+
+    /// Ends them, and waits until their memory is free.
+    fn end(&mut self) -> anyhow::Result<()> {
+        match self.0.take() {
+            Some(tree) => tree
+                .end()
+                .context("the checkpoint is stored, but the job did not end"),
+            None => Ok(()),
+        }
     }
 }
 
 impl Drop for Stopped {
     fn drop(&mut self) {
-        if let Err(error) = self.go_on() {
+        if let Err(error) = self.let_go_on() {
             eprintln!("harvestfs: the job is still stopped: {error}");
         }
     }

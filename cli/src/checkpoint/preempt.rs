@@ -2,11 +2,10 @@
 
 use std::str::FromStr;
 
-use anyhow::Context;
 use clap::{Args, ValueEnum};
 use harvestfs_checkpoint::adaptive::{Preemption, Victim, order_victims};
 use harvestfs_checkpoint::manifest::JobName;
-use harvestfs_checkpoint::process::Tree;
+use harvestfs_checkpoint::process::{ProcessError, Tree};
 use harvestfs_checkpoint::store::Job;
 
 use super::CheckpointArgs;
@@ -82,7 +81,12 @@ pub fn run(args: &CheckpointArgs, command: &PreemptArgs) -> anyhow::Result<()> {
     let keep = args.keep()?;
     let mut running = Vec::new();
     for candidate in &command.candidates {
-        running.push(look_at(store.job(candidate.job.clone()), candidate.pid)?);
+        let job = store.job(candidate.job.clone());
+        match Tree::of(candidate.pid) {
+            Ok(tree) => running.push(look_at(job, tree)),
+            Err(error @ ProcessError::Gone(_)) => println!("{}: {error}", job.name()),
+            Err(error) => return Err(error.into()),
+        }
     }
     let bandwidth = bandwidth(&runner, store.directory())?;
     let mut queue_s = runner.node.queued_bytes() as f64 / bandwidth.write_bytes_per_s;
@@ -109,22 +113,31 @@ pub fn run(args: &CheckpointArgs, command: &PreemptArgs) -> anyhow::Result<()> {
             it.victim.overhead_s(&bandwidth, queue_s),
             units::human(it.memory_bytes),
         );
-        freed_bytes += it.memory_bytes;
         if command.dry_run {
+            freed_bytes += it.memory_bytes;
             if decision != Preemption::Kill {
                 queue_s += it.victim.dump_bytes / bandwidth.write_bytes_per_s;
             }
             continue;
         }
-        match decision {
-            Preemption::Kill => it.tree.kill()?,
+        let done = match decision {
+            Preemption::Kill => it.tree.end().map_err(anyhow::Error::from),
             Preemption::Checkpoint | Preemption::Incremental => {
-                let dumped = dump(&runner, &it.job, it.tree.root(), None, &command.how)
-                    .with_context(|| format!("cannot checkpoint job {}", it.job.name()))?;
-                report(&dumped);
-                tidy(&runner, &it.job, keep);
+                dump(&runner, &it.job, &it.tree, None, &command.how).map(|dumped| {
+                    report(&dumped);
+                    tidy(&runner, &it.job, keep);
+                })
+            }
+        };
+        match done {
+            Ok(()) => {}
+            // By itself: what it had is free.
+            Err(error) if it.tree.has_ended() => println!("{}: {error:#}", it.job.name()),
+            Err(error) => {
+                return Err(error.context(format!("cannot preempt job {}", it.job.name())));
             }
         }
+        freed_bytes += it.memory_bytes;
     }
     anyhow::ensure!(
         freed_bytes >= command.free.0,
@@ -134,8 +147,7 @@ pub fn run(args: &CheckpointArgs, command: &PreemptArgs) -> anyhow::Result<()> {
     Ok(())
 }
 
-fn look_at(job: Job, pid: i32) -> anyhow::Result<Running> {
-    let tree = Tree::of(pid)?;
+fn look_at(job: Job, tree: Tree) -> Running {
     let memory_bytes = tree.memory_bytes();
     // One that cannot be used costs a whole checkpoint; `dump` says why.
     let last = job.newest().ok().flatten().map(|last| last.manifest);
@@ -147,7 +159,7 @@ fn look_at(job: Job, pid: i32) -> anyhow::Result<Running> {
     };
     let stored_ms = last
         .as_ref()
-        .filter(|last| last.left_running && last.pid == pid)
+        .filter(|last| last.left_running && last.pid == tree.root())
         .map_or(0, |last| last.progress_ms);
     let victim = Victim {
         dump_bytes: memory_bytes as f64 * sent_share,
@@ -155,10 +167,10 @@ fn look_at(job: Job, pid: i32) -> anyhow::Result<Running> {
         progress_s: tree.cpu_ms().saturating_sub(stored_ms) as f64 / 1000.0,
         has_checkpoint: last.is_some(),
     };
-    Ok(Running {
+    Running {
         job,
         tree,
         memory_bytes,
         victim,
-    })
+    }
 }

@@ -506,7 +506,9 @@ fn the_cheaper_way_of_preempting_is_taken() {
     checkpoints.run(&mount, &["resume", "job", "--datanode", "datanode-1"]);
     job.goes_on();
     measured(1.0);
-    checkpoints.run(&mount, &["preempt", "--free", "1MiB", &candidate]);
+    let gone = format!("gone={}", i32::MAX);
+    let said = checkpoints.run(&mount, &["preempt", "--free", "1MiB", &gone, &candidate]);
+    assert!(said.contains("gone: there is no process"), "{said}");
     job.has_ended();
     assert_eq!(checkpoints.list(&mount).len(), 1);
 }
