@@ -87,6 +87,14 @@ impl Node {
         Tracking::open(self.directory.join("tracked"))
     }
 
+    /// Which processes went on after which checkpoint.
+    ///
+    /// # Errors
+    /// When the directory for that cannot be made.
+    pub fn went_on(&self) -> Result<Tracking, StoreError> {
+        Tracking::open(self.directory.join("went-on"))
+    }
+
     /// What was measured; nothing when the file is missing or damaged, as it is measured again.
     #[must_use]
     pub fn measured(&self) -> Measured {

@@ -2,6 +2,8 @@
 //!
 //! A dump has the kernel forget which pages were changed before it, also a dump that fails. So what is
 //! known of a process is removed before one begins, and written when its checkpoint is durable.
+//!
+//! In the same way a node knows, of each process, the last checkpoint after which it went on.
 
 use std::fs;
 use std::io;
@@ -63,6 +65,15 @@ impl Tracking {
             tree.contains(pid) || Tree::of(pid).is_ok_and(|other| other.contains(tree.root()))
         })?;
         Ok(known.and_then(|bytes| serde_json::from_slice(&bytes).ok()))
+    }
+
+    /// Whether the process of a checkpoint is still the one that it was made of, and this checkpoint the last one
+    /// that is remembered of it.
+    #[must_use]
+    pub fn is_of(&self, checkpoint: &Checkpoint) -> bool {
+        let known = fs::read(self.path(checkpoint.manifest.pid)).ok();
+        let known: Option<Tracked> = known.and_then(|bytes| serde_json::from_slice(&bytes).ok());
+        known.is_some() && known == Tracked::since(checkpoint)
     }
 
     /// Remembers a process, and forgets those that have ended.
@@ -159,6 +170,32 @@ mod tests {
         assert_ne!(tracked, Tracked::since(&checkpoint(pid, 6)));
         assert_ne!(tracked, Tracked::since(&checkpoint(1, 5)));
         assert_eq!(Tracked::since(&checkpoint(i32::MAX, 5)), None);
+    }
+
+    /// CPU time that a checkpoint has counted is that of a process: one with its id began at 0 again.
+    #[test]
+    fn a_process_that_got_the_id_of_another_is_not_that_of_its_checkpoint() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let went_on = Tracking::open(directory.path().to_owned()).expect("it is made");
+        let pid = i32::try_from(std::process::id()).expect("a process id");
+        let stored = checkpoint(pid, 5);
+        assert!(!went_on.is_of(&stored), "nothing is known");
+        let here = Tracked::since(&stored).expect("we run");
+        went_on.remember(pid, &here).expect("it is written");
+        assert!(went_on.is_of(&stored) && went_on.is_of(&stored));
+        assert!(!went_on.is_of(&checkpoint(pid, 6)));
+        let started_before = Tracked {
+            started_ticks: here.started_ticks - 1,
+            ..here.clone()
+        };
+        let before_a_boot = Tracked {
+            boot_id: "other".into(),
+            ..here
+        };
+        for other in [started_before, before_a_boot] {
+            went_on.remember(pid, &other).expect("it is written");
+            assert!(!went_on.is_of(&stored), "{other:?}");
+        }
     }
 
     #[test]

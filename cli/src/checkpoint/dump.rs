@@ -211,12 +211,17 @@ pub fn dump(
     };
     let checkpoint = draft.commit(manifest)?;
     if how.leave_running {
-        if track
-            && how.track_mem
-            && let Some(tracked) = Tracked::since(&checkpoint)
-            && let Err(error) = tracking.remember(pid, &tracked)
-        {
-            eprintln!("harvestfs: the next checkpoint is going to read all memory: {error}");
+        if let Some(since) = Tracked::since(&checkpoint) {
+            let went_on = runner.node.went_on();
+            if let Err(error) = went_on.and_then(|went_on| went_on.remember(pid, &since)) {
+                eprintln!("harvestfs: what the job did before counts as not stored: {error}");
+            }
+            if track
+                && how.track_mem
+                && let Err(error) = tracking.remember(pid, &since)
+            {
+                eprintln!("harvestfs: the next checkpoint is going to read all memory: {error}");
+            }
         }
         stopped.go_on()?;
     } else {

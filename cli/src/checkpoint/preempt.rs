@@ -5,6 +5,7 @@ use std::str::FromStr;
 use clap::{Args, ValueEnum};
 use harvestfs_checkpoint::adaptive::{Preemption, Victim, order_victims};
 use harvestfs_checkpoint::manifest::JobName;
+use harvestfs_checkpoint::node::Node;
 use harvestfs_checkpoint::process::{ProcessError, Tree};
 use harvestfs_checkpoint::store::Job;
 
@@ -83,7 +84,7 @@ pub fn run(args: &CheckpointArgs, command: &PreemptArgs) -> anyhow::Result<()> {
     for candidate in &command.candidates {
         let job = store.job(candidate.job.clone());
         match Tree::of(candidate.pid) {
-            Ok(tree) => running.push(look_at(job, tree)),
+            Ok(tree) => running.push(look_at(&runner.node, job, tree)?),
             Err(error @ ProcessError::Gone(_)) => println!("{}: {error}", job.name()),
             Err(error) => return Err(error.into()),
         }
@@ -147,30 +148,33 @@ pub fn run(args: &CheckpointArgs, command: &PreemptArgs) -> anyhow::Result<()> {
     Ok(())
 }
 
-fn look_at(job: Job, tree: Tree) -> Running {
+fn look_at(node: &Node, job: Job, tree: Tree) -> anyhow::Result<Running> {
     let memory_bytes = tree.memory_bytes();
     // One that cannot be used costs a whole checkpoint; `dump` says why.
-    let last = job.newest().ok().flatten().map(|last| last.manifest);
+    let last = job.newest().ok().flatten();
+    let went_on = node.went_on()?;
+    // A process that was restored, or got the id of another one, has stored nothing of what it did.
+    let stored_ms = last
+        .as_ref()
+        .filter(|last| last.manifest.pid == tree.root() && went_on.is_of(last))
+        .map_or(0, |last| last.manifest.progress_ms);
+    let last = last.map(|last| last.manifest);
     let sent_share = match &last {
         None => 1.0,
         // What the job changes between two checkpoints is not known before the second one.
         Some(last) if last.parent.is_none() => 1.0,
         Some(last) => last.sent_bytes() as f64 / last.size_bytes().max(1) as f64,
     };
-    let stored_ms = last
-        .as_ref()
-        .filter(|last| last.left_running && last.pid == tree.root())
-        .map_or(0, |last| last.progress_ms);
     let victim = Victim {
         dump_bytes: memory_bytes as f64 * sent_share,
         restore_bytes: memory_bytes as f64,
         progress_s: tree.cpu_ms().saturating_sub(stored_ms) as f64 / 1000.0,
         has_checkpoint: last.is_some(),
     };
-    Running {
+    Ok(Running {
         job,
         tree,
         memory_bytes,
         victim,
-    }
+    })
 }
