@@ -4,9 +4,11 @@ use std::ffi::{OsStr, OsString};
 use std::fs;
 use std::io;
 use std::os::fd::OwnedFd;
+use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
 
+use crate::guard::Guard;
 use crate::manifest::Allow;
 use crate::page::PAGE_BYTES;
 use crate::verdict::Verdict;
@@ -148,7 +150,9 @@ impl Criu {
     pub fn dump(&self, dump: &Dump<'_>) -> Result<Child, CriuError> {
         let mut arguments = dump.arguments(dump.work);
         arguments.push("--stream".into());
-        self.start(&arguments)
+        let mut command = Command::new(&self.program);
+        command.args(arguments).stdin(Stdio::null());
+        self.spawn_guarded(&mut command, dump.guard)
     }
 
     /// Starts a dump of what was changed since the checkpoint in `parent`, a directory beside `images`.
@@ -172,7 +176,7 @@ impl Criu {
         }
         let mut command = Command::new(&self.program);
         command.args(arguments).stdin(socket);
-        self.spawn(&mut command)
+        self.spawn_guarded(&mut command, dump.guard)
     }
 
     /// Starts a dump as CRIU does it alone, with images and log in `directory`; it ends `pid`.
@@ -185,7 +189,11 @@ impl Criu {
         arguments.push("--images-dir".into());
         arguments.push(directory.into());
         push_common(&mut arguments, directory, &[]);
-        self.start(&arguments)
+        self.spawn(
+            Command::new(&self.program)
+                .args(arguments)
+                .stdin(Stdio::null()),
+        )
     }
 
     /// Starts a restore of the images in `images`; `work` takes the log. The job does not depend on
@@ -212,25 +220,32 @@ impl Criu {
         self.spawn(&mut command)
     }
 
-    fn start(&self, arguments: &[OsString]) -> Result<Child, CriuError> {
-        self.spawn(
-            Command::new(&self.program)
-                .args(arguments)
-                .stdin(Stdio::null()),
-        )
+    /// Of a dump that is given up, CRIU itself lets the job go on: so it must be left to do that.
+    fn spawn_guarded(&self, command: &mut Command, guard: &Guard) -> Result<Child, CriuError> {
+        // Ctrl-C is for us. CRIU prints nothing: its log is a file.
+        let held = guard.held().map_err(|source| self.not_started(source))?;
+        self.spawn_with(command.process_group(0), held)
     }
 
     fn spawn(&self, command: &mut Command) -> Result<Child, CriuError> {
+        self.spawn_with(command, Stdio::null())
+    }
+
+    fn spawn_with(&self, command: &mut Command, stdout: Stdio) -> Result<Child, CriuError> {
         command
             // CRIU would take shared memory for tracked, which is not reliable.
             .env_remove("CRIU_TRACK_SHMEM")
-            .stdout(Stdio::null())
+            .stdout(stdout)
             .stderr(Stdio::null())
             .spawn()
-            .map_err(|source| CriuError::Start {
-                program: self.program.clone(),
-                source,
-            })
+            .map_err(|source| self.not_started(source))
+    }
+
+    fn not_started(&self, source: io::Error) -> CriuError {
+        CriuError::Start {
+            program: self.program.clone(),
+            source,
+        }
     }
 }
 
@@ -247,6 +262,8 @@ pub struct Dump<'a> {
     pub freezer: Option<&'a Path>,
     /// Whether the kernel is to track what is changed from then on.
     pub track: bool,
+    /// What lets them go on if this process does not.
+    pub guard: &'a Guard,
 }
 
 impl Dump<'_> {

@@ -10,6 +10,7 @@
 pub mod adaptive;
 pub mod compare;
 pub mod criu;
+pub mod guard;
 pub mod image;
 pub mod intake;
 pub mod manifest;

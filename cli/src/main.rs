@@ -119,6 +119,9 @@ fn main() -> ExitCode {
     if let Some(may_go_on) = harvestfs_checkpoint::verdict::asked_by_criu() {
         return ExitCode::from(u8::from(!may_go_on));
     }
+    if let Some(goes_on) = harvestfs_checkpoint::guard::asked() {
+        return ExitCode::from(u8::from(!goes_on));
+    }
     if let Some(unmounted) = harvestfs_fuse_mount::asked_by_mount() {
         return ExitCode::from(u8::from(!unmounted));
     }

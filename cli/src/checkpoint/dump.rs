@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 use anyhow::Context;
 use clap::Args;
 use harvestfs_checkpoint::criu::{self, Criu, Dump};
+use harvestfs_checkpoint::guard::Guard;
 use harvestfs_checkpoint::image::{self, CHAIN_DEPTH_MAX};
 use harvestfs_checkpoint::intake::{Intake, IntakeError};
 use harvestfs_checkpoint::manifest::{Allow, Image, JobName, MANIFEST_VERSION, Manifest};
@@ -134,7 +135,7 @@ pub fn tidy(runner: &Runner, job: &Job, keep: usize) {
 }
 
 /// Makes a checkpoint of a process and what it started. They are ended when it is durable, or go on
-/// when they are to; and they go on when anything fails.
+/// when they are to; and they go on when anything fails, or when this process is killed.
 pub fn dump(
     runner: &Runner,
     job: &Job,
@@ -160,12 +161,14 @@ pub fn dump(
     if how.track_mem && !track {
         eprintln!("harvestfs: this kernel does not track changes: all memory is compared");
     }
+    let guard = Guard::start(&tree).context("cannot start what watches over the job")?;
     let dump = Dump {
         pid,
         work: work.path(),
         allow: &how.allow,
         freezer,
         track,
+        guard: &guard,
     };
 
     let cpu_ms = tree.cpu_ms();
@@ -180,6 +183,8 @@ pub fn dump(
                 eprintln!(
                     "harvestfs: all memory is compared, as its changes are not known: {error:#}"
                 );
+                // What failed may be only what came after CRIU, which would store them as stopped.
+                stopped.let_go_on()?;
                 // The old one is removed before the new one is there.
                 drop(draft);
                 draft = job.begin(&lock, &runner.node_name)?;

@@ -356,6 +356,41 @@ fn a_datanode_that_goes_in_the_middle_of_a_restore_is_passed_over() {
 }
 
 #[test]
+fn a_dump_that_is_interrupted_or_killed_lets_the_job_go_on() {
+    let Some(checkpoints) = Checkpoints::new() else {
+        return;
+    };
+    let (cluster, here, _there) = on_two_mounts(1);
+    let mut job = Job::start();
+    let digest = job.ask("digest");
+    let pid = job.pid.to_string();
+    for signal in [Signal::INT, Signal::KILL] {
+        // So that the dump cannot end before.
+        for number in 1..=3 {
+            cluster.pause(&Cluster::datanode(number));
+        }
+        let mut dump = checkpoints
+            .command(&here, &["dump", &pid, "--job", "job"])
+            .process_group(0)
+            .spawn()
+            .expect("the binary runs");
+        wait_until("CRIU has the job", DEADLINE, || job.is_held());
+        // As a terminal does it.
+        kill_process_group(Pid::from_child(&dump), signal).expect("it is ours");
+        for number in 1..=3 {
+            cluster.resume(&Cluster::datanode(number));
+        }
+        assert!(!dump.wait().expect("it ends").success());
+        job.goes_on();
+        assert_eq!(job.ask("digest"), digest);
+    }
+    // Nothing of it is in the way, and what is stored next is no stopped job.
+    checkpoints.dump(&here, &mut job);
+    checkpoints.restore(&here, &job);
+    assert_eq!(job.ask("digest"), digest);
+}
+
+#[test]
 fn a_restore_that_is_interrupted_leaves_no_process() {
     let Some(checkpoints) = Checkpoints::new() else {
         return;

@@ -1,0 +1,155 @@
+//! A process that lets a job go on when the dump that has it stopped is interrupted or killed.
+//!
+//! CRIU leaves a job stopped until its images are durable. When the process that stores them ends before, nobody
+//! takes what CRIU sends, so that CRIU gives the dump up and lets the job go on; but once CRIU has ended, only
+//! the guard is left to do that. Its standard input ends when both have ended: they are what holds the other end.
+
+use std::io::{self, Read};
+use std::os::fd::AsFd;
+use std::os::unix::process::CommandExt;
+use std::process::{Child, ChildStdin, Command, Stdio};
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+
+use rustix::process::Signal;
+
+use crate::process::Tree;
+
+/// Tells the guard the job: the id of its first process, and when that was started.
+const JOB_VARIABLE: &str = "HARVESTFS_DUMP_GUARD";
+
+/// A guard that watches until this is dropped.
+#[derive(Debug)]
+pub struct Guard {
+    child: Child,
+    held: ChildStdin,
+}
+
+impl Guard {
+    /// Watches over a job that is about to be dumped.
+    ///
+    /// # Errors
+    /// When there can be no guard.
+    pub fn start(tree: &Tree) -> io::Result<Self> {
+        let mut child = Command::new("/proc/self/exe")
+            .env(
+                JOB_VARIABLE,
+                format!("{} {}", tree.root(), tree.started_ticks()),
+            )
+            .current_dir("/")
+            .stdin(Stdio::piped())
+            .stdout(Stdio::null())
+            .stderr(Stdio::inherit())
+            // Ctrl-C is for us.
+            .process_group(0)
+            .spawn()?;
+        let held = child.stdin.take();
+        let held = held.ok_or_else(|| io::Error::other("the guard has no pipe"))?;
+        Ok(Self { child, held })
+    }
+
+    /// What the guard waits for the end of, for one more process to hold.
+    pub(crate) fn held(&self) -> io::Result<Stdio> {
+        Ok(self.held.as_fd().try_clone_to_owned()?.into())
+    }
+}
+
+impl Drop for Guard {
+    fn drop(&mut self) {
+        // The job goes on, or has ended, by what is done here. A guard that is there no more has nothing to do.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// Whether this process is a guard, to be asked before anything else by a program that dumps: then it has done
+/// its work, successfully or not.
+#[must_use]
+pub fn asked() -> Option<bool> {
+    let job = std::env::var(JOB_VARIABLE).ok()?;
+    Some(match watch(&job) {
+        Ok(()) => true,
+        Err(error) => {
+            eprintln!(
+                "harvestfs: the dump was interrupted, and the job may still be stopped: {error}"
+            );
+            false
+        }
+    })
+}
+
+fn watch(job: &str) -> io::Result<()> {
+    // What ends a command is often sent to all its processes.
+    for signal in [Signal::TERM, Signal::INT, Signal::HUP] {
+        signal_hook::flag::register(signal.as_raw(), Arc::<AtomicBool>::default())?;
+    }
+    let job = job.split_once(' ').ok_or(io::ErrorKind::InvalidInput)?;
+    let (root, started_ticks) = (job.0.parse(), job.1.parse());
+    let (Ok(root), Ok(started_ticks)) = (root, started_ticks) else {
+        return Err(io::ErrorKind::InvalidInput.into());
+    };
+    let_go_on_after(io::stdin(), root, started_ticks)
+}
+
+fn let_go_on_after(mut held: impl Read, root: i32, started_ticks: u64) -> io::Result<()> {
+    io::copy(&mut held, &mut io::sink())?;
+    match Tree::of(root) {
+        Ok(tree) if tree.started_ticks() == started_ticks => tree.go_on().map_err(io::Error::other),
+        // It has ended.
+        _ => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::thread;
+    use std::time::{Duration, Instant};
+
+    use rustix::process::{Pid, kill_process};
+
+    use super::*;
+
+    fn state(pid: i32) -> char {
+        let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).expect("it is there");
+        let (_, rest) = stat.rsplit_once(") ").expect("a name");
+        rest.chars().next().expect("a state")
+    }
+
+    fn wait_until(what: &str, mut is_so: impl FnMut() -> bool) {
+        let deadline = Instant::now() + Duration::from_secs(30);
+        while !is_so() {
+            assert!(Instant::now() < deadline, "{what}");
+            thread::yield_now();
+        }
+    }
+
+    #[test]
+    fn a_job_goes_on_once_nobody_holds_the_pipe() {
+        let mut job = Command::new("sleep").arg("600").spawn().expect("it runs");
+        let pid = i32::try_from(job.id()).expect("a process id");
+        let tree = Tree::of(pid).expect("it runs");
+        kill_process(Pid::from_child(&job), Signal::STOP).expect("it is ours");
+        wait_until("it is stopped", || state(pid) == 'T');
+
+        // Another process with its id before.
+        let other = tree.started_ticks() - 1;
+        let_go_on_after(io::empty(), pid, other).expect("there is nothing to do");
+        assert_eq!(state(pid), 'T');
+
+        let (ours, held) = io::pipe().expect("a pipe");
+        let of_criu = held.try_clone().expect("one more");
+        thread::scope(|scope| {
+            let guard = scope.spawn(|| let_go_on_after(ours, pid, tree.started_ticks()));
+            drop(held);
+            thread::sleep(Duration::from_millis(100));
+            assert!(!guard.is_finished(), "CRIU is still at work");
+            assert_eq!(state(pid), 'T');
+            drop(of_criu);
+            guard.join().expect("no panic").expect("it is ours");
+        });
+        wait_until("it goes on", || state(pid) != 'T');
+        tree.end().expect("it is ours");
+        job.wait().expect("it ended");
+        let_go_on_after(io::empty(), pid, tree.started_ticks()).expect("it has ended");
+    }
+}
