@@ -237,10 +237,15 @@ impl Known {
     /// configuration, say.
     fn learn(&mut self, node: &Node, now_ms: u64) {
         let Remembered { total, told } = &mut self.remembered;
-        let has = match node.total {
-            Some(has) => has,
-            None if told.contains(&node.capacity) => return,
-            None => node.capacity,
+        let has = match (node.total, told.iter().position(|it| *it == node.capacity)) {
+            (Some(has), _) => has,
+            (None, Some(place)) => {
+                // It is not forgotten, however many others do not arrive.
+                let shown = told.remove(place);
+                told.extend(shown);
+                return;
+            }
+            (None, None) => node.capacity,
         };
         if has != *total {
             *total = has;

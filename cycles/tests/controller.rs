@@ -208,6 +208,33 @@ fn what_others_say_that_a_node_has_is_believed() {
     assert_eq!(manager.node.capacity.cores, 4);
 }
 
+/// The resource manager shows nodes and refuses to change them.
+#[test]
+fn what_a_node_has_is_known_however_much_does_not_arrive() {
+    let (mut manager, mut controller) = (Manager::new(), controller());
+    manager.take(controller.step(0, &[manager.node.clone()], &servers(0.0)));
+    let applied = manager.node.capacity;
+    assert_ne!(applied, TOTAL);
+    for second in 1..=20u32 {
+        let share = f64::from(second) / 40.0;
+        let now_ms = u64::from(second) * 1_000;
+        let actions = controller.step(now_ms, &[manager.node.clone()], &servers(share));
+        let told = actions.iter().find_map(|action| match action {
+            Action::Resize { capacity, .. } => Some(*capacity),
+            Action::Label { .. } => None,
+        });
+        let told = told.expect("the owner uses more each time");
+        assert!(told.memory_mib < applied.memory_mib, "{told:?}");
+    }
+    let restored = controller.restore(&[manager.node]);
+    assert!(
+        restored
+            .iter()
+            .any(|it| matches!(it, Action::Resize { capacity, .. } if *capacity == TOTAL)),
+        "{restored:?}"
+    );
+}
+
 #[test]
 fn what_is_told_apart_needs_no_memory() {
     let mut node = Node {
