@@ -18,20 +18,21 @@ use hyper_util::rt::{TokioIo, TokioTimer};
 use rustls::pki_types::CertificateDer;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::Semaphore;
 use tokio::time::timeout;
 
 use crate::access::{Admission, Guard};
+use crate::places::Places;
+use crate::prompt::Prompt;
 use crate::{Access, Answer, Get, Site};
 
-/// Connections at a time: some browsers and a few collectors.
-const CONNECTIONS_MAX: usize = 64;
 /// How long the TLS handshake may take.
 const HANDSHAKE_DEADLINE: Duration = Duration::from_secs(10);
 /// How long the head of a request may take; also how long a connection may be idle.
 const HEAD_DEADLINE: Duration = Duration::from_secs(60);
 /// How long an answer may take to be found.
 const ANSWER_DEADLINE: Duration = Duration::from_secs(10);
+/// How long the other end may take to receive an answer.
+const RECEIVE_DEADLINE: Duration = Duration::from_secs(30);
 /// How long a connection may live: browsers make a new one.
 const CONNECTION_DEADLINE: Duration = Duration::from_secs(3600);
 /// Most bytes of a request's head.
@@ -110,25 +111,24 @@ impl Endpoint {
 
     async fn accept(self, site: Arc<dyn Site>) {
         let guard = Arc::new(self.guard);
-        let connections = Arc::new(Semaphore::new(CONNECTIONS_MAX));
-        loop {
-            let Ok(permit) = Arc::clone(&connections).acquire_owned().await else {
-                // It is never closed.
-                return;
-            };
-            let stream = match self.listener.accept().await {
-                Ok((stream, _)) => stream,
+        let mut places = Places::new();
+        while let Some(place) = places.wait().await {
+            let (stream, peer) = match self.listener.accept().await {
+                Ok(accepted) => accepted,
                 Err(error) => {
                     tracing::warn!(%error, "an HTTP connection was not accepted");
                     tokio::time::sleep(ACCEPT_PAUSE).await;
                     continue;
                 }
             };
+            let Some(place) = places.give(place, peer.ip()) else {
+                continue;
+            };
             let (site, guard) = (Arc::clone(&site), Arc::clone(&guard));
             tokio::spawn(async move {
                 let served = serve_connection(stream, &guard, &*site);
                 let _ = timeout(CONNECTION_DEADLINE, served).await;
-                drop(permit);
+                drop(place);
             });
         }
     }
@@ -166,6 +166,7 @@ async fn serve_requests(
         let admission = guard.admit(&get, request.headers(), certificate.as_ref());
         async move { Ok::<_, Infallible>(respond(request.method(), &get, admission, site).await) }
     });
+    let stream = Prompt::new(stream, RECEIVE_DEADLINE);
     let served = http1::Builder::new()
         .timer(TokioTimer::new())
         .header_read_timeout(HEAD_DEADLINE)
@@ -184,7 +185,13 @@ async fn respond(
     site: &dyn Site,
 ) -> Response<Full<Bytes>> {
     let cookie = match admission {
-        Admission::Refused(refusal) => return refusal.into_response(),
+        Admission::Refused(refusal) => {
+            let mut response = refusal.into_response();
+            let close = HeaderValue::from_static("close");
+            // Who may not ask gets no place for as long as it likes.
+            response.headers_mut().insert(header::CONNECTION, close);
+            return response;
+        }
         Admission::Given => None,
         Admission::GivenWithCookie(cookie) => Some(cookie),
     };
@@ -204,4 +211,99 @@ async fn respond(
         response.headers_mut().insert(header::SET_COOKIE, cookie);
     }
     response
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
+    use tokio::net::TcpSocket;
+
+    use super::*;
+    use crate::Token;
+
+    const DEADLINE: Duration = Duration::from_secs(20);
+    /// A quarter of all.
+    const CONNECTIONS_OF_ADDRESS: usize = 16;
+
+    struct Fine;
+
+    impl Site for Fine {
+        fn answer<'a>(&'a self, _get: &'a Get) -> BoxFuture<'a, Answer> {
+            Box::pin(async { Answer::content("text/plain", "fine") })
+        }
+    }
+
+    async fn serve(access: Access) -> SocketAddr {
+        let here = ([127, 0, 0, 1], 0).into();
+        let endpoint = Endpoint::bind(here, access).await.unwrap();
+        let address = endpoint.local_addr;
+        tokio::spawn(endpoint.serve(Fine));
+        address
+    }
+
+    async fn ask(stream: &mut TcpStream) {
+        let request = b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n";
+        // One that has no place may be closed by now: its answer shows that.
+        let _ = stream.write_all(request).await;
+    }
+
+    /// What comes until the connection ends.
+    async fn rest(stream: &mut TcpStream) -> String {
+        let mut said = String::new();
+        let read = timeout(DEADLINE, stream.read_to_string(&mut said)).await;
+        // An end, orderly or not.
+        let _ = read.expect("the connection is closed");
+        said
+    }
+
+    /// Whether there is an answer, after which the connection is open.
+    async fn is_served(stream: &mut TcpStream) -> bool {
+        ask(stream).await;
+        let mut said = [0; 4096];
+        let length = timeout(DEADLINE, stream.read(&mut said)).await;
+        let length = length.expect("an answer or an end").unwrap_or(0);
+        said[..length].starts_with(b"HTTP/1.1 200 ")
+    }
+
+    #[tokio::test]
+    async fn a_refusal_ends_the_connection() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("token");
+        Token::create(&path).unwrap();
+        let address = serve(Access::Token(Token::load(&path).unwrap())).await;
+        let mut stream = TcpStream::connect(address).await.unwrap();
+        ask(&mut stream).await;
+        let said = rest(&mut stream).await;
+        assert!(said.starts_with("HTTP/1.1 401 "), "{said}");
+    }
+
+    #[tokio::test]
+    async fn one_address_does_not_take_all_connections() {
+        let address = serve(Access::Anyone).await;
+        let mut open = Vec::new();
+        for _ in 0..CONNECTIONS_OF_ADDRESS {
+            let mut stream = TcpStream::connect(address).await.unwrap();
+            assert!(is_served(&mut stream).await);
+            open.push(stream);
+        }
+        let mut stream = TcpStream::connect(address).await.unwrap();
+        ask(&mut stream).await;
+        assert_eq!(rest(&mut stream).await, "");
+        let socket = TcpSocket::new_v4().unwrap();
+        socket.bind(([127, 0, 0, 2], 0).into()).unwrap();
+        let mut other = socket.connect(address).await.unwrap();
+        assert!(is_served(&mut other).await);
+        // A place is given back when a connection ends.
+        open.pop();
+        timeout(DEADLINE, async {
+            loop {
+                let mut stream = TcpStream::connect(address).await.unwrap();
+                if is_served(&mut stream).await {
+                    break;
+                }
+            }
+        })
+        .await
+        .expect("there is a place again");
+    }
 }

@@ -5,8 +5,9 @@
 //! endpoint's [`Token`]; or, on loopback only and when configured so, without TLS those that show the token, or
 //! anyone on this machine.
 //!
-//! Bounded: connections, the time for a handshake, for a request's head and for an answer, and the
-//! size of a head. A request's body is not read.
+//! Bounded: connections, in all and from one address, the time for a handshake, for a request's head, for an answer and
+//! for taking it, and the size of a head. A request's body is not read. A connection ends with the first request that
+//! is refused.
 
 //! [`client`] is the other end: what commands ask of the programs that others run.
 
@@ -16,6 +17,8 @@ mod access;
 mod answer;
 pub mod client;
 mod endpoint;
+mod places;
+mod prompt;
 mod site;
 mod token;
 
