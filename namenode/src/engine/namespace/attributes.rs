@@ -114,7 +114,13 @@ impl Namespace {
             inode.ctime = call.now;
             effects.inodes.push(ino);
         }
-        Ok(MetaReply::Attr(inode.attr(ino)))
+        let attr = inode.attr(ino);
+        // Its mode and owner are those of the directory.
+        let has_others = changes.mode.is_some() || changes.uid.is_some() || changes.gid.is_some();
+        if has_others && let Ok(Some(snapshots)) = self.snapshots_of(ino) {
+            effects.inodes.push(snapshots);
+        }
+        Ok(MetaReply::Attr(attr))
     }
 
     fn truncate(&mut self, call: &Call, ino: InodeId, size_bytes: u64) {

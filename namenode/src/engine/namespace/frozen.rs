@@ -14,7 +14,7 @@ use harvestfs_protocol::limits::SNAPSHOT_ITEMS_MAX;
 use harvestfs_protocol::meta::MetaReply;
 use harvestfs_protocol::meta::mutation::{Entry, Unfrozen};
 use harvestfs_protocol::name::{Name, SNAPSHOTS_NAME};
-use harvestfs_protocol::types::MODE_FROZEN;
+use harvestfs_protocol::types::{Attr, Credentials, MODE_FROZEN};
 
 use super::command::Effects;
 use super::directory::name_of_entry;
@@ -50,6 +50,11 @@ struct Linked {
     names: BTreeMap<InodeId, Vec<InodeId>>,
 }
 
+/// Of the directory of the snapshots of a directory.
+fn mode_of_snapshots(above: &Inode) -> u16 {
+    MODE_FROZEN | (above.mode & 0o555)
+}
+
 impl Namespace {
     /// Whether an inode is a part of a snapshot of a directory.
     #[must_use]
@@ -60,6 +65,46 @@ impl Namespace {
     /// Whether listings of a directory leave out an entry: the one that leads to its snapshots.
     pub(super) fn is_hidden(&self, directory: &Inode, name: &[u8], child: InodeId) -> bool {
         name == SNAPSHOTS_NAME && !directory.is_frozen() && self.is_frozen(child)
+    }
+
+    /// The directory that the directory of snapshots `inode` belongs to: nobody can change the mode and the owner of the
+    /// latter, so that it has those of the former as they are now, not as they were when it was made.
+    fn above_snapshots(&self, inode: &Inode) -> Option<&Inode> {
+        if !inode.is_frozen() || *inode.directory().ok()?.name != *SNAPSHOTS_NAME {
+            return None;
+        }
+        let above = self.inodes.get(inode.parent).ok()?;
+        // One that was removed, and is only held, belongs to none.
+        (inode.nlink > 0 && !above.is_frozen()).then_some(above)
+    }
+
+    /// As [`permissions::check`], also for the directories of snapshots.
+    pub(super) fn check_access(
+        &self,
+        credentials: &Credentials,
+        inode: &Inode,
+        mask: u8,
+    ) -> Result<(), FsError> {
+        match self.above_snapshots(inode) {
+            Some(above) if mask & permissions::WRITE == 0 => {
+                permissions::check(credentials, above, mask)
+            }
+            _ => permissions::check(credentials, inode, mask),
+        }
+    }
+
+    /// The attributes of an inode.
+    ///
+    /// # Errors
+    /// [`FsError::Stale`] when there is none.
+    pub fn attr(&self, ino: InodeId) -> Result<Attr, FsError> {
+        let inode = self.inodes.get(ino)?;
+        let mut attr = inode.attr(ino);
+        if let Some(above) = self.above_snapshots(inode) {
+            attr.mode = mode_of_snapshots(above);
+            (attr.uid, attr.gid) = (above.uid, above.gid);
+        }
+        Ok(attr)
     }
 
     /// Refuses what would change a snapshot.
@@ -126,8 +171,7 @@ impl Namespace {
             Some(snapshots) => snapshots,
             None => {
                 let above = self.inodes.known(dir);
-                let mode = MODE_FROZEN | (above.mode & 0o555);
-                let of_owner = (mode, above.uid);
+                let of_owner = (mode_of_snapshots(above), above.uid);
                 let snapshots_name = name_of_entry(SNAPSHOTS_NAME);
                 self.add_own_directory((dir, &snapshots_name), of_owner, call.now, effects)
             }
@@ -190,7 +234,7 @@ impl Namespace {
     }
 
     /// The directory of the snapshots of a directory, if it has some.
-    fn snapshots_of(&self, dir: InodeId) -> Result<Option<InodeId>, FsError> {
+    pub(super) fn snapshots_of(&self, dir: InodeId) -> Result<Option<InodeId>, FsError> {
         let name = name_of_entry(SNAPSHOTS_NAME);
         match self.inodes.get(dir)?.directory()?.get(&name) {
             Some(found) if !self.is_frozen(found) => Err(FsError::InvalidArgument(

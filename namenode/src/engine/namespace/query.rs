@@ -29,7 +29,7 @@ impl Namespace {
             Query::GetAttr(op) => Ok(MetaReply::Attr(self.attr(op.ino)?)),
             Query::Access(op) => {
                 let inode = self.inodes.get(op.ino)?;
-                permissions::check(credentials, inode, op.mask & (READ | WRITE | EXECUTE))?;
+                self.check_access(credentials, inode, op.mask & (READ | WRITE | EXECUTE))?;
                 Ok(MetaReply::Done)
             }
             Query::ReadDir(op) => {
@@ -70,7 +70,7 @@ impl Namespace {
     fn usage(&self, credentials: &Credentials, ino: InodeId) -> Result<Usage, FsError> {
         let inode = self.inodes.get(ino)?;
         let directory = inode.directory()?;
-        permissions::check(credentials, inode, READ)?;
+        self.check_access(credentials, inode, READ)?;
         Ok(Usage {
             used_bytes: directory.used.bytes,
             used_inodes: directory.used.inodes,
@@ -95,14 +95,6 @@ impl Namespace {
             total_inodes,
             free_inodes,
         })
-    }
-
-    /// The attributes of an inode.
-    ///
-    /// # Errors
-    /// [`FsError::Stale`] when there is none.
-    pub fn attr(&self, ino: InodeId) -> Result<Attr, FsError> {
-        Ok(self.inodes.get(ino)?.attr(ino))
     }
 
     /// The attributes of the directories in which a mutation changes names.
@@ -163,10 +155,10 @@ impl Namespace {
         let limit = (op.max_entries as usize).clamp(1, ENTRIES_PER_REPLY_MAX);
         let inode = self.inodes.get(op.ino)?;
         let directory = inode.directory()?;
-        permissions::check(credentials, inode, READ)?;
+        self.check_access(credentials, inode, READ)?;
         // A caller that may list a directory but not search it sees names only.
         let with_attributes =
-            op.with_attributes && permissions::check(credentials, inode, EXECUTE).is_ok();
+            op.with_attributes && self.check_access(credentials, inode, EXECUTE).is_ok();
         let mut rest = directory
             .after(op.after.as_ref())
             .filter(|(name, child)| !self.is_hidden(inode, name, *child));

@@ -33,7 +33,7 @@ impl Namespace {
     ) -> Result<(&Inode, &Directory), FsError> {
         let inode = self.inodes.get(ino)?;
         let directory = inode.directory()?;
-        permissions::check(credentials, inode, EXECUTE)?;
+        self.check_access(credentials, inode, EXECUTE)?;
         Ok((inode, directory))
     }
 

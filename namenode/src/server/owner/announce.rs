@@ -2,7 +2,7 @@
 
 use std::net::SocketAddr;
 
-use harvestfs_protocol::ids::SessionId;
+use harvestfs_protocol::ids::{InodeId, SessionId};
 use harvestfs_protocol::limits::NAMENODES_TOLD_MAX;
 use harvestfs_protocol::meta::Notice;
 use harvestfs_protocol::node::NodeCommand;
@@ -90,11 +90,11 @@ impl Owner {
     /// On whose behalf a change is announced. A client does not know what its removal does in the
     /// trash, nor where snapshots are, so that it is notified like every other.
     pub(super) fn author_of(&self, effects: &Effects, session: SessionId) -> SessionId {
+        let is_unknown =
+            |ino: InodeId| self.namespace.is_part_of_trash(ino) || self.namespace.is_frozen(ino);
         let mut inodes = effects.inodes.iter();
-        let in_trash = inodes.any(|ino| self.namespace.is_part_of_trash(*ino));
         let mut changed = effects.entries.iter();
-        let in_snapshots = changed.any(|(directory, _)| self.namespace.is_frozen(*directory));
-        if in_trash || in_snapshots {
+        if inodes.any(|ino| is_unknown(*ino)) || changed.any(|(dir, _)| is_unknown(*dir)) {
             NO_SESSION
         } else {
             session

@@ -8,7 +8,7 @@ pub fn check(namespace: &Namespace, mutation: &Mutation, reply: &Outcome, effect
     let is_reported_as_others = effects
         .inodes
         .iter()
-        .any(|&ino| namespace.is_part_of_trash(ino))
+        .any(|&ino| namespace.is_part_of_trash(ino) || namespace.is_frozen(ino))
         || effects
             .entries
             .iter()

@@ -296,6 +296,52 @@ fn only_the_owner_makes_and_removes_snapshots() {
 }
 
 #[test]
+fn the_directory_of_snapshots_has_the_mode_and_owner_of_the_directory_above() {
+    let (mut fixture, _) = with_tree();
+    fixture.chmod("/d", 0o755).unwrap();
+    fixture.create_snapshot("/d", "open").unwrap();
+    fixture.chmod("/d", 0o700).unwrap();
+    fixture.chown("/d", Some(1), Some(5)).unwrap();
+    let snapshots = fixture.ino("/d/.snapshot");
+    assert_eq!(fixture.effects.inodes, [fixture.ino("/d"), snapshots]);
+    let seen = |fixture: &Fixture| {
+        let attr = fixture.attr("/d/.snapshot");
+        (attr.mode, attr.uid, attr.gid)
+    };
+    assert_eq!(seen(&fixture), (MODE_FROZEN | 0o500, 1, 5));
+    let look = Query::Lookup(query::Lookup {
+        parent: snapshots,
+        name: name("open"),
+    });
+    let list = Query::ReadDir(query::ReadDir {
+        ino: snapshots,
+        after: None,
+        max_entries: 10,
+        with_attributes: true,
+    });
+    let access = |mask| {
+        Query::Access(query::Access {
+            ino: snapshots,
+            mask,
+        })
+    };
+    fixture.become_user(2);
+    for op in [&look, &list, &access(4)] {
+        assert_eq!(fixture.query(op), Err(FsError::PermissionDenied), "{op:?}");
+    }
+    fixture.become_root();
+    fixture.chmod("/d", 0o775).unwrap();
+    assert_eq!(seen(&fixture), (MODE_FROZEN | 0o555, 1, 5));
+    fixture.become_user(2);
+    for op in [&look, &list, &access(5)] {
+        fixture.query(op).unwrap();
+    }
+    assert_eq!(fixture.query(&access(2)), Err(FsError::ReadOnly));
+    // What was kept has the mode of then.
+    assert_eq!(fixture.attr("/d/.snapshot/open").mode, MODE_FROZEN | 0o755);
+}
+
+#[test]
 fn a_snapshot_counts_as_a_copy_does() {
     let (mut fixture, _) = with_tree();
     let used = |fixture: &Fixture, attribute: &str| {

@@ -548,6 +548,7 @@ impl Model {
         if changed {
             node.ctime = context.now;
         }
+        self.snapshots_follow(ino);
         self.reply(ino)
     }
 }

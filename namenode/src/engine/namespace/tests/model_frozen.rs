@@ -113,6 +113,7 @@ impl Model {
             let (mode, uid, gid) = (above.mode & 0o555, above.uid, above.gid);
             let mut node = Node::new(FileKind::Directory, mode, uid, gid, context.now);
             node.frozen = true;
+            node.made_with = Some((mode, uid, gid));
             self.inodes.insert(ino, node);
             let entries = &mut self.node_mut(dir).entries;
             entries.insert(snapshots_name(), ino);
@@ -124,6 +125,17 @@ impl Model {
         self.touch_dir(snapshots, context.now);
         self.node_mut(top).ctime = context.now;
         Ok(MetaReply::Attr(self.attr(top)))
+    }
+
+    /// Gives the directory of a directory's snapshots the mode and owner of that directory.
+    pub fn snapshots_follow(&mut self, dir: InodeId) {
+        let above = &self.inodes[&dir];
+        let Some(&snapshots) = above.entries.get(&snapshots_name()) else {
+            return;
+        };
+        let (mode, uid, gid) = (above.mode & 0o555, above.uid, above.gid);
+        let node = self.node_mut(snapshots);
+        (node.mode, node.uid, node.gid) = (mode, uid, gid);
     }
 
     /// What a copy is called by the engine; anything else when that refused.
@@ -177,6 +189,8 @@ impl Model {
         if self.inodes[&snapshots].entries.is_empty() {
             self.node_mut(dir).entries.remove(&snapshots_name());
             self.touch_dir(dir, context.now);
+            let node = self.node_mut(snapshots);
+            (node.mode, node.uid, node.gid) = node.made_with.expect("snapshots are in it");
             self.dropped(context, snapshots, dir);
         }
         Ok(MetaReply::Done)

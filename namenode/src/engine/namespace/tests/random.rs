@@ -77,7 +77,7 @@ impl World {
     fn check_effects(&mut self, effects: &Effects, command: &Command) {
         let mut now = Cache::default();
         for (ino, inode) in self.namespace.inodes.iter() {
-            now.attrs.insert(ino, inode.attr(ino));
+            now.attrs.insert(ino, self.namespace.attr(ino).unwrap());
             if let Ok(directory) = inode.directory() {
                 for (name, child) in directory.after(None) {
                     now.entries.insert((ino, Name::new(name).unwrap()), child);
