@@ -10,8 +10,8 @@ use rustc_hash::FxHashMap;
 use super::inventory::{Entry, State};
 use super::volume::Volume;
 
-/// Adds what was found of a block on one of the volumes. Of two files the better one is kept, and the other one removed if
-/// it has nothing more. Blocks on the disk.
+/// Adds what was found of a block on one of the volumes. Of two files the better one counts. The other one stays: nobody
+/// has read all of the better one, and it may be the one on a disk that fails again.
 pub(super) fn add_found(
     replicas: &mut FxHashMap<BlockId, Entry>,
     volumes: &[Arc<Volume>],
@@ -29,12 +29,12 @@ pub(super) fn add_found(
             } else {
                 found
             };
-            let (is_sealed, chunks) = worth(occupied.get());
-            if is_sealed && worth(&other).1 <= chunks {
-                remove(&volumes[other.volume], block, &other.state);
-            } else {
-                tracing::error!(%block, "there are two files for one replica, and one is left alone");
-            }
+            let volume = &volumes[other.volume];
+            tracing::warn!(
+                %block,
+                volume = %volume.path().display(),
+                "there are two files of one replica: the one of this volume is left alone"
+            );
         }
     }
 }
@@ -45,22 +45,5 @@ fn worth(entry: &Entry) -> (bool, u32) {
         State::Sealed { chunks, .. } => (true, *chunks),
         State::Open(replica) => (false, replica.chunks()),
         State::Condemned | State::Corrupt(_) | State::Deleting => (false, 0),
-    }
-}
-
-fn remove(volume: &Volume, block: BlockId, state: &State) {
-    let path = match state {
-        State::Sealed { .. } => volume.sealed_path(block),
-        State::Open(_) => volume.open_path(block),
-        State::Condemned | State::Corrupt(_) | State::Deleting => volume.corrupt_path(block),
-    };
-    match volume.disk().remove(&path) {
-        Ok(()) => {
-            tracing::info!(file = %path.display(), "a replica that is here twice is removed once");
-        }
-        // The next start finds it again.
-        Err(error) => {
-            tracing::error!(file = %path.display(), %error, "cannot remove a replica that is here twice");
-        }
     }
 }

@@ -26,6 +26,8 @@ pub struct Removal {
     volume: Arc<Volume>,
     /// None only when it is removed, and this is about to be dropped.
     charge: Option<Charge>,
+    /// The disk refused it. It is reported with its volume, and not at once: the same would follow.
+    is_refused: bool,
 }
 
 impl BlockStore {
@@ -105,6 +107,7 @@ impl Removal {
             block,
             volume,
             charge: Some(charge),
+            is_refused: false,
         }
     }
 
@@ -159,7 +162,10 @@ impl Removal {
             match volume.disk().remove(path) {
                 Ok(()) => {}
                 Err(error) if error.kind() == io::ErrorKind::NotFound => {}
-                Err(error) => return Err(StoreError::disk("removing", path)(error)),
+                Err(error) => {
+                    self.is_refused = true;
+                    return Err(StoreError::disk("removing", path)(error));
+                }
             }
         }
         let charge = self.charge.take().expect(HAS_CHARGE);
@@ -176,10 +182,12 @@ impl Drop for Removal {
     fn drop(&mut self) {
         if let Some(charge) = self.charge.take() {
             self.inventory.keep_as_corrupt(self.block, charge);
-            // Whoever had it removed has to do so again.
-            self.inventory
-                .changes
-                .push(self.volume.storage(), ReplicaChange::Corrupt(self.block));
+            if !self.is_refused {
+                // Whoever had it removed has to do so again.
+                self.inventory
+                    .changes
+                    .push(self.volume.storage(), ReplicaChange::Corrupt(self.block));
+            }
         }
     }
 }

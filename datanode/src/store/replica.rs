@@ -462,7 +462,7 @@ impl ReplicaWriter {
         buffer.set_len(PAGE_BYTES);
         layout::encode_header(buffer.first_page(), block, storage);
         self.file.write_at(buffer, 0).map_err(writing)?;
-        let mut chunk = 0;
+        let (mut chunk, mut together) = (0, (PACKET_BYTES_MAX / PAGE_BYTES) as u32);
         while chunk < chunks {
             let table_position = layout::table_page_position(layout::group_of(chunk));
             buffer.set_len(PAGE_BYTES);
@@ -473,11 +473,19 @@ impl ReplicaWriter {
                 .map_err(writing)?;
             let group_end = layout::group_end(chunk).min(chunks);
             while chunk < group_end {
-                let piece = (group_end - chunk).min((PACKET_BYTES_MAX / PAGE_BYTES) as u32);
+                let piece = (group_end - chunk).min(together);
                 buffer.set_len(piece as usize * PAGE_BYTES);
                 let read = read_chunks(&**self.file, &table, chunk, buffer);
-                if let Err(differs) = read.map_err(reading)? {
-                    return Ok(differs);
+                match read {
+                    Ok(Ok(_)) => {}
+                    Ok(Err(differs)) => return Ok(differs),
+                    // One of them: those before it are as good as before wrong bytes.
+                    Err(error) if is_damage(&error) && piece > 1 => {
+                        together = 1;
+                        continue;
+                    }
+                    Err(error) if is_damage(&error) && chunk > 0 => return Ok(chunk),
+                    Err(error) => return Err(reading(error)),
                 }
                 let position = layout::chunk_position(chunk);
                 self.file.write_at(buffer, position).map_err(writing)?;

@@ -34,6 +34,8 @@ pub struct FaultyDisk {
 #[derive(Default)]
 struct Rules {
     failing: Mutex<Vec<(Fault, PathBuf, i32)>>,
+    /// From there on, no file can be read.
+    bad_from: Mutex<Option<u64>>,
     hanging: Mutex<Hanging>,
     released: Condvar,
 }
@@ -64,9 +66,15 @@ impl FaultyDisk {
         self.rules.failing.lock().push(rule);
     }
 
+    /// From now on, what is after a position in a file cannot be read.
+    pub fn fail_reads_from(&self, position: u64) {
+        *self.rules.bad_from.lock() = Some(position);
+    }
+
     /// Everything works again.
     pub fn heal(&self) {
         self.rules.failing.lock().clear();
+        *self.rules.bad_from.lock() = None;
         let mut hanging = self.rules.hanging.lock();
         (hanging.all, hanging.one) = (false, None);
         self.rules.released.notify_all();
@@ -159,6 +167,10 @@ impl DiskFile for FaultyFile {
 
     fn read_at(&self, buffer: &mut [u8], position: u64) -> io::Result<()> {
         self.rules.check(Fault::Read, &self.path)?;
+        let end = position + buffer.len() as u64;
+        if self.rules.bad_from.lock().is_some_and(|from| end > from) {
+            return Err(rustix::io::Errno::IO.into());
+        }
         self.file.read_at(buffer, position)
     }
 

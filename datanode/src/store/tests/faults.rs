@@ -6,6 +6,7 @@ use std::time::Duration;
 use harvestfs_protocol::node::ReplicaChange;
 use rustix::io::Errno;
 
+use super::super::layout;
 use super::*;
 use crate::testing::disks::{Fault, FaultyDisk};
 
@@ -157,6 +158,46 @@ async fn an_unsealed_replica_that_cannot_be_read_is_corrupt() {
         disk.heal();
         write_sealed(&store, 1, b"again").await.unwrap();
     }
+}
+
+/// What is before a bad sector is as good as what is before wrong bytes, and may be all that is left of the block.
+#[tokio::test]
+async fn an_unsealed_replica_is_sealed_up_to_where_it_can_be_read() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = real_store(dir.path());
+    let mut writer = create(&store, 1).await.unwrap();
+    let written = vec![packet(0, &[1; 5 * 4_096], false)];
+    writer.write(written, true).await.unwrap();
+    drop((writer, store));
+    let disk = FaultyDisk::new();
+    let store = store_at(dir.path(), 1 << 30, disk.clone());
+    disk.fail_reads_from(layout::chunk_position(3) + 1);
+    store
+        .seal_what_is_there(BlockId(1), 5 * 4_096)
+        .await
+        .unwrap();
+    let (_, report) = store.report(BlockId(1)).unwrap();
+    assert_eq!((report.length_bytes, report.sealed), (3 * 4_096, true));
+    let bytes = read(&store, 1, 0, 3 * 4_096).await.unwrap();
+    assert_eq!(bytes[..], [1; 3 * 4_096]);
+}
+
+/// The same would follow, and each time counts against the volume.
+#[tokio::test]
+async fn a_removal_that_the_disk_refuses_is_not_asked_for_again_at_once() {
+    let dir = tempfile::tempdir().unwrap();
+    let disk = FaultyDisk::new();
+    let store = store_at(dir.path(), 1 << 30, disk.clone());
+    write_sealed(&store, 1, b"refused").await.unwrap();
+    changes(&store);
+    disk.fail(Fault::Write, dir.path(), Errno::PERM);
+    store.delete(BlockId(1)).await.unwrap_err();
+    assert!(changes(&store).is_empty());
+    let storage = store.status()[0].storage;
+    assert_eq!(store.corrupt_replicas_of(storage), [BlockId(1)], "it waits");
+    disk.heal();
+    store.delete(BlockId(1)).await.unwrap();
+    assert_eq!(changes(&store), [ReplicaChange::Deleted(BlockId(1))]);
 }
 
 #[tokio::test]
