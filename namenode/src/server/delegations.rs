@@ -136,7 +136,8 @@ impl Delegations {
         }
     }
 
-    fn holder(&self, ino: InodeId) -> Option<SessionId> {
+    /// Whose it is.
+    pub(crate) fn holder(&self, ino: InodeId) -> Option<SessionId> {
         self.by_inode.get(&ino).map(|delegation| delegation.holder)
     }
 }

@@ -198,6 +198,27 @@ async fn what_others_changed_meanwhile_is_not_hidden_by_what_is_said_again() {
     assert!(committed(fixture.alice.call(new).await.unwrap())[0].is_ok());
 }
 
+/// She is back, and silent for longer than others wait.
+#[tokio::test]
+async fn what_others_changed_before_all_was_said_again_is_not_hidden() {
+    let mut fixture = Fixture::new(with_short_leases).await;
+    let [file, _] = fixture.files;
+    let again = said_again(
+        &mut fixture.alice,
+        vec![of_file(file, fixture.of_alice, 4_000)],
+    );
+    fixture.crash().await;
+    fixture.alice_returns().await;
+    let by_bob = commit(vec![of_file(file, fixture.of_bob, 1_000)], true);
+    assert!(committed(fixture.bob.call(by_bob).await.unwrap())[0].is_ok());
+    let reply = meta(&fixture.alice.link, again).await;
+    assert!(reply.is_err() || committed(reply.unwrap())[0].is_err());
+    assert_eq!(
+        blocks_of(&mut fixture.bob, file).await,
+        [(fixture.of_bob, 1_000)]
+    );
+}
+
 #[tokio::test]
 async fn what_others_may_have_changed_before_two_crashes_is_not_hidden_either() {
     let mut fixture = Fixture::new(with_short_leases).await;

@@ -41,15 +41,25 @@ impl Owner {
         mutation: &Mutation,
         is_said_again: bool,
     ) {
-        if !self.sessions.any_missing() {
-            return self.overtaken.clear();
+        let any_missing = self.sessions.any_missing();
+        if !any_missing {
+            self.overtaken.clear();
         }
         let keeps_content = matches!(mutation, Mutation::SetAttr(SetAttr { changes, .. }) if changes.size_bytes.is_none());
         if let Awaits::Files(inodes) = mutation.facts().awaits
             && !is_said_again
             && !keeps_content
         {
-            self.overtaken.changed(author, inodes.iter());
+            // One that is back, and has not said all again before nobody waited for it any more.
+            for ino in inodes.iter() {
+                let holder = self.delegations.holder(ino).filter(|it| *it != author);
+                if let Some(holder) = holder.and_then(|it| self.sessions.get_mut(it)) {
+                    holder.overtaken.insert(ino);
+                }
+            }
+            if any_missing {
+                self.overtaken.changed(author, inodes.iter());
+            }
         }
     }
 

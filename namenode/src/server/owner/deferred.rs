@@ -145,8 +145,12 @@ impl Owner {
 
     /// The session has committed a file of its delegation, or has given the delegation up.
     pub(super) fn delegation_returned(&mut self, session: SessionId, ino: InodeId) {
-        if self.delegations.returned(session, ino) && !self.deferred.is_empty() {
-            self.deferred_due = true;
+        if self.delegations.returned(session, ino) {
+            // All of it was said again.
+            if let Some(session) = self.sessions.get_mut(session) {
+                session.overtaken.remove(&ino);
+            }
+            self.deferred_due |= !self.deferred.is_empty();
         }
     }
 }
