@@ -209,6 +209,9 @@ async fn what_the_next_leader_neither_knows_nor_takes_is_reported_once() {
     limited.await.unwrap();
     unknown.plays(NOBODY);
     group.elect(1);
+    // Who only reads is not the one to be told.
+    let reader = client.open(&root(), attr.ino, OpenFlags::READ).await;
+    reader.unwrap().close().await.unwrap();
     let reopened = client.open(&root(), attr.ino, OpenFlags::READ).await;
     for file in [open, reopened.unwrap()] {
         let lost = file.sync().await;

@@ -249,6 +249,10 @@ impl File {
             }
         }
         let flushed = files.flush(state, false).await;
+        // Whoever closes what was only read does not look, and would take it from those that wrote.
+        if self.inner.flags.write {
+            self.note_lost();
+        }
         self.report_losses(flushed)
     }
 
@@ -263,6 +267,8 @@ impl File {
         let durable = !planted::is(Bug::SyncsInMemory);
         let synced = files.flush(state, durable).await;
         let synced = state.take_unseen_loss().map_or(synced, Err);
+        // Last, so that it has what was lost while this waited for the namenode.
+        self.note_lost();
         self.report_losses(synced)
     }
 
@@ -274,11 +280,14 @@ impl File {
         self.flush().await
     }
 
-    fn report_losses(&self, result: Result<(), ClientError>) -> Result<(), ClientError> {
-        // Last, so that it has what was lost while this waited for the namenode.
+    /// What was answered of the file and is lost is reported by every handle of it.
+    fn note_lost(&self) {
         if let Some(lost) = self.inner.client.core().session.take_lost(self.ino()) {
             self.inner.state.lost(lost);
         }
+    }
+
+    fn report_losses(&self, result: Result<(), ClientError>) -> Result<(), ClientError> {
         let (losses, reason) = self.inner.state.losses();
         let reported = self.inner.losses_reported.swap(losses, Ordering::AcqRel);
         match reason {

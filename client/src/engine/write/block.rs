@@ -335,8 +335,11 @@ impl<J> Block<J> {
         jobs.map(|(_, job)| job).collect()
     }
 
-    /// Ends it.
+    /// Ends it. What is sealed stays so, whatever another one finds that looked meanwhile.
     pub(crate) fn settle(&mut self, saved: Saved) {
+        if matches!(self.phase, Phase::Sealed) {
+            return;
+        }
         self.phase = match saved {
             Saved::Enough => Phase::Sealed,
             Saved::TooFew => Phase::TooFew,
@@ -448,6 +451,7 @@ mod tests {
         assert_eq!(block.stability(1), Stability::TooFew);
         assert!(block.ended_badly() && !block.is_sealed());
         block.settle(Saved::Enough);
+        block.settle(Saved::TooFew);
         assert_eq!(block.stability(1), Stability::Stable);
         assert!(!block.ended_badly() && block.is_sealed());
     }

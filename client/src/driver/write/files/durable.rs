@@ -17,8 +17,9 @@ use crate::driver::write::seal::seal_on;
 use crate::engine::write::block::{STABLE_REPLICAS_MIN, Saved, Stability};
 use crate::error::ClientError;
 
-/// Between two looks whether repair has made another replica.
+/// Between two looks whether repair has made another replica: at first, and at most.
 const LOOK_INTERVAL: Duration = Duration::from_millis(500);
+const LOOK_INTERVAL_MAX: Duration = Duration::from_secs(4);
 /// Blocks that are remembered, the ones that ended badly among them, of which the oldest are forgotten.
 const UNSEALED_MAX: usize = 4_096;
 
@@ -100,6 +101,8 @@ impl Files {
         let patience = self.cluster.session.options.unreachable_timeout;
         let written_to = stream.new.nodes.len();
         let enough = STABLE_REPLICAS_MIN.min(written_to);
+        // At first none is waited for that does not answer: one may be enough.
+        let (mut wanted, mut pause) = (1, LOOK_INTERVAL);
         loop {
             let Some(located) = self.located(file.ino, block).await? else {
                 return Ok(());
@@ -113,7 +116,7 @@ impl Files {
                         |node: &Arc<NodeInfo>| nodes.iter().all(|it| it.node != node.node);
                     let others: Vec<_> = located.into_iter().filter(is_other).collect();
                     nodes.extend(others);
-                    seal_on(&self.cluster, stream, &nodes, enough).await.len()
+                    seal_on(&self.cluster, stream, &nodes, wanted).await.len()
                 }
                 // Hours have passed: the namenode's word has to do.
                 false => located.len(),
@@ -125,14 +128,22 @@ impl Files {
             if let Some(reason) = lost {
                 return Err(ClientError::DataLost { reason });
             }
-            if sealed >= enough || (sealed > 0 && self.new_blocks_get(sealed, file).await) {
+            if sealed >= enough {
+                return Ok(());
+            }
+            if sealed > 0 && self.new_blocks_get(sealed, file).await {
+                stream.settle(Saved::Enough);
                 return Ok(());
             }
             let waited = clock::now().saturating_duration_since(began);
             if waited >= patience {
                 return Err(ClientError::TooFewReplicas { block, waited });
             }
-            tokio::time::sleep(LOOK_INTERVAL).await;
+            if wanted == enough {
+                tokio::time::sleep(pause).await;
+                pause = (pause * 2).min(LOOK_INTERVAL_MAX);
+            }
+            wanted = enough;
         }
     }
 
