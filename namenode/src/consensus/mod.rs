@@ -265,7 +265,7 @@ impl Consensus {
             kept.entry(read.snapshot_lsn)
         };
         commits.set_alone(is_sole_voter);
-        let executed = Arc::new(Executed::new(read.last_lsn));
+        let executed = Arc::new(Executed::new(read.last_lsn, applied.index()));
         let writes_at_start = kept.writes;
         let store = LogStore::start(
             journal,

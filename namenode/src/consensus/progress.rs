@@ -71,9 +71,14 @@ impl Commits {
         self.of_leader.fetch_max(lsn, Ordering::AcqRel);
     }
 
-    /// This member has heard of the one that leads, and follows it.
-    pub(super) fn leader_heard(&self) {
-        *self.leader_heard.lock() = Some(Instant::now());
+    /// Whether something of the leader of a term is committed.
+    pub(super) fn is_led_in(&self, term: Term) -> bool {
+        self.committed.lock().term == term
+    }
+
+    /// This member heard of the one that leads then, and follows it.
+    pub(super) fn leader_heard(&self, at: Instant) {
+        *self.leader_heard.lock() = Some(at);
     }
 
     /// How long ago that was. A member believes in a leader that is gone until there is another one.
@@ -149,10 +154,11 @@ pub(super) struct Executed {
 }
 
 impl Executed {
-    pub(super) fn new(last: Lsn) -> Self {
+    /// The engine has everything up to `last`, and what is up to `applied` is committed.
+    pub(super) fn new(last: Lsn, applied: Lsn) -> Self {
         Self {
             last: AtomicU64::new(last),
-            applied: AtomicU64::new(0),
+            applied: AtomicU64::new(applied),
             is_replaced: AtomicBool::new(false),
         }
     }
@@ -200,7 +206,9 @@ mod tests {
     /// As of a standby that started with entries which only it has.
     #[test]
     fn what_the_engine_has_is_committed_when_it_was_applied_and_not_replaced() {
-        let executed = Executed::new(7);
+        let executed = Executed::new(7, 5);
+        assert!(executed.is_committed(5), "a snapshot");
+        assert!(!executed.is_committed(6));
         executed.applied(6);
         assert!(executed.is_committed(6));
         assert!(!executed.is_committed(7));

@@ -8,6 +8,7 @@ use harvestfs_protocol::group::Condition;
 use harvestfs_protocol::peer::{Known, Memory, PeerAnswer, PeerCall, PeerReply, PeerRequest};
 use harvestfs_protocol::planted::{self, Bug};
 use harvestfs_protocol::version::Versions;
+use tokio::time::Instant;
 
 use super::applied::Applied;
 use super::outside::Outside;
@@ -177,10 +178,15 @@ impl Member {
                     .map_err(|error| FsError::Protocol(error.to_string()))?;
                 let of_leader = committed.map_or(0, |place| place.record);
                 self.store.commits().leader_has(of_leader);
+                let heard = Instant::now();
+                if self.store.commits().is_led_in(ballot.term) {
+                    // Also when the disk takes long to have what it sent.
+                    self.store.commits().leader_heard(heard);
+                }
                 let appended = self.raft.append_entries(request).await;
                 let reply = wire::appended(&appended.map_err(|error| stopped(&error))?);
                 if !matches!(reply, PeerReply::Outvoted(_)) {
-                    self.store.commits().leader_heard();
+                    self.store.commits().leader_heard(heard);
                 }
                 let acknowledged = known.and_then(|it| it.acknowledged).unwrap_or(0);
                 if reply == PeerReply::Conflict

@@ -190,7 +190,7 @@ fn store_of(journal: Journal) -> LogStore {
         None,
         Kept::founding(MemberId(1), members(&[1, 2, 3])).unwrap(),
         Arc::default(),
-        Arc::new(Executed::new(0)),
+        Arc::new(Executed::new(0, 0)),
     );
     store.unwrap()
 }
