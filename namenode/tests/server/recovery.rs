@@ -433,9 +433,15 @@ async fn a_failed_journal_ends_the_namenode_and_acknowledges_nothing() {
     // The next segment cannot be created once the directory is gone.
     let dir = cluster.data_dir().join("journal");
     let hidden = cluster.data_dir().join("hidden");
-    fs::rename(&dir, &hidden).unwrap();
+    fs::create_dir(&hidden).unwrap();
+    for file in fs::read_dir(&dir).unwrap() {
+        let file = file.unwrap();
+        fs::rename(file.path(), hidden.join(file.file_name())).unwrap();
+    }
+    fs::remove_dir(&dir).unwrap();
     let mut acknowledged = 0;
-    for i in 0.. {
+    // Several segments.
+    for i in 0..10_000 {
         let call = alice.number(Mutation::SetXattr(mutation::SetXattr {
             ino: ROOT,
             name: b"user.x".to_vec(),

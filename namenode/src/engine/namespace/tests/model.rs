@@ -236,9 +236,13 @@ impl Model {
 
     /// A name that led here from a directory is gone.
     pub fn dropped(&mut self, context: &Context, ino: InodeId, dir: InodeId) -> Attr {
-        self.node_mut(ino).ctime = context.now;
-        let mut attr = self.attr(ino);
         let named = self.parent_of(ino).is_some();
+        let node = self.node_mut(ino);
+        node.ctime = context.now;
+        if !named && let Some(made_with) = node.made_with {
+            (node.mode, node.uid, node.gid) = made_with;
+        }
+        let mut attr = self.attr(ino);
         if !named {
             attr.nlink = 0;
             if !self.is_part_of_trash(dir) {

@@ -189,8 +189,6 @@ impl Model {
         if self.inodes[&snapshots].entries.is_empty() {
             self.node_mut(dir).entries.remove(&snapshots_name());
             self.touch_dir(dir, context.now);
-            let node = self.node_mut(snapshots);
-            (node.mode, node.uid, node.gid) = node.made_with.expect("snapshots are in it");
             self.dropped(context, snapshots, dir);
         }
         Ok(MetaReply::Done)
