@@ -140,6 +140,10 @@ impl Layout {
             Some(mount) => std::path::absolute(mount)?,
             None => data.join("mnt"),
         };
+        if data.is_dir() {
+            // What one left that was killed while it wrote.
+            durable::recover(&data).with_context(|| format!("in {}", data.display()))?;
+        }
         let made_path = data.join("up.toml");
         let made = if made_path.exists() {
             let made: Made = config::load(&made_path)?;

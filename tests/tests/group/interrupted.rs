@@ -69,6 +69,10 @@ fn what_is_interrupted_while_it_is_made_is_gone_on_with() {
             .map(|_| interrupt(&data, &mut rng))
             .collect();
         println!("{attempts:#?}");
+        if data.is_dir() {
+            // As one leaves it that is killed while it writes.
+            fs::write(data.join(".up.toml.0123456789abcdef.tmp"), "half").expect("write");
+        }
         let made = run_on(&data, &[&MAKE[..], &["--detach"]].concat());
         assert!(made.status.success(), "{attempts:#?}: {}", stderr(&made));
         let file = data.join("mnt/file");
