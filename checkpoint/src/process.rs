@@ -396,13 +396,14 @@ mod tests {
             .spawn()
             .expect("a shell");
         let root = i32::try_from(shell.id()).expect("a process id");
-        loop {
+        let tree = loop {
             let tree = Tree::of(root).expect("it runs");
             if tree.0.len() >= processes {
-                return (shell, tree);
+                break tree;
             }
             std::thread::yield_now();
-        }
+        };
+        (shell, tree)
     }
 
     #[test]

@@ -42,15 +42,20 @@ impl Files {
         }
         for stream in &unstable {
             let stable = self.make_stable(file, stream).await;
-            let is_lost = matches!(stable, Err(ClientError::DataLost { .. }));
+            let lost = match &stable {
+                Err(lost @ ClientError::DataLost { .. }) => Some(lost.clone()),
+                _ => None,
+            };
             let mut inner = file.inner.lock();
-            if stable.is_ok() || is_lost {
+            if stable.is_ok() || lost.is_some() {
                 let own = inner.unstable.len();
                 inner.unstable.retain(|other| !Arc::ptr_eq(other, stream));
-                if is_lost && inner.unstable.len() < own {
+                if let Some(lost) = lost
+                    && inner.unstable.len() < own
+                {
                     // Each `fsync` finds it from now on, for as long as the file has the block.
                     inner.taken_over += 1;
-                    inner.data.lost(stable.clone().unwrap_err());
+                    inner.data.lost(lost);
                 }
             }
             stable?;
