@@ -1,0 +1,155 @@
+use super::*;
+
+fn manifest(job: &Job, number: u32) -> Manifest {
+    Manifest {
+        job: job.name.clone(),
+        number,
+        ..Manifest::sample(Vec::new())
+    }
+}
+
+fn job(directory: &tempfile::TempDir) -> Job {
+    let store = Store::open(directory.path().to_owned()).expect("it is there");
+    store.job("job".parse().expect("a name"))
+}
+
+fn dump(job: &Job) -> Checkpoint {
+    let lock = job.lock().expect("it is free");
+    let draft = job.begin(&lock, "here").expect("a draft");
+    let manifest = manifest(job, draft.number());
+    draft.commit(manifest).expect("it is committed")
+}
+
+#[test]
+fn a_store_that_is_not_there_is_refused_and_not_made() {
+    let mount_point = tempfile::tempdir().expect("a directory");
+    let path = mount_point.path().join("store");
+    let error = Store::open(path.clone()).expect_err("nothing is mounted");
+    assert!(
+        error.to_string().contains("mount the file system"),
+        "{error}"
+    );
+    fs::create_dir(&path).expect("it is made");
+    let store = Store::open(path.clone()).expect("it is there");
+    let job = store.job("job".parse().expect("a name"));
+    // It is unmounted.
+    fs::remove_dir(&path).expect("it is empty");
+    job.lock().expect_err("its store is gone");
+    assert!(!path.exists());
+    fs::write(&path, "").expect("it is written");
+    assert!(matches!(Store::open(path), Err(StoreError::NoStore(_))));
+}
+
+#[test]
+fn a_checkpoint_is_there_once_it_is_committed() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let job = job(&directory);
+    assert!(matches!(job.numbers(), Err(StoreError::NoJob(_))));
+    assert!(job.newest().expect("no job is no error").is_none());
+    assert_eq!(dump(&job).manifest.number, 1);
+    assert_eq!(dump(&job).manifest.number, 2);
+    assert_eq!(job.numbers().expect("numbers"), [1, 2]);
+    let newest = job.newest().expect("it is whole").expect("there is one");
+    assert_eq!(newest.manifest.number, 2);
+}
+
+#[test]
+fn a_lock_ends_though_a_child_has_its_file() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let job = job(&directory);
+    let lock = job.lock().expect("it is free");
+    assert!(matches!(job.lock(), Err(StoreError::Locked(_))));
+    let of_a_child = lock.file.try_clone().expect("one more");
+    drop(lock);
+    job.lock().expect("it is free");
+    drop(of_a_child);
+}
+
+#[test]
+fn a_dump_that_failed_leaves_nothing() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let job = job(&directory);
+    dump(&job);
+    let lock = job.lock().expect("it is free");
+    let draft = job.begin(&lock, "here").expect("a draft");
+    let path = draft.directory().to_owned();
+    fs::write(path.join("core-1.img"), "half").expect("it is written");
+    assert_eq!(job.numbers().expect("numbers"), [1]);
+    drop(draft);
+    assert!(!path.exists());
+    assert_eq!(job.numbers().expect("numbers"), [1]);
+}
+
+#[test]
+fn what_a_crash_left_is_removed_by_the_next_dump_and_by_gc() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let job = job(&directory);
+    dump(&job);
+    let draft = job.directory.join(".dump-here");
+    let other = job.directory.join(".dump-there");
+    let removed = job.directory.join(".removed-7");
+    for left in [&draft, &other, &removed] {
+        fs::create_dir(left).expect("it is made");
+    }
+    assert_eq!(dump(&job).manifest.number, 2);
+    fs::create_dir(&draft).expect("it is made");
+    let lock = job.lock().expect("it is free");
+    job.collect(&lock, "here", 2).expect("it is collected");
+    assert!(!draft.exists() && !removed.exists());
+    assert!(other.exists(), "another node may be at work on it");
+    assert_eq!(job.numbers().expect("numbers"), [1, 2]);
+}
+
+#[test]
+fn the_newest_are_kept_and_never_none() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let job = job(&directory);
+    for _ in 0..4 {
+        dump(&job);
+    }
+    let lock = job.lock().expect("it is free");
+    let removed = job.collect(&lock, "here", 2).expect("it is collected");
+    assert_eq!(removed, [1, 2]);
+    assert_eq!(job.collect(&lock, "here", 0).expect("collected"), [3]);
+    assert_eq!(job.numbers().expect("numbers"), [4]);
+}
+
+#[test]
+fn a_job_is_worked_on_by_one() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let job = job(&directory);
+    let lock = job.lock().expect("it is free");
+    assert!(matches!(job.lock(), Err(StoreError::Locked(_))));
+    drop(lock);
+    assert!(job.lock().is_ok());
+}
+
+#[test]
+fn two_nodes_never_make_one_checkpoint() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let job = job(&directory);
+    // Locks do not reach to other mounts: only the rename decides.
+    let lock = job.lock().expect("it is free");
+    let here = job.begin(&lock, "here").expect("a draft");
+    let there = job.begin(&lock, "there").expect("a draft");
+    there.commit(manifest(&job, 1)).expect("the first one");
+    let second = here.commit(manifest(&job, 1));
+    assert!(matches!(
+        second,
+        Err(StoreError::Overtaken { number: 1, .. })
+    ));
+    assert_eq!(job.numbers().expect("numbers"), [1]);
+}
+
+#[test]
+fn an_unusable_newest_checkpoint_is_reported_and_the_older_one_untouched() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let job = job(&directory);
+    dump(&job);
+    let second = dump(&job);
+    let path = second.directory.join(MANIFEST_FILE);
+    fs::write(&path, r#"{"version": 9}"#).expect("it is written");
+    let error = job.newest().expect_err("it is of a later release");
+    assert!(error.to_string().contains("version 9"), "{error}");
+    assert_eq!(job.checkpoint(1).expect("whole").manifest.number, 1);
+}
