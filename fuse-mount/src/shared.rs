@@ -294,12 +294,14 @@ mod tests {
         assert!(shared.changed_elsewhere(file().ino).await);
     }
 
-    /// A kernel that takes a while to learn of an inode.
-    struct Late {
+    /// A kernel that may take a while to learn of an inode, and counts how often it is asked to drop pages.
+    #[derive(Default)]
+    struct Counting {
         notices_until_it_knows: AtomicU32,
+        drops: AtomicU32,
     }
 
-    impl Kernel for Late {
+    impl Kernel for Counting {
         fn forget_attributes(&self, _: InodeId) -> io::Result<()> {
             let left = &self.notices_until_it_knows;
             let is_unknown =
@@ -314,7 +316,13 @@ mod tests {
             Ok(())
         }
 
-        fn drop_pages(&self, _: InodeId, _: Box<dyn FnMut() -> Option<u64> + Send>) -> Notified {
+        fn drop_pages(
+            &self,
+            _: InodeId,
+            mut begin: Box<dyn FnMut() -> Option<u64> + Send>,
+        ) -> Notified {
+            assert_eq!(begin(), Some(0), "all pages are dropped");
+            self.drops.fetch_add(1, Ordering::Relaxed);
             Box::pin(async { Ok(()) })
         }
 
@@ -332,8 +340,9 @@ mod tests {
         let shared = Shared::new();
         let directory = bare_directory(InodeId(8));
         let late = |notices_until_it_knows| {
-            Arc::new(Late {
+            Arc::new(Counting {
                 notices_until_it_knows: AtomicU32::new(notices_until_it_knows),
+                ..Counting::default()
             })
         };
         let kernel = late(20);
@@ -352,45 +361,13 @@ mod tests {
         assert!(now() < began + 2 * IN_FLIGHT_MAX, "no answer takes longer");
     }
 
-    /// A kernel that counts how often it is asked to drop pages.
-    #[derive(Default)]
-    struct Dropping(AtomicU32);
-
-    impl Kernel for Dropping {
-        fn forget_attributes(&self, _: InodeId) -> io::Result<()> {
-            Ok(())
-        }
-
-        fn declare_entries_old(&self) -> io::Result<()> {
-            Ok(())
-        }
-
-        fn drop_pages(
-            &self,
-            _: InodeId,
-            mut begin: Box<dyn FnMut() -> Option<u64> + Send>,
-        ) -> Notified {
-            assert_eq!(begin(), Some(0), "all pages are dropped");
-            self.0.fetch_add(1, Ordering::Relaxed);
-            Box::pin(async { Ok(()) })
-        }
-
-        fn expire_entry(&self, _: InodeId, _: &Name) -> Notified {
-            Box::pin(async { Ok(()) })
-        }
-
-        fn submounts_seen_for(&self) -> Option<Duration> {
-            None
-        }
-    }
-
     #[tokio::test(start_paused = true)]
     async fn pages_that_are_not_to_be_kept_are_dropped_after_each_read() {
         let shared = Shared::new();
-        let kernel = Arc::new(Dropping::default());
+        let kernel = Arc::new(Counting::default());
         shared.connect(Arc::new(Notices::new(kernel.clone(), Handle::current())));
         shared.nodes.remember(&file());
-        let dropped = || kernel.0.load(Ordering::Relaxed);
+        let dropped = || kernel.drops.load(Ordering::Relaxed);
         shared.forget_pages(file().ino);
         tokio::time::sleep(HELD_LOOK).await;
         assert_eq!(dropped(), 0, "it has never been opened");

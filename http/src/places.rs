@@ -1,38 +1,37 @@
 //! Who gets how many of the connections that there may be.
 
-use std::collections::BTreeMap;
 use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use harvestfs_protocol::transport::{ConnectionCounts, CountedConnection};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 /// Connections at a time: some browsers and a few collectors.
 const CONNECTIONS_MAX: usize = 64;
 /// Of these, from one address.
-const CONNECTIONS_OF_ADDRESS_MAX: usize = CONNECTIONS_MAX / 4;
+const CONNECTIONS_OF_ADDRESS_MAX: u32 = CONNECTIONS_MAX as u32 / 4;
 /// How often it is said at most that connections are refused or wait.
 const WARNING_PAUSE: Duration = Duration::from_secs(60);
 
 /// The places for connections.
 pub(crate) struct Places {
     all: Arc<Semaphore>,
-    /// Of addresses that have some.
-    of_addresses: BTreeMap<IpAddr, Arc<Semaphore>>,
+    of_addresses: ConnectionCounts,
     warned: Option<Instant>,
 }
 
 /// A place that is taken until this is dropped.
 pub(crate) struct Place {
     _of_all: OwnedSemaphorePermit,
-    _of_address: OwnedSemaphorePermit,
+    _of_address: CountedConnection,
 }
 
 impl Places {
     pub(crate) fn new() -> Self {
         Self {
             all: Arc::new(Semaphore::new(CONNECTIONS_MAX)),
-            of_addresses: BTreeMap::new(),
+            of_addresses: ConnectionCounts::new(CONNECTIONS_OF_ADDRESS_MAX),
             warned: None,
         }
     }
@@ -48,12 +47,8 @@ impl Places {
 
     /// Gives one to an address, unless it has too many.
     pub(crate) fn give(&mut self, of_all: OwnedSemaphorePermit, address: IpAddr) -> Option<Place> {
-        self.of_addresses
-            .retain(|_, places| places.available_permits() < CONNECTIONS_OF_ADDRESS_MAX);
         let address = address.to_canonical();
-        let places = self.of_addresses.entry(address);
-        let places = places.or_insert_with(|| Arc::new(Semaphore::new(CONNECTIONS_OF_ADDRESS_MAX)));
-        let Ok(of_address) = Arc::clone(places).try_acquire_owned() else {
+        let Some(of_address) = self.of_addresses.begin(address) else {
             self.warn("one address has as many as it may", Some(address));
             return None;
         };
@@ -100,6 +95,5 @@ mod tests {
         assert_eq!(places.all.available_permits(), CONNECTIONS_MAX);
         let of_all = places.wait().await.unwrap();
         let _place = places.give(of_all, other).expect("it has none");
-        assert_eq!(places.of_addresses.len(), 1, "others are forgotten");
     }
 }

@@ -289,6 +289,12 @@ mod tests {
         }
     }
 
+    const RULES: PlacementRules = PlacementRules {
+        replication: 1,
+        durability: Durability::Strict,
+        class: None,
+    };
+
     /// Shows in the counts that it was applied.
     fn open_session(client: &str) -> Command {
         Command::OpenSession {
@@ -306,11 +312,7 @@ mod tests {
             root_uid: 0,
             root_gid: 0,
             block_bytes: 64 << 20,
-            default_rules: PlacementRules {
-                replication: 1,
-                durability: Durability::Strict,
-                class: None,
-            },
+            default_rules: RULES,
             segment_bytes: SEGMENT_BYTES,
             group: None,
         };
@@ -356,11 +358,7 @@ mod tests {
             root_uid: 0,
             root_gid: 0,
             block_bytes: 64 << 20,
-            default_rules: PlacementRules {
-                replication: 1,
-                durability: Durability::Strict,
-                class: None,
-            },
+            default_rules: RULES,
         };
         let raise = Command::RaiseVersion {
             version: Version::NEXT,

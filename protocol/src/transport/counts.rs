@@ -28,8 +28,6 @@ pub struct CountedConnection {
     address: IpAddr,
 }
 
-impl Counts {}
-
 impl ConnectionCounts {
     /// At most so many connections come from one address.
     #[must_use]
@@ -56,7 +54,10 @@ impl ConnectionCounts {
         counted
     }
 
-    fn begin(&self, address: IpAddr) -> Option<CountedConnection> {
+    /// Counts one from an address, whatever carries it. None: the address has as many as one may have.
+    #[must_use]
+    pub fn begin(&self, address: IpAddr) -> Option<CountedConnection> {
+        let address = address.to_canonical();
         let mut counts = self.shared.of_addresses.lock();
         let count = counts.entry(address).or_default();
         if *count >= self.shared.per_address_max {
