@@ -55,6 +55,7 @@ pub(super) struct Shared {
 pub(super) struct State {
     namespace: Namespace,
     journal: Vec<Command>,
+    position: Position,
     /// So many commands survive a crash.
     durable: usize,
     /// Nanoseconds since 1970 of the last command.
@@ -124,9 +125,8 @@ impl Namenode {
         let mut state = self.shared.state.lock();
         state.forget_what_is_not_durable();
         state.acks.clear();
-        for sender in state.sessions.values_mut() {
-            *sender = None;
-        }
+        state.sessions.values_mut().for_each(|it| *it = None);
+        state.position.epoch.id += 1;
     }
 
     /// Starts again after [`Namenode::crash`], at the same address.
@@ -237,7 +237,7 @@ impl Shared {
             cluster: ClusterId(1),
             block_bytes: self.block_bytes,
             default_rules: rules(self.replication),
-            position: Position::default(),
+            position: state.position,
             cluster_version: Version::default(),
         })
     }
@@ -461,6 +461,7 @@ impl State {
         let mut state = Self {
             namespace: Namespace::new(),
             journal: Vec::new(),
+            position: Position::default(),
             durable: 0,
             now_ns: 1_000,
             held: HashSet::new(),

@@ -4,11 +4,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
-use harvestfs_protocol::ids::BlockId;
+use harvestfs_protocol::ids::{BlockId, InodeId};
 use tokio::time::Instant;
 
 use super::faults::{DEADLINE, lose_power, read_elsewhere};
-use super::{create, root};
+use super::{create, name, root};
 use crate::testing::{Cluster, Datanode, Mood};
 use crate::{Client, ClientError, File, OpenFlags};
 
@@ -148,4 +148,44 @@ async fn fsync_of_a_file_with_a_lost_block_fails_for_as_long_as_the_file_has_it(
         datanode.set_mood(Mood::Well);
     }
     assert_eq!(clone.sync().await, Ok(()));
+}
+
+/// What `fsync` says of a file that was closed just before the session ended.
+async fn synced_in_the_next_session(is_durable: bool, crashes: bool) -> Result<(), ClientError> {
+    let cluster = Cluster::start(3, 3).await;
+    let client = cluster.client("a").await;
+    let (attr, file) = create(&client, "file").await;
+    file.write(0, Bytes::from_static(b"content")).await.unwrap();
+    file.close().await.unwrap();
+    if is_durable {
+        // The namenode's journal has all that came before it, which `a` does not know.
+        let other = cluster.client("b").await;
+        let name = name("durable");
+        let made = other.mkdir(&root(), InodeId::ROOT, &name, 0o755).await;
+        made.unwrap();
+    }
+    assert!(client.core().session.has_unconfirmed());
+    if crashes {
+        cluster.namenode.crash().await;
+    }
+    cluster.namenode.expire_sessions();
+    if crashes {
+        cluster.namenode.restart().await;
+    }
+    let file = client.open(&root(), attr.ino, OpenFlags::READ_WRITE).await;
+    let file = file.unwrap();
+    let synced = file.sync().await;
+    assert_eq!(file.sync().await, Ok(()), "it is reported once");
+    synced
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn fsync_tells_of_what_the_namenode_forgot_before_the_session_ended() {
+    let lost = synced_in_the_next_session(false, true).await;
+    assert!(
+        matches!(lost, Err(ClientError::DataLost { .. })),
+        "{lost:?}"
+    );
+    assert_eq!(synced_in_the_next_session(true, true).await, Ok(()));
+    assert_eq!(synced_in_the_next_session(false, false).await, Ok(()));
 }

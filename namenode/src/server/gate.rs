@@ -3,9 +3,9 @@
 //! A reply may have to wait until a record is on stable storage, until other sessions have
 //! acknowledged that they forgot what it changed, or both. The gate does not look at what waits.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
-use harvestfs_protocol::ids::InodeId;
+use harvestfs_protocol::ids::{InodeId, SessionId};
 use harvestfs_protocol::planted::{self, Bug};
 use rustc_hash::FxHashMap;
 
@@ -163,6 +163,60 @@ impl Undurable {
     }
 }
 
+/// Inodes with changes that were answered before they are durable. After a crash their sessions repeat them, each when it is
+/// back: of one inode, in their order only where they are of one session. So a change by another one is answered when all of
+/// them are durable.
+#[derive(Debug, Default)]
+pub(crate) struct AnsweredEarly {
+    changed: FxHashMap<InodeId, (SessionId, Lsn)>,
+    by_lsn: VecDeque<(Lsn, InodeId)>,
+}
+
+impl AnsweredEarly {
+    /// The record `lsn`, for which `session` does not wait, changed `inodes`.
+    pub(crate) fn note(
+        &mut self,
+        session: SessionId,
+        lsn: Lsn,
+        inodes: impl IntoIterator<Item = InodeId>,
+    ) {
+        for ino in inodes {
+            self.changed.insert(ino, (session, lsn));
+            self.by_lsn.push_back((lsn, ino));
+        }
+    }
+
+    /// All records up to `lsn` are durable.
+    pub(crate) fn durable(&mut self, lsn: Lsn) {
+        while let Some(&(noted_lsn, ino)) = self.by_lsn.front()
+            && noted_lsn <= lsn
+        {
+            self.by_lsn.pop_front();
+            if self
+                .changed
+                .get(&ino)
+                .is_some_and(|(_, of)| *of == noted_lsn)
+            {
+                self.changed.remove(&ino);
+            }
+        }
+    }
+
+    /// Whether one of the inodes was changed by a session other than `session`.
+    pub(crate) fn has_of_others(
+        &self,
+        session: SessionId,
+        inodes: impl IntoIterator<Item = InodeId>,
+    ) -> bool {
+        let changed_by = |ino| self.changed.get(&ino).map(|(author, _)| *author);
+        !self.changed.is_empty()
+            && inodes
+                .into_iter()
+                .filter_map(changed_by)
+                .any(|author| author != session)
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -233,5 +287,24 @@ mod tests {
         undurable.durable(6);
         assert_eq!(undurable.last(), None);
         assert!(undurable.changed.is_empty());
+    }
+
+    #[test]
+    fn what_was_answered_early_counts_for_others_until_it_is_durable() {
+        let (a, b) = (InodeId(2), InodeId(3));
+        let (alice, bob) = (SessionId(1), SessionId(2));
+        let mut early = AnsweredEarly::default();
+        assert!(!early.has_of_others(bob, [a]));
+        early.note(alice, 5, [a, b]);
+        early.note(alice, 6, [b]);
+        assert!(!early.has_of_others(alice, [a, b]));
+        assert!(early.has_of_others(bob, [a]));
+        assert!(early.has_of_others(bob, [InodeId(4), b]));
+        early.durable(5);
+        assert!(!early.has_of_others(bob, [a]));
+        assert!(early.has_of_others(bob, [b]));
+        early.durable(6);
+        assert!(!early.has_of_others(bob, [a, b]));
+        assert!(early.changed.is_empty() && early.by_lsn.is_empty());
     }
 }

@@ -8,6 +8,7 @@ use harvestfs_protocol::meta::{
     AttrChanges, FallocateMode, FileCommit, Housekeeping, MetaReply, Mutation, Query, Relocation,
     RenameMode, SealedBlock, SetXattrMode, housekeeping, mutation, query,
 };
+use harvestfs_protocol::rpc::Request;
 use harvestfs_protocol::token::{Right, TokenVerifier};
 use harvestfs_protocol::types::{Extent, FileBlock, FileKind};
 
@@ -76,7 +77,8 @@ async fn compact(s: &mut Session, cluster: &Cluster, file: InodeId) {
     s.ok(find.clone()).await;
     // One at a time; the others have to wait.
     let mut other = cluster.client("bob").await;
-    let refused = other.call(find.clone()).await;
+    let call = Request::Meta(other.number(find.clone()));
+    let refused = other.link.ask(call).await;
     assert!(matches!(refused, Err(FsError::Busy { .. })), "{refused:?}");
     s.ok(find).await;
     let scratch = s

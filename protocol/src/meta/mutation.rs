@@ -258,7 +258,12 @@ impl Mutation {
                 } else {
                     Answered::AtOnce
                 },
-                repeated: Repeated::Never,
+                // One without files makes durable what came before it, and names no block.
+                repeated: if op.files.is_empty() {
+                    Repeated::InNextSession
+                } else {
+                    Repeated::Never
+                },
                 ..of_blocks()
             },
             Self::CreateScratch(_) => MutationFacts {

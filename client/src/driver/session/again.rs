@@ -1,7 +1,8 @@
 //! What is said again to the namenode when the session resumes, since a crash may have taken it.
 //!
 //! It was answered, and a program may rely on it. Where the namenode refuses it now (others have changed the file meanwhile,
-//! or a quota has no room any more), it is lost, which the file's next `fsync` or `close` reports.
+//! or a quota has no room any more), it is lost, which the file's next `fsync` or `close` reports. In another session it cannot
+//! be said again, since others may have built on what is there without it: what the namenode does not have is lost.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -10,12 +11,16 @@ use std::time::Duration;
 use harvestfs_protocol::error::FsError;
 use harvestfs_protocol::ids::InodeId;
 use harvestfs_protocol::limits::BLOCKS_PER_REQUEST_MAX;
-use harvestfs_protocol::meta::{MetaCall, MetaOp, MetaReply, Mutated, Mutation, housekeeping};
+use harvestfs_protocol::meta::{
+    MetaCall, MetaOp, MetaReply, Mutated, Mutation, Query, housekeeping, query,
+};
 use harvestfs_protocol::rpc::{Reply, Request};
+use harvestfs_protocol::types::{Credentials, Extent};
 
 use super::calls::mutation_of;
 use super::{Link, Session, unreachable};
 use crate::driver::clock;
+use crate::engine::session::answered::{Answered, AnsweredFile, FoundFile};
 use crate::engine::session::call::ATTEMPT_DEADLINE;
 use crate::error::ClientError;
 
@@ -47,17 +52,28 @@ impl Session {
         inodes.collect()
     }
 
-    /// Replays on a new connection what the namenode may have forgotten in a crash.
+    /// Replays on a new connection what the namenode may have forgotten in a crash since the connection `before`. What was
+    /// answered in a session that has ended meanwhile is looked for.
     ///
     /// # Errors
     /// The connection failed again, the session is over, or the namenode does not lead any more.
-    pub(super) async fn repeat_unconfirmed(&self, link: &Link) -> Result<(), ClientError> {
-        let requests: Vec<Arc<Request>> = {
+    pub(super) async fn repeat_unconfirmed(
+        &self,
+        before: &Link,
+        link: &Link,
+    ) -> Result<(), ClientError> {
+        let (requests, of_ended): (Vec<_>, Vec<_>) = {
             let unconfirmed = self.unconfirmed.lock();
             let waiting = unconfirmed.waiting();
-            waiting.map(|(_, request)| request.clone()).collect()
+            waiting
+                .map(|(number, request)| (number.generation(), request.clone()))
+                .partition(|(generation, _)| *generation == link.generation)
         };
-        for request in requests {
+        if before.opened.position.epoch != link.opened.position.epoch {
+            let requests = of_ended.iter().map(|(_, request)| mutation_of(request));
+            self.look_for(link, Answered::of(requests)).await?;
+        }
+        for (_, request) in requests {
             let inodes = mutation_of(&request).facts().inodes;
             match self.repeat(link, &request).await? {
                 Ok(Reply::Mutated(Mutated {
@@ -71,6 +87,11 @@ impl Session {
                     }
                 }
                 Ok(_) => {}
+                // When that is over, it is said again, or the session has ended.
+                Err(error @ FsError::Recovery(_)) => {
+                    tracing::warn!(%error, "what was answered before cannot be said again yet");
+                    return Ok(());
+                }
                 Err(error) => {
                     let operation = mutation_of(&request).name();
                     tracing::warn!(operation, %error, "what was answered before is refused now");
@@ -83,7 +104,76 @@ impl Session {
         Ok(())
     }
 
-    /// Asks until it is answered, also by a namenode that is busy.
+    /// Notes as lost what the namenode does not have any more.
+    async fn look_for(&self, link: &Link, answered: Answered) -> Result<(), ClientError> {
+        for (ino, file) in answered.files {
+            let found = self.found(link, ino, &file).await?;
+            let missing = match found {
+                Ok(found) if file.is_in(&found) => continue,
+                Ok(_) => "it does not have it any more".to_owned(),
+                Err(error) if ClientError::from(error.clone()).is_gone() => continue,
+                Err(error) => error.to_string(),
+            };
+            self.note_lost(
+                ino,
+                format!("the namenode forgot it in a crash, and the session has ended: {missing}"),
+            );
+        }
+        Ok(())
+    }
+
+    /// What the namenode has of a file.
+    async fn found(
+        &self,
+        link: &Link,
+        ino: InodeId,
+        file: &AnsweredFile,
+    ) -> Result<Result<FoundFile, FsError>, ClientError> {
+        let attr = match self.question(link, query::GetAttr { ino }).await? {
+            Ok(MetaReply::Attr(attr)) => attr,
+            Ok(_) => return Err(ClientError::UnexpectedReply(query::GetAttr::NAME)),
+            Err(error) => return Ok(Err(error)),
+        };
+        let mut found = FoundFile {
+            attr,
+            extents: Vec::new(),
+        };
+        let mut from_offset = 0;
+        while file.has_content() {
+            let op = query::GetExtents { ino, from_offset };
+            let (extents, end) = match self.question(link, op).await? {
+                Ok(MetaReply::Extents { extents, end }) => (extents, end),
+                Ok(_) => return Err(ClientError::UnexpectedReply(query::GetExtents::NAME)),
+                Err(error) => return Ok(Err(error)),
+            };
+            let next = extents.last().map(Extent::file_end);
+            found.extents.extend(extents);
+            match next {
+                Some(next) if !end && next > from_offset => from_offset = next,
+                _ => break,
+            }
+        }
+        Ok(Ok(found))
+    }
+
+    async fn question(
+        &self,
+        link: &Link,
+        query: impl Into<Query>,
+    ) -> Result<Result<MetaReply, FsError>, ClientError> {
+        let request = Request::Meta(MetaCall {
+            credentials: Credentials::root(),
+            op: MetaOp::Query(query.into()),
+        });
+        match self.repeat(link, &request).await? {
+            Ok(Reply::Meta(reply)) => Ok(Ok(reply)),
+            Ok(_) => Err(ClientError::UnexpectedReply("a query")),
+            Err(error) => Ok(Err(error)),
+        }
+    }
+
+    /// Asks until it is answered, also by a namenode that is busy: for as long as mounts wait for that, and then on another
+    /// connection.
     async fn repeat(
         &self,
         link: &Link,
@@ -107,6 +197,7 @@ impl Session {
                 {
                     tokio::time::sleep(Duration::from_millis(retry_after_ms.into())).await;
                 }
+                Err(error @ FsError::Busy { .. }) => return Err(error.into()),
                 answer => return Ok(answer),
             }
         }
@@ -119,10 +210,14 @@ impl Session {
             // No reader can see the file any more.
             return;
         }
-        tracing::error!(%ino, %error, "what was closed or set just before the namenode crashed is lost");
+        let reason = format!("the namenode forgot it in a crash, and refuses it now: {error}");
+        self.note_lost(ino, reason);
+    }
+
+    fn note_lost(&self, ino: InodeId, reason: String) {
+        tracing::error!(%ino, reason, "what was closed or set just before the namenode crashed is lost");
         let mut lost = self.lost.lock();
         if lost.len() < LOST_MAX || lost.contains_key(&ino) {
-            let reason = format!("the namenode forgot it in a crash, and refuses it now: {error}");
             lost.insert(ino, ClientError::DataLost { reason });
         }
     }

@@ -383,8 +383,7 @@ impl Session {
         !self.unconfirmed.lock().is_empty()
     }
 
-    /// Another session starts or none: there is nothing to repeat any more. What was answered in the
-    /// former one became durable long before the namenode gave that session up.
+    /// No session comes: there is nothing to repeat any more.
     pub(super) fn forget_unconfirmed(&self) {
         self.confirmed(self.last_relaxed());
     }

@@ -115,16 +115,16 @@ async fn reconnect(session: &Arc<Session>, link: &Link) -> Option<(Arc<Link>, Ta
 ///
 /// # Errors
 /// Why the new connection was lost meanwhile.
-async fn resume(session: &Arc<Session>, link: &Link) -> Result<(Arc<Link>, Taking), String> {
+async fn resume(session: &Arc<Session>, before: &Link) -> Result<(Arc<Link>, Taking), String> {
     let mut searching = Searching::everywhere(session);
-    let connected = searching.open(Some(link), false).await;
+    let connected = searching.open(Some(before), false).await;
     let (link, notices) = connected.map_err(|error| error.to_string())?;
     tracing::debug!(namenode = %link.namenode, "the session is open there");
     let link = Arc::new(link);
     let (forgets, forgotten) = oneshot::channel();
     let taking = take(session, &link, notices, Some(forgets));
     let repeated = async {
-        session.repeat_unconfirmed(&link).await?;
+        session.repeat_unconfirmed(before, &link).await?;
         // It ends without a word where the connection does.
         let _ = forgotten.await;
         Ok::<(), ClientError>(())

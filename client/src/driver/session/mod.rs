@@ -396,7 +396,6 @@ impl Session {
                 let generation = match resumed {
                     Some(generation) => generation,
                     None => {
-                        self.forget_unconfirmed();
                         self.delegations.clear();
                         self.block_bytes
                             .store(opened.block_bytes, Ordering::Relaxed);

@@ -1,6 +1,7 @@
 //! The session with the namenode: how long it lasts and what it grants, and how requests come to be
 //! executed once.
 
+pub(crate) mod answered;
 pub(crate) mod call;
 pub(crate) mod connection;
 pub(crate) mod delegations;

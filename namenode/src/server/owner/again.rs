@@ -20,6 +20,11 @@ pub(super) fn is_said_again(call: &MutationCall) -> bool {
     call.relaxed && matches!(call.mutation, Mutation::Commit(_))
 }
 
+fn changes_content(mutation: &Mutation) -> bool {
+    let keeps_it = matches!(mutation, Mutation::SetAttr(SetAttr { changes, .. }) if changes.size_bytes.is_none());
+    matches!(mutation.facts().awaits, Awaits::Files(_)) && !keeps_it
+}
+
 impl Owner {
     /// A session comes back. Which of the files that it declares others have changed since they were told of it last.
     pub(super) fn note_overtaken(&mut self, id: SessionId, declared: &[InodeId]) {
@@ -34,6 +39,22 @@ impl Owner {
         }
     }
 
+    /// Content changes, and nobody waits any more for what sessions that are missing have to say again. That is written down
+    /// before the change: without it, the next leader would take what hides the change.
+    pub(super) fn note_lapsed_before(&mut self, call: &MutationCall) {
+        if !self.sessions.any_missing() || is_said_again(call) || !changes_content(&call.mutation) {
+            return;
+        }
+        let now_ms = self.clock.now_ms();
+        let is_noted = |session| self.namespace.has_lapsed(session);
+        let missing = self.sessions.missing();
+        let mut lapsed: Vec<_> = missing
+            .filter(|session| !self.leases.is_alive(now_ms, *session) && !is_noted(*session))
+            .collect();
+        lapsed.sort_unstable();
+        self.note_leases_lapsed(&lapsed);
+    }
+
     /// A mutation was executed. What is said again was there before, and overtakes nothing.
     pub(super) fn note_content_changed(
         &mut self,
@@ -45,10 +66,9 @@ impl Owner {
         if !any_missing {
             self.overtaken.clear();
         }
-        let keeps_content = matches!(mutation, Mutation::SetAttr(SetAttr { changes, .. }) if changes.size_bytes.is_none());
         if let Awaits::Files(inodes) = mutation.facts().awaits
             && !is_said_again
-            && !keeps_content
+            && changes_content(mutation)
         {
             // One that is back, and has not said all again before nobody waited for it any more.
             for ino in inodes.iter() {

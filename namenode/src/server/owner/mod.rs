@@ -59,7 +59,7 @@ use super::activity::Activity;
 use super::clock::{self, Clock};
 use super::connection::Event;
 use super::delegations::Delegations;
-use super::gate::{Gate, Undurable};
+use super::gate::{AnsweredEarly, Gate, Undurable};
 use super::history::Historian;
 use super::leases::Leases;
 use super::log::Log;
@@ -129,6 +129,7 @@ pub(crate) struct Owner {
     overtaken: Overtaken,
     gate: Gate<Answer>,
     undurable: Undurable,
+    answered_early: AnsweredEarly,
     /// Changes that have datanodes remove or cut replicas: the cluster gets them only when their
     /// record is durable, or a crash would bring a block back without its data.
     destructive: VecDeque<(Lsn, BlockChange)>,
@@ -250,6 +251,7 @@ impl Owner {
             overtaken: Overtaken::default(),
             gate: Gate::new(),
             undurable: Undurable::default(),
+            answered_early: AnsweredEarly::default(),
             destructive: VecDeque::new(),
             sweep_due: true,
             stopping: false,
@@ -519,6 +521,7 @@ impl Owner {
     fn on_progress(&mut self) {
         let lsn = self.log.committed_lsn();
         self.undurable.durable(lsn);
+        self.answered_early.durable(lsn);
         for answer in self.gate.durable(lsn) {
             self.send(answer);
         }

@@ -53,11 +53,16 @@ impl Owner {
             }
             Answered::AtOnce => self.is_lost_with_leader(&call.mutation),
         };
+        let awaited = awaited
+            || self
+                .answered_early
+                .has_of_others(asker.session, facts.inodes.iter());
         let creates = facts.creates;
         let Some(responder) = self.answer_repeated(asker, (call.sequence, creates), responder)
         else {
             return;
         };
+        self.note_lapsed_before(&call);
         self.refuse_overtaken(asker.session, &mut call);
         let numbered = Some((asker.session, call.sequence));
         let mut pipelines = Vec::new();
@@ -255,6 +260,10 @@ impl Owner {
         };
         let id = self.gate.next_id();
         let effects = applied.effects;
+        if !awaited {
+            let changed = effects.inodes.iter().copied();
+            self.answered_early.note(asker.session, lsn, changed);
+        }
         // The answer may show what another session was promised to be durable before it is seen.
         let shown = self.undurable.record_of(effects.inodes.iter().copied());
         let author = self.author_of(&effects, asker.session);

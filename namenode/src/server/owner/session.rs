@@ -257,7 +257,11 @@ impl Owner {
         let mut lapsed: Vec<SessionId> = lapsed.collect();
         lapsed.sort_unstable();
         lapsed.truncate(LAPSED_PER_TICK_MAX);
-        for session in lapsed {
+        self.note_leases_lapsed(&lapsed);
+    }
+
+    pub(super) fn note_leases_lapsed(&mut self, lapsed: &[SessionId]) {
+        for &session in lapsed {
             let command = Command::NoteLease {
                 session,
                 has_lapsed: true,
