@@ -124,7 +124,7 @@ async fn attributes_that_are_set_before_the_first_commit_outlive_a_crash() {
     assert!(session.has_unconfirmed());
     // As when its first commit is sent.
     delegations.returned(attr.ino);
-    // The crash forgets it, and the client says it again: until then the namenode shows the file to nobody else.
+    // The crash forgets it, and the client replays it: until then the namenode shows the file to nobody else.
     cluster.namenode.crash().await;
     cluster.namenode.restart().await;
     client

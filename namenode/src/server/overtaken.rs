@@ -1,8 +1,8 @@
 //! Files that were changed while a session was missing that may have changed them before.
 //!
-//! A commit that was answered before it was durable may be forgotten in a crash, and its client says it again when it
+//! A commit that was answered before it was durable may be forgotten in a crash, and its client replays it when it
 //! comes back. Others wait for that ([`super::owner`], `deferred`), but no longer than a lease. Where they went on, what
-//! is said again would hide what they wrote and synced: it is refused.
+//! is replayed would hide what they wrote and synced: it is refused.
 //!
 //! Pure. Memory is bounded: beyond [`FILES_MAX`] every file counts as changed.
 

@@ -3,7 +3,6 @@
 #![allow(missing_docs, clippy::unwrap_used)]
 
 mod access;
-mod again;
 mod backup;
 mod delegations;
 mod group;
@@ -14,6 +13,7 @@ mod nodes;
 mod operations;
 mod recorded;
 mod recovery;
+mod replay;
 mod restored;
 mod sessions;
 mod shown;

@@ -123,7 +123,7 @@ pub struct MutationCall {
     /// or a few milliseconds later. Only for owner, mode and times of a file that the session has a
     /// delegation of and that never had content.
     ///
-    /// Of a [`Commit`](mutation::Commit): it was answered before, and is said again since the namenode may have forgotten it
+    /// Of a [`Commit`](mutation::Commit): it was answered before, and is replayed since the namenode may have forgotten it
     /// in a crash (0.2.0 does not say so, and ignores it). For a file that others have changed meanwhile it is refused.
     /// Ignored otherwise.
     pub relaxed: bool,

@@ -23,8 +23,8 @@ use harvestfs_protocol::transport::{CloseCode, RpcError};
 use harvestfs_protocol::types::{Attr, Credentials};
 
 use super::Session;
-use super::again::said_again;
 use super::listener::Invalidation;
+use super::replay::replayed;
 use super::sequences::Numbered;
 use crate::driver::clock;
 use crate::engine::cache::{Scope, Ticket, Unsettled};
@@ -316,7 +316,7 @@ impl Session {
         learn_directories(&ticket, &request, &mutated.directories);
         match number {
             Some(number) if early && !planted::is(Bug::ForgetsUnconfirmed) => {
-                let kept = (number, said_again(request));
+                let kept = (number, replayed(request));
                 let kept = self.unconfirmed.lock().add(kept);
                 if kept >= UNCONFIRMED_MAX {
                     self.start_confirming();

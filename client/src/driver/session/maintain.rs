@@ -124,7 +124,7 @@ async fn resume(session: &Arc<Session>, before: &Link) -> Result<(Arc<Link>, Tak
     let (forgets, forgotten) = oneshot::channel();
     let taking = take(session, &link, notices, Some(forgets));
     let repeated = async {
-        session.repeat_unconfirmed(before, &link).await?;
+        session.replay_unconfirmed(before, &link).await?;
         // It ends without a word where the connection does.
         let _ = forgotten.await;
         Ok::<(), ClientError>(())

@@ -1,12 +1,12 @@
 //! The session with the namenode: connecting, resuming, leases, notices.
 
-mod again;
 pub(crate) mod calls;
 pub(crate) mod content;
 pub(crate) mod holds;
 pub(crate) mod listener;
 mod listing;
 mod maintain;
+mod replay;
 mod search;
 mod sequences;
 
@@ -33,9 +33,9 @@ use parking_lot::Mutex;
 use tokio::runtime::Handle;
 use tokio::sync::{Notify, mpsc};
 
-use self::again::Lost;
 use self::holds::Holds;
 use self::listener::{CacheListener, Invalidation};
+use self::replay::Lost;
 use self::search::{Failure, Searching};
 use self::sequences::{Numbered, Sequences};
 use crate::driver::clock;

@@ -146,7 +146,7 @@ impl Owner {
     /// The session has committed a file of its delegation, or has given the delegation up.
     pub(super) fn delegation_returned(&mut self, session: SessionId, ino: InodeId) {
         if self.delegations.returned(session, ino) {
-            // All of it was said again.
+            // All of it was replayed.
             if let Some(session) = self.sessions.get_mut(session) {
                 session.overtaken.remove(&ino);
             }

@@ -7,7 +7,6 @@
 //! engine.
 
 mod admin;
-mod again;
 mod announce;
 mod backup;
 mod deferred;
@@ -20,6 +19,7 @@ mod meta;
 mod mutate;
 mod node;
 mod placement;
+mod replay;
 mod session;
 mod standby;
 mod upgrade;

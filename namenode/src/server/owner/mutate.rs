@@ -13,8 +13,8 @@ use harvestfs_protocol::planted::{self, Bug};
 use harvestfs_protocol::rpc::Reply;
 use harvestfs_protocol::types::{Attr, Credentials, PlacementRules, Timestamp};
 
-use super::again::is_said_again;
 use super::meta::{Asker, TOO_MUCH_RETRY_AFTER_MS, check_block_count};
+use super::replay::is_replay;
 use super::session::{peer_limit, unexpected_outcome};
 use super::{Answer, Owner};
 use crate::engine::namespace::{Command, Outcome};
@@ -42,7 +42,7 @@ impl Owner {
         responder: Responder,
     ) {
         let facts = call.mutation.facts();
-        if !is_said_again(&call) && self.is_mutation_ahead_of_commits(asker.session, facts.awaits) {
+        if !is_replay(&call) && self.is_mutation_ahead_of_commits(asker.session, facts.awaits) {
             let op = MetaOp::Mutation(call);
             return self.defer(connection, MetaCall { credentials, op }, responder);
         }
@@ -104,7 +104,7 @@ impl Owner {
     }
 
     /// Whether a commit that is answered at once would be lost with this namenode, while another one goes on within a
-    /// moment: others could build on what is there without it before its client has said it again.
+    /// moment: others could build on what is there without it before its client has replayed it.
     fn is_lost_with_leader(&self, mutation: &Mutation) -> bool {
         !self.log.is_alone() && matches!(mutation, Mutation::Commit(_))
     }
@@ -241,7 +241,7 @@ impl Owner {
         pipelines: Vec<Vec<NodeId>>,
     ) -> Result<Done, FsError> {
         let numbers = (call.sequence, call.answered_below);
-        let is_said_again = is_said_again(&call);
+        let is_replay = is_replay(&call);
         let target = self.namespace.removal_target(&call.mutation);
         let command = Command::Mutate {
             session: asker.session,
@@ -281,9 +281,9 @@ impl Owner {
         let facts = mutation.facts();
         let directories = self.namespace.directories_of(&facts);
         self.grant(asker.session, &facts, &reply, &directories);
-        self.note_content_changed(asker.session, &mutation, is_said_again);
-        // What is said again need not be the last of it: the session returns the delegation when it has said all.
-        let reply = if is_said_again {
+        self.note_content_changed(asker.session, &mutation, is_replay);
+        // A replayed commit need not be the last one: the session returns the delegation when it has replayed all.
+        let reply = if is_replay {
             reply
         } else {
             self.follow_mutation(asker.session, &mutation, reply)

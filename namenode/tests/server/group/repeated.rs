@@ -63,7 +63,7 @@ async fn what_is_said_again_to_the_next_leader_is_not_done_again() {
     assert_eq!(voters_of(&group.list().await), 3);
 }
 
-/// Else another client could build on what is there without it, before this one has said it again.
+/// Else another client could build on what is there without it, before this one has replayed it.
 #[tokio::test]
 async fn a_commit_is_answered_when_it_outlives_the_leader() {
     let mut group = Group::new(3).await;

@@ -1,8 +1,8 @@
-//! What is said again to the namenode when the session resumes, since a crash may have taken it.
+//! What is replayed when the session resumes, since a crash may have taken it.
 //!
 //! It was answered, and a program may rely on it. Where the namenode refuses it now (others have changed the file meanwhile,
 //! or a quota has no room any more), it is lost, which the file's next `fsync` or `close` reports. In another session it cannot
-//! be said again, since others may have built on what is there without it: what the namenode does not have is lost.
+//! be replayed, since others may have built on what is there without it: what the namenode does not have is lost.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -30,8 +30,8 @@ const LOST_MAX: usize = 65_536;
 /// What was answered and is lost, by file, until it is reported.
 pub(super) type Lost = BTreeMap<InodeId, ClientError>;
 
-/// A request as it is said again: a commit says so.
-pub(super) fn said_again(mut request: Arc<Request>) -> Arc<Request> {
+/// A request as it is replayed: a commit says so.
+pub(super) fn replayed(mut request: Arc<Request>) -> Arc<Request> {
     if let Request::Meta(MetaCall {
         op: MetaOp::Mutation(call),
         ..
@@ -57,7 +57,7 @@ impl Session {
     ///
     /// # Errors
     /// The connection failed again, the session is over, or the namenode does not lead any more.
-    pub(super) async fn repeat_unconfirmed(
+    pub(super) async fn replay_unconfirmed(
         &self,
         before: &Link,
         link: &Link,
@@ -82,21 +82,21 @@ impl Session {
                 })) => {
                     for (ino, result) in inodes.iter().zip(results) {
                         if let Err(error) = result {
-                            self.lost_again(ino, error);
+                            self.replay_refused(ino, error);
                         }
                     }
                 }
                 Ok(_) => {}
-                // When that is over, it is said again, or the session has ended.
+                // When that is over, it is replayed, or the session has ended.
                 Err(error @ FsError::Recovery(_)) => {
-                    tracing::warn!(%error, "what was answered before cannot be said again yet");
+                    tracing::warn!(%error, "what was answered before cannot be replayed yet");
                     return Ok(());
                 }
                 Err(error) => {
                     let operation = mutation_of(&request).name();
                     tracing::warn!(operation, %error, "what was answered before is refused now");
                     for ino in inodes.iter() {
-                        self.lost_again(ino, error.clone());
+                        self.replay_refused(ino, error.clone());
                     }
                 }
             }
@@ -204,7 +204,7 @@ impl Session {
     }
 
     /// What was answered of a file is lost.
-    fn lost_again(&self, ino: InodeId, error: FsError) {
+    fn replay_refused(&self, ino: InodeId, error: FsError) {
         let error = ClientError::from(error);
         if error.is_gone() {
             // No reader can see the file any more.
@@ -227,7 +227,7 @@ impl Session {
         self.lost.lock().remove(&ino)
     }
 
-    /// All is said again: others may go on with the files that were declared for it.
+    /// All is replayed: others may go on with the files that were declared for it.
     pub(super) fn return_declared(self: &Arc<Self>) {
         let mut inodes: Vec<InodeId> = self.unconfirmed_inodes().into_iter().collect();
         inodes.retain(|ino| !self.delegations.is_owed(*ino));

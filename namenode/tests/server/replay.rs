@@ -1,4 +1,4 @@
-//! Commits that were answered before a crash took them, and that clients say again.
+//! Commits that were answered before a crash took them, and that clients replay.
 
 use std::time::Duration;
 
@@ -39,8 +39,8 @@ fn commit(files: Vec<FileCommit>, durable: bool) -> Mutation {
     Mutation::Commit(mutation::Commit { files, durable })
 }
 
-/// As a client says again what a namenode answered and forgot.
-fn said_again(client: &mut Client, files: Vec<FileCommit>) -> MetaCall {
+/// As a client replays what a namenode answered and forgot.
+fn replayed(client: &mut Client, files: Vec<FileCommit>) -> MetaCall {
     let mut call = client.number(commit(files, false));
     numbered(&mut call).relaxed = true;
     call
@@ -123,14 +123,14 @@ impl Fixture {
 }
 
 #[tokio::test]
-async fn what_a_session_says_again_comes_before_what_others_change() {
+async fn what_a_session_replays_comes_before_what_others_change() {
     let mut fixture = Fixture::new(|_| {}).await;
     let [file, other] = fixture.files;
-    let first = said_again(
+    let first = replayed(
         &mut fixture.alice,
         vec![of_file(file, fixture.of_alice, 4_000)],
     );
-    let second = said_again(
+    let second = replayed(
         &mut fixture.alice,
         vec![of_file(other, fixture.of_alice, 5_000)],
     );
@@ -163,7 +163,7 @@ async fn what_a_session_says_again_comes_before_what_others_change() {
 }
 
 #[tokio::test]
-async fn what_others_changed_meanwhile_is_not_hidden_by_what_is_said_again() {
+async fn what_others_changed_meanwhile_is_not_hidden_by_what_is_replayed() {
     let mut fixture = Fixture::new(with_short_leases).await;
     let [file, other] = fixture.files;
     let append = FileCommit {
@@ -175,7 +175,7 @@ async fn what_others_changed_meanwhile_is_not_hidden_by_what_is_said_again() {
         of_file(other, fixture.of_alice, 5_000),
         append,
     ];
-    let again = said_again(&mut fixture.alice, files);
+    let replay = replayed(&mut fixture.alice, files);
     fixture.crash().await;
     // Alice is not back when nobody waits for her any more.
     let by_bob = commit(vec![of_file(file, fixture.of_bob, 1_000)], true);
@@ -183,7 +183,7 @@ async fn what_others_changed_meanwhile_is_not_hidden_by_what_is_said_again() {
     // Also when the answer is lost.
     for _ in 0..2 {
         fixture.alice_returns().await;
-        let reply = meta(&fixture.alice.link, again.clone()).await.unwrap();
+        let reply = meta(&fixture.alice.link, replay.clone()).await.unwrap();
         let results: Vec<bool> = committed(reply).iter().map(Result::is_ok).collect();
         assert_eq!(results, [false, true, true]);
     }
@@ -200,10 +200,10 @@ async fn what_others_changed_meanwhile_is_not_hidden_by_what_is_said_again() {
 
 /// She is back, and silent for longer than others wait.
 #[tokio::test]
-async fn what_others_changed_before_all_was_said_again_is_not_hidden() {
+async fn what_others_changed_before_all_was_replayed_is_not_hidden() {
     let mut fixture = Fixture::new(with_short_leases).await;
     let [file, _] = fixture.files;
-    let again = said_again(
+    let replay = replayed(
         &mut fixture.alice,
         vec![of_file(file, fixture.of_alice, 4_000)],
     );
@@ -211,7 +211,7 @@ async fn what_others_changed_before_all_was_said_again_is_not_hidden() {
     fixture.alice_returns().await;
     let by_bob = commit(vec![of_file(file, fixture.of_bob, 1_000)], true);
     assert!(committed(fixture.bob.call(by_bob).await.unwrap())[0].is_ok());
-    let reply = meta(&fixture.alice.link, again).await;
+    let reply = meta(&fixture.alice.link, replay).await;
     assert!(reply.is_err() || committed(reply.unwrap())[0].is_err());
     assert_eq!(
         blocks_of(&mut fixture.bob, file).await,
@@ -223,7 +223,7 @@ async fn what_others_changed_before_all_was_said_again_is_not_hidden() {
 async fn what_others_may_have_changed_before_two_crashes_is_not_hidden_either() {
     let mut fixture = Fixture::new(with_short_leases).await;
     let [file, _] = fixture.files;
-    let again = said_again(
+    let replay = replayed(
         &mut fixture.alice,
         vec![of_file(file, fixture.of_alice, 4_000)],
     );
@@ -235,7 +235,7 @@ async fn what_others_may_have_changed_before_two_crashes_is_not_hidden_either() 
     fixture.bob.create(ROOT, "later").await;
     fixture.crash().await;
     fixture.alice_returns().await;
-    let reply = meta(&fixture.alice.link, again).await.unwrap();
+    let reply = meta(&fixture.alice.link, replay).await.unwrap();
     assert!(committed(reply)[0].is_err());
     assert_eq!(
         blocks_of(&mut fixture.alice, file).await,
@@ -243,7 +243,7 @@ async fn what_others_may_have_changed_before_two_crashes_is_not_hidden_either() 
     );
 }
 
-/// Else both could be lost in one crash, and said again in the other order.
+/// Else both could be lost in one crash, and replayed in the other order.
 #[tokio::test]
 async fn what_is_changed_after_another_was_answered_early_is_durable_when_it_is_answered() {
     let mut fixture = Fixture::new(|_| {}).await;

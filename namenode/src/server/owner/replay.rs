@@ -1,4 +1,4 @@
-//! Commits that were answered before, and that clients say again since they may be forgotten.
+//! Commits that were answered before, and that clients replay since they may be forgotten.
 
 use harvestfs_protocol::ids::{BlockId, InodeId, SessionId};
 use harvestfs_protocol::meta::mutation::{Awaits, SetAttr};
@@ -15,8 +15,8 @@ const REFUSED: Extent = Extent {
     block_offset: 0,
 };
 
-/// Whether a call says a commit again.
-pub(super) fn is_said_again(call: &MutationCall) -> bool {
+/// Whether a call replays a commit.
+pub(super) fn is_replay(call: &MutationCall) -> bool {
     call.relaxed && matches!(call.mutation, Mutation::Commit(_))
 }
 
@@ -39,10 +39,10 @@ impl Owner {
         }
     }
 
-    /// Content changes, and nobody waits any more for what sessions that are missing have to say again. That is written down
+    /// Content changes, and nobody waits any more for what sessions that are missing have to replay. That is written down
     /// before the change: without it, the next leader would take what hides the change.
     pub(super) fn note_lapsed_before(&mut self, call: &MutationCall) {
-        if !self.sessions.any_missing() || is_said_again(call) || !changes_content(&call.mutation) {
+        if !self.sessions.any_missing() || is_replay(call) || !changes_content(&call.mutation) {
             return;
         }
         let now_ms = self.clock.now_ms();
@@ -55,22 +55,22 @@ impl Owner {
         self.note_leases_lapsed(&lapsed);
     }
 
-    /// A mutation was executed. What is said again was there before, and overtakes nothing.
+    /// A mutation was executed. What is replayed was there before, and overtakes nothing.
     pub(super) fn note_content_changed(
         &mut self,
         author: SessionId,
         mutation: &Mutation,
-        is_said_again: bool,
+        is_replay: bool,
     ) {
         let any_missing = self.sessions.any_missing();
         if !any_missing {
             self.overtaken.clear();
         }
         if let Awaits::Files(inodes) = mutation.facts().awaits
-            && !is_said_again
+            && !is_replay
             && changes_content(mutation)
         {
-            // One that is back, and has not said all again before nobody waited for it any more.
+            // One that is back, and had not replayed all before nobody waited for it any more.
             for ino in inodes.iter() {
                 let holder = self.delegations.holder(ino).filter(|it| *it != author);
                 if let Some(holder) = holder.and_then(|it| self.sessions.get_mut(it)) {
@@ -83,9 +83,9 @@ impl Owner {
         }
     }
 
-    /// What a session says again of files that others have changed meanwhile would hide that. Appends hide nothing.
+    /// What a session replays of files that others have changed meanwhile would hide that. Appends hide nothing.
     pub(super) fn refuse_overtaken(&self, id: SessionId, call: &mut MutationCall) {
-        let Some(session) = self.sessions.get(id).filter(|_| is_said_again(call)) else {
+        let Some(session) = self.sessions.get(id).filter(|_| is_replay(call)) else {
             return;
         };
         let Mutation::Commit(commit) = &mut call.mutation else {
