@@ -216,7 +216,7 @@ impl BlockStore {
         let replicas = self.inventory.lock();
         let of_volume = replicas.iter().filter(|(_, e)| e.volume == wanted);
         let corrupt = of_volume.filter(|(_, entry)| match &entry.state {
-            State::Condemned | State::Corrupt(_) => true,
+            State::Condemned { .. } | State::Corrupt { .. } => true,
             State::Open(replica) => replica.is_corrupt(),
             State::Sealed { .. } | State::Deleting => false,
         });
@@ -338,11 +338,11 @@ impl BlockStore {
     pub async fn seal(&self, block: BlockId, length_bytes: u64) -> Result<(), StoreError> {
         let Some(chunks) = layout::chunks_for(length_bytes) else {
             // Beyond any replica.
-            let have_bytes = layout::chunk_bytes(self.inventory.readable(block)?.chunks);
+            let have_bytes = layout::chunk_bytes(self.inventory.intact(block)?.chunks);
             return Err(StoreError::ShortReplica { have_bytes });
         };
         let sealing = Sealing::at(chunks);
-        let readable = self.inventory.readable(block)?;
+        let readable = self.inventory.intact(block)?;
         let look = sealing.look(readable.chunks, readable.open.is_none())?;
         let (Look::TakeOver, Some(replica)) = (look, readable.open.clone()) else {
             return Ok(());

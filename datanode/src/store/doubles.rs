@@ -44,6 +44,6 @@ fn worth(entry: &Entry) -> (bool, u32) {
     match &entry.state {
         State::Sealed { chunks, .. } => (true, *chunks),
         State::Open(replica) => (false, replica.chunks()),
-        State::Condemned | State::Corrupt(_) | State::Deleting => (false, 0),
+        State::Condemned { .. } | State::Corrupt { .. } | State::Deleting => (false, 0),
     }
 }

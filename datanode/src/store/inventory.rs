@@ -52,9 +52,10 @@ pub(super) enum State {
     /// Complete.
     Sealed { chunks: u32, charge: Charge },
     /// The same, and its file is being moved aside: only that job may change the state.
-    Condemned,
-    /// Does not match its checksums, or cannot be read.
-    Corrupt(Charge),
+    Condemned { chunks: u32 },
+    /// Some of it does not match its checksums, or cannot be read. The rest may be all that is left of the
+    /// block, and is read; of one without chunks nothing is.
+    Corrupt { chunks: u32, charge: Charge },
     /// Its file is being removed: only its [`super::removal::Removal`] may change the state.
     Deleting,
 }
@@ -67,6 +68,8 @@ pub(super) struct Readable {
     pub(super) chunks: u32,
     /// Present if the replica is not sealed.
     pub(super) open: Option<Arc<OpenReplica>>,
+    /// Some chunks are known to be bad; the others may be read.
+    pub(super) is_corrupt: bool,
 }
 
 /// A replica that is about to be created. Dropped before its file is there: there is none.
@@ -95,7 +98,10 @@ impl Entry {
                 chunks: found.chunks,
                 charge: found.charge,
             },
-            FoundState::Corrupt => State::Corrupt(found.charge),
+            FoundState::Corrupt => State::Corrupt {
+                chunks: found.chunks,
+                charge: found.charge,
+            },
         };
         let entry = Self {
             volume,
@@ -112,7 +118,7 @@ impl Entry {
             State::Open(replica) if replica.is_corrupt() => return None,
             State::Open(replica) => (replica.chunks(), false),
             State::Sealed { chunks, .. } => (*chunks, true),
-            State::Condemned | State::Corrupt(_) | State::Deleting => return None,
+            State::Condemned { .. } | State::Corrupt { .. } | State::Deleting => return None,
         };
         Some(ReplicaReport {
             block,
@@ -217,14 +223,15 @@ impl Inventory {
             let of_volume = replicas.iter().filter(|(_, entry)| entry.volume == volume);
             of_volume
                 .filter_map(|(&block, entry)| {
-                    let (is_corrupt, charge) = match &entry.state {
-                        State::Corrupt(charge) => (true, charge),
-                        State::Sealed { charge, .. } => (false, charge),
-                        State::Open(_) | State::Condemned | State::Deleting => return None,
+                    let (worth, charge) = match &entry.state {
+                        State::Corrupt { chunks: 0, charge } => (shrinking::Worth::Useless, charge),
+                        State::Corrupt { charge, .. } => (shrinking::Worth::Corrupt, charge),
+                        State::Sealed { charge, .. } => (shrinking::Worth::Sealed, charge),
+                        State::Open(_) | State::Condemned { .. } | State::Deleting => return None,
                     };
                     Some(shrinking::Candidate {
                         block,
-                        is_corrupt,
+                        worth,
                         bytes: charge.bytes(),
                     })
                 })
@@ -256,7 +263,7 @@ impl Inventory {
                     // What is being fetched or removed is reported when that is done.
                     (None, State::Open(replica)) if !replica.is_corrupt() => return,
                     (None, State::Deleting) => return,
-                    (None, State::Open(_) | State::Condemned | State::Corrupt(_)) => {
+                    (None, State::Open(_) | State::Condemned { .. } | State::Corrupt { .. }) => {
                         (storage, ReplicaChange::Corrupt(block))
                     }
                     (None, State::Sealed { .. }) => {
@@ -268,30 +275,41 @@ impl Inventory {
         self.changes.push(storage, change);
     }
 
-    /// Looks a replica up for reading.
+    /// Looks a replica up for reading. What is corrupt is read too, since each chunk is verified.
     pub(super) fn readable(&self, block: BlockId) -> Result<Readable, StoreError> {
         let replicas = self.lock();
         let entry = replicas.get(&block).ok_or(StoreError::NoSuchReplica)?;
-        let (chunks, open) = match &entry.state {
+        let (chunks, open, is_corrupt) = match &entry.state {
             State::Open(replica) if replica.origin == Origin::Repair => {
                 return Err(StoreError::NoSuchReplica);
             }
-            State::Open(replica) if replica.is_corrupt() => {
-                return Err(StoreError::Corrupt { offset: 0 });
+            State::Open(replica) => {
+                let is_corrupt = replica.is_corrupt();
+                (replica.chunks(), Some(replica.clone()), is_corrupt)
             }
-            State::Open(replica) => (replica.chunks(), Some(replica.clone())),
-            State::Sealed { chunks, .. } => (*chunks, None),
-            State::Condemned | State::Corrupt(_) => {
-                return Err(StoreError::Corrupt { offset: 0 });
-            }
+            State::Sealed { chunks, .. } => (*chunks, None, false),
+            State::Condemned { chunks } | State::Corrupt { chunks, .. } => (*chunks, None, true),
             State::Deleting => return Err(StoreError::NoSuchReplica),
         };
+        if is_corrupt && chunks == 0 {
+            return Err(StoreError::Corrupt { offset: 0 });
+        }
         Ok(Readable {
             volume: self.volumes[entry.volume].clone(),
             generation: entry.generation,
             chunks,
             open,
+            is_corrupt,
         })
+    }
+
+    /// Looks a replica up that is not known to be corrupt.
+    pub(super) fn intact(&self, block: BlockId) -> Result<Readable, StoreError> {
+        let readable = self.readable(block)?;
+        if readable.is_corrupt {
+            return Err(StoreError::Corrupt { offset: 0 });
+        }
+        Ok(readable)
     }
 
     /// Looks up what is left to read of a replica that was looked up before.
@@ -349,7 +367,7 @@ impl Inventory {
         let volume = self.volumes[entry.volume].clone();
         volume.check_usable()?;
         Ok(match std::mem::replace(&mut entry.state, State::Deleting) {
-            State::Sealed { charge, .. } | State::Corrupt(charge) => {
+            State::Sealed { charge, .. } | State::Corrupt { charge, .. } => {
                 ToDelete::Now(Removal::new(self.clone(), block, volume, charge))
             }
             State::Open(replica) => {
@@ -357,8 +375,8 @@ impl Inventory {
                 ToDelete::Open(volume, replica)
             }
             // The job that has it comes to its end; then it may be deleted.
-            State::Condemned => {
-                entry.state = State::Condemned;
+            condemned @ State::Condemned { .. } => {
+                entry.state = condemned;
                 ToDelete::Nothing
             }
             State::Deleting => ToDelete::Nothing,
@@ -412,8 +430,8 @@ impl Inventory {
             }
             State::Open(_)
             | State::Sealed { .. }
-            | State::Condemned
-            | State::Corrupt(_)
+            | State::Condemned { .. }
+            | State::Corrupt { .. }
             | State::Deleting => None,
         }
     }
@@ -452,9 +470,9 @@ impl Inventory {
             return false;
         }
         match &entry.state {
-            State::Sealed { .. } | State::Corrupt(_) => true,
+            State::Sealed { .. } | State::Corrupt { .. } => true,
             State::Open(replica) => replica.end_if_idle(),
-            State::Condemned | State::Deleting => false,
+            State::Condemned { .. } | State::Deleting => false,
         }
     }
 
@@ -493,20 +511,23 @@ impl Inventory {
         })
     }
 
-    /// Takes a replica that cannot be trusted out of service and reports it, unless it is gone by now, and
-    /// perhaps another one here. Blocks on the disk.
+    /// Takes note that a replica cannot be trusted as a whole and reports it, unless it is gone by now, and
+    /// perhaps another one here. It is still read. Blocks on the disk.
     pub(super) fn condemn(&self, block: BlockId, found: &Readable) {
         let Readable {
             volume, generation, ..
         } = found;
-        let charge = {
+        let sealed = {
             let mut replicas = self.lock();
             let entry = replicas.get_mut(&block);
             let Some(entry) = entry.filter(|entry| entry.generation == *generation) else {
                 return;
             };
-            match std::mem::replace(&mut entry.state, State::Condemned) {
-                State::Sealed { charge, .. } => Some(charge),
+            match std::mem::replace(&mut entry.state, State::Deleting) {
+                State::Sealed { chunks, charge } => {
+                    entry.state = State::Condemned { chunks };
+                    Some((chunks, charge))
+                }
                 State::Open(replica) => {
                     let was_known = replica.set_corrupt();
                     entry.state = State::Open(replica);
@@ -515,7 +536,7 @@ impl Inventory {
                     }
                     None
                 }
-                known @ (State::Condemned | State::Corrupt(_) | State::Deleting) => {
+                known @ (State::Condemned { .. } | State::Corrupt { .. } | State::Deleting) => {
                     entry.state = known;
                     return;
                 }
@@ -526,7 +547,7 @@ impl Inventory {
             .push(volume.storage(), ReplicaChange::Corrupt(block));
         self.tables.forget(*generation);
         self.files.forget(*generation);
-        let Some(charge) = charge else {
+        let Some((chunks, charge)) = sealed else {
             return;
         };
         // So that it is known after a restart. If it fails, the scrubber finds it again.
@@ -536,8 +557,9 @@ impl Inventory {
         if let Err(error) = moved {
             tracing::warn!(%block, %error, "cannot move the corrupt replica aside");
         }
-        self.replace(block, "condemned", State::Corrupt(charge), |before| {
-            matches!(before, State::Condemned)
+        let corrupt = State::Corrupt { chunks, charge };
+        self.replace(block, "condemned", corrupt, |before| {
+            matches!(before, State::Condemned { .. })
         });
     }
 }

@@ -20,12 +20,13 @@ pub struct Lent {
 }
 
 impl BlockStore {
-    /// Opens the file of a sealed replica for a reader that verifies what it reads.
+    /// Opens the file of a sealed replica for a reader that verifies what it reads. What is corrupt is not lent: it may
+    /// be removed at any time, and each read of it is to be seen here.
     ///
     /// # Errors
     /// [`StoreError::OutOfOrder`] if it is not sealed, or why it cannot be opened.
     pub async fn lend(&self, block: BlockId) -> Result<Lent, StoreError> {
-        let readable = self.inventory.readable(block)?;
+        let readable = self.inventory.intact(block)?;
         readable.volume.check_usable()?;
         if readable.open.is_some() {
             return Err(StoreError::OutOfOrder("the replica is not sealed".into()));

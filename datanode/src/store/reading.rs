@@ -69,7 +69,7 @@ impl BlockStore {
     }
 
     /// Reads chunks of one group and verifies them. A replica that does not match, or cannot be
-    /// read, is taken out of service and reported. `holds_none`: see
+    /// read, is reported and moved aside; what matches of it is still read. `holds_none`: see
     /// [`super::buffer::BufferPool::take`].
     ///
     /// # Errors
@@ -143,8 +143,15 @@ impl Inventory {
                 Ok(Err(chunk)) => bad_chunk = chunk,
                 Err(error) => {
                     // It may have been sealed, and so cut, or deleted since it was looked up.
-                    self.look_again(block, readable)?.check_end(end)?;
+                    let now = self.look_again(block, readable)?;
+                    now.check_end(end)?;
                     if is_damage(&error) {
+                        if now.is_corrupt {
+                            // Known, and not once more an error of the disk: readers that come again would
+                            // have the volume given up.
+                            let offset = layout::chunk_bytes(first_chunk);
+                            return Err(StoreError::Corrupt { offset });
+                        }
                         self.condemn(block, readable);
                     }
                     let path = readable.volume.path();
@@ -173,7 +180,7 @@ impl Inventory {
         }
         let volume = &readable.volume;
         let sealed_path = volume.sealed_path(block);
-        let opened = match readable.open {
+        let mut opened = match readable.open {
             None => volume.disk().open(&sealed_path),
             Some(_) => match volume.disk().open(&volume.open_path(block)) {
                 // It was sealed meanwhile.
@@ -183,6 +190,13 @@ impl Inventory {
                 result => result,
             },
         };
+        if matches!(&opened, Err(error) if error.kind() == io::ErrorKind::NotFound) {
+            let now = self.look_again(block, readable)?;
+            if now.is_corrupt && now.open.is_none() {
+                // It was moved aside.
+                opened = volume.disk().open(&volume.corrupt_path(block));
+            }
+        }
         match opened {
             Ok(file) => {
                 let file = OpenFile::new(file);
@@ -194,8 +208,11 @@ impl Inventory {
             }
             Err(error) => {
                 // Deleted meanwhile.
-                self.look_again(block, readable)?;
+                let now = self.look_again(block, readable)?;
                 if error.kind() == io::ErrorKind::NotFound || is_damage(&error) {
+                    if now.is_corrupt {
+                        return Err(StoreError::Corrupt { offset: 0 });
+                    }
                     self.condemn(block, readable);
                 }
                 Err(StoreError::disk("opening", &sealed_path)(error))

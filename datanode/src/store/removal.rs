@@ -193,8 +193,10 @@ impl Drop for Removal {
 }
 
 impl Inventory {
+    /// Nothing of it is read any more: a part of the file may be gone, and it was to be removed.
     fn keep_as_corrupt(&self, block: BlockId, charge: Charge) {
-        self.replace(block, "being removed", State::Corrupt(charge), |before| {
+        let corrupt = State::Corrupt { chunks: 0, charge };
+        self.replace(block, "being removed", corrupt, |before| {
             matches!(before, State::Deleting)
         });
     }

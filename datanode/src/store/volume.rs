@@ -331,7 +331,8 @@ impl Volume {
         let mut found = Vec::new();
         let corrupt_dir = self.path.join(CORRUPT_DIR);
         for (block, _, file_bytes) in replica_files(&corrupt_dir)? {
-            found.push(self.found(block, file_bytes, 0, FoundState::Corrupt));
+            let chunks = chunks_left(file_bytes);
+            found.push(self.found(block, file_bytes, chunks, FoundState::Corrupt));
         }
         for dir in 0..SEALED_DIRS {
             let dir = self.path.join(SEALED_DIR).join(sealed_dir(dir));
@@ -349,7 +350,8 @@ impl Volume {
                         self.disk
                             .rename(&path, &aside)
                             .map_err(VolumeError::io(&path))?;
-                        found.push(self.found(block, file_bytes, 0, FoundState::Corrupt));
+                        let chunks = chunks_left(file_bytes);
+                        found.push(self.found(block, file_bytes, chunks, FoundState::Corrupt));
                     }
                 }
             }
@@ -399,6 +401,11 @@ impl Drop for WriterCount {
     fn drop(&mut self) {
         self.0.writers.fetch_sub(1, Ordering::Relaxed);
     }
+}
+
+/// Chunks of a corrupt replica that its file may still hold: each is verified when it is read.
+fn chunks_left(file_bytes: u64) -> u32 {
+    layout::chunks_within(file_bytes).unwrap_or(0)
 }
 
 fn sealed_dir(block: u64) -> String {

@@ -3,8 +3,10 @@
 //! Until the deadline the namenode chooses what goes: it knows how many copies are elsewhere, and has
 //! time to make more. What is still too much then goes in this order, until the rest fits:
 //!
-//! 1. corrupt replicas, which are of no use to anybody;
-//! 2. sealed replicas, the largest first, so that as few blocks as possible lose a replica.
+//! 1. replicas of which nothing can be read, or which were to be removed: they are of no use to anybody;
+//! 2. sealed replicas, the largest first, so that as few blocks as possible lose a replica;
+//! 3. corrupt replicas, the largest first: the namenode has them removed once it knows of a good one, so that what is
+//!    still here may be all that is left of its block.
 //!
 //! Replicas that are being written stay; they may not grow, are sealed soon, and are chosen then.
 
@@ -88,20 +90,31 @@ fn milliseconds(time: Duration) -> u64 {
     u64::try_from(time.as_millis()).unwrap_or(u64::MAX)
 }
 
+/// What a replica is worth to its block: the least goes first.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Worth {
+    /// It is of no use.
+    Useless,
+    /// It is good, and there are most likely others.
+    Sealed,
+    /// A part of it is bad, and there is perhaps no other.
+    Corrupt,
+}
+
 /// A replica that may be given up.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Candidate {
     /// Its block.
     pub block: BlockId,
-    /// It is of no use.
-    pub is_corrupt: bool,
+    /// What it is worth.
+    pub worth: Worth,
     /// What it takes.
     pub bytes: u64,
 }
 
 /// Replicas that together take at least so much, in the order in which they are given up.
 pub fn victims(mut candidates: Vec<Candidate>, excess_bytes: u64) -> Vec<BlockId> {
-    candidates.sort_unstable_by_key(|it| (!it.is_corrupt, u64::MAX - it.bytes, it.block));
+    candidates.sort_unstable_by_key(|it| (it.worth, u64::MAX - it.bytes, it.block));
     let mut left_bytes = excess_bytes;
     let enough = candidates.into_iter().take_while(|it| {
         let is_needed = left_bytes > 0;
@@ -119,18 +132,26 @@ mod tests {
     use super::*;
     use crate::testing::some_time;
 
+    fn worth() -> impl Strategy<Value = Worth> {
+        prop_oneof![
+            Just(Worth::Useless),
+            Just(Worth::Sealed),
+            Just(Worth::Corrupt)
+        ]
+    }
+
     proptest! {
-        /// Enough goes, and without the last of it not enough would; no sealed replica goes while a corrupt
-        /// one stays, or a larger one.
+        /// Enough goes, and without the last of it not enough would; none goes while one stays that is worth less, or
+        /// a larger one that is worth the same.
         #[test]
         fn as_little_goes_as_must(
-            replicas in prop::collection::vec((any::<bool>(), 1u64..50), 0..20),
+            replicas in prop::collection::vec((worth(), 1u64..50), 0..20),
             excess_bytes in 0u64..500,
         ) {
             let candidates: Vec<Candidate> = (0..)
                 .map(BlockId)
                 .zip(replicas)
-                .map(|(block, (is_corrupt, bytes))| Candidate { block, is_corrupt, bytes })
+                .map(|(block, (worth, bytes))| Candidate { block, worth, bytes })
                 .collect();
             let given_up = victims(candidates.clone(), excess_bytes);
             let found = |block: &BlockId| candidates[block.0 as usize];
@@ -143,8 +164,8 @@ mod tests {
             for stays in candidates.iter().filter(|it| !given_up.contains(&it.block)) {
                 for goes in given_up.iter().map(found) {
                     prop_assert!(
-                        goes.is_corrupt && !stays.is_corrupt
-                            || goes.is_corrupt == stays.is_corrupt && goes.bytes >= stays.bytes
+                        goes.worth < stays.worth
+                            || goes.worth == stays.worth && goes.bytes >= stays.bytes
                     );
                 }
             }

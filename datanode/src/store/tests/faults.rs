@@ -43,10 +43,11 @@ async fn a_corrupt_chunk_is_never_handed_out() {
             "{error}"
         );
         assert_eq!(changes(&store), [ReplicaChange::Corrupt(BlockId(block))]);
-        // All of it is out of service now, also after a restart.
-        let again = read(&store, block, 0, 4096).await.unwrap_err();
-        assert!(matches!(again, StoreError::Corrupt { .. }));
+        // It counts as no replica now, also after a restart.
+        let again = read(&store, block, 0, 100_000).await.unwrap_err();
+        assert!(matches!(again, StoreError::Corrupt { offset } if offset == corrupt_offset));
         assert!(store.report(BlockId(block)).is_none());
+        assert_eq!(changes(&store), [], "it is reported once");
     }
     drop(store);
     let store = real_store(dir.path());
@@ -55,6 +56,82 @@ async fn a_corrupt_chunk_is_never_handed_out() {
     let used = store.status()[0].used_bytes;
     store.delete(BlockId(1)).await.unwrap();
     assert!(store.status()[0].used_bytes < used);
+}
+
+/// They may be all that is left of the block.
+#[tokio::test]
+async fn the_good_chunks_of_a_corrupt_replica_are_read() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut store = real_store(dir.path());
+    let data = data(1, 25 * 4096);
+    write_sealed(&store, 1, &data).await.unwrap();
+    flip_byte(
+        &dir.path().join("sealed/01/0000000000000001"),
+        layout::chunk_position(5),
+    );
+    read(&store, 1, 0, 25 * 4096).await.unwrap_err();
+    assert!(dir.path().join("corrupt/0000000000000001").exists());
+    for _ in 0..2 {
+        for chunk in 0..25 {
+            let bytes = read(&store, 1, chunk * 4096, 4096).await;
+            if chunk == 5 {
+                let error = bytes.unwrap_err();
+                assert!(
+                    matches!(error, StoreError::Corrupt { offset } if offset == 5 * 4096),
+                    "{error}"
+                );
+            } else {
+                let start = chunk as usize * 4096;
+                assert_eq!(bytes.unwrap(), data[start..start + 4096]);
+            }
+        }
+        let storage = store.status()[0].storage;
+        assert_eq!(store.corrupt_replicas_of(storage), [BlockId(1)]);
+        assert!(store.report(BlockId(1)).is_none());
+        // It is neither sealed nor lent, nor is there another one beside it.
+        let sealed = store.seal(BlockId(1), 4096).await;
+        assert!(matches!(sealed, Err(StoreError::Corrupt { .. })));
+        let lent = store.lend(BlockId(1)).await;
+        assert!(matches!(lent, Err(StoreError::Corrupt { .. })));
+        let another = create(&store, 1).await;
+        assert!(matches!(another, Err(StoreError::ReplicaExists)));
+        drop(store);
+        store = real_store(dir.path());
+    }
+    // At a quota's deadline it goes last: a good one has others most likely.
+    write_sealed(&store, 2, b"small").await.unwrap();
+    let storage = store.status()[0].storage;
+    let victims = store.victims(storage, u64::MAX);
+    assert_eq!(victims, [BlockId(2), BlockId(1)]);
+    read(&store, 1, 0, 4096).await.unwrap();
+    store.delete(BlockId(1)).await.unwrap();
+    let gone = read(&store, 1, 0, 4096).await.unwrap_err();
+    assert!(matches!(gone, StoreError::NoSuchReplica), "{gone}");
+    write_sealed(&store, 1, b"again").await.unwrap();
+    assert_eq!(read(&store, 1, 0, 5).await.unwrap(), b"again"[..]);
+}
+
+/// Else readers that come again would take down a volume with one bad sector.
+#[tokio::test]
+async fn a_bad_sector_that_is_known_counts_once_against_the_volume() {
+    let dir = tempfile::tempdir().unwrap();
+    let disk = FaultyDisk::new();
+    let store = store_at(dir.path(), 1 << 30, disk.clone());
+    let data = data(1, 25 * 4096);
+    write_sealed(&store, 1, &data).await.unwrap();
+    disk.fail_reads_from(layout::chunk_position(20) + 1);
+    read(&store, 1, 0, 25 * 4096).await.unwrap_err();
+    assert_eq!(read(&store, 1, 0, 4096).await.unwrap(), data[..4096]);
+    for _ in 0..10 {
+        let error = read(&store, 1, 20 * 4096, 4096).await.unwrap_err();
+        assert!(
+            matches!(error, StoreError::Corrupt { offset } if offset == 20 * 4096),
+            "{error}"
+        );
+    }
+    assert!(store.status()[0].healthy);
+    let good = read(&store, 1, 0, 20 * 4096).await.unwrap();
+    assert_eq!(good, data[..20 * 4096]);
 }
 
 #[tokio::test]
@@ -66,12 +143,20 @@ async fn corruption_of_an_open_replica_stops_its_writer() {
         .write(vec![packet(0, &[1; 4096], false)], true)
         .await
         .unwrap();
+    writer
+        .write(vec![packet(4096, &[2; 4096], false)], true)
+        .await
+        .unwrap();
     flip_byte(&dir.path().join("open/0000000000000001"), 8192);
-    assert!(matches!(
-        read(&store, 1, 0, 1).await,
-        Err(StoreError::Corrupt { offset: 0 })
-    ));
-    let more = writer.write(vec![packet(4096, &[1], false)], false).await;
+    for _ in 0..2 {
+        assert!(matches!(
+            read(&store, 1, 0, 1).await,
+            Err(StoreError::Corrupt { offset: 0 })
+        ));
+        // What is good of it is read.
+        assert_eq!(read(&store, 1, 4096, 4096).await.unwrap(), [2; 4096][..]);
+    }
+    let more = writer.write(vec![packet(8192, &[1], false)], false).await;
     assert!(matches!(more, Err(StoreError::OutOfOrder(_))));
     drop(writer);
     assert!(matches!(
