@@ -178,6 +178,13 @@ pub fn is_direct(flags: fuser::OpenFlags) -> bool {
     OFlags::from_bits_retain(flags.0.cast_unsigned()).contains(OFlags::DIRECT)
 }
 
+/// Whether a write is to be durable when it returns: its file has `O_SYNC` or `O_DSYNC`, or the write itself
+/// `RWF_SYNC` or `RWF_DSYNC`.
+pub fn is_synced(flags: fuser::OpenFlags) -> bool {
+    // `O_SYNC` is the bit of `O_DSYNC` and one more; what `rustix` calls `DSYNC` has both, too.
+    OFlags::from_bits_retain(flags.0.cast_unsigned()).intersects(OFlags::SYNC)
+}
+
 /// How the kernel is to treat what was opened; it keeps the pages that it has if it may.
 pub fn fopen_flags(opened_for: OpenFlags, may_keep_pages: bool) -> FopenFlags {
     let cache = if opened_for.append {
@@ -262,6 +269,18 @@ mod tests {
             opened(flags(OFlags::WRONLY | OFlags::APPEND), true),
             FopenFlags::FOPEN_DIRECT_IO
         );
+    }
+
+    #[test]
+    fn writes_of_each_kind_of_sync_are_synced() {
+        // Of `asm-generic/fcntl.h`: `rustix` has no name for it alone.
+        const O_DSYNC: u32 = 0o10_000;
+        let synced = |flags: u32| is_synced(fuser::OpenFlags(flags.cast_signed()));
+        let append = (OFlags::WRONLY | OFlags::APPEND).bits();
+        assert!(synced(append | O_DSYNC));
+        assert!(synced(append | OFlags::SYNC.bits()));
+        assert!(!synced(append));
+        assert!(!synced((OFlags::RDWR | OFlags::DIRECT).bits()));
     }
 
     #[test]

@@ -242,7 +242,12 @@ impl Filesystem for Device {
             flags: write_flags,
             direct: convert::is_direct(flags),
         };
-        self.0.write(request.into(), handle, write, data, reply);
+        let header = request.into();
+        if convert::is_synced(flags) {
+            self.0.write_synced(header, handle, write, data, reply);
+        } else {
+            self.0.write(header, handle, write, data, reply);
+        }
     }
 
     fn flush(

@@ -25,39 +25,52 @@ pub struct Write {
     pub direct: bool,
 }
 
+impl Write {
+    /// Whether the kernel writes back what it has in its pages. That has its place, however the file was
+    /// opened.
+    fn writes_back(&self) -> bool {
+        self.flags.contains(WriteFlags::FUSE_WRITE_CACHE)
+    }
+
+    /// Whether a program writes this past the kernel's pages, as it does to what is opened for appending.
+    fn is_past_pages(&self, opened_to_append: bool) -> bool {
+        (opened_to_append || self.direct) && !self.writes_back()
+    }
+}
+
 impl Adapter {
-    /// Writes to an open file.
+    /// Writes to an open file; `synced`: with `O_SYNC` or `O_DSYNC`.
     pub(crate) fn serve_write(
         &self,
         header: Header,
         open: Arc<OpenFile>,
         write: Write,
+        synced: bool,
         data: &[u8],
         reply: impl Reply<Written>,
     ) {
+        let (writes_back, past_pages) = (write.writes_back(), write.is_past_pages(open.append));
         let Write {
-            ino,
-            offset,
-            flags,
-            direct,
+            ino, offset, flags, ..
         } = write;
         // At most the size of a request, which was negotiated with the kernel.
         let written = data.len() as u32;
         let observed = self.begin(Operation::Write);
         self.inner.metrics.written.inc_by(written.into());
         let mut data = self.write_buffers.copy(data);
-        // Pages that are written back have their place, however the file was opened.
-        let writes_back = flags.contains(WriteFlags::FUSE_WRITE_CACHE);
         let append = open.append && !writes_back;
-        // So is what is opened for appending.
-        let cached = if append || direct {
+        // After all other writes the kernel asks for a sync itself. It does not when a file is opened past its
+        // pages, as to append, nor after an asynchronous write with `O_DIRECT`; a synchronous one is not told
+        // from that, and what is synced here has nothing left to do when it is asked for again.
+        let synced = synced && past_pages;
+        let cached = if past_pages {
             CachedWrite::dropped_from(offset)
         } else {
             CachedWrite::Kept
         };
         let thread = header.pid;
         let kill_privileges = flags.contains(WriteFlags::FUSE_WRITE_KILL_SUIDGID);
-        if !append && !kill_privileges {
+        if !append && !kill_privileges && !synced {
             match open.file.try_write(offset, data) {
                 Ok(result) => {
                     let end = offset.saturating_add(written.into());
@@ -80,7 +93,16 @@ impl Adapter {
         }
         let (inner, caller) = (self.inner.clone(), self.caller(header));
         self.go_on(observed, async move {
-            let written_all = inner.write(&open.file, offset, data, append, kill_privileges);
+            let file = &open.file;
+            let written_all = async {
+                inner
+                    .write(file, offset, data, append, kill_privileges)
+                    .await?;
+                if synced {
+                    file.sync().await?;
+                }
+                Ok(())
+            };
             let result = caller.unless_killed(written_all).await.map(|()| written);
             if writes_back {
                 reply::send(reply, result.map(Written));
@@ -114,5 +136,27 @@ impl Adapter {
             }
             Ok(())
         });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_what_the_kernel_has_no_pages_of_is_past_them() {
+        let write = |flags, direct| Write {
+            ino: InodeId(7),
+            offset: 0,
+            flags,
+            direct,
+        };
+        let (none, cache) = (WriteFlags::empty(), WriteFlags::FUSE_WRITE_CACHE);
+        assert!(write(none, false).is_past_pages(true));
+        assert!(write(none, true).is_past_pages(false));
+        assert!(!write(none, false).is_past_pages(false));
+        // Of a mapping.
+        assert!(!write(cache, false).is_past_pages(true));
+        assert!(!write(cache, true).is_past_pages(false));
     }
 }

@@ -2,8 +2,8 @@
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};
-use std::io::{BufRead, BufReader};
-use std::os::unix::fs::FileExt;
+use std::io::{BufRead, BufReader, Write};
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
@@ -162,6 +162,41 @@ fn kill_one_after_another(victims: &[String]) {
         fs::remove_file(entry.expect("an entry").path()).expect("remove");
     }
     cluster.wait_healthy();
+}
+
+/// The kernel has no pages of what is opened to append, and leaves it to the mount to sync it.
+#[test]
+fn what_was_appended_with_o_sync_or_o_dsync_survives_kill_9_of_the_mount() {
+    let Some((mut cluster, mount, other)) = Cluster::with_two_mounts() else {
+        return;
+    };
+    let ways = [
+        ("sync", libc::O_SYNC),
+        ("dsync", libc::O_DSYNC),
+        ("direct", libc::O_DIRECT | libc::O_DSYNC),
+    ];
+    let records =
+        |name: &str| -> Vec<String> { (0..20).map(|n| format!("{name}:{n:04}\n")).collect() };
+    let mut open = Vec::new();
+    for (name, flags) in ways {
+        let mut log = File::options()
+            .create(true)
+            .append(true)
+            .custom_flags(flags)
+            .open(mount.join(name))
+            .expect("open");
+        for record in records(name) {
+            log.write_all(record.as_bytes()).expect("append");
+        }
+        // Not closed: that would store it, too.
+        open.push(log);
+    }
+    cluster.kill("one");
+    drop(open);
+    for (name, _) in ways {
+        let text = fs::read_to_string(other.join(name)).expect("read");
+        assert_eq!(text, records(name).concat(), "{name}");
+    }
 }
 
 #[test]
