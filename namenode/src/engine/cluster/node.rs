@@ -172,8 +172,8 @@ pub(super) enum NextDelete {
         bytes: u32,
         attempts: u8,
     },
-    /// It was sent too often.
-    GiveUp(BlockId),
+    /// One was sent too often, and is left to the next full report.
+    GiveUp,
 }
 
 impl Deletes {
@@ -221,7 +221,7 @@ impl Deletes {
             };
             if attempts >= DELETE_ATTEMPTS_MAX {
                 self.pending.remove(&block);
-                return Some(NextDelete::GiveUp(block));
+                return Some(NextDelete::GiveUp);
             }
             return Some(NextDelete::Send {
                 block,

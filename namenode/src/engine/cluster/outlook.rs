@@ -175,6 +175,12 @@ impl Cluster {
         self.demand_of_writers(rules).replicas
     }
 
+    /// Fewest replicas with which a new block may be written.
+    #[must_use]
+    pub fn needed_by_new(&self, rules: &PlacementRules) -> u8 {
+        self.needed(self.demand_of_writers(rules))
+    }
+
     fn all_of(&self, replicas: u8) -> Demand {
         Demand {
             replicas,

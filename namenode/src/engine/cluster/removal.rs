@@ -222,7 +222,7 @@ impl Cluster {
             let retry_ms = self.now_ms + self.options.command_retry_ms;
             match self.nodes[node as usize].deletes.next(self.now_ms) {
                 None => break,
-                Some(NextDelete::GiveUp(block)) => self.give_up_deleting(node, block),
+                Some(NextDelete::GiveUp) => self.stop_asking_to_delete(node),
                 Some(NextDelete::Send {
                     block,
                     bytes,
@@ -287,17 +287,10 @@ impl Cluster {
         Verdict::Send
     }
 
-    /// The datanode never confirmed. Full reports will show what it really has.
-    fn give_up_deleting(&mut self, node: NodeIx, block: BlockId) {
-        if let Some(slot) = self.table.slot(block)
-            && let Some(index) = self.table.replica_on(slot, node)
-            && let Some(it) = self.table.get(slot)
-            && it.replicas[index].state == ReplicaState::Deleting
-        {
-            self.leave_pipeline(slot, node);
-            self.table.remove_replica(slot, index);
-            self.settle(slot);
-        }
+    /// The datanode never confirmed that it removed a replica. It may still do it, so the replica stays one that is
+    /// being removed: it counts no more, and others may be relied on. A full report shows what there is: without
+    /// the replica, it is taken out of the table; with it, the command is given again.
+    fn stop_asking_to_delete(&mut self, node: NodeIx) {
         for storage in self.nodes[node as usize].storages.clone() {
             self.ask_for_report(node, storage);
         }

@@ -1,6 +1,6 @@
 //! What is removed, and what is not.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, VecDeque};
 
 use harvestfs_protocol::ids::{BlockId, NodeId};
 use harvestfs_protocol::node::{NodeCommand, ReplicaChange};
@@ -150,6 +150,81 @@ fn a_replica_that_was_to_be_deleted_never_counts_again_but_is_not_given_up() {
         world.cluster.replicas(block, None),
         [NodeId(commanded as u32)]
     );
+    assert_eq!(world.cluster.summary(world.now_ms).lost_blocks, 0);
+    world.pass(10_000);
+    assert_eq!(world.holders(block).len(), 2);
+    assert_eq!(world.cluster.fsck(), Default::default());
+}
+
+/// Time passes in which nodes do everything but delete. Returns which nodes were commanded to, with the commands, and
+/// how many full reports were asked for.
+fn pass_without_deleting(
+    world: &mut World,
+    duration_ms: u64,
+) -> (Vec<(usize, NodeCommand)>, usize) {
+    let (mut waiting, mut reports) = (Vec::new(), 0);
+    for _ in 0..duration_ms / 300 {
+        world.now_ms += 300;
+        for node in 0..world.nodes.len() {
+            world.heartbeat(node, true);
+            let commands = std::mem::take(&mut world.nodes[node].commands);
+            let (slow, rest): (VecDeque<NodeCommand>, VecDeque<NodeCommand>) = commands
+                .into_iter()
+                .partition(|command| matches!(command, NodeCommand::Delete { .. }));
+            waiting.extend(slow.into_iter().map(|command| (node, command)));
+            reports += rest
+                .iter()
+                .filter(|command| matches!(command, NodeCommand::ReportBlocks { .. }))
+                .count();
+            world.nodes[node].commands = rest;
+            world.drain(node);
+        }
+        world.cluster.tick(world.now_ms, &mut world.rng);
+    }
+    (waiting, reports)
+}
+
+#[test]
+fn a_replica_whose_deletion_is_slow_never_counts_again() {
+    let mut world = World::new(6, 3, options(), 1);
+    let (block, holders) = with_excess(&mut world);
+    let (mut waiting, _) = pass_without_deleting(&mut world, 4_500);
+    let slow = waiting.first().expect("one is too many").0;
+    let mut others = holders.clone();
+    others.remove(&NodeId(slow as u32));
+    // Each time longer than until its node is asked what it has instead, and until what is too much goes.
+    for _ in 0..15 {
+        let (commanded, reports) = pass_without_deleting(&mut world, 6_000);
+        assert!(reports > 0, "it is asked what it has");
+        assert!(!commanded.is_empty(), "it is commanded again");
+        assert!(commanded.len() <= 6, "not with each heartbeat");
+        waiting.extend(commanded);
+        let listed = world.cluster.replicas(block, None);
+        assert_eq!(BTreeSet::from_iter(listed), others);
+        assert_eq!(world.holders(block), holders);
+    }
+    assert!(waiting.iter().all(|(node, _)| *node == slow));
+    // At last it does all that it was commanded.
+    let commands = waiting.into_iter().map(|(_, command)| command);
+    world.nodes[slow].commands.extend(commands);
+    world.pass(1_000);
+    assert_eq!(world.holders(block), others);
+    assert_eq!(world.cluster.fsck(), Default::default());
+}
+
+#[test]
+fn a_replica_whose_deletion_is_slow_is_copied_when_all_others_are_lost() {
+    let mut world = World::new(6, 3, options(), 1);
+    let (block, holders) = with_excess(&mut world);
+    let (waiting, reports) = pass_without_deleting(&mut world, 12_000);
+    assert!(reports > 0, "it was commanded too often");
+    let slow = waiting.first().expect("one is too many").0;
+    for node in holders.iter().filter(|n| n.0 as usize != slow) {
+        world.reimage_all(node.0 as usize);
+        world.connect(node.0 as usize);
+        world.drain(node.0 as usize);
+    }
+    assert_eq!(world.cluster.replicas(block, None), [NodeId(slow as u32)]);
     assert_eq!(world.cluster.summary(world.now_ms).lost_blocks, 0);
     world.pass(10_000);
     assert_eq!(world.holders(block).len(), 2);

@@ -151,6 +151,8 @@ fn each_small_cluster_goes_on_without_one_server_and_mends_itself() {
 #[test]
 fn a_writer_goes_on_without_a_server_that_failed_it() {
     let mut world = small(3, options());
+    assert_eq!(world.cluster.needed_by_new(&strict(3)), 2);
+    assert_eq!(world.cluster.needed_by_new(&strict(1)), 1);
     assert_eq!(place(&mut world, &[]), Ok(3));
     assert_eq!(place(&mut world, &[NodeId(1)]), Ok(2));
     let refused = place(&mut world, &[NodeId(1), NodeId(2)]);
