@@ -150,6 +150,27 @@ async fn fsync_of_a_file_with_a_lost_block_fails_for_as_long_as_the_file_has_it(
     assert_eq!(clone.sync().await, Ok(()));
 }
 
+/// Until it is reported, the namenode does not repair the block.
+#[tokio::test(flavor = "multi_thread")]
+async fn the_end_of_a_block_is_reported_also_when_the_namenode_is_away_for_long() {
+    let cluster = Cluster::start(4, 3).await;
+    let mut options = cluster.options("a");
+    options.unreachable_timeout = Duration::from_millis(200);
+    let client = Client::connect(options).await.unwrap();
+    let unstable = unstable(&cluster, &client, 1).await;
+    let file = unstable.file.clone();
+    cluster.namenode.crash().await;
+    // The pipeline breaks, and nothing more is tried for it when it fails.
+    assert!(file.sync().await.is_err());
+    tokio::time::sleep(Duration::from_millis(500)).await;
+    cluster.namenode.restart().await;
+    let began = Instant::now();
+    while !cluster.namenode.sealed().contains_key(&unstable.block) {
+        assert!(began.elapsed() < DEADLINE, "the block is not sealed");
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
+}
+
 /// What `fsync` says of a file that was closed just before the session ended.
 async fn synced_in_the_next_session(is_durable: bool, crashes: bool) -> Result<(), ClientError> {
     let cluster = Cluster::start(3, 3).await;

@@ -7,16 +7,43 @@
 //! Pure. Memory is bounded: beyond [`FILES_MAX`] every file counts as changed.
 
 use harvestfs_protocol::ids::{InodeId, SessionId};
+use harvestfs_protocol::meta::Mutation;
+use harvestfs_protocol::meta::mutation::{Awaits, SetAttr};
 use rustc_hash::{FxHashMap, FxHashSet};
 
 /// Files that are remembered, of the minute in which sessions come back.
 const FILES_MAX: usize = 1 << 20;
 
+/// What of a file is changed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum Part {
+    Content,
+    Attributes,
+}
+
+impl Part {
+    pub(crate) const ALL: [Self; 2] = [Self::Content, Self::Attributes];
+
+    /// What a mutation changes of files that a missing session may have changed before.
+    pub(crate) fn changed_by(mutation: &Mutation) -> &'static [Self] {
+        match (mutation.facts().awaits, mutation) {
+            (Awaits::Files(_), Mutation::SetAttr(SetAttr { changes, .. })) => {
+                match changes.size_bytes {
+                    Some(_) => &Self::ALL,
+                    None => &[Self::Attributes],
+                }
+            }
+            (Awaits::Files(_), _) => &[Self::Content],
+            (Awaits::Nothing | Awaits::Entry(_) | Awaits::Below(_), _) => &[],
+        }
+    }
+}
+
 /// See the module.
 #[derive(Debug, Default)]
 pub(crate) struct Overtaken {
-    /// Who changed the content; none: several sessions.
-    changed: FxHashMap<InodeId, Option<SessionId>>,
+    /// Who changed it; none: several sessions.
+    changed: FxHashMap<(InodeId, Part), Option<SessionId>>,
     /// Nobody waited for these any more before this namenode led, and what was changed then is not known.
     missed: FxHashSet<SessionId>,
 }
@@ -27,15 +54,20 @@ impl Overtaken {
         self.missed.insert(session);
     }
 
-    /// A session has changed the content of files while another one is missing.
-    pub(crate) fn changed(&mut self, author: SessionId, inodes: impl IntoIterator<Item = InodeId>) {
+    /// A session has changed a part of files while another one is missing.
+    pub(crate) fn changed(
+        &mut self,
+        author: SessionId,
+        part: Part,
+        inodes: impl IntoIterator<Item = InodeId>,
+    ) {
         for ino in inodes {
             let is_full = self.changed.len() >= FILES_MAX;
-            match self.changed.get_mut(&ino) {
+            match self.changed.get_mut(&(ino, part)) {
                 Some(by) => *by = by.filter(|other| *other == author),
                 None if is_full => {}
                 None => {
-                    self.changed.insert(ino, Some(author));
+                    self.changed.insert((ino, part), Some(author));
                 }
             }
         }
@@ -46,9 +78,9 @@ impl Overtaken {
         *self = Self::default();
     }
 
-    /// Whether another session may have changed the content of a file.
-    pub(crate) fn is_changed_by_others(&self, session: SessionId, ino: InodeId) -> bool {
-        match self.changed.get(&ino) {
+    /// Whether another session may have changed a part of a file.
+    pub(crate) fn is_changed_by_others(&self, session: SessionId, of: (InodeId, Part)) -> bool {
+        match self.changed.get(&of) {
             Some(by) => *by != Some(session),
             None => self.missed.contains(&session) || self.changed.len() >= FILES_MAX,
         }
@@ -66,27 +98,30 @@ mod tests {
     fn what_others_changed_is_overtaken_and_what_a_session_changed_itself_is_not() {
         let mut overtaken = Overtaken::default();
         let (own, of_other, of_both, untouched) = (InodeId(1), InodeId(2), InodeId(3), InodeId(4));
-        overtaken.changed(A, [own, of_both]);
-        overtaken.changed(B, [of_other, of_both]);
-        overtaken.changed(A, [own, of_both]);
-        let by_others = |ino| overtaken.is_changed_by_others(A, ino);
+        overtaken.changed(A, Part::Content, [own, of_both]);
+        overtaken.changed(B, Part::Content, [of_other, of_both]);
+        overtaken.changed(A, Part::Content, [own, of_both]);
+        let by_others = |ino| overtaken.is_changed_by_others(A, (ino, Part::Content));
         assert_eq!(
             [own, of_other, of_both, untouched].map(by_others),
             [false, true, true, false]
         );
+        assert!(!overtaken.is_changed_by_others(A, (of_other, Part::Attributes)));
+        let untouched = (untouched, Part::Content);
         overtaken.was_missed(A);
         assert!(overtaken.is_changed_by_others(A, untouched));
         assert!(!overtaken.is_changed_by_others(B, untouched));
         overtaken.clear();
-        assert!(!overtaken.is_changed_by_others(A, of_other));
+        assert!(!overtaken.is_changed_by_others(A, (of_other, Part::Content)));
     }
 
     #[test]
     fn beyond_what_is_remembered_everything_counts_as_changed() {
         let mut overtaken = Overtaken::default();
-        overtaken.changed(B, (0..=FILES_MAX as u64).map(InodeId));
+        let part = Part::Attributes;
+        overtaken.changed(B, part, (0..=FILES_MAX as u64).map(InodeId));
         assert!(overtaken.changed.len() == FILES_MAX);
-        assert!(overtaken.is_changed_by_others(A, InodeId(FILES_MAX as u64 + 7)));
-        assert!(!overtaken.is_changed_by_others(B, InodeId(0)));
+        assert!(overtaken.is_changed_by_others(A, (InodeId(FILES_MAX as u64 + 7), part)));
+        assert!(!overtaken.is_changed_by_others(B, (InodeId(0), part)));
     }
 }

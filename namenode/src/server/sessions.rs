@@ -7,6 +7,8 @@ use harvestfs_protocol::ids::{InodeId, SessionId};
 use rustc_hash::{FxHashMap, FxHashSet};
 
 use super::leases::WaitId;
+use super::overtaken::Part;
+use crate::journal::Lsn;
 
 /// What a session may do with the content of an inode that it holds: opened with permission, it
 /// stays open when the mode changes.
@@ -44,10 +46,22 @@ pub(crate) struct Session {
     holds: FxHashMap<InodeId, OpenTo>,
     /// Mutations whose reply is held back, by sequence.
     pub unanswered: HashMap<u64, WaitId>,
-    /// Files that others changed while it was missing, of those that it may have changed before.
-    pub overtaken: FxHashSet<InodeId>,
+    /// What others changed while it was missing, of the files that it may have changed before.
+    pub overtaken: FxHashSet<(InodeId, Part)>,
+    pub returning: Returning,
     /// It is over, and nobody may resume it. Its end is written down when its lease has run out.
     pub is_expelled: bool,
+}
+
+/// Whether a session has come back after its lease had run out.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Returning {
+    No,
+    /// It has, and has only replayed so far. That it has a lease again is not written down before the first other call: until
+    /// it is, whoever leads next takes nothing that the session has still to replay and that others may have changed.
+    Replays,
+    /// It is written down, and durable with this record.
+    Noted(Lsn),
 }
 
 impl Session {
@@ -90,6 +104,7 @@ impl Sessions {
             holds: FxHashMap::default(),
             unanswered: HashMap::new(),
             overtaken: FxHashSet::default(),
+            returning: Returning::No,
             is_expelled: false,
         };
         self.by_id.insert(id, session);

@@ -263,8 +263,11 @@ async fn waits_after_a_restart(silent_leases: u32, comes_back: bool) -> bool {
         assert_eq!(alice.link.ask(Request::KeepAlive).await, Ok(Reply::Done));
     }
     if comes_back {
+        // He has something again that he may believe in.
         let again = cluster.open("bob", Some(bob.session), vec![]).await;
-        again.unwrap().link.cut();
+        let mut again = again.unwrap();
+        again.lookup(ROOT, "file").await.unwrap();
+        again.link.cut();
     }
     cluster.kill_and_start().await;
     let change = change_after_a_restart(&cluster, &alice, file).await;

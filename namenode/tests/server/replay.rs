@@ -6,8 +6,8 @@ use harvestfs_namenode::server::NamenodeOptions;
 use harvestfs_protocol::error::FsError;
 use harvestfs_protocol::ids::{BlockId, InodeId};
 use harvestfs_protocol::meta::{
-    FileCommit, FileCommitted, Housekeeping, MetaCall, MetaReply, Mutation, Query, housekeeping,
-    mutation, query,
+    AttrChanges, FileCommit, FileCommitted, Housekeeping, MetaCall, MetaReply, Mutation, Query,
+    housekeeping, mutation, query,
 };
 use harvestfs_protocol::types::Extent;
 
@@ -241,6 +241,58 @@ async fn what_others_may_have_changed_before_two_crashes_is_not_hidden_either() 
         blocks_of(&mut fixture.alice, file).await,
         [(fixture.of_bob, 1_000)]
     );
+}
+
+/// She came back between the crashes, and had replayed nothing.
+#[tokio::test]
+async fn what_others_changed_before_a_return_that_came_to_nothing_is_not_hidden() {
+    let mut fixture = Fixture::new(with_short_leases).await;
+    let [file, _] = fixture.files;
+    let replay = replayed(
+        &mut fixture.alice,
+        vec![of_file(file, fixture.of_alice, 4_000)],
+    );
+    fixture.crash().await;
+    let by_bob = commit(vec![of_file(file, fixture.of_bob, 1_000)], true);
+    assert!(committed(fixture.bob.call(by_bob).await.unwrap())[0].is_ok());
+    fixture.alice_returns().await;
+    // What was written down of her return is durable with it.
+    fixture.bob.create(ROOT, "later").await;
+    fixture.crash().await;
+    fixture.alice_returns().await;
+    let reply = meta(&fixture.alice.link, replay).await.unwrap();
+    assert!(committed(reply)[0].is_err());
+    assert_eq!(
+        blocks_of(&mut fixture.alice, file).await,
+        [(fixture.of_bob, 1_000)]
+    );
+}
+
+#[tokio::test]
+async fn attributes_that_others_set_meanwhile_are_not_replaced_by_what_is_replayed() {
+    let mut fixture = Fixture::new(with_short_leases).await;
+    let [file, other] = fixture.files;
+    let mode = |ino, mode| {
+        let changes = AttrChanges {
+            mode: Some(mode),
+            ..AttrChanges::default()
+        };
+        Mutation::SetAttr(mutation::SetAttr { ino, changes })
+    };
+    let replays = [file, other].map(|ino| {
+        let mut call = fixture.alice.number(mode(ino, 0o600));
+        numbered(&mut call).relaxed = true;
+        call
+    });
+    fixture.crash().await;
+    fixture.bob.attr(mode(file, 0o640)).await;
+    fixture.alice_returns().await;
+    for (replay, is_taken) in replays.into_iter().zip([false, true]) {
+        let answer = meta(&fixture.alice.link, replay).await;
+        assert_eq!(answer.is_ok(), is_taken, "{answer:?}");
+    }
+    let attr = fixture.bob.lookup(ROOT, "one").await.unwrap();
+    assert_eq!(attr.permission_bits(), 0o640);
 }
 
 /// Else both could be lost in one crash, and replayed in the other order.

@@ -173,6 +173,8 @@ pub enum Answered {
 pub enum Repeated {
     /// In the next session.
     InNextSession,
+    /// In the next session, also when nobody knows whether it was executed in the one before: it changes nothing.
+    AlsoIfExecuted,
     /// Not at all: it names blocks of the ended session.
     Never,
 }
@@ -258,9 +260,9 @@ impl Mutation {
                 } else {
                     Answered::AtOnce
                 },
-                // One without files makes durable what came before it, and names no block.
+                // One without files makes durable what came before it.
                 repeated: if op.files.is_empty() {
-                    Repeated::InNextSession
+                    Repeated::AlsoIfExecuted
                 } else {
                     Repeated::Never
                 },

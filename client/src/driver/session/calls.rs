@@ -75,12 +75,13 @@ impl Pending<'_> {
         self.number = Some(number);
     }
 
-    /// It has ended: the number, if there is one, and what the cache is to learn by.
-    fn finish(mut self) -> (Option<Numbered>, Ticket) {
+    /// It has ended: what the cache is to learn by. Its number is free again, unless it is kept for replay.
+    fn finish(mut self) -> Ticket {
         let Some(ticket) = self.ticket.take() else {
             unreachable!("a mutation ends once");
         };
-        (self.number.take(), ticket)
+        drop(self.number.take());
+        ticket
     }
 }
 
@@ -263,7 +264,8 @@ impl Session {
         let facts = mutation.facts();
         let name = mutation.name();
         let mut repeats = Repeats::new(facts.repeated, released);
-        let early = relaxed || facts.answered == Answered::AtOnce;
+        let early = (relaxed || facts.answered == Answered::AtOnce)
+            && !planted::is(Bug::ForgetsUnconfirmed);
         let window = match facts.window {
             Window::Work => WINDOW,
             Window::Confirming => CONFIRMING_WINDOW,
@@ -289,8 +291,16 @@ impl Session {
         };
         let result = loop {
             let generation = pending.number.as_ref().map(Numbered::generation);
+            let replays = self.unconfirmed.lock().replays();
             let given_up = match self.ask(&pending.request, generation).await {
-                Ok(Reply::Mutated(mutated)) => break Ok(mutated),
+                Ok(Reply::Mutated(mutated)) => {
+                    if !early || self.keep(&mut pending, &mutated.reply, replays) {
+                        break Ok(mutated);
+                    }
+                    // It may have been answered on an earlier connection, after which a crash took it.
+                    pending.request = replayed(pending.request.clone(), &MetaReply::Done);
+                    continue;
+                }
                 Ok(_) => break Err(ClientError::UnexpectedReply(name)),
                 Err(given_up) => given_up,
             };
@@ -305,7 +315,7 @@ impl Session {
             pending.renumber(self.sequences.begin(window).await);
         };
         let request = pending.request.clone();
-        let (number, ticket) = pending.finish();
+        let ticket = pending.finish();
         let mutated = match result {
             Ok(mutated) => mutated,
             Err(error) => {
@@ -314,17 +324,28 @@ impl Session {
             }
         };
         learn_directories(&ticket, &request, &mutated.directories);
-        match number {
-            Some(number) if early && !planted::is(Bug::ForgetsUnconfirmed) => {
-                let kept = (number, replayed(request));
-                let kept = self.unconfirmed.lock().add(kept);
-                if kept >= UNCONFIRMED_MAX {
-                    self.start_confirming();
-                }
-            }
-            _ => self.confirmed(answered_before),
+        if !early {
+            self.confirmed(answered_before);
         }
         Ok((ticket, mutated.reply))
+    }
+
+    /// Keeps a mutation that was answered for replay, unless others were replayed since it was asked for: it was not
+    /// among them.
+    fn keep(self: &Arc<Self>, pending: &mut Pending<'_>, reply: &MetaReply, replays: u64) -> bool {
+        let request = replayed(pending.request.clone(), reply);
+        let mut unconfirmed = self.unconfirmed.lock();
+        if unconfirmed.replays() != replays {
+            return false;
+        }
+        let Some(number) = pending.number.take() else {
+            unreachable!("a mutation that was answered has a number");
+        };
+        if unconfirmed.add((number, request)) >= UNCONFIRMED_MAX {
+            drop(unconfirmed);
+            self.start_confirming();
+        }
+        true
     }
 
     /// Waits until the session with a generation was replaced.
@@ -353,7 +374,7 @@ impl Session {
     }
 
     /// Everything that was answered up to a number is durable.
-    fn confirmed(&self, through: u64) {
+    pub(super) fn confirmed(&self, through: u64) {
         let confirmed = self.unconfirmed.lock().confirm(through);
         // Their numbers are given back outside of the lock.
         drop(confirmed);

@@ -382,6 +382,7 @@ impl Session {
                 seen: resumed.map(|link| link.opened.position),
             })
         };
+        let before = resume;
         let resume = resume.filter(|link| self.ended.lock().may_resume(link.generation));
         let mut reply = rpc.call(&request(resume), OPEN_DEADLINE).await;
         let mut resumed = resume.map(|link| link.generation);
@@ -396,6 +397,10 @@ impl Session {
                 let generation = match resumed {
                     Some(generation) => generation,
                     None => {
+                        // Also where this connection is lost before it is used: another namenode may have it still.
+                        if let Some(before) = before {
+                            self.ended.lock().session(before.generation);
+                        }
                         self.delegations.clear();
                         self.block_bytes
                             .store(opened.block_bytes, Ordering::Relaxed);

@@ -5,14 +5,16 @@
 //! be replayed, since others may have built on what is there without it: what the namenode does not have is lost.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
 
 use harvestfs_protocol::error::FsError;
 use harvestfs_protocol::ids::InodeId;
 use harvestfs_protocol::limits::BLOCKS_PER_REQUEST_MAX;
+use harvestfs_protocol::meta::mutation::Commit;
 use harvestfs_protocol::meta::{
-    MetaCall, MetaOp, MetaReply, Mutated, Mutation, Query, housekeeping, query,
+    FileCommit, MetaCall, MetaOp, MetaReply, Mutated, Mutation, Query, housekeeping, query,
 };
 use harvestfs_protocol::rpc::{Reply, Request};
 use harvestfs_protocol::types::{Credentials, Extent};
@@ -30,24 +32,42 @@ const LOST_MAX: usize = 65_536;
 /// What was answered and is lost, by file, until it is reported.
 pub(super) type Lost = BTreeMap<InodeId, ClientError>;
 
-/// A request as it is replayed: a commit says so.
-pub(super) fn replayed(mut request: Arc<Request>) -> Arc<Request> {
+/// A request as it is replayed: a commit says so, and changes nothing of files of which it was refused.
+pub(super) fn replayed(mut request: Arc<Request>, reply: &MetaReply) -> Arc<Request> {
     if let Request::Meta(MetaCall {
         op: MetaOp::Mutation(call),
         ..
     }) = Arc::make_mut(&mut request)
-        && matches!(call.mutation, Mutation::Commit(_))
+        && let Mutation::Commit(commit) = &mut call.mutation
     {
         call.relaxed = true;
+        if let MetaReply::Committed(results) = reply {
+            for (file, result) in commit.files.iter_mut().zip(results) {
+                if result.is_err() {
+                    file.extents.clear();
+                    file.mtime = None;
+                }
+            }
+        }
     }
     request
+}
+
+/// The inodes that a request changes, in order; with none in place of those of which it changes nothing.
+fn changed_by(mutation: &Mutation) -> Vec<Option<InodeId>> {
+    let Mutation::Commit(Commit { files, .. }) = mutation else {
+        return mutation.facts().inodes.iter().map(Some).collect();
+    };
+    let changes = |file: &FileCommit| !file.extents.is_empty() || file.mtime.is_some();
+    let changed = files.iter().map(|it| changes(it).then_some(it.ino));
+    changed.collect()
 }
 
 impl Session {
     /// The inodes of what the namenode may have forgotten in a crash.
     pub(super) fn unconfirmed_inodes(&self) -> BTreeSet<InodeId> {
         let unconfirmed = self.unconfirmed.lock();
-        let requests = unconfirmed.waiting().map(|(_, request)| request);
+        let requests = unconfirmed.waiting().map(|(_, (_, request))| request);
         let inodes = requests.flat_map(|request| mutation_of(request).facts().inodes.iter());
         inodes.collect()
     }
@@ -62,26 +82,33 @@ impl Session {
         before: &Link,
         link: &Link,
     ) -> Result<(), ClientError> {
-        let (requests, of_ended): (Vec<_>, Vec<_>) = {
-            let unconfirmed = self.unconfirmed.lock();
-            let waiting = unconfirmed.waiting();
-            waiting
-                .map(|(number, request)| (number.generation(), request.clone()))
-                .partition(|(generation, _)| *generation == link.generation)
-        };
-        if before.opened.position.epoch != link.opened.position.epoch {
-            let requests = of_ended.iter().map(|(_, request)| mutation_of(request));
-            self.look_for(link, Answered::of(requests)).await?;
+        let mut requests = Vec::new();
+        let (mut of_ended, mut ended_through) = (Vec::new(), None);
+        for (last, (number, request)) in self.unconfirmed.lock().replay() {
+            if number.generation() == link.generation {
+                requests.push(request.clone());
+            } else {
+                of_ended.push(request.clone());
+                ended_through = Some(last);
+            }
         }
-        for (_, request) in requests {
-            let inodes = mutation_of(&request).facts().inodes;
+        if let Some(through) = ended_through {
+            // Another session in the same epoch began after it: it was durable then.
+            if before.opened.position.epoch != link.opened.position.epoch {
+                let answered = Answered::of(of_ended.iter().map(|it| mutation_of(it)));
+                self.look_for(link, answered).await?;
+            }
+            self.confirmed(through);
+        }
+        for request in requests {
+            let inodes = changed_by(mutation_of(&request));
             match self.repeat(link, &request).await? {
                 Ok(Reply::Mutated(Mutated {
                     reply: MetaReply::Committed(results),
                     ..
                 })) => {
-                    for (ino, result) in inodes.iter().zip(results) {
-                        if let Err(error) = result {
+                    for (ino, result) in inodes.into_iter().zip(results) {
+                        if let (Some(ino), Err(error)) = (ino, result) {
                             self.replay_refused(ino, error);
                         }
                     }
@@ -95,7 +122,7 @@ impl Session {
                 Err(error) => {
                     let operation = mutation_of(&request).name();
                     tracing::warn!(operation, %error, "what was answered before is refused now");
-                    for ino in inodes.iter() {
+                    for ino in inodes.into_iter().flatten() {
                         self.replay_refused(ino, error.clone());
                     }
                 }
@@ -110,13 +137,13 @@ impl Session {
             let found = self.found(link, ino, &file).await?;
             let missing = match found {
                 Ok(found) if file.is_in(&found) => continue,
-                Ok(_) => "it does not have it any more".to_owned(),
+                Ok(_) => "it has it not, unless others have changed the file since".to_owned(),
                 Err(error) if ClientError::from(error.clone()).is_gone() => continue,
                 Err(error) => error.to_string(),
             };
             self.note_lost(
                 ino,
-                format!("the namenode forgot it in a crash, and the session has ended: {missing}"),
+                format!("the session ended, and the namenode may have crashed before: {missing}"),
             );
         }
         Ok(())
@@ -138,8 +165,12 @@ impl Session {
             attr,
             extents: Vec::new(),
         };
-        let mut from_offset = 0;
-        while file.has_content() {
+        let Range {
+            start,
+            end: through,
+        } = file.range();
+        let mut from_offset = start;
+        while from_offset < through {
             let op = query::GetExtents { ino, from_offset };
             let (extents, end) = match self.question(link, op).await? {
                 Ok(MetaReply::Extents { extents, end }) => (extents, end),

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use harvestfs_protocol::codec::StreamKind;
 use harvestfs_protocol::data::{DataRequest, Opening, SealReply, SealRequest};
-use harvestfs_protocol::error::DataError;
+use harvestfs_protocol::error::{DataError, FsError};
 use harvestfs_protocol::ids::{BlockId, NodeId};
 use harvestfs_protocol::meta::{SealedBlock, mutation};
 use harvestfs_protocol::transport::TransportError;
@@ -23,6 +23,8 @@ use crate::error::ClientError;
 /// Sealing a replica whose pipeline broke, all attempts together.
 const SEAL_DEADLINE: Duration = Duration::from_secs(4);
 const SEAL_RETRY: Duration = Duration::from_millis(50);
+/// Between two attempts to tell the namenode of the end of a block.
+const REPORT_RETRY: Duration = Duration::from_secs(1);
 
 /// Seals the surviving replicas of a block whose pipeline broke.
 pub(crate) async fn recover<S: Source>(
@@ -54,48 +56,59 @@ pub(crate) async fn recover<S: Source>(
         source.block_lost(block);
         // Nothing of it was committed: it is given up. Else the namenode refuses that, and gets
         // to know its length, so that it can judge replicas that come back.
-        if seal(&cluster, block, 0, Vec::new()).await.is_err() {
-            log_seal(block, seal(&cluster, block, length_bytes, Vec::new()).await);
+        if seal(&cluster, &stream.new, 0, Vec::new()).await.is_err() {
+            let sealed = seal(&cluster, &stream.new, length_bytes, Vec::new()).await;
+            log_seal(block, sealed);
         }
         return;
     }
     cluster.locations.replicas().narrow(block, &survivors);
     stream.settle(saved);
-    log_seal(block, seal(&cluster, block, length_bytes, survivors).await);
+    let sealed = seal(&cluster, &stream.new, length_bytes, survivors).await;
+    log_seal(block, sealed);
 }
 
 pub(crate) async fn report_sealed<J>(cluster: Arc<Cluster>, stream: Arc<BlockStream<J>>) {
     let nodes = stream.new.nodes.iter().map(|node| node.node).collect();
-    let block = stream.new.block;
-    log_seal(
-        block,
-        seal(&cluster, block, stream.acked_bytes(), nodes).await,
-    );
+    let sealed = seal(&cluster, &stream.new, stream.acked_bytes(), nodes).await;
+    log_seal(stream.new.block, sealed);
 }
 
 /// Gives back a block that nothing was written to.
 pub(crate) async fn discard(cluster: Arc<Cluster>, new: NewBlock) {
     if new.generation == cluster.session.generation() {
-        log_seal(new.block, seal(&cluster, new.block, 0, Vec::new()).await);
+        log_seal(new.block, seal(&cluster, &new, 0, Vec::new()).await);
     }
 }
 
+/// Tells the namenode of the end of a block: until it knows, the block is not repaired. So it is told however long it is
+/// away; it knows by itself when the session ends.
 async fn seal(
     cluster: &Cluster,
-    block: BlockId,
+    new: &NewBlock,
     length_bytes: u64,
     replicas: Vec<NodeId>,
 ) -> Result<(), ClientError> {
     let sealed = SealedBlock {
-        block,
+        block: new.block,
         length_bytes,
         replicas,
     };
     let op = mutation::SealBlocks {
         blocks: vec![sealed],
     };
-    let result = cluster.session.mutate(&Credentials::root(), op).await;
-    result.map(|_| ())
+    let session = &cluster.session;
+    loop {
+        match session.mutate(&Credentials::root(), op.clone()).await {
+            Err(
+                ClientError::Unreachable { .. }
+                | ClientError::Fs(FsError::Recovery(_) | FsError::Busy { .. }),
+            ) if new.generation == session.generation() && !session.is_closed() => {
+                tokio::time::sleep(REPORT_RETRY).await;
+            }
+            result => return result.map(|_| ()),
+        }
+    }
 }
 
 fn log_seal(block: BlockId, result: Result<(), ClientError>) {

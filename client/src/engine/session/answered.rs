@@ -1,6 +1,7 @@
 //! What a namenode answered in a session that has ended meanwhile, and whether it still has it. Pure.
 
 use std::collections::BTreeMap;
+use std::ops::Range;
 
 use harvestfs_protocol::ids::InodeId;
 use harvestfs_protocol::meta::mutation::{Commit, SetAttr};
@@ -69,8 +70,15 @@ impl AnsweredFile {
         }
     }
 
-    pub(crate) fn has_content(&self) -> bool {
-        self.content.len() > 0 || !self.appended.is_empty()
+    /// Where in the file its content is to be looked for.
+    pub(crate) fn range(&self) -> Range<u64> {
+        if !self.appended.is_empty() {
+            return 0..u64::MAX;
+        }
+        let mut extents = self.content.from(0);
+        let start = extents.next().map_or(0, |it| it.file_offset);
+        let end = self.content.from(0).last().map_or(0, Extent::file_end);
+        start..end
     }
 
     /// Whether all of it is part of what was found.
@@ -191,7 +199,7 @@ mod tests {
             extent(50, 10, 2, 5),
             extent(60, 40, 1, 60),
         ];
-        assert!(file.has_content());
+        assert_eq!(file.range(), 0..100);
         assert!(file.is_in(&found(0o644, &whole)));
         // More is no harm, and neither is one that is cut.
         let mut more = whole.to_vec();
@@ -210,6 +218,7 @@ mod tests {
     #[test]
     fn what_was_appended_may_be_anywhere() {
         let file = answered(&[commit(&[extent(0, 10, 1, 100)], true)]);
+        assert_eq!(file.range(), 0..u64::MAX);
         assert!(file.is_in(&found(0o644, &[extent(500, 20, 1, 95)])));
         let in_two = [extent(500, 5, 1, 105), extent(505, 5, 1, 100)];
         assert!(file.is_in(&found(0o644, &in_two)));
@@ -225,7 +234,7 @@ mod tests {
             ..AttrChanges::default()
         };
         let file = answered(&[set(mode(0o600)), set(mode(0o4640))]);
-        assert!(!file.has_content());
+        assert!(file.range().is_empty());
         assert!(file.is_in(&found(0o640, &[])));
         assert!(!file.is_in(&found(0o600, &[])));
         let owner = AttrChanges {

@@ -164,14 +164,12 @@ impl Repeats {
     /// It was given up; `is_closed`: there will be no next session.
     pub(crate) fn after(&mut self, given_up: &Unanswered, is_closed: bool) -> Again {
         match &given_up.error {
-            // Refused for sure: the next session may do it.
-            ClientError::Fs(FsError::SessionExpired)
-                if !given_up.maybe_executed
-                    && self.repeated == Repeated::InNextSession
-                    && !is_closed =>
-            {
-                Again::InNextSession
-            }
+            ClientError::Fs(FsError::SessionExpired) if !is_closed => match self.repeated {
+                Repeated::AlsoIfExecuted => Again::InNextSession,
+                // Refused for sure: the next session may do it.
+                Repeated::InNextSession if !given_up.maybe_executed => Again::InNextSession,
+                Repeated::InNextSession | Repeated::Never => Again::No,
+            },
             ClientError::Fs(FsError::QuotaExceeded)
                 if !std::mem::replace(&mut self.released, true) =>
             {

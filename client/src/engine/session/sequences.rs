@@ -84,6 +84,8 @@ pub(crate) struct Unconfirmed<T> {
     last: u64,
     durable_through: u64,
     waiting: VecDeque<(u64, T)>,
+    /// How often they were replayed.
+    replays: u64,
 }
 
 impl<T> Default for Unconfirmed<T> {
@@ -92,6 +94,7 @@ impl<T> Default for Unconfirmed<T> {
             last: 0,
             durable_through: 0,
             waiting: VecDeque::new(),
+            replays: 0,
         }
     }
 }
@@ -122,9 +125,22 @@ impl<T> Unconfirmed<T> {
         confirmed.map(|(_, mutation)| mutation).collect()
     }
 
-    /// Everything that waits to become durable, in order.
-    pub(crate) fn waiting(&self) -> impl Iterator<Item = &T> {
-        self.waiting.iter().map(|(_, mutation)| mutation)
+    /// Everything that waits to become durable, in order, each with its number.
+    pub(crate) fn waiting(&self) -> impl Iterator<Item = (u64, &T)> {
+        self.waiting
+            .iter()
+            .map(|(number, mutation)| (*number, mutation))
+    }
+
+    /// What waits is replayed now. What is added later and was answered before is not among it.
+    pub(crate) fn replay(&mut self) -> impl Iterator<Item = (u64, &T)> {
+        self.replays += 1;
+        self.waiting()
+    }
+
+    /// How often what waited was replayed.
+    pub(crate) fn replays(&self) -> u64 {
+        self.replays
     }
 
     /// Whether everything with at most this number is durable.
@@ -228,7 +244,7 @@ mod tests {
                     prop_assert_eq!(confirmed, expected);
                     durable_through = durable_through.max(through);
                 }
-                let kept: Vec<u64> = unconfirmed.waiting().copied().collect();
+                let kept: Vec<u64> = unconfirmed.waiting().map(|(number, _)| number).collect();
                 let expected: Vec<u64> = (durable_through + 1..=unconfirmed.last()).collect();
                 prop_assert_eq!(unconfirmed.is_empty(), expected.is_empty());
                 prop_assert_eq!(kept, expected);

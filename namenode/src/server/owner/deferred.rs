@@ -148,7 +148,7 @@ impl Owner {
         if self.delegations.returned(session, ino) {
             // All of it was replayed.
             if let Some(session) = self.sessions.get_mut(session) {
-                session.overtaken.remove(&ino);
+                session.overtaken.retain(|(other, _)| *other != ino);
             }
             self.deferred_due |= !self.deferred.is_empty();
         }

@@ -50,6 +50,9 @@ impl Owner {
             Ok(asker) => asker,
             Err(error) => return responder.send(&Err(error)),
         };
+        if self.waits_for_lease(asker.session, &call.op) {
+            return self.defer(connection, call, responder);
+        }
         let credentials = call.credentials;
         match call.op {
             MetaOp::Query(query) => self.read(asker, connection, credentials, query, responder),

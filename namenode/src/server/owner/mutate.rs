@@ -62,8 +62,10 @@ impl Owner {
         else {
             return;
         };
-        self.note_lapsed_before(&call);
-        self.refuse_overtaken(asker.session, &mut call);
+        self.note_lapsed_before(asker.session, &call);
+        if let Err(error) = self.refuse_overtaken(asker.session, &mut call) {
+            return responder.send(&Err(error));
+        }
         let numbered = Some((asker.session, call.sequence));
         let mut pipelines = Vec::new();
         let done = self
@@ -281,7 +283,7 @@ impl Owner {
         let facts = mutation.facts();
         let directories = self.namespace.directories_of(&facts);
         self.grant(asker.session, &facts, &reply, &directories);
-        self.note_content_changed(asker.session, &mutation, is_replay);
+        self.note_changed(asker.session, &mutation, is_replay);
         // A replayed commit need not be the last one: the session returns the delegation when it has replayed all.
         let reply = if is_replay {
             reply
@@ -390,8 +392,9 @@ impl Owner {
         MetaReply::Located(self.located_for_writing(located))
     }
 
-    /// The answer to a repeated allocation: the blocks as they were placed, or, when a restart has
-    /// forgotten where that was, placed anew. Nothing can have been written to them without it.
+    /// The answer to a repeated allocation: the blocks as they were placed, or placed anew, when a restart has
+    /// forgotten where that was, or when so many of those servers are gone that a new block would not be written
+    /// to the others alone. Nothing can have been written to them without it.
     fn locate_again(&mut self, asker: Asker, blocks: Vec<BlockId>) -> Result<MetaReply, FsError> {
         let mut located = Vec::with_capacity(blocks.len());
         for block in blocks {
@@ -399,7 +402,9 @@ impl Owner {
                 continue;
             };
             let mut nodes = self.cluster.replicas(block, Some(asker.ip));
-            if nodes.is_empty() {
+            let needed = usize::from(self.cluster.needed_by_new(&view.rules));
+            let is_unwritten = view.committed_bytes == 0;
+            if nodes.is_empty() || is_unwritten && nodes.len() < needed {
                 nodes = self.place(asker, 1, &view.rules, &[])?.concat();
                 self.cluster.set_pipeline(block, &nodes);
             }

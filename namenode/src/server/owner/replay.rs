@@ -1,11 +1,14 @@
 //! Commits that were answered before, and that clients replay since they may be forgotten.
 
+use harvestfs_protocol::error::FsError;
 use harvestfs_protocol::ids::{BlockId, InodeId, SessionId};
-use harvestfs_protocol::meta::mutation::{Awaits, SetAttr};
-use harvestfs_protocol::meta::{Mutation, MutationCall};
+use harvestfs_protocol::meta::mutation::Awaits;
+use harvestfs_protocol::meta::{MetaOp, Mutation, MutationCall};
 use harvestfs_protocol::types::Extent;
 
 use super::Owner;
+use crate::server::overtaken::Part;
+use crate::server::sessions::Returning;
 
 /// What no commit may have. A file with it is refused also by whoever reads the journal.
 const REFUSED: Extent = Extent {
@@ -20,85 +23,136 @@ pub(super) fn is_replay(call: &MutationCall) -> bool {
     call.relaxed && matches!(call.mutation, Mutation::Commit(_))
 }
 
-fn changes_content(mutation: &Mutation) -> bool {
-    let keeps_it = matches!(mutation, Mutation::SetAttr(SetAttr { changes, .. }) if changes.size_bytes.is_none());
-    matches!(mutation.facts().awaits, Awaits::Files(_)) && !keeps_it
-}
-
 impl Owner {
     /// A session comes back. Which of the files that it declares others have changed since they were told of it last.
     pub(super) fn note_overtaken(&mut self, id: SessionId, declared: &[InodeId]) {
         if !self.sessions.is_missing(id) {
             return;
         }
-        let declared = declared.iter().copied();
-        let overtaken = declared.filter(|ino| self.overtaken.is_changed_by_others(id, *ino));
+        let parts = declared
+            .iter()
+            .flat_map(|ino| Part::ALL.map(|part| (*ino, part)));
+        let overtaken = parts.filter(|of| self.overtaken.is_changed_by_others(id, *of));
         let overtaken = overtaken.collect();
         if let Some(session) = self.sessions.get_mut(id) {
             session.overtaken = overtaken;
         }
     }
 
-    /// Content changes, and nobody waits any more for what sessions that are missing have to replay. That is written down
-    /// before the change: without it, the next leader would take what hides the change.
-    pub(super) fn note_lapsed_before(&mut self, call: &MutationCall) {
-        if !self.sessions.any_missing() || is_replay(call) || !changes_content(&call.mutation) {
+    /// A session changes files, and nobody waits any more for what others have to replay of them. That is written down before
+    /// the change: without it, the next leader would take what hides the change.
+    pub(super) fn note_lapsed_before(&mut self, author: SessionId, call: &MutationCall) {
+        let Awaits::Files(inodes) = call.mutation.facts().awaits else {
+            return;
+        };
+        if is_replay(call) || !self.sessions.any_missing() && self.delegations.is_empty() {
             return;
         }
         let now_ms = self.clock.now_ms();
+        let holders = inodes.iter().filter_map(|ino| self.delegations.holder(ino));
+        // One that is back and silent again has to come back once more.
+        let silent = holders.filter(|it| *it != author);
+        let mut lapsed: Vec<_> = self.sessions.missing().chain(silent).collect();
         let is_noted = |session| self.namespace.has_lapsed(session);
-        let missing = self.sessions.missing();
-        let mut lapsed: Vec<_> = missing
-            .filter(|session| !self.leases.is_alive(now_ms, *session) && !is_noted(*session))
-            .collect();
+        lapsed.retain(|it| !self.leases.is_alive(now_ms, *it) && !is_noted(*it));
         lapsed.sort_unstable();
+        lapsed.dedup();
+        for &session in &lapsed {
+            self.disconnect(session);
+        }
         self.note_leases_lapsed(&lapsed);
     }
 
+    /// Whether a call has to wait, since its session came back after its lease had run out: the first that is no replay, and
+    /// what comes behind it, wait until it is durable that the session has a lease again. Another leader would not wait for
+    /// it else.
+    pub(super) fn waits_for_lease(&mut self, session: SessionId, call: &MetaOp) -> bool {
+        let returning = self.sessions.get(session).map(|it| it.returning);
+        let next = match returning {
+            None | Some(Returning::No) => return false,
+            Some(Returning::Replays) => {
+                if matches!(call, MetaOp::Mutation(call) if call.relaxed) {
+                    return false;
+                }
+                match self.returned(session) {
+                    Ok(Some(lsn)) => Returning::Noted(lsn),
+                    Ok(None) => Returning::No,
+                    Err(error) => {
+                        tracing::error!(%session, %error, "that a session is back cannot be written down");
+                        Returning::Replays
+                    }
+                }
+            }
+            Some(Returning::Noted(lsn)) if lsn <= self.log.committed_lsn() => Returning::No,
+            Some(noted @ Returning::Noted(_)) => noted,
+        };
+        if let Some(session) = self.sessions.get_mut(session) {
+            session.returning = next;
+        }
+        next != Returning::No
+    }
+
     /// A mutation was executed. What is replayed was there before, and overtakes nothing.
-    pub(super) fn note_content_changed(
-        &mut self,
-        author: SessionId,
-        mutation: &Mutation,
-        is_replay: bool,
-    ) {
+    pub(super) fn note_changed(&mut self, author: SessionId, mutation: &Mutation, is_replay: bool) {
         let any_missing = self.sessions.any_missing();
         if !any_missing {
             self.overtaken.clear();
         }
-        if let Awaits::Files(inodes) = mutation.facts().awaits
-            && !is_replay
-            && changes_content(mutation)
-        {
-            // One that is back, and had not replayed all before nobody waited for it any more.
-            for ino in inodes.iter() {
+        if is_replay {
+            return;
+        }
+        let facts = mutation.facts();
+        for &part in Part::changed_by(mutation) {
+            // One that is back, and had not replayed all before nobody waited for it any more. (Attributes that it sets do
+            // not say whether they are replayed.)
+            for ino in facts.inodes.iter().filter(|_| part == Part::Content) {
                 let holder = self.delegations.holder(ino).filter(|it| *it != author);
                 if let Some(holder) = holder.and_then(|it| self.sessions.get_mut(it)) {
-                    holder.overtaken.insert(ino);
+                    holder.overtaken.insert((ino, part));
                 }
             }
             if any_missing {
-                self.overtaken.changed(author, inodes.iter());
+                self.overtaken.changed(author, part, facts.inodes.iter());
             }
         }
     }
 
     /// What a session replays of files that others have changed meanwhile would hide that. Appends hide nothing.
-    pub(super) fn refuse_overtaken(&self, id: SessionId, call: &mut MutationCall) {
-        let Some(session) = self.sessions.get(id).filter(|_| is_replay(call)) else {
-            return;
+    ///
+    /// # Errors
+    /// It replays attributes.
+    pub(super) fn refuse_overtaken(
+        &self,
+        id: SessionId,
+        call: &mut MutationCall,
+    ) -> Result<(), FsError> {
+        let Some(session) = self.sessions.get(id).filter(|_| call.relaxed) else {
+            return Ok(());
         };
-        let Mutation::Commit(commit) = &mut call.mutation else {
-            return;
+        let refused = |ino: InodeId| {
+            tracing::warn!(
+                session = %id, %ino,
+                "what a session changed and a crash took is not stored: others have changed the file meanwhile"
+            );
         };
-        for file in &mut commit.files {
-            if !file.append && session.overtaken.contains(&file.ino) {
-                tracing::warn!(
-                    session = %id, ino = %file.ino,
-                    "what a session closed and a crash took is not stored: others have changed the file meanwhile"
-                );
-                file.extents = vec![REFUSED];
+        match &mut call.mutation {
+            Mutation::Commit(commit) => {
+                for file in &mut commit.files {
+                    let of = (file.ino, Part::Content);
+                    if !file.append && session.overtaken.contains(&of) {
+                        refused(file.ino);
+                        file.extents = vec![REFUSED];
+                    }
+                }
+                Ok(())
             }
+            Mutation::SetAttr(op) if session.overtaken.contains(&(op.ino, Part::Attributes)) => {
+                refused(op.ino);
+                Err(FsError::InvalidArgument(
+                    "others have changed the file's attributes meanwhile".into(),
+                ))
+            }
+            _ => Ok(()),
         }
     }
 }

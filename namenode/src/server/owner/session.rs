@@ -14,7 +14,7 @@ use super::{Answer, Owner};
 use crate::engine::namespace::{Command, Outcome};
 use crate::journal::Lsn;
 use crate::server::metrics::Responder;
-use crate::server::sessions::{ConnectionId, OpenTo};
+use crate::server::sessions::{ConnectionId, OpenTo, Returning};
 
 /// When a client may try again that found too many sessions.
 const SESSIONS_RETRY_AFTER_MS: u32 = 1_000;
@@ -145,18 +145,20 @@ impl Owner {
         }
         // The connection that it had may be alive still; it has no session from now on.
         session.connection = Some(connection);
-        let returned = self.returned(id)?;
+        if self.namespace.has_lapsed(id) {
+            session.returning = Returning::Replays;
+        }
         self.heard(id);
         let now_ms = self.clock.now_ms();
         if let Some(notice) = self.leases.repeat(now_ms, id) {
             self.announce(vec![(id, notice)]);
         }
-        Ok((id, returned.max(self.undurable.last())))
+        Ok((id, self.undurable.last()))
     }
 
-    /// A session comes back. If its lease had run out, another leader would not wait for it: that has to change before it
-    /// hears anything.
-    fn returned(&mut self, session: SessionId) -> Result<Option<Lsn>, FsError> {
+    /// A session is back. If its lease had run out, another leader would not wait for it: that has to change before it
+    /// hears anything that it may cache.
+    pub(super) fn returned(&mut self, session: SessionId) -> Result<Option<Lsn>, FsError> {
         if !self.namespace.has_lapsed(session) {
             return Ok(None);
         }
@@ -304,7 +306,7 @@ impl Owner {
     }
 
     /// No connection speaks for the session any more.
-    fn disconnect(&mut self, id: SessionId) {
+    pub(super) fn disconnect(&mut self, id: SessionId) {
         let session = self.sessions.get_mut(id);
         let connection = session.and_then(|session| session.connection.take());
         if let Some(connected) = connection.and_then(|it| self.connections.get_mut(&it)) {
