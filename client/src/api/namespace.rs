@@ -1,5 +1,6 @@
 //! What changes the namespace.
 
+use harvestfs_protocol::error::FsError;
 use harvestfs_protocol::ids::InodeId;
 use harvestfs_protocol::meta::{
     AttrChanges, MetaReply, Mutation, RenameMode, SetTime, SetXattrMode, mutation,
@@ -62,9 +63,17 @@ impl Client {
         let session = &self.core().session;
         let (ticket, reply) = match &file {
             Some(file) if relaxed => {
-                let answer = session.mutate_relaxed(credentials, op).await?;
-                file.note_relaxed(session.last_relaxed());
-                answer
+                match session.mutate_relaxed(credentials, op.clone()).await {
+                    // Just after a crash the namenode cannot tell it from one that is replayed.
+                    Err(ClientError::Fs(FsError::InvalidArgument(_))) => {
+                        session.mutate(credentials, op).await?
+                    }
+                    answer => {
+                        let answer = answer?;
+                        file.note_relaxed(session.last_relaxed());
+                        answer
+                    }
+                }
             }
             _ => session.mutate(credentials, op).await?,
         };

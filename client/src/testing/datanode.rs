@@ -53,6 +53,14 @@ struct Replica {
     sealed: bool,
 }
 
+impl Replica {
+    fn seal(&mut self, length_bytes: u64) {
+        self.data.truncate(length_bytes as usize);
+        self.stable_bytes = self.data.len();
+        self.sealed = true;
+    }
+}
+
 /// See the module.
 pub(crate) struct Datanode {
     info: NodeInfo,
@@ -119,6 +127,12 @@ impl Datanode {
             }
         };
         self.replicas.lock().insert(block, copy);
+    }
+
+    /// As the namenode commands it.
+    pub(crate) fn seal_at(&self, block: BlockId, length_bytes: u64) {
+        let mut replicas = self.replicas.lock();
+        replicas.get_mut(&block).unwrap().seal(length_bytes);
     }
 
     /// Blocks with their lengths and whether they are sealed.
@@ -399,9 +413,9 @@ impl Datanode {
             let have_bytes = replica.data.len() as u64;
             return Err(DataError::ShortReplica { have_bytes });
         }
-        replica.data.truncate(request.length_bytes as usize);
-        replica.stable_bytes = replica.data.len();
-        replica.sealed = true;
+        if !replica.sealed {
+            replica.seal(request.length_bytes);
+        }
         Ok(())
     }
 }

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use harvestfs_protocol::ids::{BlockId, InodeId};
+use harvestfs_protocol::limits::CHUNK_BYTES;
 use tokio::time::Instant;
 
 use super::faults::{DEADLINE, lose_power, read_elsewhere};
@@ -148,6 +149,39 @@ async fn fsync_of_a_file_with_a_lost_block_fails_for_as_long_as_the_file_has_it(
         datanode.set_mood(Mood::Well);
     }
     assert_eq!(clone.sync().await, Ok(()));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn fsync_of_what_was_committed_of_a_block_needs_no_more_of_it_than_that() {
+    let cluster = Cluster::start(3, 3).await;
+    let client = cluster.client("a").await;
+    let mut files = Vec::new();
+    for text in ["first", "second"] {
+        let (_, file) = create(&client, text).await;
+        file.write(0, Bytes::from_static(b"content")).await.unwrap();
+        file.flush().await.unwrap();
+        files.push(file);
+    }
+    let blocks = cluster.namenode.used_blocks();
+    assert_eq!(blocks.len(), 1, "they share one");
+    // As if the second had not been committed when the namenode had the block sealed, since the session had ended.
+    cluster.namenode.expire_sessions();
+    for datanode in &cluster.datanodes {
+        for block in &blocks {
+            datanode.seal_at(*block, CHUNK_BYTES as u64);
+        }
+    }
+    let noticed = name("noticed");
+    let made = client.mkdir(&root(), InodeId::ROOT, &noticed, 0o755).await;
+    made.unwrap();
+    for _ in 0..2 {
+        assert_eq!(files[0].sync().await, Ok(()));
+    }
+    let lost = files[1].sync().await;
+    assert!(
+        matches!(lost, Err(ClientError::DataLost { .. })),
+        "{lost:?}"
+    );
 }
 
 /// Until it is reported, the namenode does not repair the block.

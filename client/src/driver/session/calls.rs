@@ -289,6 +289,7 @@ impl Session {
             number: Some(number),
             ticket: Some(ticket),
         };
+        let mut maybe_executed = false;
         let result = loop {
             let generation = pending.number.as_ref().map(Numbered::generation);
             let replays = self.unconfirmed.lock().replays();
@@ -299,10 +300,14 @@ impl Session {
                     }
                     // It may have been answered on an earlier connection, after which a crash took it.
                     pending.request = replayed(pending.request.clone(), &MetaReply::Done);
+                    maybe_executed = true;
                     continue;
                 }
                 Ok(_) => break Err(ClientError::UnexpectedReply(name)),
-                Err(given_up) => given_up,
+                Err(given_up) => Unanswered {
+                    maybe_executed: given_up.maybe_executed || maybe_executed,
+                    ..given_up
+                },
             };
             match repeats.after(&given_up, self.is_closed()) {
                 Again::InNextSession => {

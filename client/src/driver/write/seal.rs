@@ -41,7 +41,7 @@ pub(crate) async fn recover<S: Source>(
         return;
     }
     let nodes = &stream.new.nodes;
-    let survivors = seal_on(&cluster, &stream, nodes, nodes.len()).await;
+    let survivors = seal_on(&cluster, &stream, nodes, nodes.len(), length_bytes).await;
     let saved = |lost: String| Saved::of(survivors.len(), nodes.len(), || lost);
     if expired {
         // The namenode has it sealed as well. What was committed of it can be made stable still.
@@ -119,12 +119,14 @@ fn log_seal(block: BlockId, result: Result<(), ClientError>) {
 }
 
 /// Seals replicas of a block whose pipeline broke at the length that all its datanodes acknowledged; returns the
-/// datanodes on which it is sealed, as soon as these are `enough`.
+/// datanodes on which it is sealed, as soon as these are `enough`. A replica that has less, and `at_least` so much, is
+/// sealed as it is.
 pub(crate) async fn seal_on<J>(
     cluster: &Arc<Cluster>,
     stream: &BlockStream<J>,
     nodes: &[Arc<NodeInfo>],
     enough: usize,
+    at_least: u64,
 ) -> Vec<NodeId> {
     let length_bytes = stream.acked_bytes();
     let mut attempts = JoinSet::new();
@@ -136,7 +138,7 @@ pub(crate) async fn seal_on<J>(
             length_bytes,
         };
         attempts.spawn(async move {
-            let attempt = seal_replica(&cluster.locations, &node, request);
+            let attempt = seal_replica(&cluster.locations, &node, request, at_least);
             let sealed = tokio::time::timeout(SEAL_DEADLINE, attempt).await;
             matches!(sealed, Ok(true)).then_some(node.node)
         });
@@ -150,10 +152,22 @@ pub(crate) async fn seal_on<J>(
     sealed
 }
 
-async fn seal_replica(locations: &Locations, node: &NodeInfo, request: SealRequest) -> bool {
+async fn seal_replica(
+    locations: &Locations,
+    node: &NodeInfo,
+    mut request: SealRequest,
+    at_least: u64,
+) -> bool {
     loop {
         match try_seal(locations, node, &request).await {
             Ok(Ok(())) => return true,
+            // At less it could be cut.
+            Ok(Err(DataError::ShortReplica { have_bytes }))
+                if (at_least..request.length_bytes).contains(&have_bytes) =>
+            {
+                request.length_bytes = have_bytes;
+                continue;
+            }
             // The datanode may not have noticed yet that the pipeline is gone.
             Ok(Err(DataError::OutOfOrder(_) | DataError::Busy { .. })) => {}
             Ok(Err(error)) => {

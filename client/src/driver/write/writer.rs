@@ -136,7 +136,7 @@ struct Task<S: Source> {
 impl<S: Source> Task<S> {
     async fn run(mut self) {
         self.write().await;
-        // They have deadlines of their own.
+        // They end with the session at the latest.
         while self.ends.join_next().await.is_some() {}
         self.writers.running.send_modify(|running| *running -= 1);
     }

@@ -273,7 +273,9 @@ impl Cluster {
                 return Verdict::Keep;
             }
             ReplicaState::Excess => true,
-            ReplicaState::Short | ReplicaState::Corrupt | ReplicaState::Deleting => confirmed > 0,
+            ReplicaState::Short | ReplicaState::Corrupt => confirmed > 0,
+            // It may be a good one, and others may be lost by now.
+            ReplicaState::Deleting => confirmed >= wanted.clamp(1, 2),
         };
         if !enough || self.is_storm() {
             return Verdict::Later;

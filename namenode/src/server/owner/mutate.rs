@@ -405,8 +405,12 @@ impl Owner {
             let needed = usize::from(self.cluster.needed_by_new(&view.rules));
             let is_unwritten = view.committed_bytes == 0;
             if nodes.is_empty() || is_unwritten && nodes.len() < needed {
-                nodes = self.place(asker, 1, &view.rules, &[])?.concat();
-                self.cluster.set_pipeline(block, &nodes);
+                let placed = self.place(asker, 1, &view.rules, &[]);
+                // Those that are left are better than none.
+                if nodes.is_empty() || placed.is_ok() {
+                    nodes = placed?.concat();
+                    self.cluster.set_pipeline(block, &nodes);
+                }
             }
             located.push((block, view.rules, nodes));
         }

@@ -23,6 +23,14 @@ pub(super) fn is_replay(call: &MutationCall) -> bool {
     call.relaxed && matches!(call.mutation, Mutation::Commit(_))
 }
 
+/// Whether a call may be one that is replayed. Only commits say so.
+fn may_be_replay(call: &MetaOp) -> bool {
+    match call {
+        MetaOp::Mutation(call) => call.relaxed || matches!(call.mutation, Mutation::SealBlocks(_)),
+        MetaOp::Query(_) | MetaOp::Housekeeping(_) => false,
+    }
+}
+
 impl Owner {
     /// A session comes back. Which of the files that it declares others have changed since they were told of it last.
     pub(super) fn note_overtaken(&mut self, id: SessionId, declared: &[InodeId]) {
@@ -50,7 +58,7 @@ impl Owner {
         }
         let now_ms = self.clock.now_ms();
         let holders = inodes.iter().filter_map(|ino| self.delegations.holder(ino));
-        // One that is back and silent again has to come back once more.
+        // One that is back and silent again.
         let silent = holders.filter(|it| *it != author);
         let mut lapsed: Vec<_> = self.sessions.missing().chain(silent).collect();
         let is_noted = |session| self.namespace.has_lapsed(session);
@@ -58,7 +66,10 @@ impl Owner {
         lapsed.sort_unstable();
         lapsed.dedup();
         for &session in &lapsed {
-            self.disconnect(session);
+            let session = self.sessions.get_mut(session);
+            if let Some(session) = session.filter(|it| it.connection.is_some()) {
+                session.returning = Returning::Replays;
+            }
         }
         self.note_leases_lapsed(&lapsed);
     }
@@ -71,7 +82,7 @@ impl Owner {
         let next = match returning {
             None | Some(Returning::No) => return false,
             Some(Returning::Replays) => {
-                if matches!(call, MetaOp::Mutation(call) if call.relaxed) {
+                if may_be_replay(call) {
                     return false;
                 }
                 match self.returned(session) {

@@ -306,7 +306,7 @@ impl Owner {
     }
 
     /// No connection speaks for the session any more.
-    pub(super) fn disconnect(&mut self, id: SessionId) {
+    fn disconnect(&mut self, id: SessionId) {
         let session = self.sessions.get_mut(id);
         let connection = session.and_then(|session| session.connection.take());
         if let Some(connected) = connection.and_then(|it| self.connections.get_mut(&it)) {

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use harvestfs_protocol::ids::{BlockId, InodeId};
-use harvestfs_protocol::types::{Credentials, FileBlock, NodeInfo};
+use harvestfs_protocol::types::{Credentials, Extent, FileBlock, NodeInfo};
 use harvestfs_protocol::unix_now_ms;
 use rustc_hash::FxHashSet;
 
@@ -109,35 +109,50 @@ impl Files {
         // At first none is waited for that does not answer: one may be enough.
         let (mut wanted, mut pause) = (1, LOOK_INTERVAL);
         loop {
-            let Some(located) = self.located(file.ino, block).await? else {
+            let Some((located, end_of_file)) = self.located(file.ino, block).await? else {
                 return Ok(());
             };
+            let session = &self.cluster.session;
+            let has_ended = stream.new.generation != session.generation();
             let may_seal =
                 unix_now_ms().is_some_and(|now| stream.new.token.expires_unix_ms() > now);
-            let sealed = match may_seal {
+            let (sealed, stable) = match may_seal {
                 true => {
                     let mut nodes = stream.new.nodes.clone();
                     let is_other =
                         |node: &Arc<NodeInfo>| nodes.iter().all(|it| it.node != node.node);
                     let others: Vec<_> = located.into_iter().filter(is_other).collect();
                     nodes.extend(others);
-                    seal_on(&self.cluster, stream, &nodes, wanted).await.len()
+                    let seal = async |at_least| {
+                        let sealed = seal_on(&self.cluster, stream, &nodes, wanted, at_least);
+                        sealed.await.len()
+                    };
+                    let sealed = seal(stream.acked_bytes()).await;
+                    // The namenode has it sealed at what was committed of it. That may be enough for this file, and not for
+                    // others.
+                    let shorter = match sealed < wanted && has_ended {
+                        true => seal(end_of_file).await,
+                        false => 0,
+                    };
+                    (sealed, sealed.max(shorter))
                 }
                 // Hours have passed: the namenode's word has to do.
-                false => located.len(),
+                false => (located.len(), located.len()),
             };
             if sealed > 0 {
-                lost = None;
                 stream.settle(Saved::of(sealed, written_to, String::new));
             }
+            lost = lost.filter(|_| stable == 0);
             if let Some(reason) = lost {
                 return Err(ClientError::DataLost { reason });
             }
-            if sealed >= enough {
+            if stable >= enough {
                 return Ok(());
             }
-            if sealed > 0 && self.new_blocks_get(sealed, file).await {
-                stream.settle(Saved::Enough);
+            if stable > 0 && self.new_blocks_get(stable, file).await {
+                if sealed > 0 {
+                    stream.settle(Saved::Enough);
+                }
                 return Ok(());
             }
             let waited = clock::now().saturating_duration_since(began);
@@ -152,27 +167,31 @@ impl Files {
         }
     }
 
-    /// Where a block is, as the namenode knows it now. None: the file has it no more.
+    /// Where a block is, as the namenode knows it now, and where what the file uses of it ends. None: the file has it no
+    /// more.
     async fn located(
         &self,
         ino: InodeId,
         block: BlockId,
-    ) -> Result<Option<Vec<Arc<NodeInfo>>>, ClientError> {
+    ) -> Result<Option<(Vec<Arc<NodeInfo>>, u64)>, ClientError> {
         let root = Credentials::root();
         let (session, locations) = (&self.cluster.session, &self.cluster.locations);
         let (_, extents) = session.content(&root, ino).await?;
-        let Some(extent) = extents.from(0).find(|extent| extent.block == block) else {
+        let mut of_block = extents.from(0).filter(|extent| extent.block == block);
+        let Some(extent) = of_block.next() else {
             return Ok(None);
         };
+        let end_of = |it: &Extent| it.block_offset + it.length_bytes;
+        let end = of_block.map(end_of).fold(end_of(extent), u64::max);
         let at = FileBlock {
             block,
             file_offset: extent.file_offset,
         };
         locations.replicas().forget(block);
         match locations.locate(session, &root, (ino, at), Vec::new).await {
-            Ok(location) => Ok(Some(location.replicas.clone())),
+            Ok(location) => Ok(Some((location.replicas.clone(), end))),
             Err(ClientError::NoReplica { .. } | ClientError::LeftFile { .. }) => {
-                Ok(Some(Vec::new()))
+                Ok(Some((Vec::new(), end)))
             }
             Err(error) => Err(error),
         }
