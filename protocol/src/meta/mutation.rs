@@ -162,13 +162,11 @@ pub enum Answered {
     /// When it is durable, or at once where the request asks for that and nothing can be lost by it
     /// that was durable before (see [`MutationCall::relaxed`](super::MutationCall::relaxed)).
     DurableUnlessRelaxed,
-    /// At once: it becomes durable with the next one that is, or within a fraction of a second. The
-    /// client keeps the request until then.
+    /// At once: it becomes durable with the next one that is, or in a fraction of a second; the client keeps it until then.
     AtOnce,
 }
 
-/// How a client repeats a mutation that was refused because the session has ended, and so was not
-/// executed.
+/// How a client repeats a mutation that was refused because the session has ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Repeated {
     /// In the next session.
@@ -246,28 +244,25 @@ impl Mutation {
                 repeated: Repeated::Never,
                 ..of_blocks()
             },
-            Self::Commit(op) => MutationFacts {
-                inodes: Inodes::Files(&op.files),
-                awaits: Awaits::Files(Inodes::Files(&op.files)),
-                entails: Entails::DelegationsReturned(&op.files),
-                window: if op.files.is_empty() {
-                    Window::Confirming
-                } else {
-                    Window::Work
-                },
-                answered: if op.durable {
-                    Answered::Durable
-                } else {
-                    Answered::AtOnce
-                },
+            Self::Commit(op) => {
                 // One without files makes durable what came before it.
-                repeated: if op.files.is_empty() {
-                    Repeated::AlsoIfExecuted
-                } else {
-                    Repeated::Never
-                },
-                ..of_blocks()
-            },
+                let (window, repeated) = match op.files.is_empty() {
+                    true => (Window::Confirming, Repeated::AlsoIfExecuted),
+                    false => (Window::Work, Repeated::Never),
+                };
+                MutationFacts {
+                    inodes: Inodes::Files(&op.files),
+                    awaits: Awaits::Files(Inodes::Files(&op.files)),
+                    entails: Entails::DelegationsReturned(&op.files),
+                    window,
+                    answered: match op.durable {
+                        true => Answered::Durable,
+                        false => Answered::AtOnce,
+                    },
+                    repeated,
+                    ..of_blocks()
+                }
+            }
             Self::CreateScratch(_) => MutationFacts {
                 creates: Creates::HeldFile,
                 ..of_blocks()
