@@ -241,13 +241,9 @@ impl Filesystem for Device {
             offset,
             flags: write_flags,
             direct: convert::is_direct(flags),
+            synced: convert::is_synced(flags),
         };
-        let header = request.into();
-        if convert::is_synced(flags) {
-            self.0.write_synced(header, handle, write, data, reply);
-        } else {
-            self.0.write(header, handle, write, data, reply);
-        }
+        self.0.write(request.into(), handle, write, data, reply);
     }
 
     fn flush(

@@ -249,22 +249,7 @@ impl Adapter {
         reply: impl Reply<Written>,
     ) {
         match self.file(handle) {
-            Some(open) => self.serve_write(header, open, write, false, data, reply),
-            None => reply.answer(Err(Errno::EBADF)),
-        }
-    }
-
-    /// As [`Adapter::write`], with `O_SYNC` or `O_DSYNC`.
-    pub fn write_synced(
-        &self,
-        header: Header,
-        handle: FileHandle,
-        write: Write,
-        data: &[u8],
-        reply: impl Reply<Written>,
-    ) {
-        match self.file(handle) {
-            Some(open) => self.serve_write(header, open, write, true, data, reply),
+            Some(open) => self.serve_write(header, open, write, data, reply),
             None => reply.answer(Err(Errno::EBADF)),
         }
     }

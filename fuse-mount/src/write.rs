@@ -23,6 +23,8 @@ pub struct Write {
     pub flags: WriteFlags,
     /// Past its pages: a program opened the file with `O_DIRECT`.
     pub direct: bool,
+    /// With `O_SYNC` or `O_DSYNC`.
+    pub synced: bool,
 }
 
 impl Write {
@@ -39,13 +41,12 @@ impl Write {
 }
 
 impl Adapter {
-    /// Writes to an open file; `synced`: with `O_SYNC` or `O_DSYNC`.
+    /// Writes to an open file.
     pub(crate) fn serve_write(
         &self,
         header: Header,
         open: Arc<OpenFile>,
         write: Write,
-        synced: bool,
         data: &[u8],
         reply: impl Reply<Written>,
     ) {
@@ -62,7 +63,7 @@ impl Adapter {
         // After all other writes the kernel asks for a sync itself. It does not when a file is opened past its
         // pages, as to append, nor after an asynchronous write with `O_DIRECT`; a synchronous one is not told
         // from that, and what is synced here has nothing left to do when it is asked for again.
-        let synced = synced && past_pages;
+        let synced = write.synced && past_pages;
         let cached = if past_pages {
             CachedWrite::dropped_from(offset)
         } else {
@@ -150,6 +151,7 @@ mod tests {
             offset: 0,
             flags,
             direct,
+            synced: false,
         };
         let (none, cache) = (WriteFlags::empty(), WriteFlags::FUSE_WRITE_CACHE);
         assert!(write(none, false).is_past_pages(true));

@@ -44,6 +44,14 @@ async fn unstable(cluster: &Cluster, client: &Client, broken: usize) -> Unstable
     }
 }
 
+async fn wait_until_sealed(cluster: &Cluster, block: BlockId) {
+    let began = Instant::now();
+    while !cluster.namenode.sealed().contains_key(&block) {
+        assert!(began.elapsed() < DEADLINE, "the block is not sealed");
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
+}
+
 /// The `fsync` of a file, once the client has sealed what could be.
 async fn syncing(
     cluster: &Cluster,
@@ -51,11 +59,7 @@ async fn syncing(
 ) -> tokio::task::JoinHandle<Result<(), ClientError>> {
     let file = unstable.file.clone();
     let syncing = tokio::spawn(async move { file.sync().await });
-    let began = Instant::now();
-    while !cluster.namenode.sealed().contains_key(&unstable.block) {
-        assert!(began.elapsed() < DEADLINE, "the block is not sealed");
-        tokio::time::sleep(Duration::from_millis(1)).await;
-    }
+    wait_until_sealed(cluster, unstable.block).await;
     // Much longer than an answer takes that is on its way.
     tokio::time::sleep(Duration::from_millis(200)).await;
     syncing
@@ -198,11 +202,7 @@ async fn the_end_of_a_block_is_reported_also_when_the_namenode_is_away_for_long(
     assert!(file.sync().await.is_err());
     tokio::time::sleep(Duration::from_millis(500)).await;
     cluster.namenode.restart().await;
-    let began = Instant::now();
-    while !cluster.namenode.sealed().contains_key(&unstable.block) {
-        assert!(began.elapsed() < DEADLINE, "the block is not sealed");
-        tokio::time::sleep(Duration::from_millis(1)).await;
-    }
+    wait_until_sealed(&cluster, unstable.block).await;
 }
 
 /// What `fsync` says of a file that was closed just before the session ended.

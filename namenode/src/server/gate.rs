@@ -3,7 +3,7 @@
 //! A reply may have to wait until a record is on stable storage, until other sessions have
 //! acknowledged that they forgot what it changed, or both. The gate does not look at what waits.
 
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::collections::{BTreeMap, BTreeSet};
 
 use harvestfs_protocol::ids::{InodeId, SessionId};
 use harvestfs_protocol::planted::{self, Bug};
@@ -111,66 +111,88 @@ impl<T> Gate<T> {
     }
 }
 
-/// Inodes with changes that were promised to be durable and are not yet. A reply that could show
-/// such a change must wait as the reply to its author does: after a crash it would have shown
-/// something that never was.
-#[derive(Debug, Default)]
-pub(crate) struct Undurable {
-    changed: FxHashMap<InodeId, Lsn>,
+/// The last change of each inode, until it is durable.
+#[derive(Debug)]
+struct Changes<T> {
+    changed: FxHashMap<InodeId, (Lsn, T)>,
     by_lsn: BTreeMap<Lsn, Vec<InodeId>>,
-    last: Lsn,
 }
 
-impl Undurable {
-    /// The record `lsn`, whose author waits for it, changed `inodes`.
-    pub(crate) fn note(&mut self, lsn: Lsn, inodes: impl IntoIterator<Item = InodeId>) {
+impl<T> Default for Changes<T> {
+    fn default() -> Self {
+        Self {
+            changed: FxHashMap::default(),
+            by_lsn: BTreeMap::new(),
+        }
+    }
+}
+
+impl<T: Copy> Changes<T> {
+    fn note(&mut self, lsn: Lsn, of: T, inodes: impl IntoIterator<Item = InodeId>) {
         let noted = self.by_lsn.entry(lsn).or_default();
         for ino in inodes {
-            self.changed.insert(ino, lsn);
+            self.changed.insert(ino, (lsn, of));
             noted.push(ino);
         }
-        self.last = lsn;
     }
 
     /// All records up to `lsn` are durable.
-    pub(crate) fn durable(&mut self, lsn: Lsn) {
+    fn durable(&mut self, lsn: Lsn) {
         while let Some(entry) = self.by_lsn.first_entry()
             && *entry.key() <= lsn
         {
             let (noted_lsn, inodes) = entry.remove_entry();
             for ino in inodes {
-                if self.changed.get(&ino) == Some(&noted_lsn) {
+                if self.changed.get(&ino).is_some_and(|it| it.0 == noted_lsn) {
                     self.changed.remove(&ino);
                 }
             }
         }
     }
 
+    fn of(&self, inodes: impl IntoIterator<Item = InodeId>) -> impl Iterator<Item = (Lsn, T)> {
+        let changes = inodes.into_iter().map(|ino| self.changed.get(&ino));
+        changes.flatten().copied()
+    }
+}
+
+/// Inodes with changes that were promised to be durable and are not yet. A reply that could show
+/// such a change must wait as the reply to its author does: after a crash it would have shown
+/// something that never was.
+#[derive(Debug, Default)]
+pub(crate) struct Undurable {
+    changes: Changes<()>,
+    last: Lsn,
+}
+
+impl Undurable {
+    /// The record `lsn`, whose author waits for it, changed `inodes`.
+    pub(crate) fn note(&mut self, lsn: Lsn, inodes: impl IntoIterator<Item = InodeId>) {
+        self.changes.note(lsn, (), inodes);
+        self.last = lsn;
+    }
+
+    /// All records up to `lsn` are durable.
+    pub(crate) fn durable(&mut self, lsn: Lsn) {
+        self.changes.durable(lsn);
+    }
+
     /// The record that a reply about these inodes has to wait for.
     pub(crate) fn record_of(&self, inodes: impl IntoIterator<Item = InodeId>) -> Option<Lsn> {
-        if self.changed.is_empty() {
-            return None;
-        }
-        inodes
-            .into_iter()
-            .filter_map(|ino| self.changed.get(&ino).copied())
-            .max()
+        self.changes.of(inodes).map(|(lsn, ())| lsn).max()
     }
 
     /// The record that a reply which may show anything has to wait for.
     pub(crate) fn last(&self) -> Option<Lsn> {
-        (!self.by_lsn.is_empty()).then_some(self.last)
+        (!self.changes.by_lsn.is_empty()).then_some(self.last)
     }
 }
 
-/// Inodes with changes that were answered before they are durable. After a crash their sessions repeat them, each when it is
+/// Inodes with changes that were answered before they are durable. After a crash their sessions replay them, each when it is
 /// back: of one inode, in their order only where they are of one session. So a change by another one is answered when all of
 /// them are durable.
 #[derive(Debug, Default)]
-pub(crate) struct AnsweredEarly {
-    changed: FxHashMap<InodeId, (SessionId, Lsn)>,
-    by_lsn: VecDeque<(Lsn, InodeId)>,
-}
+pub(crate) struct AnsweredEarly(Changes<SessionId>);
 
 impl AnsweredEarly {
     /// The record `lsn`, for which `session` does not wait, changed `inodes`.
@@ -180,26 +202,12 @@ impl AnsweredEarly {
         lsn: Lsn,
         inodes: impl IntoIterator<Item = InodeId>,
     ) {
-        for ino in inodes {
-            self.changed.insert(ino, (session, lsn));
-            self.by_lsn.push_back((lsn, ino));
-        }
+        self.0.note(lsn, session, inodes);
     }
 
     /// All records up to `lsn` are durable.
     pub(crate) fn durable(&mut self, lsn: Lsn) {
-        while let Some(&(noted_lsn, ino)) = self.by_lsn.front()
-            && noted_lsn <= lsn
-        {
-            self.by_lsn.pop_front();
-            if self
-                .changed
-                .get(&ino)
-                .is_some_and(|(_, of)| *of == noted_lsn)
-            {
-                self.changed.remove(&ino);
-            }
-        }
+        self.0.durable(lsn);
     }
 
     /// Whether one of the inodes was changed by a session other than `session`.
@@ -208,12 +216,7 @@ impl AnsweredEarly {
         session: SessionId,
         inodes: impl IntoIterator<Item = InodeId>,
     ) -> bool {
-        let changed_by = |ino| self.changed.get(&ino).map(|(author, _)| *author);
-        !self.changed.is_empty()
-            && inodes
-                .into_iter()
-                .filter_map(changed_by)
-                .any(|author| author != session)
+        self.0.of(inodes).any(|(_, author)| author != session)
     }
 }
 
@@ -286,7 +289,7 @@ mod tests {
         assert_eq!(undurable.record_of([b]), Some(6));
         undurable.durable(6);
         assert_eq!(undurable.last(), None);
-        assert!(undurable.changed.is_empty());
+        assert!(undurable.changes.changed.is_empty());
     }
 
     #[test]
@@ -305,6 +308,6 @@ mod tests {
         assert!(early.has_of_others(bob, [b]));
         early.durable(6);
         assert!(!early.has_of_others(bob, [a, b]));
-        assert!(early.changed.is_empty() && early.by_lsn.is_empty());
+        assert!(early.0.changed.is_empty() && early.0.by_lsn.is_empty());
     }
 }

@@ -122,6 +122,29 @@ impl Fixture {
     }
 }
 
+/// A commit of Alice's was forgotten in a crash: the file, and how she replays it.
+async fn forgotten() -> (Fixture, InodeId, MetaCall) {
+    let mut fixture = Fixture::new(with_short_leases).await;
+    let [file, _] = fixture.files;
+    let replay = replayed(
+        &mut fixture.alice,
+        vec![of_file(file, fixture.of_alice, 4_000)],
+    );
+    fixture.crash().await;
+    (fixture, file, replay)
+}
+
+/// Alice comes back, and what she replays does not hide what Bob has changed.
+async fn assert_refused(mut fixture: Fixture, file: InodeId, replay: MetaCall) {
+    fixture.alice_returns().await;
+    let reply = meta(&fixture.alice.link, replay).await.unwrap();
+    assert!(committed(reply)[0].is_err());
+    assert_eq!(
+        blocks_of(&mut fixture.alice, file).await,
+        [(fixture.of_bob, 1_000)]
+    );
+}
+
 #[tokio::test]
 async fn what_a_session_replays_comes_before_what_others_change() {
     let mut fixture = Fixture::new(|_| {}).await;
@@ -201,13 +224,7 @@ async fn what_others_changed_meanwhile_is_not_hidden_by_what_is_replayed() {
 /// She is back, and silent for longer than others wait.
 #[tokio::test]
 async fn what_others_changed_before_all_was_replayed_is_not_hidden() {
-    let mut fixture = Fixture::new(with_short_leases).await;
-    let [file, _] = fixture.files;
-    let replay = replayed(
-        &mut fixture.alice,
-        vec![of_file(file, fixture.of_alice, 4_000)],
-    );
-    fixture.crash().await;
+    let (mut fixture, file, replay) = forgotten().await;
     fixture.alice_returns().await;
     let by_bob = commit(vec![of_file(file, fixture.of_bob, 1_000)], true);
     assert!(committed(fixture.bob.call(by_bob).await.unwrap())[0].is_ok());
@@ -221,51 +238,27 @@ async fn what_others_changed_before_all_was_replayed_is_not_hidden() {
 
 #[tokio::test]
 async fn what_others_may_have_changed_before_two_crashes_is_not_hidden_either() {
-    let mut fixture = Fixture::new(with_short_leases).await;
-    let [file, _] = fixture.files;
-    let replay = replayed(
-        &mut fixture.alice,
-        vec![of_file(file, fixture.of_alice, 4_000)],
-    );
-    fixture.crash().await;
+    let (mut fixture, file, replay) = forgotten().await;
     let by_bob = commit(vec![of_file(file, fixture.of_bob, 1_000)], true);
     assert!(committed(fixture.bob.call(by_bob).await.unwrap())[0].is_ok());
     // It is written down that her lease has run out.
     tokio::time::sleep(LEASE).await;
     fixture.bob.create(ROOT, "later").await;
     fixture.crash().await;
-    fixture.alice_returns().await;
-    let reply = meta(&fixture.alice.link, replay).await.unwrap();
-    assert!(committed(reply)[0].is_err());
-    assert_eq!(
-        blocks_of(&mut fixture.alice, file).await,
-        [(fixture.of_bob, 1_000)]
-    );
+    assert_refused(fixture, file, replay).await;
 }
 
 /// She came back between the crashes, and had replayed nothing.
 #[tokio::test]
 async fn what_others_changed_before_a_return_that_came_to_nothing_is_not_hidden() {
-    let mut fixture = Fixture::new(with_short_leases).await;
-    let [file, _] = fixture.files;
-    let replay = replayed(
-        &mut fixture.alice,
-        vec![of_file(file, fixture.of_alice, 4_000)],
-    );
-    fixture.crash().await;
+    let (mut fixture, file, replay) = forgotten().await;
     let by_bob = commit(vec![of_file(file, fixture.of_bob, 1_000)], true);
     assert!(committed(fixture.bob.call(by_bob).await.unwrap())[0].is_ok());
     fixture.alice_returns().await;
     // What was written down of her return is durable with it.
     fixture.bob.create(ROOT, "later").await;
     fixture.crash().await;
-    fixture.alice_returns().await;
-    let reply = meta(&fixture.alice.link, replay).await.unwrap();
-    assert!(committed(reply)[0].is_err());
-    assert_eq!(
-        blocks_of(&mut fixture.alice, file).await,
-        [(fixture.of_bob, 1_000)]
-    );
+    assert_refused(fixture, file, replay).await;
 }
 
 #[tokio::test]

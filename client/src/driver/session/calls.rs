@@ -24,7 +24,7 @@ use harvestfs_protocol::types::{Attr, Credentials};
 
 use super::Session;
 use super::listener::Invalidation;
-use super::replay::replayed;
+use super::replay::make_replay;
 use super::sequences::Numbered;
 use crate::driver::clock;
 use crate::engine::cache::{Scope, Ticket, Unsettled};
@@ -299,7 +299,7 @@ impl Session {
                         break Ok(mutated);
                     }
                     // It may have been answered on an earlier connection, after which a crash took it.
-                    pending.request = replayed(pending.request.clone(), &MetaReply::Done);
+                    make_replay(&mut pending.request, &MetaReply::Done);
                     maybe_executed = true;
                     continue;
                 }
@@ -338,7 +338,6 @@ impl Session {
     /// Keeps a mutation that was answered for replay, unless others were replayed since it was asked for: it was not
     /// among them.
     fn keep(self: &Arc<Self>, pending: &mut Pending<'_>, reply: &MetaReply, replays: u64) -> bool {
-        let request = replayed(pending.request.clone(), reply);
         let mut unconfirmed = self.unconfirmed.lock();
         if unconfirmed.replays() != replays {
             return false;
@@ -346,7 +345,8 @@ impl Session {
         let Some(number) = pending.number.take() else {
             unreachable!("a mutation that was answered has a number");
         };
-        if unconfirmed.add((number, request)) >= UNCONFIRMED_MAX {
+        make_replay(&mut pending.request, reply);
+        if unconfirmed.add((number, pending.request.clone())) >= UNCONFIRMED_MAX {
             drop(unconfirmed);
             self.start_confirming();
         }

@@ -32,12 +32,12 @@ const LOST_MAX: usize = 65_536;
 /// What was answered and is lost, by file, until it is reported.
 pub(super) type Lost = BTreeMap<InodeId, ClientError>;
 
-/// A request as it is replayed: a commit says so, and changes nothing of files of which it was refused.
-pub(super) fn replayed(mut request: Arc<Request>, reply: &MetaReply) -> Arc<Request> {
+/// Makes a request one that is replayed: a commit says so, and changes nothing of files of which it was refused.
+pub(super) fn make_replay(request: &mut Arc<Request>, reply: &MetaReply) {
     if let Request::Meta(MetaCall {
         op: MetaOp::Mutation(call),
         ..
-    }) = Arc::make_mut(&mut request)
+    }) = Arc::make_mut(request)
         && let Mutation::Commit(commit) = &mut call.mutation
     {
         call.relaxed = true;
@@ -50,7 +50,6 @@ pub(super) fn replayed(mut request: Arc<Request>, reply: &MetaReply) -> Arc<Requ
             }
         }
     }
-    request
 }
 
 /// The inodes that a request changes, in order; with none in place of those of which it changes nothing.

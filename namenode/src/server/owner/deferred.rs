@@ -110,7 +110,7 @@ impl Owner {
         self.is_ahead_of_commits(asker, || files)
     }
 
-    fn is_nothing_delegated(&self) -> bool {
+    pub(super) fn is_nothing_delegated(&self) -> bool {
         self.delegations.is_empty() && !self.sessions.any_missing()
     }
 

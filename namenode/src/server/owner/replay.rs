@@ -53,7 +53,7 @@ impl Owner {
         let Awaits::Files(inodes) = call.mutation.facts().awaits else {
             return;
         };
-        if is_replay(call) || !self.sessions.any_missing() && self.delegations.is_empty() {
+        if is_replay(call) || self.is_nothing_delegated() {
             return;
         }
         let now_ms = self.clock.now_ms();

@@ -174,6 +174,7 @@ impl Kernel {
             offset: number * PAGE_BYTES,
             flags: WriteFlags::FUSE_WRITE_CACHE,
             direct: false,
+            synced: false,
         };
         let handle = handle.unwrap_or(FileHandle(0));
         let written = self
@@ -483,6 +484,7 @@ impl Thread {
             offset,
             flags: WriteFlags::empty(),
             direct: false,
+            synced: false,
         };
         let (header, handle) = (self.header(), fd.handle);
         let Written(bytes) = self
