@@ -212,6 +212,14 @@ async fn what_the_next_leader_neither_knows_nor_takes_is_reported_once() {
     // Who only reads is not the one to be told.
     let reader = client.open(&root(), attr.ino, OpenFlags::READ).await;
     reader.unwrap().close().await.unwrap();
+    // Nor is one that closes it for a child.
+    for _ in 0..2 {
+        let closed = open.flush().await;
+        assert!(
+            matches!(closed, Err(ClientError::DataLost { .. })),
+            "{closed:?}"
+        );
+    }
     let reopened = client.open(&root(), attr.ino, OpenFlags::READ).await;
     for file in [open, reopened.unwrap()] {
         let lost = file.sync().await;

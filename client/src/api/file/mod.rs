@@ -239,21 +239,26 @@ impl File {
     ///
     /// # Errors
     /// What kept the data from being stored; it stays in memory and is tried again by the next flush.
-    /// [`ClientError::DataLost`] once, if data had to be given up since.
+    /// [`ClientError::DataLost`] if data had to be given up since, until [`File::sync`] has reported it.
     pub async fn flush(&self) -> Result<(), ClientError> {
         let (files, state) = (self.files(), &self.inner.state);
+        let mut is_early = false;
         if state.has_data() {
             files.find_rules(state).await?;
-            if files.close_early(state) {
-                return self.report_losses(Ok(()));
-            }
+            is_early = files.close_early(state);
         }
-        let flushed = files.flush(state, false).await;
+        let flushed = if is_early {
+            Ok(())
+        } else {
+            files.flush(state, false).await
+        };
         // Whoever closes what was only read does not look, and would take it from those that wrote.
         if self.inner.flags.write {
             self.note_lost();
         }
-        self.report_losses(flushed)
+        // A descriptor that a child has inherited is closed too, and nobody looks: `fsync` still reports it.
+        let reported = self.inner.losses_reported.load(Ordering::Acquire);
+        self.report_losses_after(reported, flushed)
     }
 
     /// Makes what was written durable (what `fsync` promises): on stable storage of every datanode
@@ -269,7 +274,9 @@ impl File {
         let synced = state.take_unseen_loss().map_or(synced, Err);
         // Last, so that it has what was lost while this waited for the namenode.
         self.note_lost();
-        self.report_losses(synced)
+        let (losses, _) = state.losses();
+        let reported = self.inner.losses_reported.swap(losses, Ordering::AcqRel);
+        self.report_losses_after(reported, synced)
     }
 
     /// Flushes and closes. Other clones of the handle keep the file open.
@@ -287,11 +294,13 @@ impl File {
         }
     }
 
-    fn report_losses(&self, result: Result<(), ClientError>) -> Result<(), ClientError> {
-        let (losses, reason) = self.inner.state.losses();
-        let reported = self.inner.losses_reported.swap(losses, Ordering::AcqRel);
-        match reason {
-            Some(reason) if losses > reported => Err(reason),
+    fn report_losses_after(
+        &self,
+        reported: u64,
+        result: Result<(), ClientError>,
+    ) -> Result<(), ClientError> {
+        match self.inner.state.losses() {
+            (losses, Some(reason)) if losses > reported => Err(reason),
             _ => result,
         }
     }
