@@ -2,7 +2,7 @@
 
 use std::fs::{self, File};
 use std::io::Read;
-use std::os::unix::fs::{FileTypeExt, MetadataExt};
+use std::os::unix::fs::{FileExt, FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -52,6 +52,26 @@ fn special_files_links_and_attributes_are_kept() {
     let mut value = [0; 16];
     let length = rustix::fs::getxattr(one.join("g"), "user.note", &mut value).expect("getxattr");
     assert_eq!(&value[..length], b"kept");
+}
+
+/// Archivers do not read a file that has a size and no space.
+#[test]
+fn what_is_not_committed_yet_has_space() {
+    let Some((_cluster, one, _other)) = Cluster::with_two_mounts() else {
+        return;
+    };
+    let space_bytes = |file: &File| file.metadata().expect("stat").blocks() * 512;
+    let file = File::create_new(one.join("f")).expect("create");
+    file.write_all_at(&[1; 10_000], 0).expect("write");
+    assert!(space_bytes(&file) >= 10_000, "{}", space_bytes(&file));
+    file.sync_all().expect("fsync");
+    let space_when_stored = space_bytes(&file);
+    file.write_all_at(&[2; 10_000], 0).expect("write");
+    assert_eq!(space_bytes(&file), space_when_stored);
+    file.set_len(1 << 30).expect("truncate");
+    file.write_all_at(&[3; 10_000], 1 << 20).expect("write");
+    assert!(space_bytes(&file) >= 20_000, "{}", space_bytes(&file));
+    assert!(space_bytes(&file) < 1 << 20, "{}", space_bytes(&file));
 }
 
 #[test]

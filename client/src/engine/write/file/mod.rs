@@ -72,6 +72,7 @@ struct Lane {
 /// What data in memory makes of a file's attributes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Uncommitted {
+    held_bytes: u64,
     written_end: u64,
     appended_bytes: u64,
     /// Whether a commit of appends is in flight: what is known of the file may have them already.
@@ -88,6 +89,10 @@ impl Uncommitted {
     /// The attributes as they will be once everything in memory is part of the file.
     pub(crate) fn apply(&self, attr: &mut Attr) {
         attr.size_bytes = attr.size_bytes.max(self.written_end) + self.appended_bytes;
+        // At least what it has when everything in memory replaces other data, at most what it has when nothing does. A
+        // file that had less than its data would pass for a hole, which archivers do not read.
+        let filled = (attr.allocated_bytes + self.held_bytes).min(attr.size_bytes);
+        attr.allocated_bytes = attr.allocated_bytes.max(filled);
         if let Some(mtime) = self.mtime {
             attr.mtime = mtime;
             attr.ctime = attr.ctime.max(mtime);
@@ -289,6 +294,7 @@ impl DirtyFile {
             return Uncommitted::default();
         }
         Uncommitted {
+            held_bytes: self.held_bytes(),
             written_end: self.written.data.end(),
             appended_bytes: self.appended.data.held_bytes(),
             appends_in_flight: self.appended.data.is_committing(),
