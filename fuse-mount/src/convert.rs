@@ -178,6 +178,11 @@ pub fn is_direct(flags: fuser::OpenFlags) -> bool {
     OFlags::from_bits_retain(flags.0.cast_unsigned()).contains(OFlags::DIRECT)
 }
 
+/// Whether what a program writes goes to the end.
+pub fn is_append(flags: fuser::OpenFlags) -> bool {
+    OFlags::from_bits_retain(flags.0.cast_unsigned()).contains(OFlags::APPEND)
+}
+
 /// Whether a write is to be durable when it returns: its file has `O_SYNC` or `O_DSYNC`, or the write itself
 /// `RWF_SYNC` or `RWF_DSYNC`.
 pub fn is_synced(flags: fuser::OpenFlags) -> bool {

@@ -240,6 +240,7 @@ impl Filesystem for Device {
             ino: convert::inode(node_id),
             offset,
             flags: write_flags,
+            append: convert::is_append(flags),
             direct: convert::is_direct(flags),
             synced: convert::is_synced(flags),
         };

@@ -21,6 +21,8 @@ pub struct Write {
     pub offset: u64,
     /// Why the kernel writes.
     pub flags: WriteFlags,
+    /// To the end, as the descriptor is now: it may have been opened otherwise.
+    pub append: bool,
     /// Past its pages: a program opened the file with `O_DIRECT`.
     pub direct: bool,
     /// With `O_SYNC` or `O_DSYNC`.
@@ -59,7 +61,8 @@ impl Adapter {
         let observed = self.begin(Operation::Write);
         self.inner.metrics.written.inc_by(written.into());
         let mut data = self.write_buffers.copy(data);
-        let append = open.append && !writes_back;
+        // What was not opened to append is in the kernel's pages, at the end that it knows.
+        let append = open.append && write.append && !writes_back;
         // After all other writes the kernel asks for a sync itself. It does not when a file is opened past its
         // pages, as to append, nor after an asynchronous write with `O_DIRECT`; a synchronous one is not told
         // from that, and what is synced here has nothing left to do when it is asked for again.
@@ -150,6 +153,7 @@ mod tests {
             ino: InodeId(7),
             offset: 0,
             flags,
+            append: false,
             direct,
             synced: false,
         };

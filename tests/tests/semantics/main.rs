@@ -12,7 +12,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use harvestfs_tests::{Cluster, ClusterOptions, Pattern, wait_until};
-use rustix::fs::{FallocateFlags, RawDir, RenameFlags, SeekFrom as RawSeek};
+use rustix::fs::{FallocateFlags, OFlags, RawDir, RenameFlags, SeekFrom as RawSeek};
 
 #[test]
 fn what_close_returned_for_is_seen_by_the_next_open_of_another_mount() {
@@ -213,6 +213,26 @@ fn appends_of_two_mounts_are_ordered_and_none_is_lost() {
         assert!(own.is_sorted(), "each writer's lines are in its order");
     }
     assert_eq!(text.len(), 200 * 7, "no line is torn");
+}
+
+#[test]
+fn what_is_written_after_o_append_was_taken_away_goes_to_its_offset() {
+    let Some((_cluster, one, other)) = Cluster::with_two_mounts() else {
+        return;
+    };
+    let mut log = OpenOptions::new()
+        .append(true)
+        .create(true)
+        .open(one.join("log"))
+        .expect("open");
+    log.write_all(b"a line\n").expect("append");
+    rustix::fs::fcntl_setfl(&log, OFlags::empty()).expect("F_SETFL");
+    log.write_all_at(b"A", 0).expect("pwrite");
+    rustix::fs::fcntl_setfl(&log, OFlags::APPEND).expect("F_SETFL");
+    log.write_all(b"another\n").expect("append");
+    log.sync_all().expect("fsync");
+    let text = fs::read_to_string(other.join("log")).expect("read");
+    assert_eq!(text, "A line\nanother\n");
 }
 
 #[test]

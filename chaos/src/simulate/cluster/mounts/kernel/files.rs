@@ -27,6 +27,11 @@ impl Fd {
         self.flags.contains(FopenFlags::FOPEN_DIRECT_IO)
     }
 
+    /// Whether what a program writes goes to the end.
+    pub(super) fn appends(&self) -> bool {
+        self.mode.contains(OFlags::APPEND)
+    }
+
     /// Whether a program may read from it.
     pub(super) fn may_read(&self) -> bool {
         !self.mode.contains(OFlags::WRONLY)

@@ -173,6 +173,7 @@ impl Kernel {
             ino,
             offset: number * PAGE_BYTES,
             flags: WriteFlags::FUSE_WRITE_CACHE,
+            append: false,
             direct: false,
             synced: false,
         };
@@ -483,6 +484,7 @@ impl Thread {
             ino: fd.ino,
             offset,
             flags: WriteFlags::empty(),
+            append: fd.appends(),
             direct: false,
             synced: false,
         };
