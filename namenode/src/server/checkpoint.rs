@@ -195,6 +195,7 @@ impl Work {
         let mut writer =
             BufWriter::with_capacity(WRITE_BUFFER_BYTES, plan.writer().map_err(journal)?);
         namespace.write_snapshot(&mut writer)?;
+        namespace.write_behind_snapshot(&mut writer)?;
         writer.flush().map_err(SnapshotError::Io)?;
         let writer = writer
             .into_inner()

@@ -187,7 +187,10 @@ pub(crate) fn read_base(
     let Some((lsn, mut reader)) = snapshot else {
         return Ok((Namespace::new(), 0));
     };
-    let namespace = Namespace::read_snapshot(&mut reader);
+    let namespace = Namespace::read_snapshot(&mut reader).and_then(|mut namespace| {
+        namespace.read_behind_snapshot(&mut reader)?;
+        Ok(namespace)
+    });
     let namespace = namespace.map_err(|source| NamenodeError::of_snapshot(lsn, source))?;
     Ok((namespace, lsn))
 }

@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use harvestfs_protocol::backup::BackupContent;
 use harvestfs_protocol::ids::ClusterId;
 
+use super::recovery::read_base;
 use super::{NamenodeError, data_dir};
 use crate::backup::{BackupError, BackupReader};
 use crate::consensus::{self, Member};
@@ -111,8 +112,7 @@ fn make_journal(
     })?;
     let lsn = received.lsn();
     // A namenode that starts with it reads it, too, and must not be the first to find that it cannot.
-    let namespace = Namespace::read_snapshot(&mut received.content()?)
-        .map_err(|source| NamenodeError::Snapshot { lsn, source })?;
+    let (namespace, _) = read_base(Some((lsn, received.content()?)))?;
     check(&namespace, content)?;
     let member = Member {
         name: content.name.clone(),

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use harvestfs_namenode::server::NamenodeOptions;
+use harvestfs_protocol::admin::{AdminReply, AdminRequest};
 use harvestfs_protocol::error::FsError;
 use harvestfs_protocol::ids::{BlockId, InodeId};
 use harvestfs_protocol::meta::{
@@ -244,6 +245,18 @@ async fn what_others_may_have_changed_before_two_crashes_is_not_hidden_either() 
     // It is written down that her lease has run out.
     tokio::time::sleep(LEASE).await;
     fixture.bob.create(ROOT, "later").await;
+    fixture.crash().await;
+    assert_refused(fixture, file, replay).await;
+}
+
+/// A snapshot has what was written down of her lease, and it is not written down again.
+#[tokio::test]
+async fn what_others_may_have_changed_before_a_snapshot_is_not_hidden_either() {
+    let (mut fixture, file, replay) = forgotten().await;
+    let by_bob = commit(vec![of_file(file, fixture.of_bob, 1_000)], true);
+    assert!(committed(fixture.bob.call(by_bob).await.unwrap())[0].is_ok());
+    let done = fixture.cluster.admin(AdminRequest::Snapshot).await;
+    assert_eq!(done, Ok(AdminReply::Done));
     fixture.crash().await;
     assert_refused(fixture, file, replay).await;
 }

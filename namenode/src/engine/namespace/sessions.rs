@@ -29,8 +29,8 @@ pub(super) struct Session {
     pub answered_below: u64,
     /// Outcomes of the mutations that are not answered for sure, by ascending sequence number.
     pub replies: VecDeque<(u64, Outcome)>,
-    /// Its lease has run out, and it has not come back since. Not in snapshots: without it, a leader waits for the
-    /// session once more.
+    /// Its lease has run out, and it has not come back since. A later leader does not wait for it, and refuses what it
+    /// replays.
     pub has_lapsed: bool,
 }
 

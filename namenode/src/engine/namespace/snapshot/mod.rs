@@ -2,11 +2,12 @@
 //!
 //! Layout: the magic, the version (u32), then frames: length (u32), CRC32 (u32), payload; numbers
 //! are little-endian. A payload is a sequence of [`Record`]s in postcard; no record spans frames.
-//! The record [`Record::End`] comes last and counts the others.
+//! The record [`Record::End`] comes last and counts the others. What may follow it in a file is in `behind`.
 //!
 //! Sums and what files use of blocks are not written: they are added up anew when the snapshot is
 //! read, and [`Namespace::check`] has to find nothing wrong before it is used.
 
+mod behind;
 mod read;
 
 use std::io::Write;
@@ -236,7 +237,7 @@ struct Frames<'a, W> {
 }
 
 impl<W: Write> Frames<'_, W> {
-    fn put(&mut self, record: &Record) -> Result<(), SnapshotError> {
+    fn put(&mut self, record: &impl Serialize) -> Result<(), SnapshotError> {
         let payload = std::mem::take(&mut self.payload);
         self.payload = postcard::to_extend(record, payload)
             .map_err(|error| damaged(format!("a record cannot be encoded: {error}")))?;

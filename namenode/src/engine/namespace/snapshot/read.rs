@@ -101,7 +101,7 @@ fn read_u32(from: &mut impl Read) -> Result<u32, SnapshotError> {
     Ok(u32::from_le_bytes(bytes))
 }
 
-fn read_frame(from: &mut impl Read, payload: &mut Vec<u8>) -> Result<(), SnapshotError> {
+pub(super) fn read_frame(from: &mut impl Read, payload: &mut Vec<u8>) -> Result<(), SnapshotError> {
     let length = read_u32(from)? as usize;
     let checksum = read_u32(from)?;
     if length == 0 || length > FRAME_BYTES_MAX {

@@ -162,6 +162,43 @@ fn reading_stops_at_the_end() {
 }
 
 #[test]
+fn whose_leases_have_run_out_follows_a_snapshot() {
+    fn behind(namespace: &Namespace) -> Vec<u8> {
+        let mut bytes = Vec::new();
+        namespace.write_behind_snapshot(&mut bytes).unwrap();
+        bytes
+    }
+    let mut fixture = Fixture::new();
+    let sessions = [fixture.open_session(), fixture.open_session()];
+    let before = fixture.snapshot();
+    assert_eq!(behind(&fixture.namespace), b"");
+    let note = Command::NoteLease {
+        session: sessions[0],
+        has_lapsed: true,
+    };
+    fixture.apply(&note).unwrap();
+    // 0.2.0 reads this.
+    assert_eq!(fixture.snapshot(), before);
+    let follows = behind(&fixture.namespace);
+    let whole = [before, follows.clone()].concat();
+    let mut rest = &whole[..];
+    let mut copy = Namespace::read_snapshot(&mut rest).unwrap();
+    assert!(!copy.has_lapsed(sessions[0]));
+    copy.read_behind_snapshot(&mut rest).unwrap();
+    assert_eq!(sessions.map(|it| copy.has_lapsed(it)), [true, false]);
+    assert_eq!(behind(&copy), follows);
+    for at in 0..follows.len() {
+        let mut damaged = follows.clone();
+        damaged[at] ^= 1;
+        let read = copy.read_behind_snapshot(&mut &damaged[..]);
+        assert!(read.is_err(), "{at}");
+    }
+    fixture.close_session(sessions[0]);
+    let read = fixture.namespace.read_behind_snapshot(&mut &follows[..]);
+    assert!(matches!(read, Err(SnapshotError::Damaged(_))), "{read:?}");
+}
+
+#[test]
 fn other_files_and_versions_are_refused() {
     let bytes = full().snapshot();
     for at in [0, 8] {
