@@ -40,11 +40,23 @@ fn commit(files: Vec<FileCommit>, durable: bool) -> Mutation {
     Mutation::Commit(mutation::Commit { files, durable })
 }
 
-/// As a client replays what a namenode answered and forgot.
-fn replayed(client: &mut Client, files: Vec<FileCommit>) -> MetaCall {
-    let mut call = client.number(commit(files, false));
+fn chmod(ino: InodeId, mode: u16) -> Mutation {
+    let changes = AttrChanges {
+        mode: Some(mode),
+        ..AttrChanges::default()
+    };
+    Mutation::SetAttr(mutation::SetAttr { ino, changes })
+}
+
+fn relaxed(client: &mut Client, mutation: Mutation) -> MetaCall {
+    let mut call = client.number(mutation);
     numbered(&mut call).relaxed = true;
     call
+}
+
+/// As a client replays what a namenode answered and forgot.
+fn replayed(client: &mut Client, files: Vec<FileCommit>) -> MetaCall {
+    relaxed(client, commit(files, false))
 }
 
 fn committed(reply: MetaReply) -> Vec<Result<FileCommitted, FsError>> {
@@ -278,20 +290,9 @@ async fn what_others_changed_before_a_return_that_came_to_nothing_is_not_hidden(
 async fn attributes_that_others_set_meanwhile_are_not_replaced_by_what_is_replayed() {
     let mut fixture = Fixture::new(with_short_leases).await;
     let [file, other] = fixture.files;
-    let mode = |ino, mode| {
-        let changes = AttrChanges {
-            mode: Some(mode),
-            ..AttrChanges::default()
-        };
-        Mutation::SetAttr(mutation::SetAttr { ino, changes })
-    };
-    let replays = [file, other].map(|ino| {
-        let mut call = fixture.alice.number(mode(ino, 0o600));
-        numbered(&mut call).relaxed = true;
-        call
-    });
+    let replays = [file, other].map(|ino| relaxed(&mut fixture.alice, chmod(ino, 0o600)));
     fixture.crash().await;
-    fixture.bob.attr(mode(file, 0o640)).await;
+    fixture.bob.attr(chmod(file, 0o640)).await;
     fixture.alice_returns().await;
     for (replay, is_taken) in replays.into_iter().zip([false, true]) {
         let answer = meta(&fixture.alice.link, replay).await;
@@ -299,4 +300,27 @@ async fn attributes_that_others_set_meanwhile_are_not_replaced_by_what_is_replay
     }
     let attr = fixture.bob.lookup(ROOT, "one").await.unwrap();
     assert_eq!(attr.permission_bits(), 0o640);
+}
+
+/// She is back, and silent for longer than others wait.
+#[tokio::test]
+async fn attributes_that_others_set_before_all_was_replayed_are_not_replaced() {
+    let mut fixture = Fixture::new(with_short_leases).await;
+    let [file, _] = fixture.files;
+    let replay = relaxed(&mut fixture.alice, chmod(file, 0o600));
+    fixture.crash().await;
+    fixture.alice_returns().await;
+    fixture.bob.attr(chmod(file, 0o640)).await;
+    let answer = meta(&fixture.alice.link, replay).await;
+    assert!(answer.is_err(), "{answer:?}");
+    let attr = fixture.bob.lookup(ROOT, "one").await.unwrap();
+    assert_eq!(attr.permission_bits(), 0o640);
+    // What is new is not refused for good, and not at all once she has said that nothing is left to replay.
+    let attr = fixture.alice.attr(chmod(file, 0o604)).await;
+    assert_eq!(attr.permission_bits(), 0o604);
+    fixture.files = [InodeId(0); 2];
+    fixture.alice_returns().await;
+    let new = relaxed(&mut fixture.alice, chmod(file, 0o606));
+    let answer = meta(&fixture.alice.link, new).await;
+    assert!(answer.is_ok(), "{answer:?}");
 }

@@ -5,6 +5,7 @@ use harvestfs_protocol::ids::{BlockId, InodeId, SessionId};
 use harvestfs_protocol::meta::mutation::Awaits;
 use harvestfs_protocol::meta::{MetaOp, Mutation, MutationCall};
 use harvestfs_protocol::types::Extent;
+use rustc_hash::FxHashSet;
 
 use super::Owner;
 use crate::server::overtaken::Part;
@@ -32,9 +33,14 @@ fn may_be_replay(call: &MetaOp) -> bool {
 }
 
 impl Owner {
-    /// A session comes back. Which of the files that it declares others have changed since they were told of it last.
+    /// A session comes back. Which of the files that it declares others have changed since they were told of it last; it has
+    /// nothing to replay of those that it does not declare.
     pub(super) fn note_overtaken(&mut self, id: SessionId, declared: &[InodeId]) {
         if !self.sessions.is_missing(id) {
+            if let Some(session) = self.sessions.get_mut(id) {
+                let declared: FxHashSet<&InodeId> = declared.iter().collect();
+                session.overtaken.retain(|(ino, _)| declared.contains(ino));
+            }
             return;
         }
         let parts = declared
@@ -114,9 +120,8 @@ impl Owner {
         }
         let facts = mutation.facts();
         for &part in Part::changed_by(mutation) {
-            // One that is back, and had not replayed all before nobody waited for it any more. (Attributes that it sets do
-            // not say whether they are replayed.)
-            for ino in facts.inodes.iter().filter(|_| part == Part::Content) {
+            // One that is back, and had not replayed all before nobody waited for it any more.
+            for ino in facts.inodes.iter() {
                 let holder = self.delegations.holder(ino).filter(|it| *it != author);
                 if let Some(holder) = holder.and_then(|it| self.sessions.get_mut(it)) {
                     holder.overtaken.insert((ino, part));
@@ -131,7 +136,7 @@ impl Owner {
     /// What a session replays of files that others have changed meanwhile would hide that. Appends hide nothing.
     ///
     /// # Errors
-    /// It replays attributes.
+    /// It replays attributes, or sets them before it has said that all is replayed: then it does so once more, to be durable.
     pub(super) fn refuse_overtaken(
         &self,
         id: SessionId,
