@@ -7,8 +7,8 @@ use harvestfs_protocol::admin::{AdminReply, AdminRequest};
 use harvestfs_protocol::error::FsError;
 use harvestfs_protocol::ids::{BlockId, InodeId};
 use harvestfs_protocol::meta::{
-    AttrChanges, FileCommit, FileCommitted, Housekeeping, MetaCall, MetaReply, Mutation, Query,
-    housekeeping, mutation, query,
+    AttrChanges, FileCommit, FileCommitted, Housekeeping, MetaCall, MetaReply, Mutation, Notice,
+    Query, housekeeping, mutation, query,
 };
 use harvestfs_protocol::types::Extent;
 
@@ -323,4 +323,26 @@ async fn attributes_that_others_set_before_all_was_replayed_are_not_replaced() {
     let new = relaxed(&mut fixture.alice, chmod(file, 0o606));
     let answer = meta(&fixture.alice.link, new).await;
     assert!(answer.is_ok(), "{answer:?}");
+}
+
+/// Whoever leads next would not wait until she has forgotten it.
+#[tokio::test]
+async fn what_is_answered_before_the_lease_is_written_down_is_not_cached() {
+    let mut fixture = Fixture::new(with_short_leases).await;
+    let [file, other] = fixture.files;
+    let call = relaxed(&mut fixture.alice, chmod(file, 0o600));
+    fixture.crash().await;
+    // It is written down that her lease has run out.
+    fixture.bob.attr(chmod(other, 0o640)).await;
+    let (session, files) = (Some(fixture.alice.session), fixture.files.to_vec());
+    let alice = fixture.cluster.open_as("alice", session, vec![], Some(files));
+    let mut alice = alice.await.unwrap();
+    let answer = meta(&alice.link, call).await;
+    assert!(answer.is_ok(), "{answer:?}");
+    loop {
+        if let Notice::Invalidate { inodes, .. } = alice.notice().await {
+            assert_eq!(inodes, [file]);
+            break;
+        }
+    }
 }

@@ -1,8 +1,8 @@
 //! Whether leases have run out.
 
-use harvestfs_protocol::ids::SessionId;
+use harvestfs_protocol::ids::{InodeId, SessionId};
 
-use super::{Followed, Leases};
+use super::{Announcement, Followed, Forget, Leases};
 
 impl Leases {
     /// A session whose lease had run out before this namenode began to lead, and that has not come back since: it has
@@ -12,6 +12,22 @@ impl Leases {
         if let Some(lease) = self.sessions.get_mut(&session) {
             lease.ends_ms = now_ms;
         }
+    }
+
+    /// What a session is told of inodes that it must not cache, since another leader would not wait for it: to forget them,
+    /// before the reply about them.
+    pub(crate) fn forget(
+        &mut self,
+        now_ms: u64,
+        session: SessionId,
+        inodes: &[InodeId],
+    ) -> Announcement {
+        let forget = Forget {
+            inodes: inodes.to_vec(),
+            entries: Vec::new(),
+        };
+        let (_, notice) = self.announce(now_ms, session, forget, (session, &[]));
+        (session, notice)
     }
 
     /// Whether the session's lease has not run out.

@@ -155,6 +155,16 @@ fn a_session_that_was_silent_before_a_restart_is_not_waited_for_until_it_comes_b
 }
 
 #[test]
+fn what_a_session_must_not_cache_is_waited_for_like_all_that_it_is_to_forget() {
+    let mut leases = two_sessions();
+    let (session, notice) = leases.forget(1, B, &[FILE]);
+    assert_eq!(session, B);
+    assert_eq!(leases.changed(2, A, &[FILE], &[], 7), (vec![], true));
+    assert_eq!(leases.acked(B, id_of(&notice)), vec![7]);
+    assert_eq!(leases.changed(3, A, &[FILE], &[], 8), (vec![], false));
+}
+
+#[test]
 fn many_announcements_end_in_one_that_covers_everything() {
     let mut leases = Leases::new(LEASE_MS, 1_000);
     leases.restored(0, A);

@@ -274,6 +274,10 @@ impl Owner {
             self.leases
                 .changed(now_ms, author, &effects.inodes, &effects.entries, id);
         self.announce(announcements);
+        if !is_replay && self.only_replays(asker.session) {
+            let notice = (self.leases).forget(now_ms, asker.session, &effects.inodes);
+            self.announce(vec![notice]);
+        }
         self.leases
             .changed_by(asker.session, numbers, &effects.inodes, &effects.entries);
         let reply = match applied.reply {

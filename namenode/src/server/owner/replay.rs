@@ -109,6 +109,13 @@ impl Owner {
         next != Returning::No
     }
 
+    /// Whether a session has a lease again that is not written down. It may set attributes, which does not say whether it is
+    /// replayed, but must not cache what it is answered.
+    pub(super) fn only_replays(&self, session: SessionId) -> bool {
+        let session = self.sessions.get(session);
+        session.is_some_and(|session| session.returning == Returning::Replays)
+    }
+
     /// A mutation was executed. What is replayed was there before, and overtakes nothing.
     pub(super) fn note_changed(&mut self, author: SessionId, mutation: &Mutation, is_replay: bool) {
         let any_missing = self.sessions.any_missing();
