@@ -129,6 +129,7 @@ impl Cluster {
             self.takeover.registered(index, storages);
         }
         self.refresh_node(index);
+        self.take_back_deletions(index);
         if moved && self.options.watch_diversity {
             // What it still holds may be in the wrong place now.
             for slot in self.slots_on(index) {

@@ -8,6 +8,7 @@ use smallvec::SmallVec;
 
 use super::Cluster;
 use super::node::{NextDelete, Node};
+use super::prefetch::PREFETCHED;
 use super::table::{NodeIx, ReplicaState, Slot};
 
 /// What to do with an entry of a node's list of replicas to remove.
@@ -96,6 +97,32 @@ impl Cluster {
                 self.table.set_state(slot, index, ReplicaState::Sealed);
                 let node = self.table.home(replica.storage).node;
                 self.nodes[node as usize].deletes.remove(id);
+            }
+        }
+    }
+
+    /// A datanode has registered: of what it was commanded to remove before, nothing is removed any more. What is there is too
+    /// much as it was before the command, until its report says what it is.
+    pub(super) fn take_back_deletions(&mut self, node: NodeIx) {
+        for storage in self.nodes[node as usize].storages.clone() {
+            if !self.table.home(storage).usable {
+                continue;
+            }
+            let mut kept = Vec::new();
+            let blocks = self.table.storages[storage as usize].blocks();
+            for slots in blocks.chunks(PREFETCHED) {
+                self.prefetch_holders(slots);
+                for &slot in slots {
+                    if let Some(index) = self.table.replica_in(slot, storage)
+                        && self.table.known(slot).replicas[index].state == ReplicaState::Deleting
+                    {
+                        kept.push((slot, index));
+                    }
+                }
+            }
+            for (slot, index) in kept {
+                self.table.set_state(slot, index, ReplicaState::Excess);
+                self.settle(slot);
             }
         }
     }

@@ -38,7 +38,7 @@ pub(super) enum ReplicaState {
     Corrupt,
     /// Sealed, and chosen to be removed; the command was not sent yet.
     Excess,
-    /// The command to remove it was sent. It may be gone already.
+    /// The command to remove it was sent. It may be gone already, until its datanode registers and drops the command.
     Deleting,
 }
 

@@ -117,7 +117,7 @@ fn nothing_is_removed_on_the_word_of_nodes_that_are_not_heard_of() {
 }
 
 #[test]
-fn a_replica_that_was_to_be_deleted_never_counts_again_but_is_not_given_up() {
+fn a_replica_that_was_to_be_deleted_counts_again_when_its_datanode_has_registered() {
     let mut world = World::new(6, 3, options(), 1);
     let (block, holders) = with_excess(&mut world);
     world.now_ms += world.options.excess_grace_ms + 100;
@@ -134,17 +134,24 @@ fn a_replica_that_was_to_be_deleted_never_counts_again_but_is_not_given_up() {
         }
     }
     let commanded = commanded.expect("one was commanded");
-    world.connect(commanded);
-    world.drain(commanded);
     let listed = world.cluster.replicas(block, None);
     assert_eq!(listed.len(), 2);
     assert!(!listed.contains(&NodeId(commanded as u32)));
-    // Both others are lost: now it is read from and copied.
-    for node in holders.iter().filter(|n| n.0 as usize != commanded) {
-        world.reimage_all(node.0 as usize);
-        world.connect(node.0 as usize);
-        world.drain(node.0 as usize);
-    }
+    // It drops what it was commanded.
+    world.connect(commanded);
+    world.drain(commanded);
+    assert_eq!(world.cluster.replicas(block, None).len(), 3);
+    let others = holders.iter().map(|node| node.0 as usize);
+    let others: Vec<usize> = others.filter(|node| *node != commanded).collect();
+    world.reimage_all(others[0]);
+    world.connect(others[0]);
+    world.drain(others[0]);
+    assert_eq!(deletes(&mut world, commanded), []);
+    assert_eq!(world.cluster.fsck().missing_replicas, 0);
+    // Both others are lost: it is read from and copied.
+    world.reimage_all(others[1]);
+    world.connect(others[1]);
+    world.drain(others[1]);
     world.nodes[commanded].commands.clear();
     assert_eq!(
         world.cluster.replicas(block, None),
