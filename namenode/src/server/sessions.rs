@@ -49,6 +49,8 @@ pub(crate) struct Session {
     /// What others changed while it was missing, of the files that it may have changed before.
     pub overtaken: FxHashSet<(InodeId, Part)>,
     pub returning: Returning,
+    /// The record of this namenode which says that its lease has run out; 0: none, or one of before, which is durable.
+    pub lapse_noted: Lsn,
     /// It is over, and nobody may resume it. Its end is written down when its lease has run out.
     pub is_expelled: bool,
 }
@@ -105,6 +107,7 @@ impl Sessions {
             unanswered: HashMap::new(),
             overtaken: FxHashSet::default(),
             returning: Returning::No,
+            lapse_noted: 0,
             is_expelled: false,
         };
         self.by_id.insert(id, session);

@@ -261,6 +261,16 @@ async fn what_others_may_have_changed_before_two_crashes_is_not_hidden_either() 
     assert_refused(fixture, file, replay).await;
 }
 
+/// What he does not wait for is durable with what is written down of her lease, or a crash would take both.
+#[tokio::test]
+async fn what_others_change_after_a_lapse_is_durable_before_it_is_answered() {
+    let (mut fixture, file, replay) = forgotten().await;
+    let by_bob = commit(vec![of_file(file, fixture.of_bob, 1_000)], false);
+    assert!(committed(fixture.bob.call(by_bob).await.unwrap())[0].is_ok());
+    fixture.crash().await;
+    assert_refused(fixture, file, replay).await;
+}
+
 /// A snapshot has what was written down of her lease, and it is not written down again.
 #[tokio::test]
 async fn what_others_may_have_changed_before_a_snapshot_is_not_hidden_either() {

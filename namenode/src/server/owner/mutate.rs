@@ -46,23 +46,22 @@ impl Owner {
             let op = MetaOp::Mutation(call);
             return self.defer(connection, MetaCall { credentials, op }, responder);
         }
-        let awaited = match facts.answered {
-            Answered::Durable => true,
-            Answered::DurableUnlessRelaxed => {
-                !(call.relaxed && self.may_be_relaxed(asker.session, &call.mutation))
-            }
-            Answered::AtOnce => self.is_lost_with_leader(&call.mutation),
-        };
-        let awaited = awaited
-            || self
-                .answered_early
-                .has_of_others(asker.session, facts.inodes.iter());
         let creates = facts.creates;
         let Some(responder) = self.answer_repeated(asker, (call.sequence, creates), responder)
         else {
             return;
         };
-        self.note_lapsed_before(asker.session, &call);
+        let may_be_early = match facts.answered {
+            Answered::Durable => false,
+            Answered::DurableUnlessRelaxed => {
+                call.relaxed && self.may_be_relaxed(asker.session, &call.mutation)
+            }
+            Answered::AtOnce => !self.is_lost_with_leader(&call.mutation),
+        };
+        let all_noted = self.note_lapsed_before(asker.session, &call);
+        let inodes = facts.inodes.iter();
+        let follows_others = self.answered_early.has_of_others(asker.session, inodes);
+        let is_early = may_be_early && all_noted && !follows_others;
         if let Err(error) = self.refuse_overtaken(asker.session, &mut call) {
             return responder.send(&Err(error));
         }
@@ -70,7 +69,7 @@ impl Owner {
         let mut pipelines = Vec::new();
         let done = self
             .prepare(asker, &call, &mut pipelines)
-            .and_then(|()| self.execute_mutation(asker, credentials, call, awaited, pipelines));
+            .and_then(|()| self.execute_mutation(asker, credentials, call, !is_early, pipelines));
         match done {
             Ok(Done {
                 id,

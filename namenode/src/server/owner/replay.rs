@@ -54,30 +54,38 @@ impl Owner {
     }
 
     /// A session changes files, and nobody waits any more for what others have to replay of them. That is written down before
-    /// the change: without it, the next leader would take what hides the change.
-    pub(super) fn note_lapsed_before(&mut self, author: SessionId, call: &MutationCall) {
+    /// the change: without it, the next leader would take what hides the change. False while it is not durable: in a crash it
+    /// could be lost with the change, and then both would be replayed in any order.
+    pub(super) fn note_lapsed_before(&mut self, author: SessionId, call: &MutationCall) -> bool {
         let Awaits::Files(inodes) = call.mutation.facts().awaits else {
-            return;
+            return true;
         };
         if is_replay(call) || self.is_nothing_delegated() {
-            return;
+            return true;
         }
         let now_ms = self.clock.now_ms();
         let holders = inodes.iter().filter_map(|ino| self.delegations.holder(ino));
         // One that is back and silent again.
         let silent = holders.filter(|it| *it != author);
         let mut lapsed: Vec<_> = self.sessions.missing().chain(silent).collect();
-        let is_noted = |session| self.namespace.has_lapsed(session);
-        lapsed.retain(|it| !self.leases.is_alive(now_ms, *it) && !is_noted(*it));
+        lapsed.retain(|it| !self.leases.is_alive(now_ms, *it));
         lapsed.sort_unstable();
         lapsed.dedup();
-        for &session in &lapsed {
+        let mut unnoted = lapsed.clone();
+        unnoted.retain(|it| !self.namespace.has_lapsed(*it));
+        for &session in &unnoted {
             let session = self.sessions.get_mut(session);
             if let Some(session) = session.filter(|it| it.connection.is_some()) {
                 session.returning = Returning::Replays;
             }
         }
-        self.note_leases_lapsed(&lapsed);
+        self.note_leases_lapsed(&unnoted);
+        let committed = self.log.committed_lsn();
+        let is_noted = |id| {
+            let session = self.sessions.get(id);
+            self.namespace.has_lapsed(id) && session.is_none_or(|it| it.lapse_noted <= committed)
+        };
+        lapsed.into_iter().all(is_noted)
     }
 
     /// Whether a call has to wait, since its session came back after its lease had run out: the first that is no replay, and

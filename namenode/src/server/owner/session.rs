@@ -268,8 +268,15 @@ impl Owner {
                 session,
                 has_lapsed: true,
             };
-            if let Err(error) = self.execute(&command, false) {
-                tracing::error!(%session, %error, "that a lease has run out cannot be written down");
+            match self.execute(&command, false) {
+                Ok((_, lsn)) => {
+                    if let Some(session) = self.sessions.get_mut(session) {
+                        session.lapse_noted = lsn;
+                    }
+                }
+                Err(error) => {
+                    tracing::error!(%session, %error, "that a lease has run out cannot be written down");
+                }
             }
         }
     }
