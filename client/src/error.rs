@@ -105,6 +105,16 @@ impl ClientError {
         matches!(self, Self::Fs(FsError::NotFound | FsError::Stale))
     }
 
+    /// Whether there is no room for data that met it: it is stored only once somebody makes some.
+    pub(crate) fn refuses_data(&self) -> bool {
+        matches!(
+            self,
+            Self::Fs(
+                FsError::QuotaExceeded | FsError::NoSpace | FsError::InsufficientDiversity { .. }
+            )
+        )
+    }
+
     /// Whether trying the same again later may succeed without anything being changed.
     #[must_use]
     pub fn is_transient(&self) -> bool {

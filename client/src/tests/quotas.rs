@@ -9,10 +9,32 @@ use harvestfs_protocol::meta::SetXattrMode;
 
 use tokio::time::Instant;
 
-use super::faults::DEADLINE;
-use super::{create, name, root};
+use super::faults::{DEADLINE, read_elsewhere, write_all};
+use super::{create, name, pattern, root};
 use crate::testing::Cluster;
-use crate::{Client, ClientError, OpenFlags};
+use crate::{Client, ClientError, File, OpenFlags};
+
+const QUOTA: &[u8] = b"user.harvestfs.quota_bytes";
+
+/// A file in a directory that has no room, and that directory.
+async fn create_without_room(client: &Client) -> (InodeId, File) {
+    let (root, directory, file) = (root(), name("full"), name("f"));
+    let full = client.mkdir(&root, InodeId::ROOT, &directory, 0o755);
+    let full = full.await.unwrap().ino;
+    limit(client, full, b"0").await;
+    let created = client.create_file(&root, full, &file, 0o644, OpenFlags::READ_WRITE);
+    (full, created.await.unwrap().1)
+}
+
+async fn limit(client: &Client, directory: InodeId, bytes: &[u8]) {
+    let root = root();
+    let limited = client.setxattr(&root, directory, QUOTA, bytes, SetXattrMode::Any);
+    limited.await.unwrap();
+}
+
+fn quota_exceeded<T>() -> Result<T, ClientError> {
+    Err(FsError::QuotaExceeded.into())
+}
 
 /// Files of one session share blocks: the one without room fails, and the others do not wait for it.
 #[tokio::test(flavor = "multi_thread")]
@@ -53,7 +75,10 @@ async fn refused_data_is_tried_again_when_it_is_flushed_and_not_before() {
     // Enough for blocks of its own, without a flush.
     for at in 0..16 {
         let piece = Bytes::from(vec![1; 1 << 20]);
-        file.write(at << 20, piece).await.unwrap();
+        if file.write(at << 20, piece).await.is_err() {
+            // It was refused already.
+            break;
+        }
     }
     tokio::time::sleep(Duration::from_millis(300)).await;
     let tried = cluster.namenode.calls("allocate_blocks");
@@ -64,6 +89,33 @@ async fn refused_data_is_tried_again_when_it_is_flushed_and_not_before() {
     let unlimited = client.setxattr(&root, InodeId::ROOT, quota, b"99999999", SetXattrMode::Any);
     unlimited.await.unwrap();
     file.sync().await.unwrap();
+}
+
+/// It is told so, and does not fill the memory that all share.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_writer_without_room_is_refused_and_does_not_stop_others() {
+    let cluster = Cluster::start(3, 3).await;
+    let mut options = cluster.options("a");
+    options.dirty_bytes_max = 4 << 20;
+    let client = Client::connect(options).await.unwrap();
+    let (_, refused) = create_without_room(&client).await;
+    let mut result = Ok(());
+    for at in 0..200 {
+        let piece = Bytes::from(vec![1; 1 << 18]);
+        result = refused.write(at << 18, piece).await;
+        if result.is_err() {
+            break;
+        }
+    }
+    assert_eq!(result, quota_exceeded());
+    // More than the memory, of which the other one has all.
+    let content = pattern(12 << 20, 9);
+    let (_, stored) = create(&client, "stored").await;
+    write_all(&stored, &content).await;
+    stored.sync().await.unwrap();
+    assert!(read_elsewhere(&cluster, "/stored").await == content);
+    // It was given up, of which it is told.
+    assert_eq!(refused.sync().await, quota_exceeded());
 }
 
 /// No caller was left to get the error.

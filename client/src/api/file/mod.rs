@@ -166,17 +166,17 @@ impl File {
     ///
     /// # Errors
     /// [`ClientError::TooMuchDirtyData`]; [`FsError::FileTooLarge`]. That the data cannot be stored
-    /// shows when it is flushed.
+    /// shows when it is flushed, or written to after much of it was refused.
     pub async fn write(&self, offset: u64, data: Bytes) -> Result<(), ClientError> {
         match self.try_write(offset, data) {
             Ok(result) => result,
             Err(data) => {
                 let handle = &*self.inner;
                 let (files, state) = (self.files(), &handle.state);
-                if state.has_appends() {
+                if state.takes_no_writes() {
                     files.flush(state, false).await?;
                 }
-                files.wait_for_room(data.len()).await?;
+                files.wait_for_room(state, data.len()).await?;
                 files.find_rules(state).await?;
                 files.write(state, &handle.credentials, offset, data);
                 Ok(())
@@ -198,7 +198,7 @@ impl File {
             return Ok(Err(FsError::FileTooLarge.into()));
         }
         let dirty = &self.files().dirty;
-        if !dirty.has_room(data.len()) || handle.state.has_appends() {
+        if !dirty.has_room(data.len()) || handle.state.takes_no_writes() {
             return Err(data);
         }
         // Data in bulk is sent before it is flushed, for which the file's rules have to be known.
@@ -222,12 +222,12 @@ impl File {
             return Err(ClientError::NotOpenFor("appending"));
         }
         let (files, state) = (self.files(), &handle.state);
-        if state.has_data() && !state.has_appends() {
-            // What was written at offsets may move the end.
+        // What was written at offsets may move the end, and what was refused has to be stored first.
+        if state.has_data() && !state.has_appends() || state.takes_no_more() {
             files.flush(state, false).await?;
         }
         if !files.dirty.has_room(data.len()) {
-            files.wait_for_room(data.len()).await?;
+            files.wait_for_room(state, data.len()).await?;
         }
         files.find_rules(state).await?;
         files.append(state, &handle.credentials, data);

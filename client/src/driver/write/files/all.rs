@@ -1,5 +1,6 @@
 //! What is done with all files.
 
+use std::cmp::Reverse;
 use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
@@ -23,10 +24,33 @@ impl Files {
         self.files.lock().values().cloned().collect()
     }
 
-    /// Starts flushing everything.
-    fn flush_all(self: &Arc<Self>) {
+    /// Starts flushing everything, `again` also what was refused.
+    fn flush_all(self: &Arc<Self>, again: bool) {
         for file in self.all() {
-            self.start_flush(&file);
+            if again || !file.is_refused() {
+                self.start_flush(&file);
+            }
+        }
+    }
+
+    /// Gives up what was refused as far as it takes more than its part of the memory, the largest files
+    /// first: others need it, and nothing says that it can ever be stored.
+    fn give_up_refused(self: &Arc<Self>) {
+        let mut refused: Vec<_> = self
+            .all()
+            .into_iter()
+            .map(|file| (file.refused_bytes(), file))
+            .collect();
+        refused.sort_by_key(|(bytes, _)| Reverse(*bytes));
+        let mut total: u64 = refused.iter().map(|(bytes, _)| bytes).sum();
+        for (bytes, file) in refused {
+            if total <= self.dirty.refused_max() {
+                break;
+            }
+            tracing::error!(ino = %file.ino, bytes, "data that was refused is given up: others need the memory");
+            self.update(&file, |inner| inner.data.give_up_refused());
+            file.progress.notify_waiters();
+            total -= bytes;
         }
     }
 
@@ -41,8 +65,15 @@ impl Files {
         }
     }
 
-    /// Waits until there is room for more written data.
-    pub(crate) async fn wait_for_room(self: &Arc<Self>, bytes: usize) -> Result<(), ClientError> {
+    /// Waits until there is room for more written data of a file.
+    ///
+    /// # Errors
+    /// What kept the memory from being freed; why data of the file was refused, if that comes meanwhile.
+    pub(crate) async fn wait_for_room(
+        self: &Arc<Self>,
+        file: &Arc<FileState>,
+        bytes: usize,
+    ) -> Result<(), ClientError> {
         let started = clock::now();
         let session = &self.cluster.session;
         // Writers that fail give up after the longer of these, and then nothing is freed.
@@ -50,6 +81,8 @@ impl Files {
         let patience = options.busy_timeout.max(options.unreachable_timeout);
         let patience = patience.saturating_mul(2);
         let mut unreachable = pin!(session.unreachable());
+        // What was refused long ago is tried once more. Whatever is refused then has been tried.
+        let mut again = true;
         loop {
             let freed = self.dirty.freed.notified();
             tokio::pin!(freed);
@@ -57,7 +90,13 @@ impl Files {
             if self.dirty.has_room(bytes) {
                 return Ok(());
             }
-            self.flush_all();
+            if file.takes_no_more() {
+                self.flush(file, false).await?;
+            }
+            if !again {
+                self.give_up_refused();
+            }
+            self.flush_all(std::mem::take(&mut again));
             let left = patience.saturating_sub(clock::now() - started);
             tokio::select! {
                 biased;

@@ -153,6 +153,6 @@ impl Files {
                 .data
                 .commit_failed(order, error, request, clock::now());
         });
-        file.progress.notify_waiters();
+        self.has_failed(file);
     }
 }

@@ -4,11 +4,14 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use tokio::sync::Notify;
 
+/// What part of the memory, one of so many, is left to data that was refused, once others need it.
+const REFUSED_PART: u64 = 4;
+
 /// Written data in memory, of all files.
 pub(crate) struct DirtyBudget {
     used: AtomicU64,
     max: u64,
-    /// Some of it has left.
+    /// Some of it has left, or was refused and will not leave by itself.
     pub(super) freed: Notify,
 }
 
@@ -34,6 +37,11 @@ impl DirtyBudget {
     /// So much is in memory that it is written without waiting for a flush.
     pub(crate) fn is_tight(&self) -> bool {
         self.used() > self.max / 2
+    }
+
+    /// How much of it may be data that was refused while others wait for room.
+    pub(super) fn refused_max(&self) -> u64 {
+        self.max / REFUSED_PART
     }
 
     /// A file holds `after` bytes now instead of `before`.

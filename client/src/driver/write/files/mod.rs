@@ -131,6 +131,27 @@ impl FileState {
         self.inner.lock().data.has_appends()
     }
 
+    /// Whether a flush has to succeed before it takes more data.
+    pub(crate) fn takes_no_more(&self) -> bool {
+        self.inner.lock().data.takes_no_more()
+    }
+
+    /// Whether a flush has to succeed before it takes data at an offset: appends may be before that.
+    pub(crate) fn takes_no_writes(&self) -> bool {
+        let inner = self.inner.lock();
+        inner.data.has_appends() || inner.data.takes_no_more()
+    }
+
+    /// Whether data was refused, and nothing of the file was stored since.
+    fn is_refused(&self) -> bool {
+        self.inner.lock().data.is_refused()
+    }
+
+    /// Bytes in memory that were refused and are not being tried again.
+    fn refused_bytes(&self) -> u64 {
+        self.inner.lock().data.refused_bytes()
+    }
+
     pub(crate) fn rules(&self) -> Option<PlacementRules> {
         self.inner.lock().data.rules()
     }
@@ -312,6 +333,14 @@ impl Files {
         }
     }
 
+    /// Something of a file could not be stored: those who wait for that, or for its room, look again.
+    fn has_failed(&self, file: &FileState) {
+        file.progress.notify_waiters();
+        if file.is_refused() {
+            self.dirty.freed.notify_waiters();
+        }
+    }
+
     /// Its last name was removed here.
     pub(crate) fn lost_last_name(self: &Arc<Self>, file: &Arc<FileState>) {
         self.update(file, |inner| inner.data.lost_last_name());
@@ -418,7 +447,7 @@ impl Source for Files {
         self.update(&file, |inner| {
             inner.data.pieces_failed(&pieces, error, clock::now());
         });
-        file.progress.notify_waiters();
+        self.has_failed(&file);
     }
 
     fn block_lost(self: &Arc<Self>, block: BlockId) {

@@ -2,6 +2,7 @@
 //! what becomes of failures.
 
 mod advance;
+mod refused;
 #[cfg(test)]
 mod tests;
 
@@ -57,6 +58,8 @@ pub(crate) struct DirtyFile {
     failures_unseen: u32,
     /// Something failed, and no flush was wanted since: data stays in memory until one is.
     paused: bool,
+    /// Data was refused, and nothing of the file was stored since.
+    refused: bool,
 }
 
 /// One of the two ways of writing.
@@ -197,6 +200,7 @@ impl DirtyFile {
             is_nameless: false,
             failures_unseen: 0,
             paused: false,
+            refused: false,
         }
     }
 
@@ -412,6 +416,7 @@ impl DirtyFile {
     pub(crate) fn commit_done(&mut self, order: Order) -> Vec<(Place, Bytes)> {
         let committed = self.lane(order).data.commit_done();
         self.rewrites = 0;
+        self.refused = false;
         if self.held_bytes() == 0 {
             self.mtime = None;
             self.dirty_since = None;
@@ -473,6 +478,7 @@ impl DirtyFile {
         self.failures += 1;
         self.failure = Some(error.clone());
         self.paused = true;
+        self.refused = error.refuses_data();
         self.written.wanted = None;
         self.appended.wanted = None;
         self.dirty_since.get_or_insert(now);
@@ -488,6 +494,7 @@ impl DirtyFile {
     fn give_up_all(&mut self, reason: &ClientError) {
         self.give_up(Order::File, reason.clone());
         self.give_up(Order::Append, reason.clone());
+        self.refused = false;
     }
 
     fn give_up(&mut self, order: Order, reason: ClientError) {

@@ -1,0 +1,161 @@
+//! What becomes of data that is refused: a quota has no room for it, or the cluster has no space.
+
+use super::DirtyFile;
+
+/// A file of which data was refused takes no more beyond this: what one request of the kernel has, and
+/// what one packet would take. It is enough for a log that goes on once there is room, and many such
+/// files take little of the memory that all share.
+const REFUSED_BYTES_MAX: u64 = 1 << 20;
+
+impl DirtyFile {
+    /// Whether data was refused, and nothing of the file was stored since.
+    pub(crate) fn is_refused(&self) -> bool {
+        self.refused
+    }
+
+    /// Whether a flush has to succeed before it takes more data. Else its writer, who has not been told
+    /// yet that data is refused, would fill the memory that others need.
+    pub(crate) fn takes_no_more(&self) -> bool {
+        self.refused && self.held_bytes() >= REFUSED_BYTES_MAX
+    }
+
+    /// Bytes in memory that were refused and are not being tried again.
+    pub(crate) fn refused_bytes(&self) -> u64 {
+        let is_tried = [&self.written, &self.appended]
+            .iter()
+            .any(|lane| lane.wanted.is_some() || lane.data.is_committing());
+        if self.refused && !is_tried {
+            self.held_bytes()
+        } else {
+            0
+        }
+    }
+
+    /// Others need the memory: what was refused, and is not being tried again, is lost.
+    pub(crate) fn give_up_refused(&mut self) {
+        if self.refused_bytes() > 0
+            && let Some(reason) = self.failure.clone()
+        {
+            self.give_up_all(&reason);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use bytes::Bytes;
+    use harvestfs_protocol::error::FsError;
+    use harvestfs_protocol::ids::{BlockId, InodeId};
+    use harvestfs_protocol::request_id::RequestId;
+    use harvestfs_protocol::types::{Credentials, Durability, PlacementRules, Timestamp};
+
+    use super::*;
+    use crate::engine::write::file::{Actions, Moment};
+    use crate::engine::write::writeback::{Order, Place};
+    use crate::error::ClientError;
+    use crate::testing::some_time;
+
+    const RULES: PlacementRules = PlacementRules {
+        replication: 3,
+        durability: Durability::Strict,
+        class: None,
+    };
+
+    fn refused() -> ClientError {
+        FsError::QuotaExceeded.into()
+    }
+
+    /// An open file with so much in memory.
+    fn holding(bytes: u64) -> DirtyFile {
+        let mut file = DirtyFile::new(InodeId(7));
+        file.set_rules(Some(RULES));
+        file.handle_opened();
+        write(&mut file, bytes);
+        file
+    }
+
+    fn write(file: &mut DirtyFile, bytes: u64) {
+        let when = Moment {
+            now: some_time(),
+            wall_clock: Timestamp(1),
+        };
+        let data = Bytes::from(vec![1; bytes as usize]);
+        file.write(0, data, &Credentials::root(), when);
+    }
+
+    fn advance(file: &mut DirtyFile) -> Actions {
+        file.advance(false, RequestId::NONE)
+    }
+
+    /// A flush sends everything, which meets an error.
+    fn fail(file: &mut DirtyFile, error: &ClientError) {
+        file.begin_flush(false, RequestId::NONE);
+        let sends = advance(file).sends;
+        let pieces: Vec<_> = sends
+            .iter()
+            .flat_map(|send| send.pieces.iter().map(|piece| (send.order, piece.id)))
+            .collect();
+        file.pieces_failed(&pieces, error, some_time());
+    }
+
+    #[test]
+    fn a_file_takes_no_more_once_much_was_refused_and_until_it_is_stored() {
+        let mut file = holding(REFUSED_BYTES_MAX);
+        assert!(!file.takes_no_more(), "nothing was tried");
+        let away = ClientError::Unreachable {
+            waited: Duration::from_secs(60),
+            reason: "away".into(),
+        };
+        fail(&mut file, &away);
+        assert!(!file.takes_no_more(), "it will be stored later");
+        fail(&mut file, &refused());
+        assert!(file.takes_no_more());
+        file.begin_flush(false, RequestId::NONE);
+        assert!(file.takes_no_more(), "it is only tried");
+        for send in advance(&mut file).sends {
+            for piece in send.pieces {
+                let place = Place {
+                    block: BlockId(1),
+                    block_offset: piece.offset,
+                };
+                file.piece_written(send.order, piece.id, place);
+            }
+        }
+        assert_eq!(advance(&mut file).commits.len(), 1);
+        file.commit_done(Order::File);
+        advance(&mut file);
+        write(&mut file, REFUSED_BYTES_MAX);
+        assert!(!file.takes_no_more());
+    }
+
+    #[test]
+    fn a_file_takes_a_little_more_after_a_refusal() {
+        let mut file = holding(10);
+        fail(&mut file, &refused());
+        assert!(!file.takes_no_more());
+        write(&mut file, REFUSED_BYTES_MAX);
+        assert!(file.takes_no_more());
+    }
+
+    #[test]
+    fn what_was_refused_is_given_up_unless_it_is_being_tried() {
+        let mut file = holding(10);
+        file.give_up_refused();
+        assert_eq!((file.refused_bytes(), file.held_bytes()), (0, 10));
+        fail(&mut file, &refused());
+        assert_eq!(file.refused_bytes(), 10);
+        file.want_all(RequestId::NONE);
+        file.give_up_refused();
+        assert_eq!((file.refused_bytes(), file.held_bytes()), (0, 10));
+        fail(&mut file, &refused());
+        let flush = file.begin_flush(false, RequestId::NONE);
+        fail(&mut file, &refused());
+        file.give_up_refused();
+        assert_eq!((file.refused_bytes(), file.held_bytes()), (0, 0));
+        assert_eq!(file.flushed(&flush), Some(Err(refused())));
+        assert_eq!(file.losses().1, Some(refused()));
+        assert!(!file.is_refused());
+    }
+}
