@@ -1,5 +1,7 @@
 //! What changes the namespace.
 
+use std::sync::Arc;
+
 use harvestfs_protocol::error::FsError;
 use harvestfs_protocol::ids::InodeId;
 use harvestfs_protocol::meta::{
@@ -11,7 +13,7 @@ use harvestfs_protocol::types::{Attr, Credentials, FileKind, PlacementRules};
 
 use crate::api::client::Client;
 use crate::api::file::{File, OpenFlags};
-use crate::driver::write::files::FileState;
+use crate::driver::write::files::{Cut, FileState};
 use crate::engine::cache::Ticket;
 use crate::error::ClientError;
 
@@ -23,8 +25,11 @@ const CAPABILITY: &[u8] = b"security.capability";
 /// Whether a commit that follows a change would undo some of it: the length, the time, bits that
 /// writing clears.
 fn is_undone_by_commit(changes: &AttrChanges) -> bool {
-    let special = changes.mode.is_some_and(|mode| mode & SPECIAL_BITS != 0);
-    changes.size_bytes.is_some() || changes.mtime.is_some() || special
+    changes.size_bytes.is_some() || changes.mtime.is_some() || sets_special_bits(changes)
+}
+
+fn sets_special_bits(changes: &AttrChanges) -> bool {
+    changes.mode.is_some_and(|mode| mode & SPECIAL_BITS != 0)
 }
 
 impl Client {
@@ -34,7 +39,8 @@ impl Client {
     ///
     /// # Errors
     /// [`harvestfs_protocol::error::FsError::NotPermitted`] and others; what kept written data of
-    /// the file from being stored, where a commit that follows would undo the change.
+    /// the file from being stored, where a commit that follows would undo the change. Data that there is
+    /// no room for does not keep a file from being cut.
     pub async fn setattr(
         &self,
         credentials: &Credentials,
@@ -43,6 +49,7 @@ impl Client {
     ) -> Result<Attr, ClientError> {
         let file = self.core().files.get(ino);
         let mut _serial = None;
+        let mut cut = None;
         let mut relaxed = false;
         if let Some(file) = &file
             && file.has_data()
@@ -52,7 +59,9 @@ impl Client {
             }
             if is_undone_by_commit(&changes) {
                 _serial = Some(file.serial.lock().await);
-                self.core().files.flush(file, false).await?;
+                if let Err(error) = self.core().files.flush(file, false).await {
+                    cut = Some(self.begin_cut(file, &changes, error).await?);
+                }
             } else {
                 // The journal has this before the content: if a crash loses it, it loses both.
                 relaxed = self.core().session.delegations.has(ino);
@@ -78,6 +87,10 @@ impl Client {
             _ => session.mutate(credentials, op).await?,
         };
         let attr = attr_of(reply, "SetAttr")?;
+        if let (Some(cut), Some(size_bytes)) = (cut, size_bytes) {
+            // Before the memory says how long the file is.
+            cut.done(size_bytes, attr.mtime);
+        }
         let known = self.with_memory(&ticket, attr.clone());
         match size_bytes {
             Some(size_bytes) => {
@@ -86,6 +99,22 @@ impl Client {
             None => ticket.changed_attr(&attr),
         }
         self.known_or_queried(credentials, attr, known).await
+    }
+
+    /// A flush met `error`. If that is for want of room, a file can be cut nevertheless: it makes room, and
+    /// what is cut off needs none.
+    async fn begin_cut(
+        &self,
+        file: &Arc<FileState>,
+        changes: &AttrChanges,
+        error: ClientError,
+    ) -> Result<Cut, ClientError> {
+        let may_be_cut = error.refuses_data() && !sets_special_bits(changes);
+        let Some(size_bytes) = changes.size_bytes.filter(|_| may_be_cut) else {
+            return Err(error);
+        };
+        let files = &self.core().files;
+        files.begin_cut(file, size_bytes).await.ok_or(error)
     }
 
     /// Leaves a change to the commit that is due anyway, if that does the same: the commit sets a

@@ -5,7 +5,8 @@ use std::time::Duration;
 use bytes::Bytes;
 use harvestfs_protocol::error::FsError;
 use harvestfs_protocol::ids::InodeId;
-use harvestfs_protocol::meta::SetXattrMode;
+use harvestfs_protocol::meta::{AttrChanges, SetXattrMode};
+use harvestfs_protocol::types::Credentials;
 
 use tokio::time::Instant;
 
@@ -116,6 +117,70 @@ async fn a_writer_without_room_is_refused_and_does_not_stop_others() {
     assert!(read_elsewhere(&cluster, "/stored").await == content);
     // It was given up, of which it is told.
     assert_eq!(refused.sync().await, quota_exceeded());
+}
+
+/// What is cut off needs no room.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_file_is_cut_though_its_data_is_refused() {
+    let cluster = Cluster::start(3, 3).await;
+    let client = cluster.client("a").await;
+    let (full, file) = create_without_room(&client).await;
+    file.write(0, Bytes::from_static(b"refused")).await.unwrap();
+    assert_eq!(file.sync().await, quota_exceeded());
+    assert_eq!(file.truncate(0).await.unwrap().size_bytes, 0);
+    assert_eq!(file.attr().await.unwrap().size_bytes, 0);
+    assert_eq!(file.sync().await, Ok(()));
+    limit(&client, full, b"99999999").await;
+    file.write(3, Bytes::from_static(b"new")).await.unwrap();
+    file.sync().await.unwrap();
+    assert_eq!(read_elsewhere(&cluster, "/full/f").await, b"\0\0\0new");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn appends_that_are_refused_are_cut_off_with_everything() {
+    let cluster = Cluster::start(3, 3).await;
+    let client = cluster.client("a").await;
+    let (full, file) = create_without_room(&client).await;
+    let flags = OpenFlags {
+        append: true,
+        ..OpenFlags::READ_WRITE
+    };
+    let log = client.open(&root(), file.ino(), flags).await.unwrap();
+    log.append(Bytes::from_static(b"refused")).await.unwrap();
+    assert_eq!(log.sync().await, quota_exceeded());
+    // Where its end is, the namenode will say.
+    assert!(log.truncate(3).await.is_err());
+    assert_eq!(log.truncate(0).await.unwrap().size_bytes, 0);
+    assert_eq!(log.sync().await, Ok(()));
+    limit(&client, full, b"99999999").await;
+    log.append(Bytes::from_static(b"new")).await.unwrap();
+    log.sync().await.unwrap();
+    assert_eq!(read_elsewhere(&cluster, "/full/f").await, b"new");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn data_that_is_refused_stays_where_the_file_is_not_cut() {
+    let cluster = Cluster::start(3, 3).await;
+    let client = cluster.client("a").await;
+    let (full, file) = create_without_room(&client).await;
+    file.write(0, Bytes::from_static(b"refused")).await.unwrap();
+    assert_eq!(file.sync().await, quota_exceeded());
+    let somebody = Credentials {
+        uid: 1_000,
+        gid: 1_000,
+        groups: Vec::new(),
+    };
+    let all = AttrChanges {
+        size_bytes: Some(0),
+        ..AttrChanges::default()
+    };
+    let denied = client.setattr(&somebody, file.ino(), all).await;
+    assert_eq!(denied, Err(FsError::PermissionDenied.into()));
+    assert_eq!(file.truncate(4).await.unwrap().size_bytes, 4);
+    assert_eq!(file.sync().await, quota_exceeded());
+    limit(&client, full, b"99999999").await;
+    file.sync().await.unwrap();
+    assert_eq!(read_elsewhere(&cluster, "/full/f").await, b"refu");
 }
 
 /// No caller was left to get the error.

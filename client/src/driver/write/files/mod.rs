@@ -3,6 +3,7 @@
 
 mod all;
 mod commits;
+mod cut;
 mod dirty;
 mod durable;
 mod handles;
@@ -23,6 +24,7 @@ use rustc_hash::FxHashMap;
 use tokio::sync::Notify;
 
 use self::commits::Committer;
+pub(crate) use self::cut::Cut;
 use self::dirty::DirtyBudget;
 use super::pipeline::{BlockStream, Source};
 use super::writer::{DataWriter, Writers};

@@ -29,7 +29,9 @@ impl DirtyFile {
                 lane.durable = false;
             }
             actions.sends.extend(self.send(order, request));
-            actions.commits.extend(self.commit(order, tight));
+            if !self.holds_commits {
+                actions.commits.extend(self.commit(order, tight));
+            }
         }
         if self.held_bytes() == 0 {
             assert!(

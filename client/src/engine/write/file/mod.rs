@@ -2,6 +2,7 @@
 //! what becomes of failures.
 
 mod advance;
+mod cut;
 mod refused;
 #[cfg(test)]
 mod tests;
@@ -60,6 +61,8 @@ pub(crate) struct DirtyFile {
     paused: bool,
     /// Data was refused, and nothing of the file was stored since.
     refused: bool,
+    /// The file is about to be cut: no commit begins.
+    holds_commits: bool,
 }
 
 /// One of the two ways of writing.
@@ -201,6 +204,7 @@ impl DirtyFile {
             failures_unseen: 0,
             paused: false,
             refused: false,
+            holds_commits: false,
         }
     }
 

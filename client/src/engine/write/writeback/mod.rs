@@ -386,6 +386,22 @@ impl Writeback {
         }
     }
 
+    /// The file was cut at an offset: forgets what lies at or beyond it. Nothing is being committed.
+    pub(crate) fn cut(&mut self, size_bytes: u64) {
+        assert!(!self.is_committing(), "a commit would undo the cut");
+        let pieces = self.pieces.iter();
+        let beyond = pieces.filter(|piece| piece.range().end > size_bytes);
+        let beyond: Vec<PieceId> = beyond.map(|piece| piece.id).collect();
+        for id in beyond {
+            // What it has before the cut is sent again.
+            self.failed(id);
+        }
+        for cut in self.dirty.remove(size_bytes..u64::MAX) {
+            self.release(cut.tag, cut.data.len());
+        }
+        self.check_held();
+    }
+
     /// Gives up everything; returns how many bytes.
     pub(crate) fn discard(&mut self) -> u64 {
         let bytes = self.held_bytes;

@@ -13,6 +13,7 @@ enum Op {
     BeginCommit(usize),
     CommitDone,
     CommitFailed,
+    Cut(u64),
 }
 
 fn op() -> impl Strategy<Value = Op> {
@@ -26,6 +27,7 @@ fn op() -> impl Strategy<Value = Op> {
         4 => (1usize..5).prop_map(Op::BeginCommit),
         4 => Just(Op::CommitDone),
         1 => Just(Op::CommitFailed),
+        1 => (0u64..200).prop_map(Op::Cut),
     ]
 }
 
@@ -140,6 +142,13 @@ proptest! {
                 Op::CommitFailed => {
                     world.committing.clear();
                     world.writeback.commit_failed();
+                }
+                Op::Cut(at) if world.committing.is_empty() => {
+                    world.writeback.cut(at);
+                    let is_before = |it: &TakenPiece| it.offset + it.data.len() as u64 <= at;
+                    world.unwritten.retain(is_before);
+                    world.model[at as usize..].fill(0);
+                    world.file[at as usize..].fill(0);
                 }
                 _ => {}
             }

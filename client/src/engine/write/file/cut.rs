@@ -1,0 +1,44 @@
+//! A file is cut while there is data in memory that cannot be stored before.
+//!
+//! The namenode does it first: it may refuse, and then nothing must be lost. Until it has, no commit begins,
+//! which could bring back afterwards what was cut off.
+
+use harvestfs_protocol::types::Timestamp;
+
+use super::DirtyFile;
+
+impl DirtyFile {
+    /// Whether commits are to wait until the file is cut.
+    pub(crate) fn hold_commits(&mut self, hold: bool) {
+        self.holds_commits = hold;
+    }
+
+    /// Whether a commit is in flight.
+    pub(crate) fn is_committing(&self) -> bool {
+        self.written.data.is_committing() || self.appended.data.is_committing()
+    }
+
+    /// Whether it is known what a cut leaves of the data in memory: where appends go is not, but before
+    /// the end.
+    pub(crate) fn may_be_cut(&self, size_bytes: u64) -> bool {
+        size_bytes == 0 || !self.has_appends()
+    }
+
+    /// The namenode has cut the file, which gave it this modification time. What is in memory beyond is not
+    /// part of it any more.
+    pub(crate) fn cut(&mut self, size_bytes: u64, mtime: Timestamp) {
+        self.written.data.cut(size_bytes);
+        if size_bytes == 0 {
+            self.appended.data.discard();
+        }
+        if self.held_bytes() > 0 {
+            // The commit of the rest does not set it back.
+            self.mtime = Some(mtime);
+            return;
+        }
+        self.mtime = None;
+        self.dirty_since = None;
+        self.paused = false;
+        self.refused = false;
+    }
+}
