@@ -86,6 +86,17 @@ impl OpenFile {
     }
 }
 
+/// Who writes where.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum WriteKind {
+    /// A program, at an offset.
+    At(u64),
+    /// The kernel, at an offset, what programs have written to its pages. If that fails, it forgets it.
+    Back(u64),
+    /// A program, at the end.
+    Append,
+}
+
 /// How long the kernel may cache attributes, which are not the file's if it is not `settled`.
 fn ttl_of(ttl: Duration, settled: bool) -> Duration {
     if settled { ttl } else { Duration::ZERO }
@@ -299,19 +310,18 @@ impl Inner {
         reply::send(reply, result);
     }
 
-    /// Writes at an offset, or with `append` at the end.
+    /// Writes.
     pub async fn write(
         &self,
         file: &File,
-        offset: u64,
+        kind: WriteKind,
         data: Bytes,
-        append: bool,
         kill_privileges: bool,
     ) -> Result<(), ClientError> {
-        if append {
-            file.append(data).await?;
-        } else {
-            file.write(offset, data).await?;
+        match kind {
+            WriteKind::At(offset) => file.write(offset, data).await?,
+            WriteKind::Back(offset) => file.write_back(offset, data).await?,
+            WriteKind::Append => file.append(data).await?,
         }
         if kill_privileges {
             self.clear_privileges(file).await?;

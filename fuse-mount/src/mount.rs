@@ -209,6 +209,8 @@ impl Mount {
     /// # Errors
     /// When the kernel refuses, or written data could not be made visible.
     pub async fn unmount(self) -> Result<(), MountError> {
+        // The kernel writes back what it can first, and that ends.
+        self.client.will_close();
         match unmount::by_child(&self.device).await {
             Ok(Unmounted::Entirely) => finish(self.client, self.ended).await,
             Ok(Unmounted::InUse) => {

@@ -7,7 +7,7 @@ use harvestfs_protocol::ids::InodeId;
 use harvestfs_protocol::meta::FallocateMode;
 
 use crate::convert;
-use crate::inner::OpenFile;
+use crate::inner::{OpenFile, WriteKind};
 use crate::metrics::Operation;
 use crate::pages::CachedWrite;
 use crate::reply::{self, Reply, Written};
@@ -61,8 +61,12 @@ impl Adapter {
         let observed = self.begin(Operation::Write);
         self.inner.metrics.written.inc_by(written.into());
         let mut data = self.write_buffers.copy(data);
-        // What was not opened to append is in the kernel's pages, at the end that it knows.
-        let append = open.append && write.append && !writes_back;
+        let kind = match (writes_back, open.append && write.append) {
+            (true, _) => WriteKind::Back(offset),
+            (false, true) => WriteKind::Append,
+            // What was not opened to append is in the kernel's pages, at the end that it knows.
+            (false, false) => WriteKind::At(offset),
+        };
         // After all other writes the kernel asks for a sync itself. It does not when a file is opened past its
         // pages, as to append, nor after an asynchronous write with `O_DIRECT`; a synchronous one is not told
         // from that, and what is synced here has nothing left to do when it is asked for again.
@@ -74,7 +78,7 @@ impl Adapter {
         };
         let thread = header.pid;
         let kill_privileges = flags.contains(WriteFlags::FUSE_WRITE_KILL_SUIDGID);
-        if !append && !kill_privileges && !synced {
+        if kind != WriteKind::Append && !kill_privileges && !synced {
             match open.file.try_write(offset, data) {
                 Ok(result) => {
                     let end = offset.saturating_add(written.into());
@@ -99,9 +103,7 @@ impl Adapter {
         self.go_on(observed, async move {
             let file = &open.file;
             let written_all = async {
-                inner
-                    .write(file, offset, data, append, kill_privileges)
-                    .await?;
+                inner.write(file, kind, data, kill_privileges).await?;
                 if synced {
                     file.sync().await?;
                 }

@@ -2,6 +2,7 @@
 //! the namespace is in `namespace.rs`.
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use harvestfs_protocol::error::FsError;
@@ -80,12 +81,18 @@ impl Client {
         })
     }
 
+    /// [`Client::close`] is to follow: from now on, [`File::write_back`] fails when [`File::write`] does.
+    pub fn will_close(&self) {
+        self.core().files.will_close.store(true, Ordering::Relaxed);
+    }
+
     /// Flushes all files and ends the session, which makes the namenode forget the leases and the
     /// open files. Everything fails with [`ClientError::Closed`] from then on.
     ///
     /// # Errors
     /// What kept written data from being stored; it is lost then.
     pub async fn close(&self) -> Result<(), ClientError> {
+        self.will_close();
         let flushed = self.core().files.flush_and_wait().await;
         self.core().session.close().await;
         flushed

@@ -213,3 +213,53 @@ async fn a_client_waits_for_the_namenode_as_long_as_it_is_configured_to() {
     stored.unwrap().unwrap().unwrap();
     assert!(read_elsewhere(&cluster, "/stored").await == content);
 }
+
+/// The kernel has the pages no more once it is told of an error.
+#[tokio::test(flavor = "multi_thread")]
+async fn what_a_kernel_writes_back_waits_for_as_long_as_the_namenode_is_away() {
+    let cluster = Cluster::start(3, 3).await;
+    let mut options = cluster.options("a");
+    options.unreachable_timeout = Duration::from_millis(300);
+    options.dirty_bytes_max = 1 << 20;
+    let client = Client::connect(options).await.unwrap();
+    let (_, file) = create(&client, "file").await;
+    let content = pattern(2 << 20, 8);
+    let (first, second) = content.split_at(1 << 20);
+    file.write(0, Bytes::copy_from_slice(first)).await.unwrap();
+    cluster.namenode.crash().await;
+    let second = Bytes::copy_from_slice(second);
+    assert!(file.write(1 << 20, second.clone()).await.is_err());
+    let waits = {
+        let file = file.clone();
+        tokio::spawn(async move { file.write_back(1 << 20, second).await })
+    };
+    tokio::time::sleep(Duration::from_secs(2)).await;
+    assert!(!waits.is_finished());
+    cluster.namenode.restart().await;
+    let written = tokio::time::timeout(DEADLINE, waits).await;
+    written.unwrap().unwrap().unwrap();
+    file.sync().await.unwrap();
+    assert!(read_elsewhere(&cluster, "/file").await == content);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_a_kernel_writes_back_ends_with_the_client() {
+    let cluster = Cluster::start(3, 3).await;
+    let mut options = cluster.options("a");
+    options.unreachable_timeout = Duration::from_millis(300);
+    options.dirty_bytes_max = 1 << 20;
+    let client = Client::connect(options).await.unwrap();
+    let (_, file) = create(&client, "file").await;
+    let much = || Bytes::from(vec![1; 1 << 20]);
+    file.write(0, much()).await.unwrap();
+    cluster.namenode.crash().await;
+    let waits = {
+        let file = file.clone();
+        tokio::spawn(async move { file.write_back(1 << 20, much()).await })
+    };
+    tokio::time::sleep(Duration::from_millis(500)).await;
+    assert!(!waits.is_finished());
+    client.will_close();
+    let ended = tokio::time::timeout(DEADLINE, waits).await;
+    assert!(ended.unwrap().unwrap().is_err());
+}

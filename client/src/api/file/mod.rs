@@ -4,6 +4,7 @@ mod read;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
 
 use bytes::Bytes;
 use harvestfs_protocol::error::FsError;
@@ -20,6 +21,9 @@ use crate::engine::cache::extents::ExtentMap;
 use crate::engine::cache::permissions::{EXECUTE, READ, WRITE};
 use crate::engine::read::ahead::UNIT_BYTES;
 use crate::error::ClientError;
+
+/// Before what a kernel writes back is tried again, of which each attempt has waited already.
+const WRITE_BACK_PAUSE: Duration = Duration::from_secs(1);
 
 /// What a file is opened for.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -181,6 +185,24 @@ impl File {
                 files.write(state, &handle.credentials, offset, data);
                 Ok(())
             }
+        }
+    }
+
+    /// As [`File::write`], of data that no program can write again when it fails, as a kernel's pages of a
+    /// mapping: what passes is waited for, however long that takes, until [`Client::will_close`].
+    ///
+    /// # Errors
+    /// [`FsError::FileTooLarge`], [`FsError::QuotaExceeded`] and others that do not pass.
+    pub async fn write_back(&self, offset: u64, data: Bytes) -> Result<(), ClientError> {
+        let will_close = &self.files().will_close;
+        loop {
+            match self.write(offset, data.clone()).await {
+                Err(error) if is_passing(&error) && !will_close.load(Ordering::Relaxed) => {
+                    tracing::warn!(ino = %self.ino(), %error, "what the kernel writes back waits");
+                }
+                written => return written,
+            }
+            tokio::time::sleep(WRITE_BACK_PAUSE).await;
         }
     }
 
@@ -443,4 +465,10 @@ impl File {
         let session = &handle.client.core().session;
         session.content(&handle.credentials, self.ino()).await
     }
+}
+
+/// Whether data that is to be written meets an error that passes, or that is about other data.
+fn is_passing(error: &ClientError) -> bool {
+    let is_of_others = matches!(error, ClientError::DataLost { .. });
+    is_of_others || error.is_transient() && !error.refuses_data()
 }

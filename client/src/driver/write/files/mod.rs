@@ -11,7 +11,7 @@ mod handles;
 use std::collections::VecDeque;
 use std::ops::Range;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -56,6 +56,8 @@ pub(crate) struct Files {
     closed_early: AtomicUsize,
     /// The ones among them whose data is not even in flight.
     closing: Mutex<Vec<(RequestId, Arc<FileState>)>>,
+    /// The client is about to be closed: nothing waits without end any more.
+    pub(crate) will_close: AtomicBool,
 }
 
 /// One of the files.
@@ -234,6 +236,7 @@ impl Files {
             unseen_losses: Mutex::default(),
             closed_early: AtomicUsize::new(0),
             closing: Mutex::default(),
+            will_close: AtomicBool::new(false),
         }
     }
 
