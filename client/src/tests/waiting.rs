@@ -9,14 +9,14 @@ use tokio::time::Instant;
 use bytes::Bytes;
 use harvestfs_protocol::error::FsError;
 use harvestfs_protocol::ids::InodeId;
-use harvestfs_protocol::meta::mutation::{SetAttr, Unlink};
+use harvestfs_protocol::meta::mutation::{Commit, SetAttr, Unlink};
 use harvestfs_protocol::meta::query::GetAttr;
 use harvestfs_protocol::types::Attr;
 
 use super::faults::{DEADLINE, read_elsewhere, write_all};
 use super::{create, name, pattern, root};
 use crate::testing::Cluster;
-use crate::{CacheListener, Client, ClientError, Invalidated, Invalidation, OpenFlags};
+use crate::{CacheListener, Client, ClientError, File, Invalidated, Invalidation, OpenFlags};
 
 /// Counts what it is notified of: names, and everything.
 #[derive(Default)]
@@ -262,4 +262,78 @@ async fn what_a_kernel_writes_back_ends_with_the_client() {
     client.will_close();
     let ended = tokio::time::timeout(DEADLINE, waits).await;
     assert!(ended.unwrap().unwrap().is_err());
+}
+
+/// A new file of a client that soon gives up waiting, to be appended to.
+async fn impatient_log(cluster: &Cluster) -> (Client, File) {
+    let mut options = cluster.options("a");
+    options.unreachable_timeout = Duration::from_secs(1);
+    // Nothing is flushed but for the test.
+    options.dirty_age_max = Duration::from_secs(3600);
+    let client = Client::connect(options).await.unwrap();
+    let flags = OpenFlags {
+        append: true,
+        ..OpenFlags::READ_WRITE
+    };
+    let (_, log) = client
+        .create_file(&root(), InodeId::ROOT, &name("log"), 0o644, flags)
+        .await
+        .unwrap();
+    (client, log)
+}
+
+/// The client connects again, and then stores what it has in memory.
+async fn sync_in_the_end(log: &File) {
+    let began = Instant::now();
+    while let Err(error) = log.sync().await {
+        let is_named = matches!(error, ClientError::Unreachable { .. });
+        assert!(is_named && began.elapsed() < DEADLINE, "{error:?}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn appends_stay_in_memory_while_the_namenode_is_away() {
+    let cluster = Cluster::start(3, 3).await;
+    let (client, log) = impatient_log(&cluster).await;
+    log.append(Bytes::from_static(b"one\n")).await.unwrap();
+    log.sync().await.unwrap();
+    cluster.namenode.crash().await;
+    // From here on, no commit can be sent.
+    client.core().session.unreachable().await;
+    for line in [&b"two\n"[..], b"three\n"] {
+        log.append(Bytes::from_static(line)).await.unwrap();
+        let refused = log.sync().await;
+        let is_named = matches!(refused, Err(ClientError::Unreachable { .. }));
+        assert!(is_named, "{refused:?}");
+    }
+    cluster.namenode.restart().await;
+    log.append(Bytes::from_static(b"four\n")).await.unwrap();
+    sync_in_the_end(&log).await;
+    let content = read_elsewhere(&cluster, "/log").await;
+    assert_eq!(content, b"one\ntwo\nthree\nfour\n");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn of_appends_those_are_given_up_that_may_have_been_executed_and_no_others() {
+    let cluster = Cluster::start(3, 3).await;
+    let (_client, log) = impatient_log(&cluster).await;
+    cluster.namenode.hold(Some(Commit::NAME));
+    log.append(Bytes::from_static(b"one\n")).await.unwrap();
+    let syncing = tokio::spawn({
+        let log = log.clone();
+        async move { log.sync().await }
+    });
+    let began = Instant::now();
+    while cluster.namenode.calls(Commit::NAME) == 0 {
+        assert!(began.elapsed() < DEADLINE, "nothing is committed");
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
+    log.append(Bytes::from_static(b"two\n")).await.unwrap();
+    let lost = syncing.await.unwrap();
+    let is_named = matches!(lost, Err(ClientError::DataLost { .. }));
+    assert!(is_named, "{lost:?}");
+    cluster.namenode.hold(None);
+    sync_in_the_end(&log).await;
+    let content = read_elsewhere(&cluster, "/log").await;
+    assert_eq!(content, b"one\ntwo\n", "each once");
 }

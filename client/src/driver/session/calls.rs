@@ -194,7 +194,7 @@ impl Session {
         match self.ask(&request, None).await {
             Ok(Reply::Meta(reply)) => Ok(reply),
             Ok(_) => Err(ClientError::UnexpectedReply(name)),
-            Err(unanswered) => Err(unanswered.error),
+            Err(unanswered) => Err(unanswered.into()),
         }
     }
 
@@ -206,7 +206,18 @@ impl Session {
         credentials: &Credentials,
         mutation: impl Into<Mutation>,
     ) -> Result<(Ticket, MetaReply), ClientError> {
-        self.execute(credentials, mutation.into(), Beside::default())
+        let done = self.execute(credentials, mutation.into(), Beside::default());
+        Ok(done.await?)
+    }
+
+    /// As [`Session::mutate`]. If it fails, that says whether it may have been executed: appends must not be committed
+    /// twice.
+    pub(crate) async fn commit(
+        self: &Arc<Self>,
+        credentials: &Credentials,
+        commit: mutation::Commit,
+    ) -> Result<(Ticket, MetaReply), Unanswered> {
+        self.execute(credentials, commit.into(), Beside::default())
             .await
     }
 
@@ -238,7 +249,7 @@ impl Session {
             relaxed: true,
             ..Beside::default()
         };
-        self.execute(credentials, mutation.into(), beside).await
+        Ok(self.execute(credentials, mutation.into(), beside).await?)
     }
 
     fn execute<'a>(
@@ -246,7 +257,7 @@ impl Session {
         credentials: &'a Credentials,
         mutation: Mutation,
         beside: Beside,
-    ) -> BoxFuture<'a, Result<(Ticket, MetaReply), ClientError>> {
+    ) -> BoxFuture<'a, Result<(Ticket, MetaReply), Unanswered>> {
         Box::pin(self.execute_numbered(credentials, mutation, beside))
     }
 
@@ -255,7 +266,7 @@ impl Session {
         credentials: &Credentials,
         mutation: Mutation,
         beside: Beside,
-    ) -> Result<(Ticket, MetaReply), ClientError> {
+    ) -> Result<(Ticket, MetaReply), Unanswered> {
         let Beside {
             relaxed,
             file,
@@ -303,7 +314,10 @@ impl Session {
                     maybe_executed = true;
                     continue;
                 }
-                Ok(_) => break Err(ClientError::UnexpectedReply(name)),
+                Ok(_) => {
+                    let error = ClientError::UnexpectedReply(name);
+                    break Err(Unanswered::unknown(error));
+                }
                 Err(given_up) => Unanswered {
                     maybe_executed: given_up.maybe_executed || maybe_executed,
                     ..given_up
@@ -312,10 +326,12 @@ impl Session {
             match repeats.after(&given_up, self.is_closed()) {
                 Again::InNextSession => {
                     drop(pending.number.take());
-                    self.link_of_next_session(generation).await?;
+                    if let Err(error) = self.link_of_next_session(generation).await {
+                        break Err(Unanswered { error, ..given_up });
+                    }
                 }
                 Again::AfterRelease if self.release_now().await => drop(pending.number.take()),
-                Again::AfterRelease | Again::No => break Err(given_up.error),
+                Again::AfterRelease | Again::No => break Err(given_up),
             }
             pending.renumber(self.sequences.begin(window).await);
         };
@@ -323,9 +339,9 @@ impl Session {
         let ticket = pending.finish();
         let mutated = match result {
             Ok(mutated) => mutated,
-            Err(error) => {
+            Err(given_up) => {
                 self.cache.forget(&scope_of(&request));
-                return Err(error);
+                return Err(given_up);
             }
         };
         learn_directories(&ticket, &request, &mutated.directories);

@@ -48,8 +48,32 @@ pub(crate) enum Failure {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Unanswered {
     pub(crate) error: ClientError,
-    /// An attempt got no answer.
+    /// An attempt got no answer, or none that says.
     pub(crate) maybe_executed: bool,
+}
+
+impl Unanswered {
+    /// The namenode did not do it, for this reason.
+    pub(crate) fn refused(error: impl Into<ClientError>) -> Self {
+        Self {
+            error: error.into(),
+            maybe_executed: false,
+        }
+    }
+
+    /// Whether it was executed cannot be said, for this reason.
+    pub(crate) fn unknown(error: ClientError) -> Self {
+        Self {
+            error,
+            maybe_executed: true,
+        }
+    }
+}
+
+impl From<Unanswered> for ClientError {
+    fn from(unanswered: Unanswered) -> Self {
+        unanswered.error
+    }
 }
 
 impl Call {

@@ -10,6 +10,7 @@ use parking_lot::Mutex;
 use super::{FileState, Files};
 use crate::driver::clock;
 use crate::driver::write::requests::carrier;
+use crate::engine::session::call::Unanswered;
 use crate::engine::write::commits::{Commits, Entry};
 use crate::engine::write::file::Commit;
 use crate::engine::write::writeback::Order;
@@ -62,7 +63,7 @@ impl Files {
         if !refused.is_empty() && self.cluster.session.release_now().await {
             refused = self.commit_once(refused, durable).await;
         }
-        self.commits_failed(refused, &FsError::QuotaExceeded.into());
+        self.commits_failed(refused, &Unanswered::refused(FsError::QuotaExceeded));
     }
 
     /// Gives back what a quota refused.
@@ -78,12 +79,13 @@ impl Files {
         };
         let session = &self.cluster.session;
         let generation = session.generation();
-        let mut result = session.mutate(&credentials, op).await;
-        if matches!(result, Err(ClientError::Fs(FsError::SessionExpired)))
+        let mut result = session.commit(&credentials, op).await;
+        if let Err(given_up) = &mut result
+            && matches!(given_up.error, ClientError::Fs(FsError::SessionExpired))
             && let Err(error) = session.link_of_next_session(Some(generation)).await
         {
             // Without a session, writing the data again would be in vain.
-            result = Err(error);
+            given_up.error = error;
         }
         let (ticket, results) = match result {
             Ok((ticket, MetaReply::Committed(results))) if results.len() == batch.len() => {
@@ -91,11 +93,11 @@ impl Files {
             }
             Ok(_) => {
                 let error = ClientError::UnexpectedReply(mutation::Commit::NAME);
-                self.commits_failed(batch, &error);
+                self.commits_failed(batch, &Unanswered::unknown(error));
                 return Vec::new();
             }
-            Err(error) => {
-                self.commits_failed(batch, &error);
+            Err(given_up) => {
+                self.commits_failed(batch, &given_up);
                 return Vec::new();
             }
         };
@@ -119,7 +121,7 @@ impl Files {
                     if error == FsError::QuotaExceeded {
                         refused.push(entry);
                     } else {
-                        self.commit_failed(file, order, &error.into());
+                        self.commit_failed(file, order, &Unanswered::refused(error));
                     }
                 }
             }
@@ -127,9 +129,9 @@ impl Files {
         refused
     }
 
-    fn commits_failed(self: &Arc<Self>, batch: Batch, error: &ClientError) {
+    fn commits_failed(self: &Arc<Self>, batch: Batch, failed: &Unanswered) {
         for entry in batch {
-            self.commit_failed(&entry.file, entry.commit.order, error);
+            self.commit_failed(&entry.file, entry.commit.order, failed);
         }
     }
 
@@ -146,12 +148,12 @@ impl Files {
     }
 
     /// A commit was refused, or nothing is known of it.
-    fn commit_failed(self: &Arc<Self>, file: &Arc<FileState>, order: Order, error: &ClientError) {
+    fn commit_failed(self: &Arc<Self>, file: &Arc<FileState>, order: Order, failed: &Unanswered) {
         let request = RequestId::current();
         self.update(file, |inner| {
             inner
                 .data
-                .commit_failed(order, error, request, clock::now());
+                .commit_failed(order, failed, request, clock::now());
         });
         self.has_failed(file);
     }

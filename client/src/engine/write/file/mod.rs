@@ -19,6 +19,7 @@ use harvestfs_protocol::request_id::RequestId;
 use harvestfs_protocol::types::{Attr, Credentials, PlacementRules, Timestamp};
 
 use super::writeback::{Epoch, Order, PieceId, Place, TakenPiece, Writeback};
+use crate::engine::session::call::Unanswered;
 use crate::error::ClientError;
 
 /// Times that a refused commit is tried with its data in other blocks.
@@ -432,21 +433,30 @@ impl DirtyFile {
     pub(crate) fn commit_failed(
         &mut self,
         order: Order,
-        error: &ClientError,
+        given_up: &Unanswered,
         request: RequestId,
         now: Instant,
     ) {
-        self.lane(order).data.commit_failed();
-        match error {
-            // The file is gone: no reader can see the data any more.
-            error if error.is_gone() => self.give_up(order, error.clone()),
-            // It may have happened, and must not happen twice.
-            ClientError::Unreachable { .. } | ClientError::Fs(FsError::SessionExpired)
-                if order == Order::Append =>
-            {
-                let reason = format!("whether an append was executed is unknown: {error}");
-                self.give_up(order, ClientError::DataLost { reason });
+        let error = &given_up.error;
+        if error.is_gone() {
+            // No reader can see the data any more.
+            self.give_up(order, error.clone());
+            return;
+        }
+        let lane = self.lane(order);
+        if given_up.maybe_executed && order == Order::Append {
+            // It may have happened, and must not happen twice. What was appended after it is tried again.
+            let bytes = lane.data.commit_given_up();
+            let is_all = lane.data.is_empty();
+            let reason = format!("whether an append was executed is unknown: {error}");
+            self.gave_up(bytes, ClientError::DataLost { reason });
+            if is_all {
+                return;
             }
+        } else {
+            lane.data.commit_failed();
+        }
+        match error {
             // Its blocks are not ours any more: write the data again.
             ClientError::Fs(FsError::SessionExpired | FsError::InvalidArgument(_))
                 if self.rewrites < REWRITES_MAX =>
@@ -503,6 +513,11 @@ impl DirtyFile {
 
     fn give_up(&mut self, order: Order, reason: ClientError) {
         let bytes = self.lane(order).data.discard();
+        self.gave_up(bytes, reason);
+    }
+
+    /// So many bytes are in memory no more, and not in the file either.
+    fn gave_up(&mut self, bytes: u64, reason: ClientError) {
         if bytes > 0 && self.handles == 0 && !self.is_nameless && !reason.is_gone() {
             self.unseen_loss = Some(reason.clone());
         }

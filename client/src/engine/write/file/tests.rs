@@ -17,6 +17,13 @@ fn refused() -> ClientError {
     FsError::QuotaExceeded.into()
 }
 
+fn unreachable() -> ClientError {
+    ClientError::Unreachable {
+        waited: Duration::ZERO,
+        reason: "lost".into(),
+    }
+}
+
 /// Datanodes, namenode and a reader as arrays, in virtual time.
 struct World {
     file: DirtyFile,
@@ -171,7 +178,7 @@ impl World {
         }
     }
 
-    fn commit_failed(&mut self, error: &ClientError, executed: bool) {
+    fn commit_failed(&mut self, given_up: &Unanswered, executed: bool) {
         let Some(commit) = self.commits.pop() else {
             return;
         };
@@ -180,14 +187,17 @@ impl World {
         }
         let failures = self.file.failures;
         self.file
-            .commit_failed(commit.order, error, RequestId::NONE, self.now);
+            .commit_failed(commit.order, given_up, RequestId::NONE, self.now);
         self.paused |= self.file.failures > failures;
         self.goes_on_if_wanted();
-        if self.file.losses > self.losses {
-            // Of appends that may have been executed, nothing is sent again.
-            self.losses = self.file.losses;
-            self.appended.clear();
-            self.in_flight.retain(|(order, _)| *order != Order::Append);
+        let is_lost = given_up.maybe_executed && commit.order == Order::Append;
+        self.losses += u64::from(is_lost);
+        assert_eq!(self.file.losses, self.losses);
+        if is_lost && !executed {
+            // It is not sent again, and what was appended after it is.
+            let extents = commit.commit.extents.iter();
+            let bytes: u64 = extents.map(|extent| extent.length_bytes).sum();
+            self.appended.drain(..bytes as usize);
         }
     }
 
@@ -235,7 +245,8 @@ enum Op {
     CommitDone,
     CommitRefused,
     CommitExpired,
-    CommitUnknown(bool),
+    CommitUnsent,
+    CommitUnknown(ClientError, bool),
 }
 
 fn op(appends: bool) -> impl Strategy<Value = Op> {
@@ -256,7 +267,11 @@ fn op(appends: bool) -> impl Strategy<Value = Op> {
         4 => Just(Op::CommitDone),
         1 => Just(Op::CommitRefused),
         1 => Just(Op::CommitExpired),
-        1 => any::<bool>().prop_map(Op::CommitUnknown),
+        1 => Just(Op::CommitUnsent),
+        1 => any::<bool>().prop_map(|executed| Op::CommitUnknown(unreachable(), executed)),
+        1 => any::<bool>().prop_map(|executed| {
+            Op::CommitUnknown(FsError::SessionExpired.into(), executed)
+        }),
     ]
 }
 
@@ -274,16 +289,15 @@ fn run(ops: Vec<Op>) -> Result<(), TestCaseError> {
             Op::FailPieces => {}
             Op::LoseBlock => world.lose_block(),
             Op::CommitDone => world.commit_done(),
-            Op::CommitRefused => world.commit_failed(&refused(), false),
+            Op::CommitRefused => world.commit_failed(&Unanswered::refused(refused()), false),
             Op::CommitExpired => {
-                world.commit_failed(&FsError::SessionExpired.into(), false);
+                world.commit_failed(&Unanswered::refused(FsError::SessionExpired), false);
             }
-            Op::CommitUnknown(executed) => {
-                let unknown = ClientError::Unreachable {
-                    waited: Duration::ZERO,
-                    reason: "lost".into(),
-                };
-                world.commit_failed(&unknown, executed);
+            Op::CommitUnsent => {
+                world.commit_failed(&Unanswered::refused(unreachable()), false);
+            }
+            Op::CommitUnknown(error, executed) => {
+                world.commit_failed(&Unanswered::unknown(error), executed);
             }
         }
         world.advance();
@@ -307,7 +321,7 @@ proptest! {
     }
 
     /// The same of appends: each is executed once, whole and in order, or is reported as lost when it
-    /// is not known whether it was.
+    /// is not known whether its commit was.
     #[test]
     fn appends_are_executed_once(ops in prop::collection::vec(op(true), 1..100)) {
         run(ops)?;
@@ -344,6 +358,47 @@ fn a_flush_that_demands_durability_makes_piece_and_commit_durable() {
     file.begin_flush(false, RequestId::NONE);
     let send = file.advance(false, RequestId::NONE).sends.pop();
     assert!(!send.expect("to be sent").sync);
+}
+
+/// One append whose commit is on its way, and another one after it.
+fn appending() -> World {
+    let mut world = World::new();
+    world.append(vec![1; 10]);
+    world.flush();
+    world.advance();
+    world.acknowledge(0);
+    world.advance();
+    assert_eq!(world.commits.len(), 1);
+    world.append(vec![2; 20]);
+    world
+}
+
+#[test]
+fn appends_whose_commit_was_not_executed_are_tried_again() {
+    for error in [unreachable(), FsError::SessionExpired.into()] {
+        let mut world = appending();
+        world.commit_failed(&Unanswered::refused(error), false);
+        assert_eq!(world.file.held_bytes(), 30);
+        assert_eq!(world.heal(), Ok(()));
+        assert_eq!(world.namenode, [vec![1; 10], vec![2; 20]].concat());
+    }
+}
+
+#[test]
+fn of_appends_only_those_are_given_up_whose_commit_may_have_been_executed() {
+    for error in [unreachable(), FsError::SessionExpired.into()] {
+        for executed in [false, true] {
+            let mut world = appending();
+            world.commit_failed(&Unanswered::unknown(error.clone()), executed);
+            let flushed = world.file.flushed(&world.flushes[0]);
+            let is_reported = matches!(flushed, Some(Err(ClientError::DataLost { .. })));
+            assert!(is_reported, "{flushed:?}");
+            assert_eq!(world.file.held_bytes(), 20);
+            assert_eq!(world.heal(), Ok(()));
+            let first = vec![1; if executed { 10 } else { 0 }];
+            assert_eq!(world.namenode, [first, vec![2; 20]].concat());
+        }
+    }
 }
 
 #[test]

@@ -402,6 +402,13 @@ impl Writeback {
         self.check_held();
     }
 
+    /// The commit is given up with its pieces, whether or not it happened; returns how many bytes.
+    pub(crate) fn commit_given_up(&mut self) -> u64 {
+        let before = self.held_bytes;
+        self.commit_done();
+        before - self.held_bytes
+    }
+
     /// Gives up everything; returns how many bytes.
     pub(crate) fn discard(&mut self) -> u64 {
         let bytes = self.held_bytes;
