@@ -169,11 +169,18 @@ impl<T: Copy + PartialEq> SegmentMap<T> {
             .collect()
     }
 
-    /// Removes and returns the first piece: as much contiguous data as one segment holds, at most
-    /// `max_bytes`.
-    pub(crate) fn pop_first(&mut self, max_bytes: usize) -> Option<Segment<T>> {
+    /// Removes and returns the first piece that has a wanted tag, of those that begin at `from` or behind it: as much
+    /// contiguous data as one segment holds, at most `max_bytes`.
+    pub(crate) fn pop_first(
+        &mut self,
+        from: u64,
+        max_bytes: usize,
+        is_wanted: impl Fn(T) -> bool,
+    ) -> Option<Segment<T>> {
         self.freeze_tail();
-        let (offset, (mut data, tag)) = self.segments.pop_first()?;
+        let mut segments = self.segments.range(from..);
+        let (&offset, _) = segments.find(|(_, (_, tag))| is_wanted(*tag))?;
+        let (mut data, tag) = self.segments.remove(&offset)?;
         if data.len() > max_bytes {
             let rest = data.split_off(max_bytes);
             self.put(offset + max_bytes as u64, rest, tag);
@@ -282,7 +289,7 @@ mod tests {
         InsertBelow(u64, usize),
         Remove(u64, u64),
         RemoveTagged(u64, u64, u8),
-        Pop(usize),
+        Pop(usize, u8),
     }
 
     fn op() -> impl Strategy<Value = Op> {
@@ -292,7 +299,7 @@ mod tests {
             2 => (offset.clone(), 1usize..40).prop_map(|(o, l)| Op::InsertBelow(o, l)),
             1 => (offset.clone(), 0u64..60).prop_map(|(o, l)| Op::Remove(o, l)),
             1 => (offset, 0u64..60, 0u8..4).prop_map(|(o, l, t)| Op::RemoveTagged(o, l, t)),
-            1 => (1usize..30).prop_map(Op::Pop),
+            1 => (1usize..30, 0u8..4).prop_map(|(l, t)| Op::Pop(l, t)),
         ]
     }
 
@@ -328,9 +335,12 @@ mod tests {
                             }
                         }
                     }
-                    Op::Pop(max) => {
-                        let first = model.iter().position(Option::is_some);
-                        match map.pop_first(max) {
+                    Op::Pop(max, tag_max) => {
+                        let is_wanted = |tag: u8| tag <= tag_max;
+                        let first = model
+                            .iter()
+                            .position(|byte| byte.is_some_and(|(_, tag)| is_wanted(tag)));
+                        match map.pop_first(0, max, is_wanted) {
                             None => prop_assert_eq!(first, None),
                             Some(piece) => {
                                 prop_assert_eq!(Some(piece.offset as usize), first);

@@ -4,19 +4,28 @@ use harvestfs_protocol::limits::{EXTENTS_PER_COMMIT_MAX, PACKET_BYTES_MAX};
 use harvestfs_protocol::meta::FileCommit;
 use harvestfs_protocol::request_id::RequestId;
 
-use super::{Actions, Commit, DirtyFile, Send};
-use crate::engine::write::writeback::Order;
+use super::{Actions, Commit, DirtyFile, Lane, Send};
+use crate::engine::write::writeback::{Epoch, Order};
 
 /// A file with more dirty data gets blocks of its own.
 const BULK_BYTES: u64 = 8 << 20;
 /// A commit is made when this much waits for one, so that memory becomes free.
 const COMMIT_BYTES: u64 = 32 << 20;
 
+impl Lane {
+    /// So much waits for a commit that it is not to wait for a flush.
+    fn is_due(&self, tight: bool) -> bool {
+        let written = self.data.written_bytes();
+        written > 0 && (tight || written >= COMMIT_BYTES)
+    }
+}
+
 impl DirtyFile {
     /// Decides what is to be sent and committed now. `tight`: there is so much in memory of all files
     /// that it is committed without waiting for a flush; `request`: what brought the event.
     pub(crate) fn advance(&mut self, tight: bool, request: RequestId) -> Actions {
         let mut actions = Actions::default();
+        let by_itself = !self.paused;
         for order in [Order::File, Order::Append] {
             let lane = self.lane(order);
             if lane.data.is_empty() {
@@ -27,6 +36,10 @@ impl DirtyFile {
             if lane.wanted.is_some_and(|flush| lane.data.is_flushed(flush)) {
                 lane.wanted = None;
                 lane.durable = false;
+            }
+            if order == Order::Append && by_itself && lane.wanted.is_none() && lane.is_due(tight) {
+                // What fills packets ends within an append: it is committed up to the end of one.
+                lane.want(false, request);
             }
             actions.sends.extend(self.send(order, request));
             if !self.holds_commits {
@@ -54,16 +67,25 @@ impl DirtyFile {
         let by_itself = bulk && !self.paused;
         let ino = self.ino;
         let lane = self.lane(order);
-        let wanted = lane.wanted.is_some();
         let mut pieces = Vec::new();
-        // Without a flush, only what fills packets.
-        while wanted && lane.data.dirty_bytes() > 0
-            || by_itself && lane.data.dirty_bytes() >= PACKET_BYTES_MAX as u64
-        {
+        // What is written later than the flush began does not belong to it: it would not end while somebody writes.
+        if let Some(flush) = lane.wanted {
+            let (mut from, mut room) = (0, PACKET_BYTES_MAX);
+            while let Some(piece) = lane.data.take(flush, from, room) {
+                from = piece.end();
+                room -= piece.data.len();
+                if room == 0 {
+                    room = PACKET_BYTES_MAX;
+                }
+                pieces.push(piece);
+            }
+        }
+        // Of everything else, what fills packets.
+        while by_itself && lane.data.dirty_bytes() >= PACKET_BYTES_MAX as u64 {
             let dirty_bytes = lane.data.dirty_bytes();
             let mut room = PACKET_BYTES_MAX;
             while room > 0
-                && let Some(piece) = lane.data.take(room)
+                && let Some(piece) = lane.data.take(Epoch::MAX, 0, room)
             {
                 room -= piece.data.len();
                 pieces.push(piece);
@@ -81,20 +103,28 @@ impl DirtyFile {
             rules,
             pieces,
             sync: lane.durable,
-            request: if wanted { lane.request } else { request },
+            request: match lane.wanted {
+                Some(_) => lane.request,
+                None => request,
+            },
         })
     }
 
     fn commit(&mut self, order: Order, tight: bool) -> Option<Commit> {
         let (ino, mtime, by_itself) = (self.ino, self.mtime, !self.paused);
         let lane = self.lane(order);
-        let written = lane.data.written_bytes();
-        // A flush waits for everything first, so that it needs one commit.
-        let flush_is_ready = lane.wanted.is_some() && lane.data.sending_bytes() == 0;
-        if written == 0 || !(flush_is_ready || by_itself && (tight || written >= COMMIT_BYTES)) {
+        if lane.data.written_bytes() == 0 {
             return None;
         }
-        let extents = lane.data.begin_commit(EXTENTS_PER_COMMIT_MAX)?;
+        // A flush waits for all of an epoch first, so that it needs one commit, and not for the epochs of those that were
+        // wanted after it.
+        let flushed = lane.wanted.and_then(|it| lane.data.written_through(it));
+        let through = match flushed {
+            Some(through) => through,
+            None if order == Order::File && by_itself && lane.is_due(tight) => Epoch::MAX,
+            None => return None,
+        };
+        let extents = lane.data.begin_commit(EXTENTS_PER_COMMIT_MAX, through)?;
         let (durable, request) = (lane.durable, lane.request);
         Some(Commit {
             order,

@@ -164,6 +164,8 @@ impl World {
                 data,
                 "in order, whole, once"
             );
+            // Each one is filled with a number of its own.
+            assert_ne!(data.last(), self.appended.first(), "an append is torn");
             // What is written in memory hides it, and what is behind it does not.
             self.model
                 .resize(self.model.len().max(self.namenode.len()), 0);
@@ -360,6 +362,67 @@ fn a_flush_that_demands_durability_makes_piece_and_commit_durable() {
     assert!(!send.expect("to be sent").sync);
 }
 
+#[test]
+fn a_flush_ends_while_others_write_and_flush() {
+    for appends in [false, true] {
+        for flushes in [false, true] {
+            let mut world = World::new();
+            let write = |world: &mut World, step: usize| {
+                let data = vec![step as u8; 10];
+                if appends {
+                    world.append(data);
+                } else {
+                    world.write(step * 10, data);
+                }
+            };
+            write(&mut world, 0);
+            world.flush();
+            world.advance();
+            let mut step = 0;
+            let ended = loop {
+                assert!(step < 10, "it does not end");
+                step += 1;
+                write(&mut world, step);
+                if flushes {
+                    world.flush();
+                }
+                world.advance();
+                if let Some(ended) = world.file.flushed(&world.flushes[0]) {
+                    break ended;
+                }
+                if step % 2 == 1 {
+                    world.acknowledge(0);
+                } else {
+                    world.commit_done();
+                }
+                world.advance();
+            };
+            assert_eq!(ended, Ok(()));
+            assert!(world.file.held_bytes() > 0, "nothing was written after it");
+            assert_eq!(world.heal(), Ok(()));
+            assert_eq!(world.namenode, world.model);
+        }
+    }
+}
+
+/// Packets that are filled in bulk end within an append.
+#[test]
+fn appends_in_bulk_are_committed_whole() {
+    let mut world = World::new();
+    for step in 1..=13 {
+        world.append(vec![step; 3_000_001]);
+        world.advance();
+        while !world.in_flight.is_empty() {
+            world.acknowledge(0);
+            world.advance();
+        }
+        world.commit_done();
+    }
+    assert!(world.namenode.len() >= 32 << 20, "no flush was wanted");
+    assert_eq!(world.heal(), Ok(()));
+    assert_eq!(world.namenode.len(), 13 * 3_000_001);
+}
+
 /// One append whose commit is on its way, and another one after it.
 fn appending() -> World {
     let mut world = World::new();
@@ -380,7 +443,7 @@ fn appends_whose_commit_was_not_executed_are_tried_again() {
         world.commit_failed(&Unanswered::refused(error), false);
         assert_eq!(world.file.held_bytes(), 30);
         assert_eq!(world.heal(), Ok(()));
-        assert_eq!(world.namenode, [vec![1; 10], vec![2; 20]].concat());
+        assert_eq!(world.namenode, [vec![1u8; 10], vec![2; 20]].concat());
     }
 }
 
@@ -395,7 +458,7 @@ fn of_appends_only_those_are_given_up_whose_commit_may_have_been_executed() {
             assert!(is_reported, "{flushed:?}");
             assert_eq!(world.file.held_bytes(), 20);
             assert_eq!(world.heal(), Ok(()));
-            let first = vec![1; if executed { 10 } else { 0 }];
+            let first = vec![1u8; if executed { 10 } else { 0 }];
             assert_eq!(world.namenode, [first, vec![2; 20]].concat());
         }
     }

@@ -20,7 +20,7 @@ pub(crate) enum Order {
     /// From the start of the file.
     File,
     /// From where the end of the file is when the namenode executes the commit (`O_APPEND`).
-    /// Everything that was taken is committed together, so that no append is torn.
+    /// An append belongs to one epoch, and a commit has whole ones, so that no append is torn.
     Append,
 }
 
@@ -36,12 +36,53 @@ pub(crate) type PieceId = u64;
 /// Numbers the flushes of one file; data belongs to the first flush after it was written.
 pub(crate) type Epoch = u64;
 
+/// How many bytes belong to which epoch.
+#[derive(Debug, Default)]
+struct ByEpoch {
+    bytes: BTreeMap<Epoch, u64>,
+    total: u64,
+}
+
+impl ByEpoch {
+    fn add(&mut self, epoch: Epoch, bytes: u64) {
+        if bytes > 0 {
+            *self.bytes.entry(epoch).or_default() += bytes;
+            self.total += bytes;
+        }
+    }
+
+    fn remove(&mut self, epoch: Epoch, bytes: u64) {
+        let of_epoch = self.bytes.get_mut(&epoch).filter(|it| bytes <= **it);
+        let Some(left) = of_epoch else {
+            panic!(
+                "{bytes} bytes of flush {epoch} leave {}: {:?}",
+                self.total, self.bytes
+            );
+        };
+        *left -= bytes;
+        if *left == 0 {
+            self.bytes.remove(&epoch);
+        }
+        self.total -= bytes;
+    }
+
+    fn oldest(&self) -> Option<Epoch> {
+        self.bytes.first_key_value().map(|(&oldest, _)| oldest)
+    }
+}
+
 /// A piece to be sent.
 #[derive(Clone, Debug)]
 pub(crate) struct TakenPiece {
     pub(crate) id: PieceId,
     pub(crate) offset: u64,
     pub(crate) data: Bytes,
+}
+
+impl TakenPiece {
+    pub(crate) fn end(&self) -> u64 {
+        self.offset + self.data.len() as u64
+    }
 }
 
 #[derive(Debug)]
@@ -56,8 +97,12 @@ struct Piece {
 }
 
 impl Piece {
+    fn bytes(&self) -> u64 {
+        self.data.len() as u64
+    }
+
     fn range(&self) -> Range<u64> {
-        self.offset..self.offset + self.data.len() as u64
+        self.offset..self.offset + self.bytes()
     }
 }
 
@@ -73,10 +118,10 @@ pub(crate) struct Writeback {
     committing: Vec<PieceId>,
     next_id: PieceId,
     epoch: Epoch,
-    /// Bytes in memory, by the flush that they belong to.
-    outstanding: BTreeMap<Epoch, u64>,
-    held_bytes: u64,
-    sending_bytes: u64,
+    /// Bytes in memory; those of them that are dirty, and those that were taken and not acknowledged yet.
+    held: ByEpoch,
+    unsent: ByEpoch,
+    sending: ByEpoch,
     written_bytes: u64,
     /// Appends: where the next one goes, and how much was committed.
     append_end: u64,
@@ -93,9 +138,9 @@ impl Writeback {
             committing: Vec::new(),
             next_id: 1,
             epoch: 0,
-            outstanding: BTreeMap::new(),
-            held_bytes: 0,
-            sending_bytes: 0,
+            held: ByEpoch::default(),
+            unsent: ByEpoch::default(),
+            sending: ByEpoch::default(),
             written_bytes: 0,
             append_end: 0,
             append_base: 0,
@@ -104,12 +149,12 @@ impl Writeback {
 
     /// Bytes in memory: dirty, or taken and not committed.
     pub(crate) fn held_bytes(&self) -> u64 {
-        self.held_bytes
+        self.held.total
     }
 
     /// Bytes that no writer has taken.
     pub(crate) fn dirty_bytes(&self) -> u64 {
-        self.dirty.bytes()
+        self.unsent.total
     }
 
     /// Bytes that wait for a commit.
@@ -117,19 +162,14 @@ impl Writeback {
         self.written_bytes
     }
 
-    /// Bytes that were taken and not acknowledged yet.
-    pub(crate) fn sending_bytes(&self) -> u64 {
-        self.sending_bytes
-    }
-
     pub(crate) fn is_empty(&self) -> bool {
-        self.held_bytes == 0
+        self.held.total == 0
     }
 
     /// Whether all that was ever written is one segment of at most `max_bytes`, of which nothing was
     /// taken: then one commit will make all of it visible.
     pub(crate) fn is_one_dirty_segment(&self, max_bytes: u64) -> bool {
-        self.pieces.is_empty() && self.dirty.is_one_segment() && self.held_bytes <= max_bytes
+        self.pieces.is_empty() && self.dirty.is_one_segment() && self.held.total <= max_bytes
     }
 
     pub(crate) fn is_committing(&self) -> bool {
@@ -149,12 +189,15 @@ impl Writeback {
         }
         let mut epoch = self.epoch;
         for hidden in self.dirty.remove(offset..offset + length) {
-            self.release(hidden.tag, hidden.data.len());
+            let bytes = hidden.data.len() as u64;
+            self.held.remove(hidden.tag, bytes);
+            self.unsent.remove(hidden.tag, bytes);
             // A flush that waits for the hidden data has to wait for what hid it: otherwise it
             // would return with neither in the file.
             epoch = epoch.min(hidden.tag);
         }
-        self.hold(epoch, data.len());
+        self.held.add(epoch, length);
+        self.unsent.add(epoch, length);
         self.dirty.insert(offset, data, epoch);
     }
 
@@ -195,26 +238,42 @@ impl Writeback {
 
     /// Whether everything written before a flush began is part of the file.
     pub(crate) fn is_flushed(&self, flush: Epoch) -> bool {
-        self.outstanding
-            .first_key_value()
-            .is_none_or(|(&oldest, _)| oldest > flush)
+        self.held.oldest().is_none_or(|oldest| oldest > flush)
+    }
+
+    /// Up to which epoch, at most that of a flush, everything waits for its commit or is part of one. None: there is
+    /// nothing, or of the oldest epoch in memory not all.
+    pub(crate) fn written_through(&self, flush: Epoch) -> Option<Epoch> {
+        let oldest = self.held.oldest().filter(|oldest| *oldest <= flush)?;
+        let unwritten = [self.unsent.oldest(), self.sending.oldest()];
+        match unwritten.into_iter().flatten().min() {
+            Some(unwritten) if unwritten <= oldest => None,
+            Some(unwritten) => Some(flush.min(unwritten - 1)),
+            None => Some(flush),
+        }
     }
 
     /// What is in memory is dirty, on its way, written, or being committed.
     fn check_held(&self) {
-        let (dirty, sending, written) =
-            (self.dirty.bytes(), self.sending_bytes, self.written_bytes);
+        let (held, dirty) = (self.held.total, self.dirty.bytes());
+        let (sending, written) = (self.sending.total, self.written_bytes);
         let known = dirty + sending + written;
         assert!(
-            known <= self.held_bytes && (self.is_committing() || known == self.held_bytes),
-            "{dirty} dirty, {sending} sent and {written} written bytes of {} in memory",
-            self.held_bytes
+            known <= held && (self.is_committing() || known == held) && dirty == self.unsent.total,
+            "{dirty} dirty, {sending} sent and {written} written bytes of {held} in memory: {:?}",
+            self.unsent
         );
     }
 
-    /// Takes the first dirty data, at most `max_bytes`.
-    pub(crate) fn take(&mut self, max_bytes: usize) -> Option<TakenPiece> {
-        let segment = self.dirty.pop_first(max_bytes)?;
+    /// Takes the first dirty data that belongs to a flush or to one before it, of that from an offset on: at most
+    /// `max_bytes`.
+    pub(crate) fn take(&mut self, flush: Epoch, from: u64, max_bytes: usize) -> Option<TakenPiece> {
+        if self.unsent.oldest().is_none_or(|oldest| oldest > flush) {
+            // Or small writes would not be gathered any more.
+            return None;
+        }
+        let of_flush = |epoch: Epoch| epoch <= flush;
+        let segment = self.dirty.pop_first(from, max_bytes, of_flush)?;
         let id = self.next_id;
         self.next_id += 1;
         self.sent
@@ -224,7 +283,9 @@ impl Writeback {
             offset: segment.offset,
             data: segment.data.clone(),
         };
-        self.sending_bytes += segment.data.len() as u64;
+        let bytes = segment.data.len() as u64;
+        self.unsent.remove(segment.tag, bytes);
+        self.sending.add(segment.tag, bytes);
         self.pieces.push_back(Piece {
             id,
             offset: segment.offset,
@@ -242,8 +303,8 @@ impl Writeback {
         if let Some(index) = self.position(id)
             && self.pieces[index].place.replace(place).is_none()
         {
-            let bytes = self.pieces[index].data.len() as u64;
-            self.sending_bytes -= bytes;
+            let (epoch, bytes) = (self.pieces[index].epoch, self.pieces[index].bytes());
+            self.sending.remove(epoch, bytes);
             self.written_bytes += bytes;
             self.check_held();
         }
@@ -256,9 +317,9 @@ impl Writeback {
             .and_then(|index| self.pieces.remove(index))
         {
             if piece.place.is_none() {
-                self.sending_bytes -= piece.data.len() as u64;
+                self.sending.remove(piece.epoch, piece.bytes());
             } else if !self.committing.contains(&id) {
-                self.written_bytes -= piece.data.len() as u64;
+                self.written_bytes -= piece.bytes();
             }
             self.back_to_dirty(&piece);
         }
@@ -285,31 +346,23 @@ impl Writeback {
         any
     }
 
-    /// The extents that can be committed now, at most `extents_max`. The pieces count as being
-    /// committed until [`Writeback::commit_done`] or [`Writeback::commit_failed`].
-    pub(crate) fn begin_commit(&mut self, extents_max: usize) -> Option<Vec<Extent>> {
+    /// The extents that can be committed now, at most `extents_max`, of the data up to an epoch; for
+    /// appends, one that [`Writeback::written_through`] gave. The pieces count as being committed
+    /// until [`Writeback::commit_done`], [`Writeback::commit_failed`] or
+    /// [`Writeback::commit_given_up`].
+    pub(crate) fn begin_commit(
+        &mut self,
+        extents_max: usize,
+        through: Epoch,
+    ) -> Option<Vec<Extent>> {
         if self.is_committing() {
             return None;
         }
-        let mut pieces: Vec<&Piece> = match self.order {
-            Order::File => self
-                .pieces
-                .iter()
-                .take_while(|piece| piece.place.is_some())
-                .collect(),
-            Order::Append => self.pieces.iter().collect(),
-        };
-        if self.order == Order::Append {
-            pieces.sort_by_key(|piece| piece.offset);
-            let mut expected = self.append_base;
-            for piece in &pieces {
-                if piece.place.is_none() || piece.offset != expected {
-                    return None;
-                }
-                expected = piece.range().end;
-            }
-        }
         let base = self.append_base;
+        let pieces = match self.order {
+            Order::File => self.written_pieces(through),
+            Order::Append => self.appended_pieces(through)?,
+        };
         let mut extents: Vec<Extent> = Vec::new();
         let mut committing = Vec::new();
         let mut bytes = 0;
@@ -350,6 +403,31 @@ impl Writeback {
         Some(extents)
     }
 
+    /// What was written of an epoch and of those before it, in the order in which it was taken, with
+    /// what was taken in between.
+    fn written_pieces(&self, through: Epoch) -> Vec<&Piece> {
+        let written = self.pieces.iter().take_while(|it| it.place.is_some());
+        let mut pieces: Vec<&Piece> = written.collect();
+        let last = pieces.iter().rposition(|piece| piece.epoch <= through);
+        pieces.truncate(last.map_or(0, |last| last + 1));
+        pieces
+    }
+
+    /// What was appended up to an epoch, in order; none if anything of it is not written.
+    fn appended_pieces(&self, through: Epoch) -> Option<Vec<&Piece>> {
+        let of_epochs = self.pieces.iter().filter(|it| it.epoch <= through);
+        let mut pieces: Vec<&Piece> = of_epochs.collect();
+        pieces.sort_by_key(|piece| piece.offset);
+        let mut expected = self.append_base;
+        for piece in &pieces {
+            if piece.place.is_none() || piece.offset != expected {
+                return None;
+            }
+            expected = piece.range().end;
+        }
+        Some(pieces)
+    }
+
     /// The commit is part of the file. Returns what of it left, and where it is.
     pub(crate) fn commit_done(&mut self) -> Vec<(Place, Bytes)> {
         let mut left = Vec::new();
@@ -361,13 +439,13 @@ impl Writeback {
                 continue;
             };
             if self.order == Order::Append {
-                self.append_base += piece.data.len() as u64;
+                self.append_base += piece.bytes();
             }
             if piece.lost && self.order == Order::File {
                 self.back_to_dirty(&piece);
             } else {
                 self.sent.remove_tagged(piece.range(), id);
-                self.release(piece.epoch, piece.data.len());
+                self.held.remove(piece.epoch, piece.bytes());
                 left.extend(piece.place.map(|place| (place, piece.data)));
             }
         }
@@ -378,7 +456,7 @@ impl Writeback {
     pub(crate) fn commit_failed(&mut self) {
         for id in std::mem::take(&mut self.committing) {
             if let Some(index) = self.position(id) {
-                self.written_bytes += self.pieces[index].data.len() as u64;
+                self.written_bytes += self.pieces[index].bytes();
                 if self.pieces[index].lost {
                     self.failed(id);
                 }
@@ -404,14 +482,14 @@ impl Writeback {
 
     /// The commit is given up with its pieces, whether or not it happened; returns how many bytes.
     pub(crate) fn commit_given_up(&mut self) -> u64 {
-        let before = self.held_bytes;
+        let before = self.held.total;
         self.commit_done();
-        before - self.held_bytes
+        before - self.held.total
     }
 
     /// Gives up everything; returns how many bytes.
     pub(crate) fn discard(&mut self) -> u64 {
-        let bytes = self.held_bytes;
+        let bytes = self.held.total;
         let next_id = self.next_id;
         let epoch = self.epoch;
         *self = Self::new(self.order);
@@ -426,31 +504,9 @@ impl Writeback {
             self.dirty.insert_below(offset, &data, piece.epoch);
         }
         let again = self.dirty.bytes() - before;
-        self.release(piece.epoch, piece.data.len());
-        *self.outstanding.entry(piece.epoch).or_default() += again;
-        self.held_bytes += again;
-        self.outstanding.retain(|_, bytes| *bytes > 0);
-    }
-
-    fn hold(&mut self, epoch: Epoch, bytes: usize) {
-        *self.outstanding.entry(epoch).or_default() += bytes as u64;
-        self.held_bytes += bytes as u64;
-    }
-
-    fn release(&mut self, epoch: Epoch, bytes: usize) {
-        let bytes = bytes as u64;
-        let of_flush = self.outstanding.get_mut(&epoch).filter(|it| bytes <= **it);
-        let Some(left) = of_flush else {
-            panic!(
-                "{bytes} bytes of flush {epoch} leave {} in memory: {:?}",
-                self.held_bytes, self.outstanding
-            );
-        };
-        *left -= bytes;
-        if *left == 0 {
-            self.outstanding.remove(&epoch);
-        }
-        self.held_bytes -= bytes;
+        self.held.remove(piece.epoch, piece.bytes());
+        self.held.add(piece.epoch, again);
+        self.unsent.add(piece.epoch, again);
     }
 
     fn position(&self, id: PieceId) -> Option<usize> {

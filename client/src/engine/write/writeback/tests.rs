@@ -6,11 +6,12 @@ use super::*;
 enum Op {
     Write(u64, usize),
     Flush,
-    Take(usize),
+    /// Of the last flush, or of everything.
+    Take(usize, bool),
     Written(usize),
     Failed(usize),
     LostBlock(u64),
-    BeginCommit(usize),
+    BeginCommit(usize, bool),
     CommitDone,
     CommitFailed,
     Cut(u64),
@@ -20,11 +21,11 @@ fn op() -> impl Strategy<Value = Op> {
     prop_oneof![
         6 => (0u64..200, 1usize..50).prop_map(|(o, l)| Op::Write(o, l)),
         1 => Just(Op::Flush),
-        5 => (1usize..60).prop_map(Op::Take),
+        5 => (1usize..60, any::<bool>()).prop_map(|(max, of_flush)| Op::Take(max, of_flush)),
         6 => any::<usize>().prop_map(Op::Written),
         2 => any::<usize>().prop_map(Op::Failed),
         1 => (0u64..3).prop_map(Op::LostBlock),
-        4 => (1usize..5).prop_map(Op::BeginCommit),
+        4 => (1usize..5, any::<bool>()).prop_map(|(max, of_flush)| Op::BeginCommit(max, of_flush)),
         4 => Just(Op::CommitDone),
         1 => Just(Op::CommitFailed),
         1 => (0u64..200).prop_map(Op::Cut),
@@ -91,10 +92,14 @@ impl World {
                 }
             }
         }
-        let total: u64 = self.writeback.outstanding.values().sum();
-        prop_assert_eq!(total, self.writeback.held_bytes());
+        let writeback = &self.writeback;
+        for by_epoch in [&writeback.held, &writeback.unsent, &writeback.sending] {
+            prop_assert_eq!(by_epoch.bytes.values().sum::<u64>(), by_epoch.total);
+            prop_assert!(!by_epoch.bytes.values().any(|bytes| *bytes == 0));
+        }
+        prop_assert_eq!(writeback.dirty.bytes(), writeback.unsent.total);
         let unwritten: usize = self.unwritten.iter().map(|piece| piece.data.len()).sum();
-        prop_assert_eq!(unwritten as u64, self.writeback.sending_bytes());
+        prop_assert_eq!(unwritten as u64, writeback.sending.total);
         Ok(())
     }
 }
@@ -122,7 +127,12 @@ proptest! {
                     let flush = world.writeback.begin_flush();
                     world.flushes.push(flush);
                 }
-                Op::Take(max) => world.unwritten.extend(world.writeback.take(max)),
+                Op::Take(max, of_flush) => {
+                    let last = world.flushes.last().copied().filter(|_| of_flush);
+                    let flush = last.unwrap_or(Epoch::MAX);
+                    let taken = world.writeback.take(flush, 0, max);
+                    world.unwritten.extend(taken);
+                }
                 Op::Written(which) if !world.unwritten.is_empty() => {
                     let piece = world.unwritten.remove(which % world.unwritten.len());
                     world.place(piece);
@@ -134,8 +144,13 @@ proptest! {
                 Op::LostBlock(block) => {
                     world.writeback.lost(|b| b == BlockId(block));
                 }
-                Op::BeginCommit(max) if world.committing.is_empty() => {
-                    world.committing = world.writeback.begin_commit(max).unwrap_or_default();
+                Op::BeginCommit(max, of_flush) if world.committing.is_empty() => {
+                    let through = match world.flushes.last() {
+                        Some(flush) if of_flush => world.writeback.written_through(*flush),
+                        _ => Some(Epoch::MAX),
+                    };
+                    let extents = through.and_then(|it| world.writeback.begin_commit(max, it));
+                    world.committing = extents.unwrap_or_default();
                     prop_assert!(world.committing.len() <= max);
                 }
                 Op::CommitDone => world.commit_done(),
@@ -158,13 +173,15 @@ proptest! {
         world.commit_done();
         let flush = world.writeback.begin_flush();
         while !world.writeback.is_flushed(flush) {
-            while let Some(piece) = world.writeback.take(64) {
+            while let Some(piece) = world.writeback.take(flush, 0, 64) {
                 world.unwritten.push(piece);
             }
             for piece in std::mem::take(&mut world.unwritten) {
                 world.place(piece);
             }
-            world.committing = world.writeback.begin_commit(usize::MAX).unwrap_or_default();
+            let through = world.writeback.written_through(flush);
+            let extents = through.and_then(|it| world.writeback.begin_commit(usize::MAX, it));
+            world.committing = extents.expect("everything is written");
             world.commit_done();
         }
         prop_assert_eq!(&world.file, &world.model);
@@ -176,17 +193,26 @@ proptest! {
     fn appends_are_committed_whole_and_in_order(
         lens in prop::collection::vec(1usize..50, 1..20),
         fail_every in 2usize..5,
+        flush_every in 1usize..4,
     ) {
         let mut writeback = Writeback::new(Order::Append);
+        let mut flush = writeback.begin_flush();
         let mut expected = Vec::new();
+        let mut ends = Vec::new();
         let mut file = Vec::new();
         let mut block = Vec::new();
         let mut attempts = 0;
         for (i, len) in lens.iter().enumerate() {
             let data = vec![i as u8; *len];
             expected.extend_from_slice(&data);
+            ends.push(expected.len());
             writeback.append(data.into());
-            while let Some(piece) = writeback.take(16) {
+            if i % flush_every == 0 {
+                flush = writeback.begin_flush();
+            }
+            // In bulk, also what no flush waits for.
+            let of_flush = if i % 2 == 0 { flush } else { Epoch::MAX };
+            while let Some(piece) = writeback.take(of_flush, 0, 16) {
                 attempts += 1;
                 if attempts % fail_every == 0 {
                     writeback.failed(piece.id);
@@ -196,8 +222,8 @@ proptest! {
                 block.extend_from_slice(&piece.data);
                 writeback.written(piece.id, place);
             }
-            if writeback.dirty_bytes() == 0
-                && let Some(extents) = writeback.begin_commit(usize::MAX)
+            if let Some(through) = writeback.written_through(flush)
+                && let Some(extents) = writeback.begin_commit(usize::MAX, through)
             {
                 let end = file.len();
                 for extent in extents {
@@ -206,6 +232,7 @@ proptest! {
                     file.extend_from_slice(&block[from..from + extent.length_bytes as usize]);
                 }
                 writeback.commit_done();
+                prop_assert!(ends.contains(&file.len()), "an append is torn");
             }
             prop_assert!(expected.starts_with(&file));
         }
