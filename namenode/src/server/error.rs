@@ -120,6 +120,9 @@ pub enum NamenodeError {
     /// The engine refused to make a cluster.
     #[error("cannot make a cluster: {0}")]
     Engine(FsError),
+    /// It was elected, and cannot do what a leader does first.
+    #[error("this namenode cannot lead: {0}")]
+    TakeOver(FsError),
     /// The network cannot be used.
     #[error("cannot listen on {addr}")]
     Listen {

@@ -15,16 +15,66 @@ use crate::journal::Lsn;
 /// Seconds from 1970 to 2020, from which numbers of epochs count.
 const ORIGIN_UNIX_S: u64 = 1_577_836_800;
 
-/// The number of an epoch that begins now, after the epochs with these numbers.
-pub(crate) fn next_number(unix_now_s: u64, before: impl IntoIterator<Item = u32>) -> u32 {
-    let seconds = unix_now_s.saturating_sub(ORIGIN_UNIX_S);
-    let by_clock = u32::try_from(seconds).unwrap_or(Epoch::NUMBER_MAX);
-    let later = before.into_iter().map(|number| number.saturating_add(1));
-    later.fold(by_clock, u32::max).min(Epoch::NUMBER_MAX)
+/// Seconds for which a clock may be ahead: that of another namenode, or that of this one, of the last epoch that it knows.
+const CLOCK_AHEAD_MAX_S: u32 = 10 * 365 * 86_400;
+/// The last number with which a cluster may begin, shortly before 2060. What follows needs numbers too.
+const FIRST_NUMBER_MAX: u32 = 4 * CLOCK_AHEAD_MAX_S;
+/// Seconds of a year, for messages.
+const YEAR_S: u64 = 31_556_952;
+
+/// About the year of a time.
+fn year(unix_s: u64) -> u64 {
+    match unix_s.checked_sub(ORIGIN_UNIX_S) {
+        Some(since_s) => 2020 + since_s / YEAR_S,
+        None => 1970 + unix_s / YEAR_S,
+    }
 }
 
-/// Seconds for which the clock of another namenode may be ahead.
-const CLOCK_AHEAD_MAX_S: u32 = 10 * 365 * 86_400;
+/// What a clock says, as numbers of epochs count; none when it says a time before them.
+fn by_clock(unix_now_s: u64) -> Option<u32> {
+    let seconds = unix_now_s.checked_sub(ORIGIN_UNIX_S)?;
+    Some(u32::try_from(seconds).unwrap_or(u32::MAX))
+}
+
+/// The number of an epoch that begins now, after the epochs with these numbers.
+///
+/// # Errors
+/// [`FsError::Internal`]: the clock cannot be right. Numbers never go back, so that one start with a clock of the far
+/// future would leave none for all that follow. A clock that is behind does no harm.
+pub(crate) fn next_number(
+    unix_now_s: u64,
+    before: impl IntoIterator<Item = u32>,
+) -> Result<u32, FsError> {
+    let last = before.into_iter().max();
+    let now = by_clock(unix_now_s);
+    let is_plausible = match (last, now) {
+        (Some(last), Some(now)) => now <= last.saturating_add(CLOCK_AHEAD_MAX_S),
+        (Some(_), None) => true,
+        (None, now) => now.is_some_and(|now| now <= FIRST_NUMBER_MAX),
+    };
+    if !is_plausible {
+        let known = match last {
+            Some(last) => {
+                let began = year(ORIGIN_UNIX_S + u64::from(last));
+                format!("its last epoch began in {began}")
+            }
+            None => "no cluster begins then".to_owned(),
+        };
+        return Err(FsError::Internal(format!(
+            "the clock of this namenode says the year {}, and {known}: set the clock",
+            year(unix_now_s)
+        )));
+    }
+    let after_last = last.map_or(0, |last| last.saturating_add(1));
+    // What the clock says after the last number is none.
+    let now = now.filter(|now| *now <= Epoch::NUMBER_MAX).unwrap_or(0);
+    let number = now.max(after_last);
+    if number > Epoch::NUMBER_MAX {
+        let why = format!("no number is left for an epoch that follows {last:?}");
+        return Err(FsError::Internal(why));
+    }
+    Ok(number)
+}
 
 /// Refuses what no namenode of this cluster can have been: an epoch far in the future leaves no number
 /// for those that follow. Far from what the cluster has reached already, `last_number`: a clock may have been wrong.
@@ -33,7 +83,13 @@ pub(crate) fn check_obeyed(
     last_number: Option<u32>,
     obeyed: Option<Position>,
 ) -> Result<(), FsError> {
-    let latest = next_number(unix_now_s, last_number).saturating_add(CLOCK_AHEAD_MAX_S);
+    // The clock of this namenode may be the one that is wrong.
+    let believed = last_number.map_or(u32::MAX, |last| last.saturating_add(CLOCK_AHEAD_MAX_S));
+    let reached = by_clock(unix_now_s).unwrap_or(0).min(believed);
+    let latest = last_number
+        .map_or(reached, |last| reached.max(last.saturating_add(1)))
+        .saturating_add(CLOCK_AHEAD_MAX_S)
+        .min(Epoch::NUMBER_MAX);
     match obeyed {
         Some(obeyed) if obeyed.epoch.number > latest => Err(FsError::InvalidArgument(format!(
             "the datanode obeyed {obeyed}, more than ten years after the clock of this namenode and all that it \
@@ -242,11 +298,67 @@ mod tests {
     }
 
     #[test]
-    fn numbers_grow_under_any_clock() {
-        assert_eq!(next_number(ORIGIN_UNIX_S + 7, []), 7);
-        assert_eq!(next_number(ORIGIN_UNIX_S + 7, [3, 9, 4]), 10);
-        assert_eq!(next_number(0, []), 0);
-        assert_eq!(next_number(u64::MAX, [u32::MAX]), Epoch::NUMBER_MAX);
+    fn numbers_grow_under_any_clock_that_may_be_right() {
+        assert_eq!(next_number(ORIGIN_UNIX_S + 7, []), Ok(7));
+        assert_eq!(next_number(ORIGIN_UNIX_S + 7, [3, 9, 4]), Ok(10));
+        assert_eq!(next_number(0, [3]), Ok(4));
+        let last = 1_000;
+        for ahead in [1, CLOCK_AHEAD_MAX_S] {
+            let now_s = ORIGIN_UNIX_S + u64::from(last + ahead);
+            assert_eq!(next_number(now_s, [last]), Ok(last + ahead));
+        }
+        // Also where one was far ahead already.
+        for last in [Epoch::NUMBER_MAX - 2, Epoch::NUMBER_MAX - 1] {
+            for now in [7, Epoch::NUMBER_MAX + 7] {
+                let now_s = ORIGIN_UNIX_S + u64::from(now);
+                assert_eq!(next_number(now_s, [last]), Ok(last + 1));
+            }
+        }
+        for last in [Epoch::NUMBER_MAX, u32::MAX] {
+            let refused = next_number(ORIGIN_UNIX_S + 7, [last]);
+            assert!(matches!(refused, Err(FsError::Internal(_))));
+        }
+    }
+
+    /// Numbers never go back: one epoch by such a clock would be the last.
+    #[test]
+    fn no_epoch_begins_by_a_clock_of_the_far_future() {
+        let (in_2027, in_2099) = (220_898_664, ORIGIN_UNIX_S + 79 * YEAR_S);
+        for now_s in [in_2099, u64::from(u32::MAX), u64::MAX] {
+            let refused = next_number(now_s, [in_2027]);
+            assert!(matches!(refused, Err(FsError::Internal(_))), "{now_s}");
+            assert!(next_number(now_s, []).is_err(), "{now_s}");
+        }
+        let why = next_number(in_2099, [in_2027]).unwrap_err().to_string();
+        assert!(why.contains("2099") && why.contains("2027"), "{why}");
+    }
+
+    #[test]
+    fn a_cluster_does_not_begin_before_numbers_do() {
+        let refused = next_number(ORIGIN_UNIX_S - 1, []).unwrap_err();
+        assert!(refused.to_string().contains("2019"), "{refused}");
+        assert!(next_number(0, []).is_err());
+        let last_s = ORIGIN_UNIX_S + u64::from(FIRST_NUMBER_MAX);
+        assert_eq!(next_number(last_s, []), Ok(FIRST_NUMBER_MAX));
+        assert!(next_number(last_s + 1, []).is_err());
+    }
+
+    /// What a namenode reaches by a clock that is ahead, one that was put back from a copy takes over from datanodes.
+    #[test]
+    fn an_epoch_that_can_begin_is_not_of_the_far_future() {
+        let last = 1_000;
+        let ahead_s = ORIGIN_UNIX_S + u64::from(last + CLOCK_AHEAD_MAX_S);
+        let number = next_number(ahead_s, [last]).unwrap();
+        let now_s = ORIGIN_UNIX_S + u64::from(last) + 5;
+        assert_eq!(check_obeyed(now_s, Some(last), position(number, 1)), Ok(()));
+    }
+
+    /// A clock that no epoch would begin by excuses nothing.
+    #[test]
+    fn what_a_datanode_obeyed_is_not_judged_by_a_clock_of_the_far_future() {
+        let check_obeyed = |number| check_obeyed(u64::MAX, Some(7), position(number, 1));
+        assert_eq!(check_obeyed(7 + 2 * CLOCK_AHEAD_MAX_S), Ok(()));
+        assert!(check_obeyed(8 + 2 * CLOCK_AHEAD_MAX_S).is_err());
     }
 
     #[test]

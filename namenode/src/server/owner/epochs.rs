@@ -33,13 +33,19 @@ pub(super) fn is_allowed_in_recovery(command: &Command) -> bool {
 }
 
 /// An epoch that follows a namespace's epochs and others with these numbers.
-pub(super) fn following(namespace: &Namespace, foreign: impl IntoIterator<Item = u32>) -> Epoch {
+///
+/// # Errors
+/// As those of [`next_number`].
+pub(super) fn following(
+    namespace: &Namespace,
+    foreign: impl IntoIterator<Item = u32>,
+) -> Result<Epoch, FsError> {
     let before = namespace.last_number().into_iter().chain(foreign);
-    Epoch {
-        number: next_number(clock::unix_now_s().into(), before),
+    Ok(Epoch {
+        number: next_number(clock::unix_now_s().into(), before)?,
         // Never from a seed: a copy of this namenode has the same.
         id: machine::random(),
-    }
+    })
 }
 
 impl Owner {
@@ -87,7 +93,7 @@ impl Owner {
             return;
         }
         let epoch = following(&self.namespace, self.timeline.foreign_numbers());
-        if let Err(error) = self.enter_epoch(epoch, false) {
+        if let Err(error) = epoch.and_then(|epoch| self.enter_epoch(epoch, false)) {
             tracing::error!(%error, "another epoch cannot be begun");
         }
     }
@@ -173,7 +179,7 @@ impl Owner {
         }
         let was_recovering = self.timeline.is_recovering();
         let was_from_backup = self.timeline.is_from_backup();
-        let epoch = following(&self.namespace, self.timeline.foreign_numbers());
+        let epoch = following(&self.namespace, self.timeline.foreign_numbers())?;
         let started = self.timeline.epoch();
         let lsn = self.enter_epoch(epoch, true)?;
         tracing::warn!(%epoch, "all that other namenodes wrote is given up");

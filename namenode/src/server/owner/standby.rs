@@ -128,7 +128,7 @@ impl Owner {
             {
                 self.part = Part::Leader(term);
                 self.log.lead(term);
-                self.take_over().map_err(NamenodeError::Engine)
+                self.take_over().map_err(NamenodeError::TakeOver)
             }
             (Part::Leader(led), now) if now != Leadership::This(led) => Err(NamenodeError::Deposed),
             _ => Ok(()),
@@ -136,7 +136,7 @@ impl Owner {
     }
 
     fn take_over(&mut self) -> Result<(), FsError> {
-        let epoch = epochs::following(&self.namespace, []);
+        let epoch = epochs::following(&self.namespace, [])?;
         // First: no two timelines have different records with the same position.
         self.enter_epoch(epoch, false)?;
         self.enter_edition()?;
