@@ -73,6 +73,7 @@ fn commit_through_writer(writer: &JournalWriter, n: u64) -> bool {
     };
     let (answer, answered) = mpsc::channel();
     let batch = Batch {
+        first: None,
         records: vec![[&key.to_le_bytes(), value.as_slice()].concat()],
         wants_durable: true,
         done: Box::new(move |outcome| drop(answer.send(outcome))),

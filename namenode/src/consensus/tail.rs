@@ -88,6 +88,8 @@ impl Tail {
 #[derive(Default)]
 pub(super) struct Batches {
     full: Vec<Batch>,
+    /// The number of the first of `records`.
+    first: Option<Lsn>,
     records: Vec<Vec<u8>>,
     bytes: usize,
     wants_durable: bool,
@@ -96,6 +98,7 @@ pub(super) struct Batches {
 impl Batches {
     pub(super) fn add(&mut self, entry: &Entry) {
         let record = encode(entry);
+        self.first = self.first.or(Some(entry.index()));
         self.bytes += record.len();
         self.wants_durable |= match &entry.payload {
             EntryPayload::Normal(record) => record.awaited,
@@ -110,6 +113,7 @@ impl Batches {
     pub(super) fn end(&mut self) {
         self.bytes = 0;
         self.full.push(Batch {
+            first: self.first.take(),
             records: std::mem::take(&mut self.records),
             wants_durable: std::mem::take(&mut self.wants_durable),
             // The journal's progress says when.

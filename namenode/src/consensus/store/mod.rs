@@ -1,6 +1,8 @@
 //! The journal as the log of openraft.
 
 mod memory;
+#[cfg(test)]
+mod tests;
 
 use std::collections::BTreeMap;
 use std::fmt::Debug;
@@ -15,6 +17,7 @@ use openraft::entry::RaftEntry;
 use openraft::storage::{IOFlushed, LogState, RaftLogStorage};
 use openraft::{EntryPayload, OptionalSend, RaftLogReader};
 use parking_lot::Mutex;
+use tokio::sync::Mutex as AsyncMutex;
 use tokio::sync::{Notify, oneshot};
 
 use crate::consensus::entry::{Record, entry_of, log_id};
@@ -50,6 +53,10 @@ struct Shared {
     /// None: it was closed.
     writer: Mutex<Option<Arc<JournalWriter>>>,
     tail: Arc<Mutex<Tail>>,
+    /// Whoever adds records or removes some has it until the journal has been handed all of that: of many records, those
+    /// that still wait for room would come behind what removes them. The journal makes room for all of them, or refuses
+    /// them once it has failed.
+    turn: AsyncMutex<()>,
     commits: Arc<Commits>,
     executed: Arc<Executed>,
     kept: Mutex<Kept>,
@@ -106,6 +113,7 @@ impl LogStore {
                 counters: writer.counters(),
                 writer: Mutex::new(Some(Arc::new(writer))),
                 tail,
+                turn: AsyncMutex::default(),
                 commits,
                 executed,
                 written_known: Mutex::new(kept.known.clone()),
@@ -276,6 +284,7 @@ impl LogStore {
         term: Term,
         records: Vec<Record>,
     ) -> Result<(), Deposed> {
+        let _turn = self.shared.turn.lock().await;
         let Some(writer) = self.writer() else {
             return Err(Deposed);
         };
@@ -322,7 +331,7 @@ impl LogStore {
         entries.iter().find(differs).map(RaftEntry::index)
     }
 
-    /// Removes the entries after this one, which another leader replaces.
+    /// Removes the entries after this one, which another leader replaces. It is the caller's turn.
     async fn remove_after(&self, lsn: Lsn) -> Result<(), io::Error> {
         let Some(writer) = self.writer() else {
             return Err(io::Error::other("the journal is closed"));
@@ -496,10 +505,11 @@ impl RaftLogStorage<Group> for LogStore {
         I: IntoIterator<Item = Entry> + OptionalSend,
         I::IntoIter: OptionalSend,
     {
+        let entries: Vec<Entry> = entries.into_iter().collect();
+        let _turn = self.shared.turn.lock().await;
         let Some(writer) = self.writer() else {
             return Err(io::Error::other("the journal is closed"));
         };
-        let entries: Vec<Entry> = entries.into_iter().collect();
         if let Some(lsn) = self.conflict_with(&entries) {
             self.remove_after(lsn - 1).await?;
         }
@@ -542,6 +552,7 @@ impl RaftLogStorage<Group> for LogStore {
     }
 
     async fn truncate_after(&mut self, last: Option<LogId>) -> Result<(), io::Error> {
+        let _turn = self.shared.turn.lock().await;
         self.remove_after(last.map_or(0, |last| last.index())).await
     }
 

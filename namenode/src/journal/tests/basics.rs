@@ -34,6 +34,7 @@ fn batch(
     let (sender, receiver) = mpsc::channel();
     let done: Completion = Box::new(move |outcome| sender.send(outcome).unwrap());
     let batch = Batch {
+        first: None,
         records,
         wants_durable,
         done,
@@ -243,6 +244,7 @@ fn the_writer_queue_is_bounded() {
     let (release, released) = mpsc::channel::<()>();
     let (entered, in_answer) = mpsc::channel();
     let holding = Batch {
+        first: None,
         records: records(1, 1),
         wants_durable: true,
         done: Box::new(move |_| {
@@ -284,6 +286,7 @@ async fn the_writer_takes_batches_and_snapshots_from_async_code() {
     let (sender, receiver) = tokio::sync::oneshot::channel();
     let done: Completion = Box::new(move |outcome| sender.send(outcome).unwrap());
     let batch = Batch {
+        first: None,
         records: records(1, 4),
         wants_durable: true,
         done,

@@ -196,6 +196,7 @@ fn a_failed_writer_answers_everyone_and_says_why() {
     for lsn in 1..=50 {
         let answers = answers.clone();
         let batch = Batch {
+            first: None,
             records: records(lsn, lsn),
             wants_durable: true,
             done: Box::new(move |outcome| answers.send(outcome).unwrap()),
@@ -209,6 +210,23 @@ fn a_failed_writer_answers_everyone_and_says_why() {
     assert_eq!(writer.counters().durable_lsn(), 0);
     assert!(writer.failure().is_some());
     assert!(writer.shutdown().is_err());
+}
+
+/// What comes behind the removal of the records before it would be taken for others.
+#[tokio::test]
+#[should_panic(expected = "records from 4 on are handed to the journal, in which 3 is")]
+async fn records_get_the_numbers_that_they_were_given() {
+    let (_disk, journal) = open_new();
+    let writer = JournalWriter::start(journal, JournalWriterOptions::default()).unwrap();
+    for first in [1, 2, 4] {
+        let batch = Batch {
+            first: Some(first),
+            records: records(first, first),
+            wants_durable: true,
+            done: Box::new(|_| ()),
+        };
+        writer.commit(batch).await;
+    }
 }
 
 #[test]

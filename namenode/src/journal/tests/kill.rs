@@ -34,6 +34,7 @@ fn child_process() {
     for count in (1..=4).cycle().take(1_000_000) {
         let answers = answers.clone();
         let batch = Batch {
+            first: None,
             records: records(lsn + 1, lsn + count),
             wants_durable: true,
             done: Box::new(move |outcome| answers.send(outcome).unwrap()),

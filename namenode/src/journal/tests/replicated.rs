@@ -462,6 +462,7 @@ fn records_are_read_on_another_thread_while_the_journal_is_written_and_cut() {
         for lsn in last + 1..=through {
             let answers = answers.clone();
             let batch = Batch {
+                first: None,
                 records: vec![record_in_epoch(lsn, epoch)],
                 wants_durable: lsn % 5 == 0,
                 done: Box::new(move |outcome| answers.send(outcome).unwrap()),
@@ -530,6 +531,7 @@ fn the_writer_installs_what_it_received() {
     });
     let (answers, answered) = mpsc::channel();
     let batch = Batch {
+        first: None,
         records: vec![record(301)],
         wants_durable: false,
         done: Box::new(move |outcome| answers.send(outcome).unwrap()),

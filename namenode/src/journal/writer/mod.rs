@@ -71,6 +71,8 @@ pub type InstallCompletion = Box<dyn FnOnce(Result<SnapshotReceived, Arc<Journal
 
 /// Records that are written together and answered together.
 pub struct Batch {
+    /// The number of the first record, where numbers were given to them before: the journal must give the same.
+    pub first: Option<Lsn>,
     /// The records, in order.
     pub records: Vec<Vec<u8>>,
     /// Whether `done` waits until the records are durable. Otherwise it is called when they are

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use harvestfs_protocol::machine;
 
 use super::{Batch, Command, Completion, JournalWriterOptions, Operation, Queued, Shared};
-use crate::journal::{Journal, JournalError};
+use crate::journal::{Journal, JournalError, Lsn};
 
 /// What runs on the journal thread.
 pub(super) struct Worker {
@@ -24,6 +24,8 @@ pub(super) struct Worker {
 pub(super) struct Group {
     /// The records of all batches.
     records: Vec<Vec<u8>>,
+    /// The numbers that records have already, and how many `records` are before them.
+    numbers: Vec<(usize, Lsn)>,
     bytes: usize,
     wants_durable: bool,
     /// Commands that were queued: the batches, unless they never were, and an operation.
@@ -36,6 +38,8 @@ impl Group {
     pub(super) fn add(&mut self, mut batch: Batch) {
         self.bytes += batch.bytes();
         self.wants_durable |= batch.wants_durable;
+        let numbered = batch.first.map(|first| (self.records.len(), first));
+        self.numbers.extend(numbered);
         self.records.append(&mut batch.records);
         self.answers.push((self.records.len(), batch.done));
     }
@@ -116,6 +120,13 @@ impl Shared {
         group: &Group,
         overdue: bool,
     ) -> Result<(), JournalError> {
+        for &(before, first) in &group.numbers {
+            let next = journal.last_lsn() + 1 + before as u64;
+            assert_eq!(
+                first, next,
+                "records from {first} on are handed to the journal, in which {next} is the next one"
+            );
+        }
         if !group.records.is_empty() {
             journal.append(&group.records)?;
             let records = group.records.len() as u64;

@@ -1,0 +1,94 @@
+//! What openraft and the owner of the engine do to the log at the same time.
+
+use std::path::Path;
+use std::sync::mpsc;
+use std::task::{Context, Waker};
+
+use bytes::Bytes;
+
+use super::*;
+use crate::consensus::Member;
+use crate::journal::{Batch, JournalOptions};
+
+const OF_THIS: Term = 1;
+const OF_ANOTHER: Term = 2;
+
+fn journal_in(dir: &Path) -> (Journal, Lsn) {
+    let options = JournalOptions {
+        segment_bytes: 4 << 20,
+        create_if_empty: true,
+        ..JournalOptions::new(dir, 7)
+    };
+    let (journal, recovered) = Journal::open(&options).unwrap();
+    (journal, recovered.last_lsn)
+}
+
+fn store_in(dir: &Path, queue_bytes: usize) -> LogStore {
+    let this = MemberId(1);
+    let member = Member {
+        name: "nn".to_owned(),
+        addr: ([10, 0, 0, 1], 1).into(),
+    };
+    let options = JournalWriterOptions {
+        queue_bytes,
+        ..JournalWriterOptions::default()
+    };
+    let kept = Kept::founding(this, BTreeMap::from([(this, member)])).unwrap();
+    let executed = Arc::new(Executed::new(0, 0));
+    let (journal, _) = journal_in(dir);
+    LogStore::start(journal, options, None, kept, Arc::default(), executed).unwrap()
+}
+
+fn records(count: usize, bytes: usize) -> Vec<Record> {
+    let record = Record {
+        command: Bytes::from(vec![7; bytes]),
+        awaited: true,
+    };
+    vec![record; count]
+}
+
+/// Has the journal do nothing until something is sent, or the sender is dropped.
+async fn hold_up(store: &LogStore) -> mpsc::Sender<()> {
+    let (release, released) = mpsc::channel();
+    let (enter, entered) = mpsc::channel();
+    let holding = Batch {
+        first: None,
+        records: Vec::new(),
+        wants_durable: false,
+        done: Box::new(move |_| {
+            enter.send(()).unwrap();
+            let _ = released.recv();
+        }),
+    };
+    store.writer().unwrap().submit(holding).await;
+    entered.recv().unwrap();
+    release
+}
+
+/// A leader's disk did nothing for a while. What it had written and the journal had no room for yet must not come behind
+/// what removes it.
+#[tokio::test]
+async fn what_waits_for_room_is_removed_with_what_is_queued() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut store = store_in(dir.path(), 4096);
+    let led = Vote::new_committed(OF_THIS, MemberId(1));
+    store.save_vote(&led).await.unwrap();
+    let release = hold_up(&store).await;
+    // Three batches, each of which takes all the room.
+    let mut submitted = Box::pin(store.submit(OF_THIS, records(6, 600 << 10)));
+    let context = &mut Context::from_waker(Waker::noop());
+    assert!(submitted.as_mut().poll(context).is_pending());
+    let mut other = store.clone();
+    let vote = Vote::new(OF_ANOTHER, MemberId(2));
+    other.save_vote(&vote).await.unwrap();
+    let mut removed = Box::pin(other.truncate_after(None));
+    assert!(removed.as_mut().poll(context).is_pending());
+    drop(release);
+    let (submitted, removed) = futures::future::join(submitted, removed).await;
+    assert!(submitted.is_ok(), "it was handed in before");
+    removed.unwrap();
+    assert!(store.submit(OF_THIS, records(1, 1)).await.is_err());
+    store.close().unwrap();
+    drop((store, other));
+    assert_eq!(journal_in(dir.path()).1, 0);
+}
