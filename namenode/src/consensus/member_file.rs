@@ -151,6 +151,11 @@ impl Kept {
         members.unwrap_or_else(|| panic!("{} takes part in no group", self.this))
     }
 
+    /// The entry that names those; 0 if the group began with them.
+    pub(super) fn members_entry(&self, lsn: Lsn) -> Lsn {
+        entry_of(self.members_at(lsn)).unwrap_or(0)
+    }
+
     /// Whether it has neither voted nor acknowledged anything: what others see of a member is written first.
     pub(super) fn did_nothing(&self) -> bool {
         self.writes == 0 && self.vote.is_none()
@@ -174,11 +179,16 @@ impl Kept {
         self.forget_terms_before(first.saturating_sub(1));
     }
 
-    /// There are these members from their entry on.
+    /// There are these members from their entry on, up to the next one that names some: after a start, entries are
+    /// applied again that are older than what is known.
     pub(super) fn add_members(&mut self, members: StoredMembers) {
         let entry = entry_of(&members);
-        self.members.retain(|it| entry_of(it) < entry);
-        self.members.push(members);
+        let at = self.members.partition_point(|it| entry_of(it) < entry);
+        if (self.members.get(at)).is_some_and(|it| entry_of(it) == entry) {
+            self.members[at] = members;
+        } else {
+            self.members.insert(at, members);
+        }
     }
 
     fn forget_terms_before(&mut self, lsn: Lsn) {

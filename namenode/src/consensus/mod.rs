@@ -240,13 +240,15 @@ impl Consensus {
         let commits = Arc::new(Commits::default());
         commits.progress(Some(read.last_lsn));
         let mut is_sole_voter = kept.is_sole_voter(read.last_lsn);
+        if let Some(read) = &read.members
+            && !members::is_sole_voter(&read.members, id)
+        {
+            commits.others_named(read.lsn);
+        }
         // It ended before the entry counted for it.
         if let Some(ReadMembers { lsn, members }) = read.members
             && is_sole_voter
-            && kept
-                .members_at(read.last_lsn)
-                .log_id()
-                .is_none_or(|it| it.index() < lsn)
+            && kept.members_entry(read.last_lsn) < lsn
         {
             is_sole_voter = members::is_sole_voter(&members, id);
             if is_sole_voter {
@@ -264,7 +266,7 @@ impl Consensus {
         } else {
             kept.entry(read.snapshot_lsn)
         };
-        commits.set_alone(is_sole_voter);
+        commits.set_alone(is_sole_voter, kept.members_entry(read.last_lsn));
         let executed = Arc::new(Executed::new(read.last_lsn, applied.index()));
         let writes_at_start = kept.writes;
         let store = LogStore::start(

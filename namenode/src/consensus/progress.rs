@@ -34,6 +34,8 @@ pub struct Commits {
     durable: AtomicU64,
     /// This member is the only voter: what is durable is committed.
     is_sole_voter: AtomicBool,
+    /// The last entry in the log that names other voters, committed or not; 0: none is known.
+    others_named: AtomicU64,
     changed: Notify,
     ended: AtomicBool,
     /// What the leader said last that it has committed. It may be more than this member has.
@@ -92,9 +94,18 @@ impl Commits {
         self.changed.notified().await;
     }
 
-    pub(super) fn set_alone(&self, is_sole_voter: bool) {
-        self.is_sole_voter.store(is_sole_voter, Ordering::Release);
+    /// Whether this member is the only voter, as of an entry that is committed. Where a later one names others, they have
+    /// to agree already.
+    pub(super) fn set_alone(&self, is_sole_voter: bool, as_of: Lsn) {
+        let is_alone = is_sole_voter && as_of >= self.others_named.load(Ordering::Acquire);
+        self.is_sole_voter.store(is_alone, Ordering::Release);
         self.changed.notify_one();
+    }
+
+    /// An entry in the log names other voters: from here on they have to agree, before it is committed or durable.
+    pub(super) fn others_named(&self, lsn: Lsn) {
+        self.others_named.store(lsn, Ordering::Release);
+        self.set_alone(false, lsn);
     }
 
     /// This member is the only voter.
@@ -124,6 +135,9 @@ impl Commits {
             "record {committed} is committed, and all after {lsn} are removed"
         );
         self.durable.fetch_min(lsn, Ordering::AcqRel);
+        if self.others_named.load(Ordering::Acquire) > lsn {
+            self.others_named.store(0, Ordering::Release);
+        }
     }
 
     pub(super) fn committed(&self, entry: LogId) {
@@ -215,6 +229,26 @@ mod tests {
         executed.removed_after(6);
         executed.applied(9);
         assert!(!executed.is_committed(7));
+    }
+
+    /// After a start entries are applied again, and the one that names others may not be committed yet.
+    #[test]
+    fn a_member_is_not_alone_again_as_of_an_entry_before_the_one_that_names_others() {
+        let commits = Commits::default();
+        commits.set_alone(true, 3);
+        assert!(commits.is_alone());
+        commits.others_named(7);
+        assert!(!commits.is_alone());
+        commits.set_alone(true, 5);
+        assert!(!commits.is_alone());
+        // A later one names this member alone, or that one never counted.
+        commits.set_alone(true, 9);
+        assert!(commits.is_alone());
+        commits.others_named(12);
+        commits.removed_after(11);
+        assert!(!commits.is_alone());
+        commits.set_alone(true, 9);
+        assert!(commits.is_alone());
     }
 
     /// A leader that was cut off hears of its successor: of records with the same numbers, others are committed.

@@ -158,14 +158,18 @@ impl LogStore {
         self.shared.kept.lock().members_at(lsn).clone()
     }
 
-    /// Other members are in the group from an entry on that is committed.
+    /// Other members are in the group from an entry on that is committed. It need not be the newest one of which that is
+    /// known: after a start, entries are applied again.
     pub(in crate::consensus) fn keep_members(
         &self,
         members: StoredMembers,
     ) -> Result<(), JournalError> {
-        let is_sole_voter = is_sole_voter(members.membership(), self.this());
         self.keep(|kept| kept.add_members(members))?;
-        self.shared.commits.set_alone(is_sole_voter);
+        let (is_sole_voter, entry) = {
+            let kept = self.shared.kept.lock();
+            (kept.is_sole_voter(Lsn::MAX), kept.members_entry(Lsn::MAX))
+        };
+        self.shared.commits.set_alone(is_sole_voter, entry);
         Ok(())
     }
 
@@ -534,7 +538,7 @@ impl RaftLogStorage<Group> for LogStore {
                 if let EntryPayload::Membership(members) = &entry.payload {
                     // Before it is durable: from here on others have to agree.
                     if !is_sole_voter(members, kept.this) {
-                        self.shared.commits.set_alone(false);
+                        self.shared.commits.others_named(entry.index());
                     }
                     *self.shared.members_added.lock() = Some(entry.index());
                     self.shared.added.notify_one();
