@@ -1,26 +1,24 @@
 //! The journal as the log of openraft.
 
 mod memory;
+mod reading;
 #[cfg(test)]
 mod tests;
 
 use std::collections::BTreeMap;
-use std::fmt::Debug;
 use std::io;
-use std::ops::{Bound, RangeBounds};
 use std::sync::Arc;
 
 use harvestfs_protocol::ids::ClusterId;
-use harvestfs_protocol::limits::APPENDED_BYTES_MAX;
 use harvestfs_protocol::planted::{self, Bug};
 use openraft::entry::RaftEntry;
 use openraft::storage::{IOFlushed, LogState, RaftLogStorage};
-use openraft::{EntryPayload, OptionalSend, RaftLogReader};
+use openraft::{EntryPayload, OptionalSend};
 use parking_lot::Mutex;
 use tokio::sync::Mutex as AsyncMutex;
 use tokio::sync::{Notify, oneshot};
 
-use crate::consensus::entry::{Record, entry_of, log_id};
+use crate::consensus::entry::{Record, log_id};
 use crate::consensus::member_file::{self, Kept, term_of};
 use crate::consensus::members::is_sole_voter;
 use crate::consensus::snapshots::{Fetched, blocking};
@@ -32,9 +30,6 @@ use crate::journal::disk::Disk;
 use crate::journal::{
     Journal, JournalCounters, JournalError, JournalReader, JournalWriter, JournalWriterOptions, Lsn,
 };
-
-/// Bytes of records that are read from the journal at once.
-const READ_BYTES_MAX: usize = 4 << 20;
 
 /// This member has voted in a later term.
 #[derive(Debug)]
@@ -309,21 +304,6 @@ impl LogStore {
         Ok(())
     }
 
-    /// Records of a leader, from one up to another one; fewer if they are many.
-    pub(in crate::consensus) fn records(
-        mut self,
-        from: Lsn,
-        to: Lsn,
-    ) -> Result<Vec<Record>, io::Error> {
-        let entries = self.entries(from, to + 1, READ_BYTES_MAX)?;
-        let record = |entry: Entry| match entry.payload {
-            EntryPayload::Normal(record) => Some(record),
-            EntryPayload::Blank | EntryPayload::Membership(_) => None,
-        };
-        // openraft adds the others itself.
-        Ok(entries.into_iter().map_while(record).collect())
-    }
-
     /// The first entry here that is not the one of this number among `entries`: this member submitted it as a leader that
     /// had been deposed already, so that openraft never had it.
     fn conflict_with(&self, entries: &[Entry]) -> Option<Lsn> {
@@ -398,83 +378,6 @@ impl LogStore {
         self.shared.kept.lock().writes = kept.writes;
         *self.shared.written_known.lock() = kept.known;
         Ok(())
-    }
-}
-
-impl LogStore {
-    /// The entries from `first` on, up to and without `end`, without gaps; not all, if they are more than
-    /// `bytes`.
-    fn entries(&mut self, first: Lsn, end: Lsn, bytes: usize) -> Result<Vec<Entry>, io::Error> {
-        let mut next = first.max(1);
-        let mut entries = Vec::new();
-        let mut left = bytes;
-        loop {
-            let oldest = {
-                let tail = self.shared.tail.lock();
-                let last = tail.last.map_or(0, |last| last.index());
-                let end = end.min(last + 1);
-                let oldest = tail.recent.front().map_or(last + 1, RaftEntry::index);
-                // None: they are older. What is read below may have become so meanwhile, so that more has to be read.
-                let recent = next.checked_sub(oldest).into_iter();
-                let recent = recent.flat_map(|from| tail.recent.iter().skip(from as usize));
-                for entry in recent.take_while(|it| it.index() < end) {
-                    if left == 0 {
-                        break;
-                    }
-                    left = left.saturating_sub(bytes_of(entry));
-                    next = entry.index() + 1;
-                    entries.push(entry.clone());
-                }
-                if next >= end || left == 0 {
-                    return Ok(entries);
-                }
-                oldest.min(end)
-            };
-            let read = self.reader.read(next, oldest, READ_BYTES_MAX.min(left));
-            let read = read.map_err(io::Error::other)?;
-            assert!(
-                !read.is_empty(),
-                "records from {next} to {oldest} are in the journal"
-            );
-            for (lsn, record) in read {
-                let entry = entry_of(lsn, record).map_err(io::Error::other)?;
-                left = left.saturating_sub(bytes_of(&entry));
-                entries.push(entry);
-                next = lsn + 1;
-            }
-        }
-    }
-}
-
-impl RaftLogReader<Group> for LogStore {
-    async fn try_get_log_entries<R>(&mut self, range: R) -> Result<Vec<Entry>, io::Error>
-    where
-        R: RangeBounds<u64> + Clone + Debug + OptionalSend,
-    {
-        let first = match range.start_bound() {
-            Bound::Included(first) => *first,
-            Bound::Excluded(before) => before + 1,
-            Bound::Unbounded => 0,
-        };
-        let end = match range.end_bound() {
-            Bound::Included(last) => last + 1,
-            Bound::Excluded(end) => *end,
-            Bound::Unbounded => Lsn::MAX,
-        };
-        self.entries(first, end, usize::MAX)
-    }
-
-    /// As many as one message takes, and one more.
-    async fn limited_get_log_entries(
-        &mut self,
-        first: Lsn,
-        end: Lsn,
-    ) -> Result<Vec<Entry>, io::Error> {
-        self.entries(first, end, APPENDED_BYTES_MAX)
-    }
-
-    async fn read_vote(&mut self) -> Result<Option<Vote>, io::Error> {
-        Ok(self.shared.kept.lock().vote)
     }
 }
 

@@ -1,10 +1,14 @@
 //! What openraft and the owner of the engine do to the log at the same time.
 
 use std::path::Path;
+use std::pin::pin;
 use std::sync::mpsc;
-use std::task::{Context, Waker};
+use std::task::{Context, Poll, Waker};
 
 use bytes::Bytes;
+use futures::Stream;
+use harvestfs_protocol::limits::APPENDED_BYTES_MAX;
+use openraft::RaftLogReader;
 
 use super::*;
 use crate::consensus::Member;
@@ -91,4 +95,26 @@ async fn what_waits_for_room_is_removed_with_what_is_queued() {
     store.close().unwrap();
     drop((store, other));
     assert_eq!(journal_in(dir.path()).1, 0);
+}
+
+/// A start of a member of a group reads everything since its snapshot.
+#[tokio::test]
+async fn others_run_between_the_pieces_of_a_long_log() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut store = store_in(dir.path(), 1 << 20);
+    let led = Vote::new_committed(OF_THIS, MemberId(1));
+    store.save_vote(&led).await.unwrap();
+    let written = records(6, APPENDED_BYTES_MAX / 2);
+    store.submit(OF_THIS, written).await.unwrap();
+    let mut entries = pin!(store.entries_stream(2..6).await);
+    let context = &mut Context::from_waker(Waker::noop());
+    let (mut read, mut pauses) = (Vec::new(), 0);
+    loop {
+        match entries.as_mut().poll_next(context) {
+            Poll::Pending => pauses += 1,
+            Poll::Ready(Some(entry)) => read.push(entry.unwrap().index()),
+            Poll::Ready(None) => break,
+        }
+    }
+    assert_eq!((read, pauses), (vec![2, 3, 4, 5], 1));
 }
