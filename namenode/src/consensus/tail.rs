@@ -16,7 +16,8 @@ use crate::journal::{Batch, JournalError, JournalWriter, Lsn};
 /// below the size of a segment, into which a batch has to fit.
 const BATCH_BYTES_MAX: usize = 1 << 20;
 
-/// Bytes of commands of the newest entries that are kept in memory, to be applied and sent.
+/// Bytes of commands of the newest entries that are kept in memory, to be applied and sent. Those of which openraft has not
+/// heard stay besides: as many as the owner submits while it has a lease, without which it takes no requests.
 const RECENT_BYTES_MAX: usize = 32 << 20;
 
 /// The end of the log.
@@ -29,6 +30,9 @@ pub(super) struct Tail {
     pub(super) purged: Option<LogId>,
     pub(super) last: Option<LogId>,
     pub(super) durable: Lsn,
+    /// The last entry that openraft has added. What was submitted after it is compared with what openraft adds in its place,
+    /// or is proposed again.
+    pub(super) heard: Lsn,
     /// The newest term that this member voted in: no leader of one before adds an entry any more.
     pub(super) term: Term,
     /// Appends that are to be durable, in order.
@@ -47,10 +51,22 @@ impl Tail {
         self.recent_bytes += bytes_of(&entry);
         self.last = Some(entry.log_id());
         self.recent.push_back(entry);
+        self.forget_oldest();
+    }
+
+    /// openraft has added the entries up to there.
+    pub(super) fn hear(&mut self, lsn: Lsn) {
+        self.heard = lsn;
+        self.forget_oldest();
+    }
+
+    fn forget_oldest(&mut self) {
         while self.recent_bytes > RECENT_BYTES_MAX
-            && let Some(oldest) = self.recent.pop_front()
+            && let Some(oldest) = self.recent.front()
+            && oldest.index() <= self.heard
         {
-            self.recent_bytes -= bytes_of(&oldest);
+            self.recent_bytes -= bytes_of(oldest);
+            self.recent.pop_front();
         }
     }
 
@@ -135,5 +151,35 @@ pub(super) fn bytes_of(entry: &Entry) -> usize {
     match &entry.payload {
         EntryPayload::Normal(record) => size_of::<Entry>() + record.command.len(),
         _ => size_of::<Entry>(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use bytes::Bytes;
+
+    use super::*;
+    use crate::consensus::entry::{Record, log_id};
+
+    /// A leader without a lease submits, and openraft refuses.
+    #[test]
+    fn what_openraft_has_not_heard_of_is_not_forgotten() {
+        let command = Bytes::from(vec![7; 1 << 20]);
+        let mut tail = Tail::default();
+        for lsn in 1..=40 {
+            let record = Record {
+                command: command.clone(),
+                awaited: false,
+            };
+            let entry = Entry::new(log_id(1, lsn), EntryPayload::Normal(record));
+            tail.push(entry);
+        }
+        assert_eq!(tail.recent.len(), 40);
+        tail.hear(4);
+        assert!(tail.recent(4).is_none() && tail.recent(5).is_some());
+        tail.hear(40);
+        // Each has more bytes than its command.
+        assert_eq!(tail.recent.len(), 31);
+        assert!(tail.recent(9).is_none() && tail.recent(10).is_some());
     }
 }

@@ -90,6 +90,7 @@ impl LogStore {
             purged: Some(kept.entry(purged)),
             last,
             durable: journal.durable_lsn(),
+            heard: last.map_or(0, |last| last.index()),
             term: kept.vote.map_or(0, |vote| vote.leader_id.term),
             ..Tail::default()
         }));
@@ -330,6 +331,7 @@ impl LogStore {
             let mut kept = self.shared.kept.lock();
             tail.last = Some(kept.entry(lsn));
             tail.durable = tail.durable.min(lsn);
+            tail.heard = tail.heard.min(lsn);
             kept.terms.retain(|(first, _)| *first <= lsn);
         }
         self.shared.commits.removed_after(lsn);
@@ -424,6 +426,7 @@ impl RaftLogStorage<Group> for LogStore {
         {
             let mut tail = self.shared.tail.lock();
             let mut last = tail.durable;
+            let heard = entries.last().map(RaftEntry::index);
             for entry in entries {
                 last = entry.index();
                 if tail.last.is_some_and(|it| it.index() >= last) {
@@ -447,6 +450,9 @@ impl RaftLogStorage<Group> for LogStore {
                     self.shared.added.notify_one();
                 }
                 tail.push(entry);
+            }
+            if let Some(heard) = heard {
+                tail.hear(heard);
             }
             if last <= tail.durable || planted::is(Bug::AcknowledgesBeforeDurable) {
                 flushed.io_completed(Ok(()));

@@ -477,7 +477,8 @@ impl Owner {
         self.note_happenings();
         self.ask_deferred();
         self.historian.tick(clock::unix_now_s());
-        if self.leads() && !self.timeline.is_recovering() {
+        // Without a lease openraft takes no records: they would only pile up.
+        if self.leads() && self.may_answer() && !self.timeline.is_recovering() {
             self.end_silent_sessions(now_ms);
             self.keep_up();
             self.renew_epoch();
