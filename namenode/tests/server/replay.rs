@@ -345,7 +345,9 @@ async fn what_is_answered_before_the_lease_is_written_down_is_not_cached() {
     // It is written down that her lease has run out.
     fixture.bob.attr(chmod(other, 0o640)).await;
     let (session, files) = (Some(fixture.alice.session), fixture.files.to_vec());
-    let alice = fixture.cluster.open_as("alice", session, vec![], Some(files));
+    let alice = fixture
+        .cluster
+        .open_as("alice", session, vec![], Some(files));
     let mut alice = alice.await.unwrap();
     let answer = meta(&alice.link, call).await;
     assert!(answer.is_ok(), "{answer:?}");

@@ -475,7 +475,9 @@ impl Writeback {
             self.failed(id);
         }
         for cut in self.dirty.remove(size_bytes..u64::MAX) {
-            self.release(cut.tag, cut.data.len());
+            let bytes = cut.data.len() as u64;
+            self.held.remove(cut.tag, bytes);
+            self.unsent.remove(cut.tag, bytes);
         }
         self.check_held();
     }
