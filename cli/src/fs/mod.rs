@@ -3,6 +3,7 @@
 mod attributes;
 mod find;
 mod list;
+mod local;
 mod mode;
 mod quota;
 mod show;

@@ -2,7 +2,7 @@
 
 use std::ffi::{OsStr, OsString};
 use std::fs::{self, File as LocalFile};
-use std::io::{ErrorKind, IsTerminal, Read, Write};
+use std::io::{IsTerminal, Read, Write};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
@@ -17,6 +17,7 @@ use harvestfs_protocol::name::Name;
 use harvestfs_protocol::types::{Attr, FileKind};
 use indicatif::{ProgressBar, ProgressStyle};
 
+use super::local::Directory;
 use super::{Files, Target, below, last_component};
 
 /// Bytes asked for at a time: enough that the client reads ahead.
@@ -199,29 +200,49 @@ impl Files {
         }
         let progress = progress(Some(total_bytes));
         for (source, attr) in starts {
-            let target = if into_directory {
-                let name = last_component(source.as_bytes())?;
-                destination.join(OsStr::from_bytes(name.as_bytes()))
-            } else {
-                destination.to_owned()
-            };
             let how = Copying {
                 recursive,
                 replace,
                 progress: &progress,
             };
-            self.get_one(&attr, &target, how)
-                .await
-                .with_context(|| format!("cannot copy {}", source.to_string_lossy()))?;
+            let copied = if into_directory {
+                let name = last_component(source.as_bytes())?;
+                let target = destination.join(OsStr::from_bytes(name.as_bytes()));
+                self.get_one(&attr, &target, how).await
+            } else {
+                self.get_as(&attr, destination, how).await
+            };
+            copied.with_context(|| format!("cannot copy {}", source.to_string_lossy()))?;
         }
         progress.finish_and_clear();
         Ok(())
     }
 
-    async fn get_one(&self, attr: &Attr, target: &Path, how: Copying<'_>) -> anyhow::Result<()> {
-        if attr.kind != FileKind::Directory {
-            return self.get_entry(attr, target, how).await;
+    /// To a path that the user names: what that leads to is meant, as for cp(1).
+    async fn get_as(&self, attr: &Attr, path: &Path, how: Copying<'_>) -> anyhow::Result<()> {
+        let is_special = fs::metadata(path).is_ok_and(|there| !there.is_file());
+        if attr.kind == FileKind::Regular && is_special {
+            if !how.replace {
+                bail!("{} exists; write to it with -f", path.display());
+            }
+            // A device or a pipe: it has no content to be replaced, and a mode that is not ours to change.
+            let mut special = LocalFile::options().write(true).open(path)?;
+            return self.get_content(attr, &mut special, how).await;
         }
+        let path = fs::canonicalize(path).unwrap_or_else(|_| path.to_owned());
+        self.get_one(attr, &path, how).await
+    }
+
+    /// A file, or everything at and below a directory. What already has the name is not followed.
+    async fn get_one(&self, attr: &Attr, target: &Path, how: Copying<'_>) -> anyhow::Result<()> {
+        let in_target = || target.display().to_string();
+        let above = Directory::above(target).with_context(in_target)?;
+        if attr.kind != FileKind::Directory {
+            let got = self.get_entry(attr, &above, target, how).await;
+            return got.map(drop).with_context(in_target);
+        }
+        // The directory above the target, and those from the target to where the walk is.
+        let mut within = vec![above];
         let mut walk = self.client.walk(&self.credentials, attr.ino);
         while let Some(entry) = walk.next().await? {
             let path = if entry.path.is_empty() {
@@ -229,65 +250,71 @@ impl Files {
             } else {
                 target.join(OsStr::from_bytes(&entry.path))
             };
-            self.get_entry(&entry.attr, &path, how)
-                .await
-                .with_context(|| path.display().to_string())?;
+            // The walk comes to a directory before it comes to what is in it.
+            let names = entry.path.split(|&byte| byte == b'/');
+            let depth = names.filter(|name| !name.is_empty()).count();
+            for left in within.drain(depth + 1..).rev() {
+                left.finish().with_context(in_target)?;
+            }
+            let above = &within[depth];
+            let got = self.get_entry(&entry.attr, above, &path, how).await;
+            within.extend(got.with_context(|| path.display().to_string())?);
+        }
+        for left in within.into_iter().rev() {
+            left.finish().with_context(in_target)?;
         }
         Ok(())
     }
 
-    async fn get_entry(&self, attr: &Attr, path: &Path, how: Copying<'_>) -> anyhow::Result<()> {
+    /// Makes what has this path in the directory `above`. Returns it if it is a directory itself.
+    async fn get_entry(
+        &self,
+        attr: &Attr,
+        above: &Directory,
+        path: &Path,
+        how: Copying<'_>,
+    ) -> anyhow::Result<Option<Directory>> {
+        let name = path.file_name().context("it does not end with a name")?;
         match attr.kind {
-            FileKind::Directory => match fs::create_dir(path) {
-                Err(error) if error.kind() != ErrorKind::AlreadyExists => Err(error.into()),
-                _ => Ok(()),
-            },
+            FileKind::Directory => return Ok(Some(above.directory(name, attr.mode)?)),
             FileKind::Symlink => {
                 let target = self.client.readlink(&self.credentials, attr.ino).await?;
-                Ok(std::os::unix::fs::symlink(
-                    OsStr::from_bytes(&target),
-                    path,
-                )?)
+                above.symlink(name, &target)?;
             }
             FileKind::Regular => {
-                let file = self
-                    .client
-                    .open(&self.credentials, attr.ino, OpenFlags::READ)
-                    .await?;
-                let mut local = create_here(path, how.replace)?;
-                let mut offset = 0;
-                loop {
-                    let pieces = file.read_pieces(offset, READ_BYTES).await?;
-                    if pieces.is_empty() {
-                        break;
-                    }
-                    for piece in pieces {
-                        local.write_all(&piece)?;
-                        offset += piece.len() as u64;
-                        how.progress.inc(piece.len() as u64);
-                    }
-                }
-                local.set_permissions(fs::Permissions::from_mode(u32::from(attr.mode & 0o777)))?;
-                Ok(())
+                let mut local = above.file(name, how.replace)?;
+                self.get_content(attr, local.content(), how).await?;
+                local.finish(attr.mode)?;
             }
             _ => {
                 tracing::warn!(path = %path.display(), "left out: neither file, directory nor symlink");
-                Ok(())
             }
         }
+        Ok(None)
     }
-}
 
-/// Creates a file on this machine. Empties the one that is there if it may be replaced.
-fn create_here(path: &Path, replace: bool) -> anyhow::Result<LocalFile> {
-    if replace {
-        return Ok(LocalFile::create(path)?);
-    }
-    match LocalFile::create_new(path) {
-        Err(error) if error.kind() == ErrorKind::AlreadyExists => {
-            bail!("{} exists; replace it with -f", path.display())
+    async fn get_content(
+        &self,
+        attr: &Attr,
+        local: &mut LocalFile,
+        how: Copying<'_>,
+    ) -> anyhow::Result<()> {
+        let file = self
+            .client
+            .open(&self.credentials, attr.ino, OpenFlags::READ)
+            .await?;
+        let mut offset = 0;
+        loop {
+            let pieces = file.read_pieces(offset, READ_BYTES).await?;
+            if pieces.is_empty() {
+                return Ok(());
+            }
+            for piece in pieces {
+                local.write_all(&piece)?;
+                offset += piece.len() as u64;
+                how.progress.inc(piece.len() as u64);
+            }
         }
-        created => Ok(created?),
     }
 }
 

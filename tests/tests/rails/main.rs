@@ -4,7 +4,7 @@ mod servers;
 
 use std::fs::{self, File};
 use std::io::{Read, Write};
-use std::os::unix::fs::PermissionsExt;
+use std::os::unix::fs::{PermissionsExt, symlink};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -473,4 +473,55 @@ fn what_is_purged_meanwhile_does_not_break_a_list() {
         }
     });
     assert!(trashed(&cluster).is_empty());
+}
+
+#[test]
+fn a_copy_to_this_machine_has_the_modes_of_the_tree_and_follows_no_symlink_in_its_way() {
+    let cluster = cluster();
+    let here = tempfile::tempdir().expect("a directory");
+    let at = |name: &str| here.path().join(name);
+    let path = |name: &str| at(name).display().to_string();
+    let set_mode = |name: &str, mode| {
+        fs::set_permissions(at(name), fs::Permissions::from_mode(mode)).expect("chmod");
+    };
+    fs::create_dir_all(at("tree/closed")).expect("mkdir");
+    fs::write(at("tree/closed/f"), "new").expect("write");
+    set_mode("tree/closed/f", 0o640);
+    set_mode("tree", 0o750);
+    cluster.output_of(&["fs", "put", "-r", &path("tree"), "/"]);
+    cluster.output_of(&["fs", "chmod", "500", "/tree/closed"]);
+    cluster.output_of(&["fs", "get", "-r", "/tree", &path("copy")]);
+    for (name, mode) in [
+        ("copy", 0o750),
+        ("copy/closed", 0o500),
+        ("copy/closed/f", 0o640),
+    ] {
+        let metadata = fs::metadata(at(name)).expect("it was copied");
+        assert_eq!(metadata.permissions().mode() & 0o7777, mode, "{name}");
+    }
+    // So that it can be removed.
+    set_mode("copy/closed", 0o700);
+
+    // What somebody else may have made where it is copied to.
+    fs::create_dir_all(at("shared/tree")).expect("mkdir");
+    fs::create_dir(at("elsewhere")).expect("mkdir");
+    symlink("../../elsewhere", at("shared/tree/closed")).expect("symlink");
+    let output = cluster.command(&["fs", "get", "-r", "-f", "/tree", &path("shared")]);
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(!output.status.success(), "{said}");
+    assert!(said.contains("is not a directory"), "{said}");
+    assert_eq!(fs::read_dir(at("elsewhere")).expect("ls").count(), 0);
+
+    // What the user names is meant, also where it leads elsewhere.
+    let file = "/tree/closed/f";
+    fs::write(at("old"), "old").expect("write");
+    symlink("old", at("link")).expect("symlink");
+    let refused = cluster.command(&["fs", "get", file, &path("link")]);
+    let said = String::from_utf8_lossy(&refused.stderr);
+    assert!(said.contains("replace it with -f"), "{said}");
+    cluster.output_of(&["fs", "get", "-f", file, &path("link")]);
+    cluster.output_of(&["fs", "get", "-f", file, "/dev/null"]);
+    assert_eq!(fs::read(at("old")).expect("read"), b"new");
+    let leads_to = fs::read_link(at("link")).expect("a symlink");
+    assert_eq!(leads_to, Path::new("old"));
 }

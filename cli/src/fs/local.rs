@@ -1,0 +1,235 @@
+//! What `harvestfs fs get` makes on this machine.
+//!
+//! The names in a tree of the cluster were given by its users, and what lies at the destination may be of somebody
+//! else. So each name is made in the directory that was opened for it: no symlink that has it leads elsewhere. And
+//! nobody else can look into what is not copied as a whole, as its mode may not let them later.
+
+use std::ffi::{OsStr, OsString};
+use std::fs::{File, Permissions};
+use std::io;
+use std::os::fd::OwnedFd;
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
+
+use anyhow::{Context, bail};
+use rustix::fs::{AtFlags, Mode, OFlags, fchmod, mkdirat, openat, renameat, symlinkat, unlinkat};
+use rustix::io::Errno;
+
+/// Who may read, write and execute a file. Neither a set-user-id nor a set-group-id bit is copied: the file belongs to
+/// whoever copies it.
+const FILE_BITS: u16 = 0o777;
+/// With the bit that keeps users of a shared directory from removing what others have in it.
+const DIRECTORY_BITS: u16 = 0o1777;
+
+/// A directory in which copies are made.
+#[derive(Debug)]
+pub struct Directory {
+    fd: OwnedFd,
+    /// What it gets when everything is in it. None: it was there before, and stays as it is.
+    mode: Option<Mode>,
+}
+
+impl Directory {
+    /// The one in which a path is that the user names: symlinks on the way to it are followed.
+    pub fn above(path: &Path) -> anyhow::Result<Self> {
+        let parent = match path.parent() {
+            Some(parent) if !parent.as_os_str().is_empty() => parent,
+            _ => Path::new("."),
+        };
+        let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        let fd = rustix::fs::open(parent, flags, Mode::empty())
+            .with_context(|| format!("cannot open {}", parent.display()))?;
+        Ok(Self { fd, mode: None })
+    }
+
+    /// Makes a directory in it, or opens the one that is there.
+    pub fn directory(&self, name: &OsStr, mode: u16) -> anyhow::Result<Self> {
+        // Everything can be made in it, also if nothing can once it has its mode.
+        let is_made = match mkdirat(&self.fd, name, Mode::RWXU) {
+            Err(Errno::EXIST) => false,
+            made => {
+                made?;
+                true
+            }
+        };
+        // Only what is read can be given a mode.
+        let access = if is_made { OFlags::RDONLY } else { OFlags::PATH };
+        let flags = access | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        match openat(&self.fd, name, flags, Mode::empty()) {
+            Err(Errno::NOTDIR | Errno::LOOP) => {
+                bail!("it exists, and is not a directory: move it away")
+            }
+            opened => Ok(Self {
+                fd: opened?,
+                mode: is_made.then(|| Mode::from_raw_mode(u32::from(mode & DIRECTORY_BITS))),
+            }),
+        }
+    }
+
+    /// Gives it its mode, if it was made: the end of what is made in it.
+    pub fn finish(self) -> io::Result<()> {
+        match self.mode {
+            Some(mode) => Ok(fchmod(&self.fd, mode)?),
+            None => Ok(()),
+        }
+    }
+
+    /// Makes a symlink in it.
+    pub fn symlink(&self, name: &OsStr, target: &[u8]) -> io::Result<()> {
+        Ok(symlinkat(OsStr::from_bytes(target), &self.fd, name)?)
+    }
+
+    /// Begins a file in it. What has the name is replaced by the whole file, if it may be.
+    pub fn file(&self, name: &OsStr, replace: bool) -> anyhow::Result<PendingCopy<'_>> {
+        let written = if replace {
+            let random = rand::random::<u64>();
+            OsString::from(format!(".harvestfs-get.{random:016x}.tmp"))
+        } else {
+            name.to_owned()
+        };
+        let flags =
+            OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        match openat(&self.fd, &written, flags, Mode::RUSR | Mode::WUSR) {
+            Err(Errno::EXIST) if !replace => bail!("it exists; replace it with -f"),
+            opened => Ok(PendingCopy {
+                directory: self,
+                file: File::from(opened?),
+                written,
+                name: name.to_owned(),
+                is_finished: false,
+            }),
+        }
+    }
+}
+
+/// A file that is being copied. Dropped before it is whole, it is removed.
+#[derive(Debug)]
+pub struct PendingCopy<'a> {
+    directory: &'a Directory,
+    file: File,
+    /// The name under which it is written.
+    written: OsString,
+    /// The name that it will have.
+    name: OsString,
+    is_finished: bool,
+}
+
+impl PendingCopy<'_> {
+    /// Its content.
+    pub fn content(&mut self) -> &mut File {
+        &mut self.file
+    }
+
+    /// Gives it its mode and its name.
+    pub fn finish(mut self, mode: u16) -> io::Result<()> {
+        let mode = Permissions::from_mode(u32::from(mode & FILE_BITS));
+        self.file.set_permissions(mode)?;
+        if self.written != self.name {
+            let directory = &self.directory.fd;
+            renameat(directory, &self.written, directory, &self.name)?;
+        }
+        self.is_finished = true;
+        Ok(())
+    }
+}
+
+impl Drop for PendingCopy<'_> {
+    fn drop(&mut self) {
+        if !self.is_finished {
+            // What is in it is of no use, and this may fail too.
+            let _ = unlinkat(&self.directory.fd, &self.written, AtFlags::empty());
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+    use std::io::Write;
+    use std::os::unix::fs::symlink;
+
+    use super::*;
+
+    fn mode(path: &Path) -> u32 {
+        fs::symlink_metadata(path).unwrap().permissions().mode() & 0o7777
+    }
+
+    fn names(directory: &Path) -> Vec<OsString> {
+        let entries = fs::read_dir(directory).unwrap();
+        let mut names: Vec<OsString> = entries.map(|it| it.unwrap().file_name()).collect();
+        names.sort();
+        names
+    }
+
+    #[test]
+    fn symlinks_with_the_names_of_copies_are_not_followed() {
+        let dir = tempfile::tempdir().unwrap();
+        let at = |name: &str| dir.path().join(name);
+        fs::create_dir(at("elsewhere")).unwrap();
+        fs::write(at("elsewhere/kept"), "old").unwrap();
+        fs::create_dir(at("here")).unwrap();
+        symlink("../elsewhere", at("here/d")).unwrap();
+        symlink("../elsewhere/kept", at("here/f")).unwrap();
+        symlink("../elsewhere/new", at("here/dangling")).unwrap();
+
+        let here = Directory::above(&at("here/d")).unwrap();
+        let refused = here.directory("d".as_ref(), 0o755).unwrap_err();
+        let refused = refused.to_string();
+        assert!(refused.contains("not a directory"), "{refused}");
+        for name in ["f", "dangling"] {
+            let refused = here.file(name.as_ref(), false).unwrap_err().to_string();
+            assert!(refused.contains("replace it with -f"), "{refused}");
+            let mut file = here.file(name.as_ref(), true).unwrap();
+            file.content().write_all(b"new").unwrap();
+            file.finish(0o644).unwrap();
+            let copy = at("here").join(name);
+            assert!(fs::symlink_metadata(&copy).unwrap().is_file());
+            assert_eq!(fs::read(&copy).unwrap(), b"new");
+        }
+        assert_eq!(names(&at("elsewhere")), ["kept"]);
+        assert_eq!(fs::read(at("elsewhere/kept")).unwrap(), b"old");
+    }
+
+    #[test]
+    fn copies_are_private_until_they_are_whole_and_then_have_their_modes() {
+        let dir = tempfile::tempdir().unwrap();
+        let at = |name: &str| dir.path().join(name);
+        let here = Directory::above(&at("d")).unwrap();
+        let made = here.directory("d".as_ref(), 0o500).unwrap();
+        assert_eq!(mode(&at("d")), 0o700);
+        let file = made.file("f".as_ref(), false).unwrap();
+        assert_eq!(mode(&at("d/f")), 0o600);
+        file.finish(0o4755).unwrap();
+        made.symlink("l".as_ref(), b"f").unwrap();
+        let shared = made.directory("shared".as_ref(), 0o1777).unwrap();
+        shared.finish().unwrap();
+        made.finish().unwrap();
+        assert_eq!(mode(&at("d/f")), 0o755);
+        assert_eq!(mode(&at("d/shared")), 0o1777);
+        assert_eq!(mode(&at("d")), 0o500);
+        assert_eq!(fs::read_link(at("d/l")).unwrap(), Path::new("f"));
+
+        // What was there stays as it is.
+        let again = here.directory("d".as_ref(), 0o777).unwrap();
+        again.finish().unwrap();
+        assert_eq!(mode(&at("d")), 0o500);
+        // Only root removes what is in it as it is.
+        fs::set_permissions(at("d"), Permissions::from_mode(0o700)).unwrap();
+    }
+
+    #[test]
+    fn what_a_copy_does_not_replace_in_the_end_is_kept() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("f");
+        fs::write(&path, "old").unwrap();
+        let here = Directory::above(&path).unwrap();
+        let mut half = here.file("f".as_ref(), true).unwrap();
+        half.content().write_all(b"half").unwrap();
+        assert_eq!(names(dir.path()).len(), 2);
+        drop(half);
+        drop(here.file("g".as_ref(), false).unwrap());
+        assert_eq!(names(dir.path()), ["f"]);
+        assert_eq!(fs::read(&path).unwrap(), b"old");
+    }
+}
