@@ -32,7 +32,7 @@ pub use self::prometheus::{Prometheus, Server, Target, TargetAccess};
 pub use self::requirements::{
     can_mount, criu, free_bytes, hadoop, have_program, have_space, postgresql, skip,
 };
-pub use self::up::{DownOnDrop, run_on};
+pub use self::up::{DownOnDrop, is_closed_to_others, run_on};
 
 /// Waits until `condition` holds.
 ///

@@ -1,5 +1,7 @@
 //! Clusters of `harvestfs up`.
 
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::process::{Command, Output};
 
@@ -16,6 +18,18 @@ pub fn run_on(data: &Path, arguments: &[&str]) -> Output {
         .arg(data)
         .output()
         .expect("the binary runs")
+}
+
+/// Whether only its owner can enter the directory of a cluster, and read its logs.
+///
+/// # Panics
+/// When it is not there.
+#[must_use]
+pub fn is_closed_to_others(data: &Path) -> bool {
+    [data, &data.join("log")].iter().all(|directory| {
+        let metadata = fs::metadata(directory).expect("a directory");
+        metadata.permissions().mode() & 0o7777 == 0o700
+    })
 }
 
 /// Ends what a failed test would leave.

@@ -11,7 +11,8 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use harvestfs_tests::{
-    DownOnDrop, can_mount, copy_directory, harvestfs, have_program, run_on, skip, wait_until,
+    DownOnDrop, can_mount, copy_directory, harvestfs, have_program, is_closed_to_others, run_on,
+    skip, wait_until,
 };
 use rustix::process::{Pid, Signal, kill_process};
 
@@ -161,6 +162,7 @@ fn up_again_finds_every_file() {
     let error = String::from_utf8_lossy(&again.stderr).into_owned();
     assert!(error.contains("running"), "{error}");
     assert_eq!(check_page(&error), token);
+    assert!(is_closed_to_others(&data));
     check_strangers(&data, &token);
 
     ok(run_on(&data, &["down"]));
@@ -169,6 +171,7 @@ fn up_again_finds_every_file() {
     assert_eq!(error.status.code(), Some(1));
 
     ok(run_on(&data, &["up", "--detach"]));
+    assert!(is_closed_to_others(&data), "it was opened to strangers");
     assert_eq!(fs::read(mount.join("d/f")).expect("read"), b"harvest");
     let other_size = run_on(&data, &["up", "--detach", "--datanodes", "5"]);
     assert!(!other_size.status.success());

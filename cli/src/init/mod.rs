@@ -437,8 +437,11 @@ fn refuse_existing(out: &Path) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Keys and journals are for their owner only.
-fn make_private_directory(path: &Path) -> anyhow::Result<()> {
+/// Makes a directory for its owner only, as keys and journals are. One that is there stays as it is.
+///
+/// # Errors
+/// When it cannot be made.
+pub fn make_private_directory(path: &Path) -> anyhow::Result<()> {
     use std::os::unix::fs::DirBuilderExt;
     std::fs::DirBuilder::new()
         .recursive(true)

@@ -1,8 +1,10 @@
 //! What `up` puts where, and what it remembers of how the cluster was made.
 
 use std::ffi::OsString;
+use std::fs::Permissions;
 use std::net::{SocketAddr, TcpListener, UdpSocket};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, bail};
@@ -25,6 +27,8 @@ use crate::units::{self, Size};
 const DATANODES: u16 = 9;
 /// Most that a datanode may use by default.
 const QUOTA_MAX_BYTES: u64 = 64 << 30;
+/// What the cluster was made as: [`Made`].
+const MADE_FILE: &str = "up.toml";
 /// Holds the path of the mount while it is ready.
 const READY_FILE: &str = "up.ready";
 /// Less than this cannot hold the blocks being written.
@@ -144,7 +148,7 @@ impl Layout {
             // What one left that was killed while it wrote.
             durable::recover(&data).with_context(|| format!("in {}", data.display()))?;
         }
-        let made_path = data.join("up.toml");
+        let made_path = data.join(MADE_FILE);
         let made = if made_path.exists() {
             let made: Made = config::load(&made_path)?;
             made.refuse_changes(args, &data)?;
@@ -174,7 +178,7 @@ impl Layout {
             config::store(&made_path, &made)?;
             made
         };
-        std::fs::create_dir_all(Self::log_directory(&data))?;
+        init::make_private_directory(&Self::log_directory(&data))?;
         let layout = Self {
             namenodes: (0..made.namenodes)
                 .map(|at| Namenode::configure(&data, at, args))
@@ -187,6 +191,30 @@ impl Layout {
         layout.make_datanodes()?;
         layout.make_mount_point()?;
         Ok(layout)
+    }
+
+    /// Closes the directory of a cluster of ours to others, and that of its logs: earlier releases made them open to
+    /// everybody. What is no cluster yet is the user's own, and stays as it is.
+    pub fn close_to_others(data: &Path) -> anyhow::Result<()> {
+        if !data.join(MADE_FILE).exists() {
+            return Ok(());
+        }
+        for directory in [data, &Self::log_directory(data)] {
+            let Ok(metadata) = std::fs::metadata(directory) else {
+                continue;
+            };
+            let mode = metadata.permissions().mode();
+            if mode & 0o077 == 0 || metadata.uid() != rustix::process::geteuid().as_raw() {
+                continue;
+            }
+            eprintln!(
+                "{} was open to other users, and is closed to them now: mount where they can reach it with --mount",
+                directory.display()
+            );
+            std::fs::set_permissions(directory, Permissions::from_mode(mode & 0o700))
+                .with_context(|| format!("cannot close {} to others", directory.display()))?;
+        }
+        Ok(())
     }
 
     /// The file whose lock says that a cluster is running, and which process to stop.
@@ -261,7 +289,7 @@ impl Layout {
     /// # Errors
     /// When it is only being made, or something cannot be read.
     pub fn page_addresses_of(data: &Path) -> anyhow::Result<String> {
-        let made: Made = config::load(&data.join("up.toml"))?;
+        let made: Made = config::load(&data.join(MADE_FILE))?;
         let namenodes = (0..made.namenodes).map(|at| Namenode::made(data, at));
         let namenodes: Vec<Namenode> = namenodes.collect::<anyhow::Result<_>>()?;
         addresses_of_pages(&namenodes)

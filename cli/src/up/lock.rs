@@ -1,13 +1,16 @@
 //! Locks on what a cluster needs to itself.
 
-use std::fs::File;
+use std::fs::{self, File};
+use std::io;
 use std::os::fd::AsFd;
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 use std::time::Duration;
 
 use anyhow::{Context, bail};
 use rustix::fs::{FlockOperation, flock, fstat, stat};
 use rustix::io::{FdFlags, fcntl_setfd};
+use rustix::process::Pid;
 use tokio::time::{Instant, sleep};
 
 /// Longer than an orderly end of a part, which a mount needs when it cannot write back.
@@ -47,13 +50,14 @@ impl Inherited {
     }
 }
 
-/// Opens a lock, which need not be free.
+/// Opens a lock, which need not be free. Who can open it can lock it, so nobody else can.
 pub fn open_lock(path: &Path) -> anyhow::Result<File> {
     File::options()
         .create(true)
         .truncate(false)
         .read(true)
         .write(true)
+        .mode(0o600)
         .open(path)
         .with_context(|| format!("cannot open {}", path.display()))
 }
@@ -73,4 +77,44 @@ pub fn handed_on(path: &Path) -> anyhow::Result<Option<File>> {
 /// Takes it, if it is free.
 pub fn try_lock(lock: &File) -> bool {
     flock(lock, FlockOperation::NonBlockingLockExclusive).is_ok()
+}
+
+/// Whether a process has the file of a lock open.
+///
+/// # Errors
+/// When another user's process does not show what it has open.
+pub fn is_open_in(lock: &File, pid: Pid) -> anyhow::Result<bool> {
+    let ours = fstat(lock)?;
+    let directory = format!("/proc/{}/fd", pid.as_raw_nonzero());
+    let entries = match fs::read_dir(&directory) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(false),
+        entries => entries.with_context(|| format!("cannot read {directory}"))?,
+    };
+    // What it closes meanwhile is none that it keeps locked.
+    let mut open = entries.filter_map(|entry| stat(entry.ok()?.path()).ok());
+    Ok(open.any(|it| (it.st_dev, it.st_ino) == (ours.st_dev, ours.st_ino)))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::process::{Command, Stdio};
+
+    use super::*;
+
+    #[test]
+    fn a_process_is_told_from_one_that_has_no_part_in_the_lock() {
+        let dir = tempfile::tempdir().unwrap();
+        let lock = open_lock(&dir.path().join("lock")).unwrap();
+        assert!(try_lock(&lock));
+        assert!(is_open_in(&lock, rustix::process::getpid()).unwrap());
+        let mut other = Command::new("sleep")
+            .arg("60")
+            .stdin(Stdio::null())
+            .spawn()
+            .unwrap();
+        assert!(!is_open_in(&lock, Pid::from_child(&other)).unwrap());
+        other.kill().unwrap();
+        other.wait().unwrap();
+        assert!(!is_open_in(&lock, Pid::from_child(&other)).unwrap());
+    }
 }

@@ -107,7 +107,9 @@ pub fn up(args: &UpArgs) -> anyhow::Result<()> {
     check_machine()?;
     let data = data_directory(args.data.as_deref())?;
     let is_new = !data.exists();
-    std::fs::create_dir_all(&data).with_context(|| format!("cannot make {}", data.display()))?;
+    init::make_private_directory(&data)?;
+    // Before its lock is taken: others may hold that as long as they can enter.
+    Layout::close_to_others(&data)?;
     // First: what is made and changed is that of one `up` at a time, and of none that runs.
     let lock = take_lock(&data)?;
     let prepared = Layout::prepare(args);
@@ -146,11 +148,17 @@ pub fn down(args: &DownArgs) -> anyhow::Result<()> {
         // One that is starting has the lock before it has written its number.
         let text = std::fs::read_to_string(&lock_path)?;
         let pid = text.trim().parse().ok();
-        if let Some(pid) = pid.and_then(rustix::process::Pid::from_raw) {
+        // The number may be that of one that was killed, and some other process may have it now.
+        if let Some(pid) = pid.and_then(rustix::process::Pid::from_raw)
+            && lock::is_open_in(&lock, pid)?
+        {
             break pid;
         }
         if began.elapsed() > LOCK_PATIENCE {
-            bail!("{} does not hold a process id", lock_path.display());
+            bail!(
+                "{0} does not hold the id of the process that has it locked: `fuser {0}` finds that",
+                lock_path.display()
+            );
         }
         thread::sleep(LOCK_POLL);
     };
