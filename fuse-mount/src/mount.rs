@@ -220,7 +220,13 @@ impl Mount {
                 );
                 Ok(self.client.close().await?)
             }
-            Err(error) => Err(MountError::Unmount(error)),
+            Err(error) => {
+                // What is dirty is stored all the same.
+                if let Err(error) = self.client.close().await {
+                    tracing::error!(%error, "not everything that was written is stored");
+                }
+                Err(MountError::Unmount(error))
+            }
         }
     }
 }

@@ -68,8 +68,12 @@ pub(crate) async fn by_child(device: &str) -> io::Result<Unmounted> {
         .output()
         .await?;
     let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).trim().to_owned();
+    let said = text(&output.stderr);
     if !output.status.success() {
-        return Err(io::Error::other(text(&output.stderr)));
+        return Err(io::Error::other(said));
+    }
+    for line in said.lines() {
+        tracing::warn!("{line}");
     }
     Ok(if text(&output.stdout) == IN_USE {
         Unmounted::InUse
@@ -86,8 +90,12 @@ fn unmount_device(device: &str) -> io::Result<Unmounted> {
     };
     let directory = &mount.mount_point;
     for below in mounted_below(&all, device) {
-        eprintln!("unmounting {} as well", below.mount_point.display());
-        detach(&below.mount_point)?;
+        let below = &below.mount_point;
+        eprintln!("unmounting {} as well", below.display());
+        // The others and this mount are none the worse for it.
+        if let Err(error) = detach(below) {
+            eprintln!("cannot unmount {}: {error}", below.display());
+        }
     }
     // Of a file system in use the kernel keeps what programs have changed until they close it. An
     // error would reach a program that syncs or closes; from an unmounted file system it reaches none.
@@ -95,8 +103,17 @@ fn unmount_device(device: &str) -> io::Result<Unmounted> {
     if let Err(error) = written_back {
         eprintln!("cannot write back everything: {error}");
     }
-    if !is_on_top(device, directory)? {
-        return Ok(Unmounted::Entirely);
+    let all = mounts()?;
+    match mounted_on(&all, directory) {
+        // It is still this mount that would be unmounted.
+        Some(top) if top.device == device => {}
+        _ if all.iter().any(|it| it.device == device) => {
+            return Err(io::Error::other(format!(
+                "{} shows another mount",
+                directory.display()
+            )));
+        }
+        _ => return Ok(Unmounted::Entirely),
     }
     match unmount(directory, UnmountFlags::empty()) {
         Ok(()) => Ok(Unmounted::Entirely),
@@ -107,11 +124,6 @@ fn unmount_device(device: &str) -> io::Result<Unmounted> {
         },
         Err(error) => Err(error.into()),
     }
-}
-
-/// Whether it is still this mount that would be unmounted.
-fn is_on_top(device: &str, directory: &Path) -> io::Result<bool> {
-    Ok(mounted_on(&mounts()?, directory).is_some_and(|it| it.device == device))
 }
 
 fn detach(directory: &Path) -> io::Result<()> {
