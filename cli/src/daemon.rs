@@ -21,7 +21,7 @@ use harvestfs_placement::PolicyKind;
 use harvestfs_protocol::READY;
 use harvestfs_protocol::error::FsError;
 use harvestfs_protocol::identity::Identity;
-use tokio::signal::unix::{SignalKind, signal};
+use tokio::signal::unix::{Signal, SignalKind, signal};
 
 use crate::cluster::ClusterArgs;
 use crate::config::{self, ClientConfig, DatanodeConfig, NamenodeConfig, Priority, VolumeConfig};
@@ -186,22 +186,21 @@ pub fn datanode(args: &DatanodeArgs) -> anyhow::Result<()> {
     priority::apply(args.priority.unwrap_or(config.priority));
     // Measured: one current-thread runtime for each endpoint moves the most bytes per second.
     current_thread(async {
-        let mut stop = StopSignal::listen()?;
+        let mut stop = StopSignal::listen_but_for_hangup()?;
+        // From the beginning: the owner may change a quota before the datanode is registered.
+        let mut reload = signal(SignalKind::hangup())?;
         let endpoint = endpoint(config.http.as_ref(), &args.config, &identity).await?;
         let datanode = Datanode::start(options).await?;
         if let Some(endpoint) = endpoint {
             tokio::spawn(endpoint.serve(MetricsSite(datanode.metrics_text())));
         }
-        tokio::select! {
-            () = datanode.registered() => println!("{READY} {}", datanode.local_addr()),
-            () = stop.received() => {
-                datanode.shutdown().await;
-                return Ok(());
-            }
-        }
-        let mut reload = signal(SignalKind::hangup())?;
+        let mut is_registered = false;
         loop {
             tokio::select! {
+                () = datanode.registered(), if !is_registered => {
+                    println!("{READY} {}", datanode.local_addr());
+                    is_registered = true;
+                }
                 () = stop.received() => break,
                 _ = reload.recv() => reload_quotas(&args.config, &datanode).await,
             }
@@ -280,7 +279,7 @@ pub fn mount(args: &MountArgs) -> anyhow::Result<()> {
         tokio::select! {
             () = stop.received() => tokio::select! {
                 unmounted = within_deadline("the mount", mount.unmount()) => unmounted,
-                () = stop.received() => {
+                () = stop.received_again() => {
                     bail!("a second signal ends the mount; what was not written back is lost")
                 }
             },
@@ -371,32 +370,81 @@ where
     }
 }
 
-/// SIGINT or SIGTERM.
+/// SIGINT, SIGTERM or, where it means nothing else, SIGHUP.
 pub struct StopSignal {
-    interrupt: tokio::signal::unix::Signal,
-    terminate: tokio::signal::unix::Signal,
+    interrupt: Signal,
+    terminate: Signal,
+    hangup: Option<Signal>,
 }
 
 impl StopSignal {
-    /// From now on neither ends the process by itself.
+    /// From now on none ends the process by itself. Where SIGHUP is ignored, as nohup(1) has it, it stays so.
     ///
     /// # Errors
     /// When signals cannot be waited for.
     pub fn listen() -> anyhow::Result<Self> {
+        let hangup = if ignores_hangup() {
+            None
+        } else {
+            Some(signal(SignalKind::hangup())?)
+        };
+        Ok(Self {
+            hangup,
+            ..Self::listen_but_for_hangup()?
+        })
+    }
+
+    /// As [`StopSignal::listen`], where SIGHUP means something else.
+    ///
+    /// # Errors
+    /// As [`StopSignal::listen`].
+    fn listen_but_for_hangup() -> anyhow::Result<Self> {
         Ok(Self {
             interrupt: signal(SignalKind::interrupt())?,
             terminate: signal(SignalKind::terminate())?,
+            hangup: None,
         })
     }
 
     /// Waits for one of them.
     pub async fn received(&mut self) {
+        let hangup = Self::next(self.hangup.as_mut());
+        tokio::select! {
+            biased;
+            _ = self.interrupt.recv() => {}
+            _ = self.terminate.recv() => {}
+            () = hangup => {}
+        }
+    }
+
+    /// Waits for another one by which somebody insists. A terminal that is closed may send SIGHUP more than once.
+    async fn received_again(&mut self) {
         tokio::select! {
             biased;
             _ = self.interrupt.recv() => {}
             _ = self.terminate.recv() => {}
         }
     }
+
+    async fn next(signal: Option<&mut Signal>) {
+        match signal {
+            Some(signal) => {
+                signal.recv().await;
+            }
+            None => std::future::pending().await,
+        }
+    }
+}
+
+/// Whether the kernel says that this process ignores SIGHUP.
+fn ignores_hangup() -> bool {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let ignored = status
+        .lines()
+        .find_map(|line| line.strip_prefix("SigIgn:"))
+        .and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok());
+    // Signals are numbered from 1, and this is the first.
+    ignored.is_some_and(|mask| mask & 1 != 0)
 }
 
 /// Has the kernel send SIGTERM when the parent ends, so that nothing outlives a killed `up`.

@@ -12,6 +12,7 @@ use std::time::Duration;
 
 use harvestfs_tests::{Cluster, ClusterOptions, Pattern, can_mount, wait_until};
 use parking_lot::Mutex;
+use rustix::process::Signal;
 
 /// What was acknowledged: for each file, the length that `fsync` returned for.
 type Acknowledged = Arc<Mutex<BTreeMap<String, u64>>>;
@@ -296,4 +297,43 @@ fn a_reimaged_datanode_and_a_returning_one_end_with_the_right_number_of_replicas
 
     let mount = cluster.mount("mnt");
     Pattern { seed: 1 }.check_file(&mount.join("f"), 40 << 20);
+}
+
+/// What a terminal that is closed does to what was started in it.
+#[test]
+fn a_mount_that_is_hung_up_on_stores_everything_and_a_datanode_stays() {
+    const DEADLINE: Duration = Duration::from_secs(90);
+    let Some((mut cluster, mount)) = Cluster::mounted(&ClusterOptions {
+        datanodes: 3,
+        ..ClusterOptions::default()
+    }) else {
+        return;
+    };
+    // Nobody closes it, so that what is in it is on its way.
+    let mut file = File::create(mount.join("f")).expect("a file");
+    file.write_all(b"kept").expect("write");
+    for _ in 0..2 {
+        cluster.signal("mnt", Signal::HUP);
+    }
+    wait_until("the mount ends", DEADLINE, || {
+        !cluster.running().contains(&"mnt".to_owned())
+    });
+    drop(file);
+    let again = cluster.mount("again");
+    assert_eq!(fs::read(again.join("f")).expect("read"), b"kept");
+    cluster.stop("again");
+
+    // Also before it is registered.
+    let name = Cluster::datanode(1);
+    cluster.stop(&name);
+    cluster.stop("namenode");
+    cluster.begin_datanode(1);
+    let volume = format!("{name}/volume");
+    wait_until("its volume is open", DEADLINE, || {
+        let mut open = cluster.open_files(&name).into_iter();
+        open.any(|it| it.to_string_lossy().contains(&volume))
+    });
+    cluster.signal(&name, Signal::HUP);
+    cluster.start_namenode();
+    cluster.wait_alive(3, DEADLINE);
 }

@@ -25,7 +25,7 @@ const OTHERS_GRACE: Duration = Duration::from_secs(10);
 /// Longest orderly stop of one part; a mount writes back what is dirty in this time.
 const PART_STOP_DEADLINE: Duration = Duration::from_secs(65);
 
-/// Runs the cluster until SIGINT or SIGTERM.
+/// Runs the cluster until SIGINT, SIGTERM or SIGHUP.
 pub fn run(layout: &mut Layout) -> anyhow::Result<()> {
     tokio::runtime::Builder::new_current_thread()
         .enable_all()
