@@ -1,5 +1,6 @@
 //! The command line as a user meets it.
 
+use std::path::Path;
 use std::process::{Command, Output};
 
 fn harvestfs(arguments: &[&str]) -> Output {
@@ -50,4 +51,33 @@ fn shells_get_completions() {
         let script = String::from_utf8(output.stdout).expect("text");
         assert!(script.contains("harvestfs"), "{shell}");
     }
+}
+
+fn text_of(path: &Path) -> String {
+    path.to_string_lossy().into_owned()
+}
+
+#[test]
+fn a_datanode_that_cannot_be_is_refused_and_nothing_is_made() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let data = text_of(&directory.path().join("data"));
+    let out = directory.path().join("out");
+    let made = harvestfs(&["init", "cluster", "--data", &data]);
+    assert!(made.status.success(), "{made:?}");
+    let init = |name: &str, data: &str, listen: &str| {
+        let out = text_of(&out);
+        let mut arguments = vec!["init", "datanode", name, "--data", data, "--out", &out];
+        arguments.extend(["--namenode", "127.0.0.1:9310", "--listen", listen]);
+        arguments.extend(["--rack", "r", "--environment", "e"]);
+        arguments.extend(["--machine-function", "f", "--volume", "/nowhere=1GiB"]);
+        harvestfs(&arguments)
+    };
+    for listen in ["0.0.0.0:9311", "[::]:9311"] {
+        let refused = init("dn-1", &data, listen);
+        let said = String::from_utf8_lossy(&refused.stderr);
+        assert!(said.contains("do not reach a datanode"), "{said}");
+        assert!(!out.exists());
+    }
+    let made = init("dn-1", &data, "127.0.0.1:9311");
+    assert!(made.status.success(), "{made:?}");
 }

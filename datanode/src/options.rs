@@ -170,6 +170,9 @@ pub enum StartError {
         /// The label.
         value: String,
     },
+    /// It would be registered at an address under which nobody reaches it.
+    #[error("others do not reach a datanode under {0}: listen on the server's own address")]
+    Unreachable(SocketAddr),
     /// There is no namenode to talk to.
     #[error("no address of a namenode is given")]
     NoNamenode,

@@ -279,9 +279,7 @@ pub fn run(args: &InitArgs) -> anyhow::Result<()> {
             cluster,
         } => {
             refuse_existing(out)?;
-            if listen.ip().is_unspecified() {
-                bail!("others do not reach a namenode under {listen}: name its own address");
-            }
+            refuse_unspecified("namenode", *listen)?;
             let cluster = match cluster {
                 Some(cluster) => *cluster,
                 None => harvestfs_namenode::server::cluster_id(&data.join("namenode").join("data"))
@@ -314,6 +312,7 @@ pub fn run(args: &InitArgs) -> anyhow::Result<()> {
             volumes,
         } => {
             refuse_existing(out)?;
+            refuse_unspecified("datanode", *listen)?;
             make_private_directory(out)?;
             let config = DatanodeConfig {
                 name: name.clone(),
@@ -433,6 +432,14 @@ fn proven(listen: Option<SocketAddr>, directory: &Path) -> anyhow::Result<Option
 fn refuse_existing(out: &Path) -> anyhow::Result<()> {
     if out.exists() {
         bail!("{} exists; name a directory that does not", out.display());
+    }
+    Ok(())
+}
+
+/// A part is registered at the address that it listens on.
+fn refuse_unspecified(part: &str, listen: SocketAddr) -> anyhow::Result<()> {
+    if listen.ip().is_unspecified() {
+        bail!("others do not reach a {part} under {listen}: name its own address");
     }
     Ok(())
 }

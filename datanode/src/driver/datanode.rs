@@ -225,6 +225,10 @@ fn check(options: &DatanodeOptions) -> Result<(), StartError> {
     if options.volumes.len() > VOLUMES_PER_NODE_MAX {
         return Err(StartError::TooManyVolumes(options.volumes.len()));
     }
+    let reached_at = options.advertise.unwrap_or(options.listen);
+    if reached_at.ip().is_unspecified() {
+        return Err(StartError::Unreachable(reached_at));
+    }
     if options.namenodes.is_empty() {
         return Err(StartError::NoNamenode);
     }

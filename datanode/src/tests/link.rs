@@ -57,6 +57,21 @@ async fn it_asks_for_patience_until_it_is_registered() {
 }
 
 #[tokio::test]
+async fn it_needs_an_address_at_which_others_reach_it() {
+    let cluster = TestCluster::start(1).await;
+    for all in ["0.0.0.0:0", "[::]:0"] {
+        let mut options = cluster.options(1);
+        options.listen = all.parse().unwrap();
+        let refused = Datanode::start(options.clone()).await.map(drop);
+        assert!(matches!(refused, Err(StartError::Unreachable(_))), "{all}");
+        options.listen = "127.0.0.1:0".parse().unwrap();
+        options.advertise = Some(all.parse().unwrap());
+        let refused = Datanode::start(options).await.map(drop);
+        assert!(matches!(refused, Err(StartError::Unreachable(_))), "{all}");
+    }
+}
+
+#[tokio::test]
 async fn a_datanode_without_a_number_answers_no_writer() {
     let mut cluster = TestCluster::start(1).await;
     cluster.kill(0).await;
