@@ -59,6 +59,24 @@ fn the_units_start_what_the_binary_has() {
     }
 }
 
+/// What a datanode writes beside its volumes; without it, it lends no files, and says so in its log only.
+#[test]
+fn the_unit_of_a_datanode_lets_it_make_the_socket_beside_its_configuration() {
+    let units = units();
+    let mut units = units.iter();
+    let unit = units.find(|unit| unit.ends_with("harvestfs-datanode.service"));
+    let text = fs::read_to_string(unit.expect("the unit")).expect("it is read");
+    let setting = |name: &str| {
+        let found = text.lines().find_map(|line| line.strip_prefix(name));
+        found.unwrap_or_else(|| panic!("no {name}"))
+    };
+    let command = setting("ExecStart=");
+    let (_, config) = command.split_once("--config ").expect("a configuration");
+    let beside = Path::new(config).parent().expect("a directory");
+    let mut writable = setting("ReadWritePaths=").split(' ');
+    assert!(writable.any(|path| beside.starts_with(path)), "{config}");
+}
+
 #[test]
 fn the_manifest_of_kubernetes_starts_what_the_binary_has() {
     let path =
