@@ -1,6 +1,7 @@
 //! Logs go to standard error, so that standard output is for results: one line for each event, as text
 //! or as JSON. What happens for a request carries its name ([`RequestId`]).
 
+use std::env::{self, VarError};
 use std::fmt::{self, Debug};
 use std::io::IsTerminal;
 use std::sync::OnceLock;
@@ -19,6 +20,8 @@ use tracing_subscriber::registry::LookupSpan;
 
 use crate::cluster::GLOBAL_OPTIONS;
 
+/// What sets the detail.
+const DETAIL_VARIABLE: &str = "HARVESTFS_LOG";
 /// What sets the format where no flag does.
 const FORMAT_VARIABLE: &str = "HARVESTFS_LOG_FORMAT";
 
@@ -60,8 +63,18 @@ pub struct LogArgs {
 
 /// Starts logging; `HARVESTFS_LOG` sets the detail, `info` by default.
 pub fn start(args: LogArgs) {
-    let filter = EnvFilter::try_from_env("HARVESTFS_LOG")
-        .unwrap_or_else(|_| EnvFilter::new("info,quinn=warn,fuser=warn,openraft=error"));
+    let asked = match env::var(DETAIL_VARIABLE) {
+        Ok(text) => EnvFilter::try_new(text)
+            .map(Some)
+            .map_err(|error| error.to_string()),
+        Err(VarError::NotPresent) => Ok(None),
+        Err(error) => Err(error.to_string()),
+    };
+    let usual = || EnvFilter::new("info,quinn=warn,fuser=warn,openraft=error");
+    let (filter, refused) = match asked {
+        Ok(asked) => (asked.unwrap_or_else(usual), None),
+        Err(refused) => (usual(), Some(refused)),
+    };
     let lines = tracing_subscriber::fmt()
         .with_env_filter(filter)
         .with_ansi(std::io::stderr().is_terminal())
@@ -73,6 +86,9 @@ pub fn start(args: LogArgs) {
         LogFormat::Json => lines.event_format(JsonLines).init(),
     }
     FORMAT.get_or_init(|| args.log_format);
+    if let Some(refused) = refused {
+        tracing::warn!("{DETAIL_VARIABLE} is not understood, and the usual is logged: {refused}");
+    }
 }
 
 /// The variable that has a process log as this one does.

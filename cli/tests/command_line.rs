@@ -78,6 +78,28 @@ fn a_datanode_that_cannot_be_is_refused_and_nothing_is_made() {
         assert!(said.contains("do not reach a datanode"), "{said}");
         assert!(!out.exists());
     }
+    let elsewhere = text_of(&directory.path().join("elsewhere"));
+    for (name, data) in [("dn_1", &data), ("dn-1", &elsewhere)] {
+        let refused = init(name, data, "127.0.0.1:9311");
+        assert!(!refused.status.success(), "{name}: {refused:?}");
+        assert!(!out.exists(), "{name}");
+    }
     let made = init("dn-1", &data, "127.0.0.1:9311");
     assert!(made.status.success(), "{made:?}");
+}
+
+#[test]
+fn a_detail_of_the_log_that_is_not_understood_is_told() {
+    let said = |detail: &str| {
+        let output = Command::new(env!("CARGO_BIN_EXE_harvestfs"))
+            .args(["completions", "bash"])
+            .env("HARVESTFS_LOG", detail)
+            .output()
+            .expect("the binary runs");
+        assert!(output.status.success(), "{output:?}");
+        String::from_utf8_lossy(&output.stderr).into_owned()
+    };
+    assert_eq!(said("info,harvestfs_client=debug"), "");
+    let told = said("harvestfs_client=loud");
+    assert!(told.contains("HARVESTFS_LOG is not understood"), "{told}");
 }

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use anyhow::{Context, bail};
 use clap::{Args, Subcommand};
-use harvestfs_protocol::identity::{CertificateAuthority, Role};
+use harvestfs_protocol::identity::{CertificateAuthority, Peer, Role};
 use harvestfs_protocol::ids::ClusterId;
 use harvestfs_protocol::limits::{BLOCK_BYTES_MAX, BLOCK_BYTES_MIN, REPLICATION_MAX};
 use harvestfs_protocol::outlook::count;
@@ -313,6 +313,7 @@ pub fn run(args: &InitArgs) -> anyhow::Result<()> {
         } => {
             refuse_existing(out)?;
             refuse_unspecified("datanode", *listen)?;
+            check_issuable(data, Role::Datanode, name)?;
             make_private_directory(out)?;
             let config = DatanodeConfig {
                 name: name.clone(),
@@ -360,6 +361,7 @@ pub fn run(args: &InitArgs) -> anyhow::Result<()> {
             } else {
                 Role::Client
             };
+            check_issuable(data, role, name)?;
             client(data, out, role, name, namenode, *http)?;
             let then = if *administrator {
                 "admin status"
@@ -409,6 +411,13 @@ fn client(
             ..ClientConfig::new(namenodes.to_vec(), "identity".into())
         },
     )
+}
+
+/// Whether a certificate can be made, before anything is: what was made would be in the way of the corrected command.
+fn check_issuable(data: &Path, role: Role, name: &str) -> anyhow::Result<()> {
+    CertificateAuthority::load(&data.join("ca"))?;
+    Peer::new(role, name)?;
+    Ok(())
 }
 
 fn issue(
