@@ -54,7 +54,11 @@ impl Directory {
             }
         };
         // Only what is read can be given a mode.
-        let access = if is_made { OFlags::RDONLY } else { OFlags::PATH };
+        let access = if is_made {
+            OFlags::RDONLY
+        } else {
+            OFlags::PATH
+        };
         let flags = access | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         match openat(&self.fd, name, flags, Mode::empty()) {
             Err(Errno::NOTDIR | Errno::LOOP) => {
