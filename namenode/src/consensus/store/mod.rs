@@ -28,7 +28,8 @@ use crate::consensus::{
 };
 use crate::journal::disk::Disk;
 use crate::journal::{
-    Journal, JournalCounters, JournalError, JournalReader, JournalWriter, JournalWriterOptions, Lsn,
+    Batch, Journal, JournalCounters, JournalError, JournalReader, JournalWriter,
+    JournalWriterOptions, Lsn,
 };
 
 /// This member has voted in a later term.
@@ -363,6 +364,42 @@ impl LogStore {
         self.keep(|kept| kept.forget_before(oldest))
     }
 
+    /// Waits until what was appended before is durable. openraft takes a vote that is saved for the end of everything
+    /// before it, and would acknowledge to the next leader what a slow disk does not have yet
+    /// (`openraft::docs::protocol::io_ordering`).
+    async fn sync(&self) -> Result<(), io::Error> {
+        let (sender, synced) = oneshot::channel();
+        {
+            // Behind what is being handed to the journal.
+            let _turn = self.shared.turn.lock().await;
+            let Some(writer) = self.writer() else {
+                return Err(io::Error::other("the journal is closed"));
+            };
+            if self.is_durable() {
+                return Ok(());
+            }
+            let nothing = Batch {
+                first: None,
+                records: Vec::new(),
+                wants_durable: true,
+                done: Box::new(move |outcome| {
+                    // The caller waits, or this member stops.
+                    let _ = sender.send(outcome);
+                }),
+            };
+            writer.commit(nothing).await;
+        }
+        match synced.await {
+            Ok(outcome) => outcome.map(|_| ()).map_err(io::Error::other),
+            Err(_) => Err(io::Error::other("the journal is closed")),
+        }
+    }
+
+    fn is_durable(&self) -> bool {
+        let tail = self.shared.tail.lock();
+        tail.last.is_none_or(|last| last.index() <= tail.durable)
+    }
+
     fn keep(&self, change: impl FnOnce(&mut Kept)) -> Result<(), JournalError> {
         // A file that is written later has all that was changed before; and there is one temporary name.
         let writing = self.shared.writing.lock();
@@ -406,7 +443,8 @@ impl RaftLogStorage<Group> for LogStore {
             return Ok(());
         }
         self.keep(|kept| kept.vote = Some(*vote))
-            .map_err(io::Error::other)
+            .map_err(io::Error::other)?;
+        self.sync().await
     }
 
     async fn append<I>(&mut self, entries: I, flushed: IOFlushed<Group>) -> Result<(), io::Error>

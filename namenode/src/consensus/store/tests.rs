@@ -12,7 +12,7 @@ use openraft::RaftLogReader;
 
 use super::*;
 use crate::consensus::Member;
-use crate::journal::{Batch, JournalOptions};
+use crate::journal::JournalOptions;
 
 const OF_THIS: Term = 1;
 const OF_ANOTHER: Term = 2;
@@ -69,6 +69,26 @@ async fn hold_up(store: &LogStore) -> mpsc::Sender<()> {
     release
 }
 
+/// What a deposed leader acknowledges to the next one must be on its disk, which did nothing for a while.
+#[tokio::test]
+async fn a_vote_is_saved_after_what_was_appended_before_it() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut store = store_in(dir.path(), 1 << 20);
+    let led = Vote::new_committed(OF_THIS, MemberId(1));
+    store.save_vote(&led).await.unwrap();
+    let release = hold_up(&store).await;
+    store.submit(OF_THIS, records(3, 1)).await.unwrap();
+    let mut other = store.clone();
+    let vote = Vote::new(OF_ANOTHER, MemberId(2));
+    let mut voted = Box::pin(other.save_vote(&vote));
+    let context = &mut Context::from_waker(Waker::noop());
+    assert!(voted.as_mut().poll(context).is_pending());
+    assert!(store.submit(OF_THIS, records(1, 1)).await.is_err());
+    drop(release);
+    voted.await.unwrap();
+    assert!(store.is_durable());
+}
+
 /// A leader's disk did nothing for a while. What it had written and the journal had no room for yet must not come behind
 /// what removes it.
 #[tokio::test]
@@ -83,15 +103,12 @@ async fn what_waits_for_room_is_removed_with_what_is_queued() {
     let context = &mut Context::from_waker(Waker::noop());
     assert!(submitted.as_mut().poll(context).is_pending());
     let mut other = store.clone();
-    let vote = Vote::new(OF_ANOTHER, MemberId(2));
-    other.save_vote(&vote).await.unwrap();
     let mut removed = Box::pin(other.truncate_after(None));
     assert!(removed.as_mut().poll(context).is_pending());
     drop(release);
     let (submitted, removed) = futures::future::join(submitted, removed).await;
     assert!(submitted.is_ok(), "it was handed in before");
     removed.unwrap();
-    assert!(store.submit(OF_THIS, records(1, 1)).await.is_err());
     store.close().unwrap();
     drop((store, other));
     assert_eq!(journal_in(dir.path()).1, 0);
