@@ -36,6 +36,12 @@ pub const REPLICATION_MAX: u8 = 10;
 
 /// Most extents in one commit; a larger one is split by the client.
 pub const EXTENTS_PER_COMMIT_MAX: usize = 8_192;
+/// Most pieces of a file that one clone shares: the namenode answers no request while it does that, for some
+/// milliseconds. A larger one is split by the client.
+pub const PIECES_PER_CLONE_MAX: usize = 65_536;
+/// Most pieces that a file gets by clones, since copies of copies double them with each request: of the smallest
+/// blocks that is a file of 2 TiB.
+pub const PIECES_OF_CLONES_MAX: usize = 2 << 20;
 /// Most files in one commit.
 pub const FILES_PER_COMMIT_MAX: usize = 1_024;
 /// Most extents in one reply; the rest is asked for by offset.

@@ -9,7 +9,7 @@ use harvestfs_namenode::engine::namespace::{Command, EDITION, Effects, Namespace
 use harvestfs_protocol::error::FsError;
 use harvestfs_protocol::identity::Identity;
 use harvestfs_protocol::ids::{BlockId, ClusterId, InodeId, NodeId, SessionId};
-use harvestfs_protocol::meta::housekeeping::{Release, ReportBadReplica};
+use harvestfs_protocol::meta::housekeeping::Release;
 use harvestfs_protocol::meta::mutation::{AllocateBlocks, Answered, Creates, SetAttr};
 use harvestfs_protocol::meta::{
     AttrChanges, Housekeeping, MetaCall, MetaOp, MetaReply, Mutated, Mutation, MutationCall,
@@ -350,6 +350,7 @@ impl Shared {
         let mutation = call.mutation.clone();
         let facts = mutation.facts();
         match (&mutation, call.file) {
+            (Mutation::CloneRange(op), _) => state.namespace.check_clone(op)?,
             (Mutation::AllocateBlocks(_), None) => {
                 return Err(FsError::InvalidArgument("for no file".into()));
             }
@@ -563,11 +564,7 @@ impl State {
                 self.apply(Command::ReleaseOrphans { inodes, now }).unwrap();
             }
             Housekeeping::ReturnDelegations(_) => {}
-            Housekeeping::ReportBadReplica(ReportBadReplica {
-                block,
-                node,
-                corrupt,
-            }) => self.bad.push((block, node, corrupt)),
+            Housekeeping::ReportBadReplica(it) => self.bad.push((it.block, it.node, it.corrupt)),
         }
     }
 

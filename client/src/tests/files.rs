@@ -426,6 +426,29 @@ async fn truncation_holes_and_clones() {
     assert!(file.read(0, 1 << 20).await.unwrap() == expected);
 }
 
+/// The namenode refuses to share so many pieces at once.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_file_in_very_many_pieces_is_shared_in_parts() {
+    let cluster = Cluster::start(3, 3).await;
+    let client = cluster.client("a").await;
+    let (_, file) = create(&client, "file").await;
+    file.write(0, Bytes::from_static(b"x")).await.unwrap();
+    let mut pieces = 1;
+    for _ in 0..17 {
+        file.clone_range(0, &file, pieces, pieces).await.unwrap();
+        pieces *= 2;
+    }
+    let (_, copy) = create(&client, "copy").await;
+    let before = cluster.namenode.calls("clone_range");
+    let attr = file.clone_range(0, &copy, 5, u64::MAX).await.unwrap();
+    assert_eq!(
+        (attr.size_bytes, attr.allocated_bytes),
+        (pieces + 5, pieces)
+    );
+    // One is refused, and two halves are not.
+    assert_eq!(cluster.namenode.calls("clone_range"), before + 3);
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn a_time_that_is_set_survives_the_commit() {
     let cluster = Cluster::start(3, 3).await;

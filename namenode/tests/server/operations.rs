@@ -4,6 +4,7 @@ use std::collections::BTreeSet;
 
 use harvestfs_protocol::error::FsError;
 use harvestfs_protocol::ids::{BlockId, InodeId};
+use harvestfs_protocol::limits::PIECES_PER_CLONE_MAX;
 use harvestfs_protocol::meta::{
     AttrChanges, FallocateMode, FileCommit, Housekeeping, MetaReply, Mutation, Query, Relocation,
     RenameMode, SealedBlock, SetXattrMode, housekeeping, mutation, query,
@@ -47,6 +48,54 @@ async fn every_operation_works_over_the_wire() {
     let all = [Query::NAMES, Mutation::NAMES, Housekeeping::NAMES];
     let all: BTreeSet<_> = all.into_iter().flatten().copied().collect();
     assert_eq!(s.seen, all);
+}
+
+/// Copies of copies of single bytes would double what a file has with each request.
+#[tokio::test]
+async fn a_clone_of_too_many_pieces_is_refused() {
+    let cluster = Cluster::new().await;
+    let _node = Datanode::register(&cluster, "dn-1").await;
+    let mut client = cluster.client("alice").await;
+    let file = client.create(ROOT, "file").await.ino;
+    let block = client.allocate(1).await.unwrap().blocks[0].block;
+    let byte = Extent {
+        file_offset: 0,
+        length_bytes: 1,
+        block,
+        block_offset: 0,
+    };
+    let files = vec![FileCommit {
+        ino: file,
+        extents: vec![byte],
+        append: false,
+        mtime: None,
+    }];
+    let durable = true;
+    let commit = Mutation::Commit(mutation::Commit { files, durable });
+    client.call(commit).await.unwrap();
+    let clone = |destination, destination_offset, length_bytes| {
+        Mutation::CloneRange(mutation::CloneRange {
+            source: file,
+            source_offset: 0,
+            destination,
+            destination_offset,
+            length_bytes,
+        })
+    };
+    let max = PIECES_PER_CLONE_MAX as u64;
+    let mut pieces = 1;
+    while pieces <= max {
+        client.attr(clone(file, pieces, pieces)).await;
+        pieces *= 2;
+    }
+    let copy = client.create(ROOT, "copy").await.ino;
+    let refused = client.call(clone(copy, 0, u64::MAX)).await;
+    assert!(
+        matches!(refused, Err(FsError::NotSupported(_))),
+        "{refused:?}"
+    );
+    let attr = client.attr(clone(copy, 0, max)).await;
+    assert_eq!(attr.size_bytes, max);
 }
 
 /// Every operation, once or more often.

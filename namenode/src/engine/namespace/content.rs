@@ -4,7 +4,9 @@ use harvestfs_protocol::error::FsError;
 use harvestfs_protocol::ids::InodeId;
 use harvestfs_protocol::limits::{
     BLOCKS_PER_REQUEST_MAX, EXTENTS_PER_COMMIT_MAX, FILE_BYTES_MAX, FILES_PER_COMMIT_MAX,
+    PIECES_OF_CLONES_MAX, PIECES_PER_CLONE_MAX,
 };
+use harvestfs_protocol::meta::mutation::CloneRange;
 use harvestfs_protocol::meta::{FallocateMode, FileCommit, FileCommitted, MetaReply, SealedBlock};
 use harvestfs_protocol::types::{Extent, PlacementRules};
 
@@ -186,24 +188,13 @@ impl Namespace {
         length_bytes: u64,
         effects: &mut Effects,
     ) -> Result<MetaReply, FsError> {
-        let destination_inode = self.inodes.get(destination)?;
-        destination_inode.file()?;
+        let (from, to) = ((source, source_offset), (destination, destination_offset));
+        let ends = self.ends_of_clone(from, to, length_bytes)?;
+        let Some((source_end, destination_end)) = ends else {
+            let inode = self.inodes.get(destination)?;
+            return Ok(MetaReply::Attr(inode.attr(destination)));
+        };
         let file = self.inodes.get(source)?.file()?;
-        let available = file.size_bytes.saturating_sub(source_offset);
-        let length_bytes = length_bytes.min(available);
-        if length_bytes == 0 {
-            return Ok(MetaReply::Attr(destination_inode.attr(destination)));
-        }
-        // Within the source's size, so that it does not overflow.
-        let source_end = source_offset + length_bytes;
-        let destination_end = destination_offset
-            .checked_add(length_bytes)
-            .filter(|&end| end <= FILE_BYTES_MAX)
-            .ok_or(FsError::FileTooLarge)?;
-        let overlaps = source_offset < destination_end && destination_offset < source_end;
-        if source == destination && overlaps {
-            return Err(FsError::InvalidArgument("the ranges overlap".into()));
-        }
         let pieces: Vec<_> = file
             .extents
             .from(source_offset)
@@ -227,6 +218,59 @@ impl Namespace {
         permissions::content_written(call.credentials, inode);
         effects.inodes.push(destination);
         Ok(MetaReply::Attr(inode.attr(destination)))
+    }
+
+    /// Where a clone ends in its source and in its destination; none if there is nothing to share.
+    fn ends_of_clone(
+        &self,
+        (source, source_offset): (InodeId, u64),
+        (destination, destination_offset): (InodeId, u64),
+        length_bytes: u64,
+    ) -> Result<Option<(u64, u64)>, FsError> {
+        self.inodes.get(destination)?.file()?;
+        let size_bytes = self.inodes.get(source)?.file()?.size_bytes;
+        let length_bytes = length_bytes.min(size_bytes.saturating_sub(source_offset));
+        if length_bytes == 0 {
+            return Ok(None);
+        }
+        // Within the source's size, so that it does not overflow.
+        let source_end = source_offset + length_bytes;
+        let destination_end = destination_offset
+            .checked_add(length_bytes)
+            .filter(|&end| end <= FILE_BYTES_MAX)
+            .ok_or(FsError::FileTooLarge)?;
+        let overlaps = source_offset < destination_end && destination_offset < source_end;
+        if source == destination && overlaps {
+            return Err(FsError::InvalidArgument("the ranges overlap".into()));
+        }
+        Ok(Some((source_end, destination_end)))
+    }
+
+    /// Checks that a clone shares no more pieces than the namenode can at once. To be asked before it becomes a record:
+    /// applying does not ask, since the records of earlier releases may have larger ones. What that refuses is left to it.
+    ///
+    /// # Errors
+    /// [`FsError::NotSupported`] when there are too many pieces in the range, or would be in the destination: a part of the
+    /// range may have few enough.
+    pub fn check_clone(&self, op: &CloneRange) -> Result<(), FsError> {
+        let from = (op.source, op.source_offset);
+        let to = (op.destination, op.destination_offset);
+        let Ok(Some((source_end, _))) = self.ends_of_clone(from, to, op.length_bytes) else {
+            return Ok(());
+        };
+        let there = &self.inodes.get(op.destination)?.file()?.extents;
+        let room = PIECES_OF_CLONES_MAX.saturating_sub(there.spilled_pieces());
+        let max = PIECES_PER_CLONE_MAX.min(room);
+        let file = self.inodes.get(op.source)?.file()?;
+        let pieces = file.extents.from(op.source_offset);
+        let shared = pieces.take_while(|piece| piece.file_offset < source_end);
+        if shared.take(max + 1).count() > max {
+            return Err(FsError::NotSupported(format!(
+                "sharing more than {PIECES_PER_CLONE_MAX} pieces of a file at once, and making a file of more \
+                 than {PIECES_OF_CLONES_MAX} by that"
+            )));
+        }
+        Ok(())
     }
 
     pub(super) fn allocate_blocks(

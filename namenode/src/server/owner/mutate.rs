@@ -210,6 +210,9 @@ impl Owner {
             }
             *pipelines = self.place(asker, *count, rules, exclude)?;
         }
+        if let Mutation::CloneRange(op) = &call.mutation {
+            self.namespace.check_clone(op)?;
+        }
         Ok(())
     }
 

@@ -3,7 +3,8 @@
 use super::*;
 use harvestfs_protocol::limits::{
     BLOCKS_PER_REQUEST_MAX, DIRECTORY_DEPTH_MAX, EXTENTS_PER_COMMIT_MAX, FILE_BYTES_MAX,
-    FILES_PER_COMMIT_MAX, GROUPS_MAX, LINKS_MAX, SYMLINK_BYTES_MAX,
+    FILES_PER_COMMIT_MAX, GROUPS_MAX, LINKS_MAX, PIECES_OF_CLONES_MAX, PIECES_PER_CLONE_MAX,
+    SYMLINK_BYTES_MAX,
 };
 use harvestfs_protocol::meta::FallocateMode;
 
@@ -121,6 +122,53 @@ fn files_have_a_greatest_size() {
         length_bytes: 1,
     });
     assert_eq!(fixture.change(clone), too_large);
+}
+
+#[test]
+fn clones_have_a_greatest_number_of_pieces() {
+    let mut fixture = Fixture::new();
+    let ino = fixture.file("/f");
+    let copy = fixture.file("/copy");
+    let block = fixture.allocate(1)[0];
+    fixture.commit(ino, &[extent(0, 1, block, 0)]).unwrap();
+    let clone = |destination, destination_offset, length_bytes| mutation::CloneRange {
+        source: ino,
+        source_offset: 0,
+        destination,
+        destination_offset,
+        length_bytes,
+    };
+    // The same byte again and again, so that no piece continues another one.
+    let max = PIECES_PER_CLONE_MAX as u64;
+    let mut pieces = 1;
+    while pieces <= max {
+        let doubled = clone(ino, pieces, pieces);
+        fixture.namespace.check_clone(&doubled).unwrap();
+        run_unchecked(&mut fixture, Mutation::CloneRange(doubled)).unwrap();
+        pieces *= 2;
+    }
+    let refused = |op: mutation::CloneRange| {
+        let checked = fixture.namespace.check_clone(&op);
+        matches!(checked, Err(FsError::NotSupported(_)))
+    };
+    assert!(refused(clone(copy, 0, u64::MAX)) && refused(clone(copy, 7, max + 1)));
+    assert!(!refused(clone(copy, 7, max)));
+    // What it is refused for by itself, it is told.
+    assert!(!refused(clone(ino, 1, u64::MAX)) && !refused(clone(copy, u64::MAX, max + 1)));
+    // Records of earlier releases are carried out.
+    let mut there = 0;
+    while there < PIECES_OF_CLONES_MAX as u64 {
+        let op = Mutation::CloneRange(clone(copy, there, u64::MAX));
+        run_unchecked(&mut fixture, op).unwrap();
+        there += pieces;
+    }
+    let op = clone(copy, there, 1);
+    let full = fixture.namespace.check_clone(&op);
+    assert!(matches!(full, Err(FsError::NotSupported(_))), "{full:?}");
+    fixture
+        .namespace
+        .check_clone(&clone(ino, pieces, 1))
+        .unwrap();
 }
 
 #[test]
