@@ -384,7 +384,8 @@ impl Cluster {
 
     /// Nodes that hold all committed bytes of a block, best first for the reader: on its host, in
     /// its rack, elsewhere, the less loaded first; then stale ones, then busy ones. When there is
-    /// none, those that may still have some use: corrupt or incomplete replicas.
+    /// none, those that may still have some use: corrupt or incomplete replicas. Of a block whose end is lost,
+    /// corrupt ones come last, since they may have something of it.
     #[must_use]
     pub fn replicas(&self, block: BlockId, reader: Option<IpAddr>) -> Vec<NodeId> {
         let Some((slot, it)) = self
@@ -396,6 +397,8 @@ impl Cluster {
         };
         let mut good: SmallVec<[NodeIx; 8]> = SmallVec::new();
         let mut rest: SmallVec<[NodeIx; 8]> = SmallVec::new();
+        let mut corrupt: SmallVec<[NodeIx; 8]> = SmallVec::new();
+        let is_shortened = self.salvage.committed_bytes(slot).is_some();
         for replica in &it.replicas {
             let storage = self.table.home(replica.storage);
             if !storage.usable {
@@ -403,6 +406,9 @@ impl Cluster {
                 good.push(storage.node);
             } else {
                 rest.push(storage.node);
+                if replica.state == ReplicaState::Corrupt && is_shortened {
+                    corrupt.push(storage.node);
+                }
             }
         }
         for &node in self.pipeline(slot) {
@@ -410,7 +416,11 @@ impl Cluster {
                 good.push(node);
             }
         }
-        let mut nodes = if good.is_empty() { rest } else { good };
+        let (mut nodes, last) = if good.is_empty() {
+            (rest, SmallVec::new())
+        } else {
+            (good, corrupt)
+        };
         let reader_rack = reader.and_then(|host| self.view.rack_of_host(host));
         nodes.sort_by_cached_key(|&index| {
             let node = &self.nodes[index as usize];
@@ -424,9 +434,7 @@ impl Cluster {
             let spread = (block.0 ^ u64::from(index)).wrapping_mul(0x9E37_79B9_7F4A_7C15);
             (node.busy, node.stale, distance, node.active_streams, spread)
         });
-        nodes
-            .iter()
-            .map(|&index| self.nodes[index as usize].id)
-            .collect()
+        let nodes = nodes.iter().chain(&last);
+        nodes.map(|&index| self.nodes[index as usize].id).collect()
     }
 }

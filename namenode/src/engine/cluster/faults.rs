@@ -121,6 +121,10 @@ impl Cluster {
         let tally = self.tally(slot, block);
         let replicas = tally.present();
         let wanted = block.wanted();
+        let kept = match self.keeps_corrupt(slot) {
+            true => tally.corrupt,
+            false => 0,
+        };
         let reason = if tally.is_lost() {
             FaultReason::NoReplica
         } else if block.sealed && replicas < wanted {
@@ -135,7 +139,7 @@ impl Cluster {
             } else {
                 self.why_not_repaired(now_ms, slot)
             }
-        } else if block.sealed && (replicas > wanted || tally.bad + tally.deleting > 0) {
+        } else if block.sealed && (replicas > wanted || tally.bad + tally.deleting > kept) {
             FaultReason::Excess
         } else {
             return None;

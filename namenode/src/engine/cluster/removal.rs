@@ -129,11 +129,15 @@ impl Cluster {
 
     /// Bad replicas are removed.
     pub(super) fn remove_bad(&mut self, slot: Slot) {
+        let keeps_corrupt = self.keeps_corrupt(slot);
         let block = self.table.known(slot);
         for replica in &block.replicas {
             let storage = self.table.home(replica.storage);
-            // Its datanode is to say first whether it is complete.
-            let is_bad = replica.state.is_bad() && !replica.state.awaits_seal();
+            let is_bad = match replica.state {
+                ReplicaState::Corrupt => !keeps_corrupt,
+                // Its datanode is to say first whether it is complete.
+                state => state.is_bad() && !state.awaits_seal(),
+            };
             if is_bad && storage.usable {
                 let deletes = &mut self.nodes[storage.node as usize].deletes;
                 deletes.add_first(block.id, block.required_bytes);
@@ -300,6 +304,7 @@ impl Cluster {
                 return Verdict::Keep;
             }
             ReplicaState::Excess => true,
+            ReplicaState::Corrupt if self.keeps_corrupt(slot) => return Verdict::Keep,
             ReplicaState::Short | ReplicaState::Corrupt => confirmed > 0,
             // It may be a good one, and others may be lost by now.
             ReplicaState::Deleting => confirmed >= wanted.clamp(1, 2),

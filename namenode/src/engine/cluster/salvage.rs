@@ -2,6 +2,7 @@
 //! incomplete replicas are left. What the longest of them has is as precious as any other block: it may have been synced,
 //! by other files. So they are sealed, as all replicas are, which shows what they have, and after some time the longest counts
 //! as the whole block, and is repaired and watched. A replica that has more, and is back later, makes the block longer again.
+//! One that is corrupt does not, but it stays meanwhile, and readers get it behind the others.
 //!
 //! After a restart of the namenode, all bytes that are committed are required again, until the same time has passed.
 
@@ -168,6 +169,17 @@ impl Cluster {
             committed_bytes,
         });
         self.settle(slot);
+    }
+
+    /// Whether corrupt replicas of a block stay: its end is lost, and they may have something of it. Where all that is left
+    /// of the block is on one server, and repair finds no other one, they make way.
+    pub(super) fn keeps_corrupt(&self, slot: Slot) -> bool {
+        let is_shortened = self.salvage.committed_bytes(slot).is_some();
+        let is_safe = || {
+            let health = self.table.known(slot).health;
+            !health.under_replicated || self.confirmed(slot).len() > 1
+        };
+        is_shortened && is_safe()
     }
 
     /// A replica is reported, perhaps with more than all others have of a block whose end is lost.

@@ -277,8 +277,11 @@ impl Cluster {
                 counts.excess_replicas += good.saturating_sub(block.wanted()) as u64;
             }
             let being_removed = block.replicas.iter().filter(|replica| {
-                let usable = self.table.home(replica.storage).usable;
-                usable && (replica.state.is_bad() || replica.state == ReplicaState::Deleting)
+                let is_removed = match replica.state {
+                    ReplicaState::Corrupt => !self.keeps_corrupt(slot),
+                    state => state.is_bad() || state == ReplicaState::Deleting,
+                };
+                is_removed && self.table.home(replica.storage).usable
             });
             counts.excess_replicas += being_removed.count() as u64;
         }

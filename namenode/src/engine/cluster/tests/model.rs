@@ -9,7 +9,7 @@ use rand::RngExt;
 use rand::seq::IndexedRandom;
 
 use super::datanode::Datanode;
-use super::world::{BLOCK_BYTES, CHUNK, World, options, rules};
+use super::world::{BLOCK_BYTES, CHUNK, FileBlock, World, options, rules};
 use crate::engine::cluster::settle::Totals;
 use crate::engine::cluster::{ClusterOptions, FsckCounts};
 use crate::engine::namespace::BlockChange;
@@ -495,15 +495,31 @@ fn check_tables(world: &World) {
     }
 }
 
+/// Where corrupt replicas may be kept: of a block whose end is lost, for what they may have of it.
+fn kept_corrupt(world: &World, block: BlockId) -> Vec<NodeId> {
+    let is_short = |it: &FileBlock| it.lost_bytes > 0;
+    if !world.blocks.get(&block).is_some_and(is_short) {
+        return Vec::new();
+    }
+    let is_corrupt = |node: &&Datanode| node.replica(block).is_some_and(|it| it.corrupt);
+    let corrupt = world.nodes.iter().filter(is_corrupt);
+    corrupt.map(|node| node.id).collect()
+}
+
 /// What is not as it should be when all faults are over; `None` when all is well.
 fn unmended(world: &World) -> Option<String> {
+    let mut is_cramped = false;
     for (block, it) in &world.blocks {
         let holders = world.holders(*block);
-        if holders.len() != usize::from(it.rules.replication) {
-            let wanted = it.rules.replication;
+        let kept = kept_corrupt(world, *block);
+        let room = world.nodes.len() - kept.len();
+        let wanted = usize::from(it.rules.replication);
+        is_cramped |= room < wanted;
+        if holders.len() != wanted.min(room) {
             return Some(format!("{block} is on {holders:?}, {wanted} are wanted"));
         }
         let mut listed = world.cluster.replicas(*block, None);
+        listed.retain(|node| !kept.contains(node));
         listed.sort_unstable();
         if listed != holders.iter().copied().collect::<Vec<NodeId>>() {
             return Some(format!(
@@ -515,10 +531,14 @@ fn unmended(world: &World) -> Option<String> {
         for (block, replica) in node.disks.values().flatten() {
             let wanted = world.blocks.contains_key(block);
             let good = world.holders(*block).contains(&node.id);
-            if !wanted || !good || !replica.sealed {
+            let is_kept = kept_corrupt(world, *block).contains(&node.id);
+            if !is_kept && (!wanted || !good || !replica.sealed) {
                 return Some(format!("{} still has {block}: {replica:?}", node.id));
             }
         }
+    }
+    if is_cramped {
+        return None;
     }
     let summary = world.cluster.summary(world.now_ms);
     let (fsck, healthy) = (world.cluster.fsck(), FsckCounts::default());

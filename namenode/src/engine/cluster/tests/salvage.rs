@@ -75,6 +75,26 @@ fn an_empty_replica_of_a_shortened_block_is_removed() {
     assert_eq!(replicas, [(2 * CHUNK, true); 3]);
 }
 
+/// What can still be read of it may be all that is left of the end.
+#[test]
+fn a_corrupt_replica_of_a_shortened_block_is_kept_and_read_from_last() {
+    let mut world = World::new(6, 6, options(), 4);
+    let (block, nodes) = after_power_loss(&mut world, [3, 5, 3]);
+    let corrupt = nodes[1].0 as usize;
+    let disks = &mut world.nodes[corrupt].disks;
+    let replica = disks.values_mut().find_map(|disk| disk.get_mut(&block));
+    replica.expect("it was written there").corrupt = true;
+    for node in 0..world.nodes.len() {
+        world.start(node);
+    }
+    world.pass(60_000);
+    assert_eq!(world.cluster.shortened().count(), 1);
+    assert!(world.nodes[corrupt].replica(block).is_some());
+    let offered = world.cluster.replicas(block, None);
+    assert_eq!((offered.len(), offered.last()), (4, Some(&nodes[1])));
+    assert_eq!(world.cluster.fsck(), Default::default());
+}
+
 #[test]
 fn a_server_that_has_more_and_is_back_late_makes_the_block_longer_again() {
     let mut world = World::new(6, 6, options(), 2);
