@@ -9,6 +9,7 @@ use rand::Rng;
 use smallvec::SmallVec;
 
 use super::Cluster;
+use super::node::is_mostly_stale;
 use super::table::{NodeIx, ReplicaState, Slot};
 use crate::engine::namespace::BlockChange;
 
@@ -38,6 +39,7 @@ impl Cluster {
         match *change {
             BlockChange::Allocated { block, rules, .. } => {
                 self.allocated.add(block);
+                self.leave_quarantine(block);
                 self.table.add_block(block, rules);
             }
             BlockChange::Grew {
@@ -107,6 +109,18 @@ impl Cluster {
             } else if storage.usable {
                 let deletes = &mut self.nodes[storage.node as usize].deletes;
                 deletes.add(block, removed.required_bytes);
+            }
+        }
+    }
+
+    /// Blocks that were freed leave the lists of what is to be looked at later, when these have hardly anything else: while
+    /// another namenode leads, nothing works them off.
+    pub(super) fn forget_freed(&mut self) {
+        let table = &self.table;
+        for list in [&mut self.excess, &mut self.salvage.waiting] {
+            // Each block is in it once.
+            if is_mostly_stale(list.len(), table.len()) {
+                list.retain(|&(_, block)| table.slot(block).is_some());
             }
         }
     }
@@ -372,7 +386,8 @@ impl Cluster {
             if replica.state.awaits_seal() && storage.usable {
                 open = true;
                 let seal = &mut self.nodes[storage.node as usize].seal;
-                if !seal.contains(&block) {
+                // Comes again when this namenode gives commands.
+                if !self.recovering && !seal.contains(&block) {
                     seal.push_back(block);
                 }
             }

@@ -248,6 +248,7 @@ impl Cluster {
         self.update_safe_mode();
         self.settle_after_safe_mode();
         self.check_seals();
+        self.forget_freed();
         self.expire_repairs();
         self.reopen_nodes();
         if !self.safe_mode && !self.is_storm() && !self.recovering {

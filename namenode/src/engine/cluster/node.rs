@@ -5,7 +5,7 @@ use std::collections::VecDeque;
 use harvestfs_placement::Room;
 use harvestfs_protocol::ids::{BlockId, NodeId};
 use harvestfs_protocol::node::ServerDescription;
-use rustc_hash::FxHashMap;
+use rustc_hash::{FxHashMap, FxHashSet};
 use smallvec::SmallVec;
 
 use super::budget::Budget;
@@ -15,6 +15,8 @@ use super::table::{Slot, StorageIx};
 
 /// Times that a command to delete is given before it is left to the next full report.
 const DELETE_ATTEMPTS_MAX: u8 = 3;
+/// Entries that count no more and that a list may have however few others there are.
+const STALE_MAX: usize = 1_024;
 
 /// Whether a node is there.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -144,6 +146,12 @@ impl Node {
     }
 }
 
+/// Whether most of what a list has counts no more, so that it is worth to look at all of it. A namenode that follows
+/// another one works off no list, and what it is told of as done has to leave them too.
+pub(super) fn is_mostly_stale(listed: usize, counting_max: usize) -> bool {
+    listed > 4 * counting_max + STALE_MAX
+}
+
 /// Replicas that a node has to remove: known ones that are too many or bad, and those of blocks
 /// that do not exist. Each is repeated until the node says that it is gone, a few times.
 #[derive(Debug, Default)]
@@ -192,7 +200,17 @@ impl Deletes {
 
     /// The replica is gone, or shall stay. Returns whether it was on the list.
     pub(super) fn remove(&mut self, block: BlockId) -> bool {
-        self.pending.remove(&block).is_some()
+        let was_pending = self.pending.remove(&block).is_some();
+        if was_pending && is_mostly_stale(self.queued(), self.pending.len()) {
+            let pending = &self.pending;
+            let mut seen = FxHashSet::default();
+            self.queue
+                .retain(|block| pending.contains_key(block) && seen.insert(*block));
+            seen.clear();
+            self.sent
+                .retain(|sent| pending.contains_key(&sent.block) && seen.insert(sent.block));
+        }
+        was_pending
     }
 
     pub(super) fn clear(&mut self) {
@@ -274,6 +292,24 @@ mod tests {
     use std::mem::offset_of;
 
     use super::*;
+
+    #[test]
+    fn what_is_gone_does_not_stay_in_the_lists() {
+        let mut deletes = Deletes::default();
+        for block in (0..100_000).map(BlockId) {
+            deletes.add(block, 1);
+            if !block.0.is_multiple_of(100) {
+                assert!(deletes.remove(block));
+            }
+        }
+        assert!(deletes.queued() <= 4 * 1_000 + STALE_MAX + 1);
+        let mut left = Vec::new();
+        while let Some(NextDelete::Send { block, .. }) = deletes.next(0) {
+            left.push(block.0);
+        }
+        let expected: Vec<u64> = (0..100_000).step_by(100).collect();
+        assert_eq!(left, expected);
+    }
 
     #[test]
     fn what_repair_looks_at_lies_in_four_cache_lines() {

@@ -117,6 +117,15 @@ impl Cluster {
         self.quarantine.assert_lists_match();
     }
 
+    /// A block is known now: one that follows another namenode may hear of its replicas before.
+    pub(super) fn leave_quarantine(&mut self, block: BlockId) {
+        let Quarantine { blocks, due } = &mut self.quarantine;
+        if blocks.remove(&block).is_some() {
+            due.retain(|&(_, other)| other != block);
+        }
+        self.quarantine.assert_lists_match();
+    }
+
     /// A node has no replica of an unknown block any more.
     pub(super) fn unknown_removed(&mut self, node: NodeIx, block: BlockId) {
         if let Some(held) = self.quarantine.blocks.get_mut(&block) {

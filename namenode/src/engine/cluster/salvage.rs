@@ -41,7 +41,7 @@ pub(super) struct Salvage {
     /// Bytes that are committed of blocks whose end is lost.
     shortened: FxHashMap<Slot, u32>,
     /// Lost blocks of which there are incomplete replicas: (when to look, block).
-    waiting: VecDeque<(u64, BlockId)>,
+    pub(super) waiting: VecDeque<(u64, BlockId)>,
     queued: FxHashSet<Slot>,
 }
 

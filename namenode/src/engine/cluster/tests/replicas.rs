@@ -380,3 +380,27 @@ fn a_node_that_is_named_twice_is_awaited_once() {
     world.free(block);
     assert_eq!(world.cluster.nodes[1].awaited, 0);
 }
+
+/// It hears of replicas before it is told of their block, and gives no commands.
+#[test]
+fn a_namenode_that_follows_keeps_no_list_of_what_another_one_does() {
+    let mut world = World::new(4, 2, options(), 1);
+    world.cluster.set_recovering(true);
+    let block = BlockId(world.next_block);
+    world.put(0, block, CHUNK, true);
+    world.pass(300);
+    let listed = |world: &World| world.cluster.quarantined(world.now_ms, BlockId(0), 10);
+    assert_eq!(listed(&world).len(), 1);
+    assert_eq!(world.allocate(rules(2)), Some(block));
+    assert_eq!(listed(&world), []);
+    world.nodes[0].remove(block);
+    world.append(block, CHUNK);
+    world.end_writer(block);
+    world.pass(3_000);
+    assert!(world.cluster.nodes.iter().all(|node| node.seal.is_empty()));
+    // What is open is not forgotten by that.
+    world.cluster.set_recovering(false);
+    world.pass(3_000);
+    let mut replicas = world.nodes.iter().filter_map(|node| node.replica(block));
+    assert!(replicas.all(|replica| replica.sealed));
+}
