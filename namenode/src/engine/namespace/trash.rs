@@ -13,7 +13,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use harvestfs_protocol::error::FsError;
 use harvestfs_protocol::ids::InodeId;
 use harvestfs_protocol::limits::{NAME_BYTES_MAX, SYMLINK_BYTES_MAX, TRASH_INODES_PER_COMMAND_MAX};
-use harvestfs_protocol::meta::MetaReply;
+use harvestfs_protocol::meta::mutation::{RemoveToTrash, Unlink};
+use harvestfs_protocol::meta::{MetaReply, Mutation};
 use harvestfs_protocol::name::Name;
 use harvestfs_protocol::planted::{self, Bug};
 use harvestfs_protocol::types::{Attr, Credentials, Timestamp};
@@ -21,7 +22,7 @@ use harvestfs_protocol::types::{Attr, Credentials, Timestamp};
 use super::command::Effects;
 use super::directory::name_of_entry;
 use super::edition::ACCOUNTS_KEPT;
-use super::inode::STICKY;
+use super::inode::{Inode, STICKY};
 use super::rename::Place;
 use super::usage::Change;
 use super::{Call, Namespace, permissions};
@@ -123,6 +124,13 @@ pub(super) fn name_before(ino: InodeId) -> Vec<u8> {
     format!("{:016x}", ino.0).into_bytes()
 }
 
+/// When what is removed now, and kept for so long, may be removed for good.
+fn expiry(now: Timestamp, retention_s: u32) -> Timestamp {
+    // Four billion seconds fit. What the clock says need not leave room for them.
+    let retention_ns = i64::from(retention_s) * NANOSECONDS_PER_SECOND;
+    Timestamp(now.0.saturating_add(retention_ns))
+}
+
 fn name_in_trash(ino: InodeId, name: &Name) -> Name {
     let mut bytes = name_before(ino);
     bytes.push(b'-');
@@ -174,6 +182,38 @@ impl Namespace {
             return Err(FsError::NotPermitted);
         }
         Ok(())
+    }
+
+    /// A mutation as it is to be carried out: a removal to the trash of a file that another user has there takes the name
+    /// alone, where it would shorten for how long that user has it. To be asked before it becomes a record, since those of
+    /// earlier releases are carried out as they are.
+    #[must_use]
+    pub fn to_carry_out(
+        &self,
+        credentials: &Credentials,
+        op: Mutation,
+        now: Timestamp,
+    ) -> Mutation {
+        match op {
+            Mutation::RemoveToTrash(op) if self.shortens(credentials, &op, now) => {
+                let RemoveToTrash { parent, name, .. } = op;
+                Mutation::Unlink(Unlink { parent, name })
+            }
+            op => op,
+        }
+    }
+
+    fn shortens(&self, credentials: &Credentials, op: &RemoveToTrash, now: Timestamp) -> bool {
+        let parent = self.inodes.get(op.parent).and_then(Inode::directory);
+        let ino = parent.ok().and_then(|parent| parent.get(&op.name));
+        let Some(known) = ino.and_then(|ino| self.trash.get(ino)) else {
+            return false;
+        };
+        let own = self.trash.of_users.get(&credentials.uid);
+        let retention_s = self.retention_s(op.parent).unwrap_or(op.retention_s);
+        own != Some(&known.directory)
+            && expiry(now, retention_s) <= known.expires
+            && !self.is_trash_or_below(op.parent)
     }
 
     /// Removes a file, or a tree, to the trash, because the caller asks for it.
@@ -265,11 +305,9 @@ impl Namespace {
         if !is_there {
             self.add_name(directory, &new_name, ino, is_directory, call.now, effects);
         }
-        // Four billion seconds fit. What the clock says need not leave room for them.
-        let retention_ns = i64::from(retention_s) * NANOSECONDS_PER_SECOND;
         let trashed = Trashed {
             origin: origin.into(),
-            expires: Timestamp(call.now.0.saturating_add(retention_ns)),
+            expires: expiry(call.now, retention_s),
             directory: kept_in,
             counted_in,
         };

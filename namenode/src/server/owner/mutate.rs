@@ -246,17 +246,19 @@ impl Owner {
     ) -> Result<Done, FsError> {
         let numbers = (call.sequence, call.answered_below);
         let is_replay = is_replay(&call);
-        let target = self.namespace.removal_target(&call.mutation);
+        let now = Timestamp::now();
+        let op = self.namespace.to_carry_out(&credentials, call.mutation, now);
+        let target = self.namespace.removal_target(&op);
         let command = Command::Mutate {
             session: asker.session,
             sequence: call.sequence,
             answered_below: call.answered_below,
             credentials,
-            now: Timestamp::now(),
+            now,
             held_elsewhere: target.is_some_and(|ino| {
                 self.sessions.may_be_held(ino) && !planted::is(Bug::FreesHeldFiles)
             }),
-            op: call.mutation,
+            op,
         };
         let (applied, lsn) = self.execute(&command, awaited)?;
         let Command::Mutate { op: mutation, .. } = command else {

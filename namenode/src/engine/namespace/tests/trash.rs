@@ -250,6 +250,38 @@ fn a_file_with_names_in_the_trash_of_two_users_is_with_whom_removed_it_first() {
 }
 
 #[test]
+fn another_user_does_not_shorten_what_is_in_the_trash() {
+    let mut fixture = with_tree();
+    fixture.chmod("/d", 0o777).unwrap();
+    fixture.link("/d/f", "/d/also").unwrap();
+    fixture.link("/d/f", "/d/too").unwrap();
+    let file = fixture.ino("/d/f");
+    fixture.become_user(1);
+    fixture.trash("/d/f", 60).unwrap();
+    let before = fixture.trashed(file).cloned();
+    let removal = |fixture: &Fixture, path, retention_s| {
+        let (parent, name) = fixture.place(path);
+        let op = Mutation::RemoveToTrash(mutation::RemoveToTrash {
+            parent,
+            name,
+            retention_s,
+        });
+        let now = Timestamp(fixture.now);
+        fixture.namespace.to_carry_out(&fixture.caller, op, now)
+    };
+    let by_themselves = removal(&fixture, "/d/also", 0);
+    assert!(matches!(by_themselves, Mutation::RemoveToTrash(_)));
+    fixture.become_user(2);
+    let longer = removal(&fixture, "/d/also", 600);
+    assert!(matches!(longer, Mutation::RemoveToTrash(_)));
+    let shorter = removal(&fixture, "/d/also", 0);
+    let attr = fixture.remove(shorter).unwrap().unwrap();
+    assert_eq!((attr.ino, attr.nlink), (file, 2));
+    assert_eq!(fixture.try_ino("/d/also"), Err(FsError::NotFound));
+    assert_eq!(fixture.trashed(file).cloned(), before);
+}
+
+#[test]
 fn something_else_of_its_name_is_left_alone() {
     let mut fixture = with_tree();
     fixture.file("/.trash");
