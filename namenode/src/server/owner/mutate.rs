@@ -247,7 +247,9 @@ impl Owner {
         let numbers = (call.sequence, call.answered_below);
         let is_replay = is_replay(&call);
         let now = Timestamp::now();
-        let op = self.namespace.to_carry_out(&credentials, call.mutation, now);
+        let op = self
+            .namespace
+            .to_carry_out(&credentials, call.mutation, now);
         let target = self.namespace.removal_target(&op);
         let command = Command::Mutate {
             session: asker.session,
