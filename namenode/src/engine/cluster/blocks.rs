@@ -102,12 +102,13 @@ impl Cluster {
         let is_garbage = self.allocated.contains(block);
         for replica in removed.replicas {
             let storage = self.table.home(replica.storage);
+            let deletes = &mut self.nodes[storage.node as usize].deletes;
+            deletes.forget_command(block);
             if storage.usable && !is_garbage {
                 let (index, node) = (replica.storage, storage.node);
                 self.have_unknown(node, block, removed.required_bytes);
                 self.ask_for_report(node, index);
             } else if storage.usable {
-                let deletes = &mut self.nodes[storage.node as usize].deletes;
                 deletes.add(block, removed.required_bytes);
             }
         }

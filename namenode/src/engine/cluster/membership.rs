@@ -550,6 +550,9 @@ impl Cluster {
             self.prefetch_holders(&last);
             for slot in last {
                 if let Some(index) = self.table.replica_in(slot, storage) {
+                    let block = self.table.known(slot).id;
+                    let deletes = &mut self.nodes[home.node as usize].deletes;
+                    deletes.forget_command(block);
                     self.leave_pipeline(slot, home.node);
                     self.table.remove_replica(slot, index);
                 }

@@ -162,6 +162,9 @@ pub(super) struct Deletes {
     queue: VecDeque<BlockId>,
     /// Commands that were sent, in the order of the next attempt.
     sent: VecDeque<Sent>,
+    /// Blocks in the table whose replicas here it was commanded to remove, as far as it may still do so, or may have
+    /// done so unheard: those that are left to the next full report, too.
+    commanded: FxHashSet<BlockId>,
 }
 
 #[derive(Debug)]
@@ -213,8 +216,30 @@ impl Deletes {
         was_pending
     }
 
+    /// Nothing is to be sent any more. What was sent may have been done.
     pub(super) fn clear(&mut self) {
-        *self = Self::default();
+        *self = Self {
+            commanded: std::mem::take(&mut self.commanded),
+            ..Self::default()
+        };
+    }
+
+    /// The command to remove a replica of a block in the table was sent.
+    pub(super) fn note_command(&mut self, block: BlockId) {
+        self.commanded.insert(block);
+    }
+
+    /// No command of before concerns the node's replica of a block: it is not in the table any more, or known to have
+    /// outlived the command.
+    pub(super) fn forget_command(&mut self, block: BlockId) {
+        self.commanded.remove(&block);
+    }
+
+    /// The blocks in the table whose replicas it was commanded to remove, in order.
+    pub(super) fn commanded(&self) -> Vec<BlockId> {
+        let mut blocks: Vec<BlockId> = self.commanded.iter().copied().collect();
+        blocks.sort_unstable();
+        blocks
     }
 
     pub(super) fn pending(&self) -> impl Iterator<Item = (BlockId, u32)> {
@@ -284,6 +309,7 @@ impl Deletes {
         self.pending.capacity() * (size_of::<(BlockId, u32)>() + 2)
             + self.queue.capacity() * size_of::<BlockId>()
             + self.sent.capacity() * size_of::<Sent>()
+            + self.commanded.capacity() * (size_of::<BlockId>() + 2)
     }
 }
 

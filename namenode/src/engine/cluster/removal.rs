@@ -8,7 +8,6 @@ use smallvec::SmallVec;
 
 use super::Cluster;
 use super::node::{NextDelete, Node};
-use super::prefetch::PREFETCHED;
 use super::table::{NodeIx, ReplicaState, Slot};
 
 /// What to do with an entry of a node's list of replicas to remove.
@@ -104,23 +103,16 @@ impl Cluster {
     /// A datanode has registered: of what it was commanded to remove before, nothing is removed any more. What is there is too
     /// much as it was before the command, until its report says what it is.
     pub(super) fn take_back_deletions(&mut self, node: NodeIx) {
-        for storage in self.nodes[node as usize].storages.clone() {
-            if !self.table.home(storage).usable {
-                continue;
-            }
-            let mut kept = Vec::new();
-            let blocks = self.table.storages[storage as usize].blocks();
-            for slots in blocks.chunks(PREFETCHED) {
-                self.prefetch_holders(slots);
-                for &slot in slots {
-                    if let Some(index) = self.table.replica_in(slot, storage)
-                        && self.table.known(slot).replicas[index].state == ReplicaState::Deleting
-                    {
-                        kept.push((slot, index));
-                    }
-                }
-            }
-            for (slot, index) in kept {
+        // Not all that it has: the owner does nothing else meanwhile.
+        for block in self.nodes[node as usize].deletes.commanded() {
+            let slot = self.table.slot(block);
+            let index = slot.and_then(|slot| self.table.replica_on(slot, node));
+            let Some((slot, index)) = slot.zip(index) else {
+                panic!("node {node} was commanded to remove block {block}, which it does not have");
+            };
+            let state = self.table.known(slot).replicas[index].state;
+            self.nodes[node as usize].deletes.forget_command(block);
+            if state == ReplicaState::Deleting {
                 self.table.set_state(slot, index, ReplicaState::Excess);
                 self.settle(slot);
             }
@@ -316,6 +308,7 @@ impl Cluster {
             elsewhere && confirmed > 0,
             "block {id} has {confirmed} confirmed replicas, without the one on node {node}"
         );
+        self.nodes[node as usize].deletes.note_command(id);
         self.table.set_state(slot, index, ReplicaState::Deleting);
         self.settle(slot);
         Verdict::Send

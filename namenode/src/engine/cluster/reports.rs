@@ -229,7 +229,10 @@ impl Cluster {
         let known_is_there = self.table.home(known.storage).usable;
         let deletes = &mut self.nodes[node as usize].deletes;
         let state = match known.state {
-            _ if !known_is_there => reported,
+            _ if !known_is_there => {
+                deletes.forget_command(id);
+                reported
+            }
             // Reported as there, not as read and found well.
             ReplicaState::Corrupt => ReplicaState::Corrupt,
             ReplicaState::Deleting => {
@@ -261,6 +264,8 @@ impl Cluster {
             return;
         };
         let node = self.table.home(storage).node;
+        let block = self.table.known(slot).id;
+        self.nodes[node as usize].deletes.forget_command(block);
         self.leave_pipeline(slot, node);
         self.table.remove_replica(slot, index);
         self.settle(slot);
@@ -277,7 +282,9 @@ impl Cluster {
         };
         match (self.table.replica_on(slot, node), storage) {
             (Some(index), _) => {
-                self.nodes[node as usize].deletes.remove(block);
+                let deletes = &mut self.nodes[node as usize].deletes;
+                deletes.remove(block);
+                deletes.forget_command(block);
                 self.table.restamp(slot, index, ReplicaState::Corrupt);
             }
             (None, Some(storage)) => {

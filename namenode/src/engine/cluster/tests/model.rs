@@ -2,6 +2,8 @@
 //! or repeated, blocks come and go. Nothing is ever lost by what the engine commands, and when the
 //! faults stop every block gets the replicas it wants and nothing else is left.
 
+use std::collections::BTreeSet;
+
 use harvestfs_placement::{PolicyKind, PolicyOptions};
 use harvestfs_protocol::ids::{BlockId, NodeId, StorageId};
 use harvestfs_protocol::node::ReplicaChange;
@@ -11,6 +13,7 @@ use rand::seq::IndexedRandom;
 use super::datanode::Datanode;
 use super::world::{BLOCK_BYTES, CHUNK, FileBlock, World, options, rules};
 use crate::engine::cluster::settle::Totals;
+use crate::engine::cluster::table::ReplicaState;
 use crate::engine::cluster::{ClusterOptions, FsckCounts};
 use crate::engine::namespace::BlockChange;
 
@@ -489,6 +492,17 @@ fn check_tables(world: &World) {
         let limit = world.options.repairs_in_flight_per_node as usize;
         assert!(outgoing <= limit && incoming <= limit);
     }
+    let (mut deleting, mut commanded) = (BTreeSet::new(), BTreeSet::new());
+    for (index, node) in (0u32..).zip(&cluster.nodes) {
+        commanded.extend(node.deletes.commanded().into_iter().map(|it| (index, it)));
+    }
+    for (_, block) in cluster.table.iter() {
+        let replicas = block.replicas.iter();
+        let states = replicas.map(|it| (cluster.table.home(it.storage).node, it.state));
+        let being_deleted = states.filter(|(_, state)| *state == ReplicaState::Deleting);
+        deleting.extend(being_deleted.map(|(node, _)| (node, block.id)));
+    }
+    assert_eq!(deleting, commanded);
     for slot in cluster.in_flight.keys() {
         assert!(!cluster.queue.contains(*slot));
         assert!(cluster.table.get(*slot).is_some());
