@@ -33,7 +33,8 @@
 //!   their nodes, heard of within [`ClusterOptions::stale_after_ms`], have reported since they
 //!   registered. The same is checked again when the command is sent.
 //! - Once a command to remove a replica was sent, the replica never counts again, even if it is
-//!   reported; but it is read from and copied when nothing better is left.
+//!   reported; but it is read from and copied when nothing better is left. It may count again when its
+//!   datanode has registered, and so dropped the command, unless it was bad.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeSet, BinaryHeap, VecDeque};

@@ -229,6 +229,11 @@ impl Deletes {
         self.commanded.insert(block);
     }
 
+    /// Whether a command may still be carried out, or may have been unheard.
+    pub(super) fn is_commanded(&self, block: BlockId) -> bool {
+        self.commanded.contains(&block)
+    }
+
     /// No command of before concerns the node's replica of a block: it is not in the table any more, or known to have
     /// outlived the command.
     pub(super) fn forget_command(&mut self, block: BlockId) {

@@ -111,6 +111,10 @@ impl Cluster {
                 panic!("node {node} was commanded to remove block {block}, which it does not have");
             };
             let state = self.table.known(slot).replicas[index].state;
+            if state == ReplicaState::Corrupt {
+                // It may be gone, and its datanode reports only those that are not.
+                continue;
+            }
             self.nodes[node as usize].deletes.forget_command(block);
             if state == ReplicaState::Deleting {
                 self.table.set_state(slot, index, ReplicaState::Excess);
@@ -281,11 +285,11 @@ impl Cluster {
         else {
             return Verdict::Keep;
         };
-        let (id, wanted) = (it.id, it.wanted());
+        let (id, wanted, state) = (it.id, it.wanted(), it.replicas[index].state);
         let confirmed = self.confirmed(slot);
         let elsewhere = !confirmed.contains(&node);
         let confirmed = confirmed.len();
-        let enough = match it.replicas[index].state {
+        let enough = match state {
             ReplicaState::Sealed | ReplicaState::Open | ReplicaState::Unconfirmed => {
                 return Verdict::Keep;
             }
@@ -309,8 +313,11 @@ impl Cluster {
             "block {id} has {confirmed} confirmed replicas, without the one on node {node}"
         );
         self.nodes[node as usize].deletes.note_command(id);
-        self.table.set_state(slot, index, ReplicaState::Deleting);
-        self.settle(slot);
+        // What is bad stays bad: its datanode may drop the command, and take it for a good one after a restart.
+        if state == ReplicaState::Excess {
+            self.table.set_state(slot, index, ReplicaState::Deleting);
+            self.settle(slot);
+        }
         Verdict::Send
     }
 

@@ -76,10 +76,13 @@ impl Cluster {
                     block.id
                 );
             };
-            if block.replicas[replica].epoch != epoch
-                // Full reports leave out what is known to be corrupt.
-                && block.replicas[replica].state != ReplicaState::Corrupt
-            {
+            let replica = block.replicas[replica];
+            // Full reports leave out what is known to be corrupt. What was to be removed may be gone; the datanode says
+            // next what is not.
+            let deletes = &self.nodes[node as usize].deletes;
+            let may_be_left_out =
+                replica.state == ReplicaState::Corrupt && !deletes.is_commanded(block.id);
+            if replica.epoch != epoch && !may_be_left_out {
                 missing.push((slot, block.id));
             }
         }
@@ -239,6 +242,13 @@ impl Cluster {
                 deletes.add(id, bytes);
                 ReplicaState::Deleting
             }
+            // It has all that is left of a block whose end is lost, and may be gone already.
+            ReplicaState::Short | ReplicaState::Unconfirmed
+                if reported.is_good() && deletes.is_commanded(id) =>
+            {
+                deletes.add(id, bytes);
+                ReplicaState::Deleting
+            }
             ReplicaState::Excess if reported == ReplicaState::Sealed => {
                 deletes.add(id, bytes);
                 ReplicaState::Excess
@@ -282,8 +292,12 @@ impl Cluster {
         };
         match (self.table.replica_on(slot, node), storage) {
             (Some(index), _) => {
+                let known = self.table.known(slot).replicas[index].state;
                 let deletes = &mut self.nodes[node as usize].deletes;
-                deletes.remove(block);
+                if known != ReplicaState::Corrupt {
+                    deletes.remove(block);
+                }
+                // It is there.
                 deletes.forget_command(block);
                 self.table.restamp(slot, index, ReplicaState::Corrupt);
             }

@@ -160,7 +160,14 @@ impl Cluster {
         self.require_only(slot, left_bytes, committed_bytes);
         for (index, bytes) in found {
             if bytes >= left_bytes.into() {
-                self.table.set_state(slot, index, ReplicaState::Sealed);
+                let storage = self.table.known(slot).replicas[index].storage;
+                let node = self.table.home(storage).node;
+                // One that was to be removed may be gone already.
+                let state = match self.nodes[node as usize].deletes.is_commanded(id) {
+                    true => ReplicaState::Deleting,
+                    false => ReplicaState::Sealed,
+                };
+                self.table.set_state(slot, index, state);
             }
         }
         self.happenings.note(Happening::Shortened {
@@ -189,11 +196,9 @@ impl Cluster {
         };
         let block = self.table.known(slot);
         let known = self.table.replica_on(slot, node);
-        let is_bad = known.is_some_and(|index| {
-            let state = block.replicas[index].state;
-            matches!(state, ReplicaState::Corrupt | ReplicaState::Deleting)
-        });
-        if is_bad {
+        let is_corrupt =
+            known.is_some_and(|index| block.replicas[index].state == ReplicaState::Corrupt);
+        if is_corrupt || self.nodes[node as usize].deletes.is_commanded(block.id) {
             return;
         }
         let reported = u32::try_from(report.length_bytes).unwrap_or(u32::MAX);

@@ -32,13 +32,14 @@ pub(super) enum ReplicaState {
     /// Not sealed on its datanode, and its writer does not vouch for it, or it lacks committed bytes by a report that may
     /// be old: the datanode is to say what it has.
     Unconfirmed,
-    /// Sealed, and lacks committed bytes.
+    /// Sealed, and lacks committed bytes. Also when the command to remove it was sent.
     Short,
-    /// Has wrong or unreadable bytes.
+    /// Has wrong or unreadable bytes. Also when the command to remove it was sent.
     Corrupt,
     /// Sealed, and chosen to be removed; the command was not sent yet.
     Excess,
-    /// The command to remove it was sent. It may be gone already, until its datanode registers and drops the command.
+    /// It was too much, and the command to remove it was sent. It may be gone already, until its datanode registers and drops
+    /// the command.
     Deleting,
 }
 

@@ -13,6 +13,7 @@ mod repair;
 mod replicas;
 mod salvage;
 mod small;
+mod taken_back;
 mod watching;
 mod world;
 mod writers;

@@ -492,17 +492,23 @@ fn check_tables(world: &World) {
         let limit = world.options.repairs_in_flight_per_node as usize;
         assert!(outgoing <= limit && incoming <= limit);
     }
-    let (mut deleting, mut commanded) = (BTreeSet::new(), BTreeSet::new());
+    let mut commanded = BTreeSet::new();
     for (index, node) in (0u32..).zip(&cluster.nodes) {
         commanded.extend(node.deletes.commanded().into_iter().map(|it| (index, it)));
     }
     for (_, block) in cluster.table.iter() {
-        let replicas = block.replicas.iter();
-        let states = replicas.map(|it| (cluster.table.home(it.storage).node, it.state));
-        let being_deleted = states.filter(|(_, state)| *state == ReplicaState::Deleting);
-        deleting.extend(being_deleted.map(|(node, _)| (node, block.id)));
+        for &replica in &block.replicas {
+            let node = cluster.table.home(replica.storage).node;
+            let is_commanded = commanded.remove(&(node, block.id));
+            let state = replica.state;
+            assert!(
+                is_commanded == (state == ReplicaState::Deleting) || state.is_bad(),
+                "{} on node {node} is {state:?}, commanded to be removed: {is_commanded}",
+                block.id
+            );
+        }
     }
-    assert_eq!(deleting, commanded);
+    assert_eq!(commanded, BTreeSet::new());
     for slot in cluster.in_flight.keys() {
         assert!(!cluster.queue.contains(*slot));
         assert!(cluster.table.get(*slot).is_some());

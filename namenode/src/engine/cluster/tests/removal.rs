@@ -10,7 +10,7 @@ use crate::engine::cluster::ClusterOptions;
 use crate::engine::namespace::BlockChange;
 
 /// Blocks that a node is commanded to delete by its next heartbeat.
-fn deletes(world: &mut World, node: usize) -> Vec<BlockId> {
+pub(super) fn deletes(world: &mut World, node: usize) -> Vec<BlockId> {
     world.heartbeat(node, true);
     let commands = world.nodes[node].commands.iter();
     commands
