@@ -188,6 +188,8 @@ pub struct Consensus {
     fetching: Fetching,
     /// When it votes.
     votes_from: tokio::time::Instant,
+    /// It does not ask for votes.
+    stays_out: Arc<AtomicBool>,
     /// Another member was asked to lead: it may do so already.
     is_handing_over: AtomicBool,
 }
@@ -321,10 +323,12 @@ impl Consensus {
         } else {
             tokio::time::Instant::now() + PROMISED
         };
-        let campaigning = raft.clone();
+        let stays_out = Arc::new(AtomicBool::new(false));
+        let (campaigning, is_out) = (raft.clone(), Arc::clone(&stays_out));
         tokio::spawn(async move {
             tokio::time::sleep_until(votes_from).await;
-            campaigning.runtime_config().elect(true);
+            let is_out = is_out.load(Ordering::Acquire);
+            campaigning.runtime_config().elect(!is_out);
         });
         let journal = store.writer().expect("it was just started");
         let mut progress = raft.watch_commit_progress();
@@ -358,6 +362,7 @@ impl Consensus {
             peers,
             fetching: Fetching::default(),
             votes_from,
+            stays_out,
             is_handing_over: AtomicBool::new(false),
         };
         Ok((consensus, receiver))
@@ -373,6 +378,15 @@ impl Consensus {
         }
         let asked = self.raft.trigger().elect(false).await;
         asked.map_err(|error| ConsensusError::Stopped(error.to_string()))
+    }
+
+    /// Says whether this member asks for votes when nobody leads. Others have its own in any case. To be said again every
+    /// now and then.
+    pub fn set_candidate(&self, is_candidate: bool) {
+        self.stays_out.store(!is_candidate, Ordering::Release);
+        if tokio::time::Instant::now() >= self.votes_from {
+            self.raft.runtime_config().elect(is_candidate);
+        }
     }
 
     /// Whether a new leader would know all that this member answers now: nobody else is elected before its lease is over.

@@ -109,6 +109,11 @@ impl Log {
         self.commits.is_alone()
     }
 
+    /// Says whether this namenode asks to lead.
+    pub(crate) fn set_candidate(&self, is_candidate: bool) {
+        self.consensus.set_candidate(is_candidate);
+    }
+
     /// Whether this namenode may answer by itself just now: nobody else can have been elected.
     pub(crate) fn has_lease(&self) -> bool {
         self.consensus.has_lease()

@@ -48,6 +48,14 @@ pub(super) fn following(
     })
 }
 
+/// Checks that an epoch could follow now.
+///
+/// # Errors
+/// As those of [`following`].
+pub(super) fn check_clock(namespace: &Namespace) -> Result<(), FsError> {
+    next_number(clock::unix_now_s().into(), namespace.last_number()).map(drop)
+}
+
 impl Owner {
     /// Begins an epoch. What comes of it is announced when its record is durable.
     pub(super) fn enter_epoch(&mut self, epoch: Epoch, gives_up: bool) -> Result<Lsn, FsError> {

@@ -472,7 +472,7 @@ impl Owner {
         }
         self.on_progress();
         self.note_namenodes();
-        self.step_down_if_slow();
+        self.mind_fitness();
         self.cluster.tick(now_ms, &mut self.rng);
         self.note_happenings();
         self.ask_deferred();

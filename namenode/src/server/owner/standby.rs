@@ -188,6 +188,8 @@ impl Owner {
         self.note_allocated();
         self.note_version();
         self.cluster.set_recovering(true);
+        // Before it could ask to lead.
+        self.stay_out_if_clock_is_wrong();
     }
 
     pub(super) fn note_allocated(&mut self) {

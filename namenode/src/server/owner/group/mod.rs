@@ -19,7 +19,7 @@ use tokio::sync::{mpsc, oneshot};
 use tokio::task::{AbortHandle, JoinSet};
 
 use self::changes::{add, remove};
-use super::Owner;
+use super::{Owner, epochs};
 use crate::consensus::{Change, Changing, MemberId, Progress, Refusal};
 use crate::server::NamenodeError;
 use crate::server::metrics::Responder;
@@ -52,6 +52,8 @@ pub(super) struct Group {
     /// The member that is to lead instead of this one.
     transfer_to: Option<MemberId>,
     disk: SlowDisk,
+    /// This one does not ask to lead, since its clock is wrong.
+    stays_out: bool,
 }
 
 struct UnderWay {
@@ -72,6 +74,7 @@ impl Default for Group {
             completing: None,
             transfer_to: None,
             disk: SlowDisk::default(),
+            stays_out: false,
         }
     }
 }
@@ -212,9 +215,33 @@ impl Owner {
         Ok(())
     }
 
+    /// Leaves it to others to lead where this namenode is not fit for it.
+    pub(super) fn mind_fitness(&mut self) {
+        if self.leads() {
+            self.step_down_if_slow();
+        } else {
+            self.stay_out_if_clock_is_wrong();
+        }
+    }
+
+    /// Does not ask to lead while no epoch could begin by this namenode's clock: elected, it would end, and the group lose
+    /// one that can vote, again and again. The only one with a vote is elected, and says then why it does not start.
+    pub(super) fn stay_out_if_clock_is_wrong(&mut self) {
+        let wrong = epochs::check_clock(&self.namespace).err();
+        let wrong = wrong.filter(|_| !self.log.is_alone());
+        let stays_out = wrong.is_some();
+        if std::mem::replace(&mut self.group.stays_out, stays_out) != stays_out {
+            match wrong {
+                Some(why) => tracing::error!(%why, "this namenode only votes, and does not lead"),
+                None => tracing::info!("this namenode may lead again"),
+            }
+        }
+        self.log.set_candidate(!stays_out);
+    }
+
     /// Hands leadership over when it is this namenode's disk that is slow.
-    pub(super) fn step_down_if_slow(&mut self) {
-        if !self.leads() || self.log.is_alone() {
+    fn step_down_if_slow(&mut self) {
+        if self.log.is_alone() {
             return;
         }
         let (committed, durable) = (self.log.committed_lsn(), self.log.durable_lsn());

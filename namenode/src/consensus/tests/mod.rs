@@ -1,3 +1,5 @@
+mod candidates;
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::Path;
