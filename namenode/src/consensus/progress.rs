@@ -34,8 +34,8 @@ pub struct Commits {
     durable: AtomicU64,
     /// This member is the only voter: what is durable is committed.
     is_sole_voter: AtomicBool,
-    /// The last entry in the log that names other voters, committed or not; 0: none is known.
-    others_named: AtomicU64,
+    /// Entries in the log that name other voters, in order: those that may still be removed, and the last one that may not.
+    others_named: Mutex<Vec<Lsn>>,
     changed: Notify,
     ended: AtomicBool,
     /// What the leader said last that it has committed. It may be more than this member has.
@@ -97,15 +97,25 @@ impl Commits {
     /// Whether this member is the only voter, as of an entry that is committed. Where a later one names others, they have
     /// to agree already.
     pub(super) fn set_alone(&self, is_sole_voter: bool, as_of: Lsn) {
-        let is_alone = is_sole_voter && as_of >= self.others_named.load(Ordering::Acquire);
-        self.is_sole_voter.store(is_alone, Ordering::Release);
+        {
+            let mut others_named = self.others_named.lock();
+            let committed = others_named.partition_point(|&lsn| lsn <= as_of);
+            others_named.drain(..committed.saturating_sub(1));
+            let is_last = others_named.last().is_none_or(|&last| as_of >= last);
+            self.is_sole_voter
+                .store(is_sole_voter && is_last, Ordering::Release);
+        }
         self.changed.notify_one();
     }
 
     /// An entry in the log names other voters: from here on they have to agree, before it is committed or durable.
     pub(super) fn others_named(&self, lsn: Lsn) {
-        self.others_named.store(lsn, Ordering::Release);
-        self.set_alone(false, lsn);
+        {
+            let mut others_named = self.others_named.lock();
+            others_named.push(lsn);
+            self.is_sole_voter.store(false, Ordering::Release);
+        }
+        self.changed.notify_one();
     }
 
     /// This member is the only voter.
@@ -135,9 +145,8 @@ impl Commits {
             "record {committed} is committed, and all after {lsn} are removed"
         );
         self.durable.fetch_min(lsn, Ordering::AcqRel);
-        if self.others_named.load(Ordering::Acquire) > lsn {
-            self.others_named.store(0, Ordering::Release);
-        }
+        // One that is left still has to be reckoned with.
+        self.others_named.lock().retain(|&named| named <= lsn);
     }
 
     pub(super) fn committed(&self, entry: LogId) {
@@ -248,6 +257,28 @@ mod tests {
         commits.removed_after(11);
         assert!(!commits.is_alone());
         commits.set_alone(true, 9);
+        assert!(commits.is_alone());
+    }
+
+    #[test]
+    fn of_the_entries_that_name_others_those_that_are_left_count_when_later_ones_are_removed() {
+        let commits = Commits::default();
+        commits.set_alone(true, 3);
+        for lsn in [7, 12, 14] {
+            commits.others_named(lsn);
+        }
+        commits.removed_after(13);
+        commits.removed_after(11);
+        commits.set_alone(true, 5);
+        assert!(!commits.is_alone(), "the one before is there");
+        commits.set_alone(true, 9);
+        assert!(commits.is_alone());
+        // Entries are applied again after a start.
+        commits.others_named(15);
+        commits.set_alone(false, 15);
+        commits.set_alone(true, 9);
+        assert!(!commits.is_alone(), "it is committed");
+        commits.set_alone(true, 16);
         assert!(commits.is_alone());
     }
 
