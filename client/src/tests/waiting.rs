@@ -337,3 +337,42 @@ async fn of_appends_those_are_given_up_that_may_have_been_executed_and_no_others
     let content = read_elsewhere(&cluster, "/log").await;
     assert_eq!(content, b"one\ntwo\n", "each once");
 }
+
+/// Appends come between while a write waits for earlier ones.
+#[tokio::test(flavor = "multi_thread")]
+async fn what_is_written_and_what_is_appended_are_stored_in_the_order_in_which_they_were_acknowledged()
+ {
+    let cluster = Cluster::start(3, 3).await;
+    let mut options = cluster.options("a");
+    // Nothing is flushed but for the test.
+    options.dirty_age_max = Duration::from_secs(3600);
+    let client = Client::connect(options).await.unwrap();
+    let flags = OpenFlags {
+        append: true,
+        ..OpenFlags::READ_WRITE
+    };
+    let (_, log) = client
+        .create_file(&root(), InodeId::ROOT, &name("log"), 0o644, flags)
+        .await
+        .unwrap();
+    cluster.namenode.hold(Some(Commit::NAME));
+    log.append(Bytes::from_static(b"one\n")).await.unwrap();
+    let writing = tokio::spawn({
+        let log = log.clone();
+        async move { log.write(8, Bytes::from_static(b"three\n")).await }
+    });
+    let began = Instant::now();
+    while cluster.namenode.calls(Commit::NAME) == 0 {
+        assert!(began.elapsed() < DEADLINE, "nothing is committed");
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
+    log.append(Bytes::from_static(b"two\n")).await.unwrap();
+    cluster.namenode.hold(None);
+    let written = tokio::time::timeout(DEADLINE, writing).await;
+    written.unwrap().unwrap().unwrap();
+    assert!(!log.state().has_appends(), "held with an append");
+    log.append(Bytes::from_static(b"four\n")).await.unwrap();
+    log.sync().await.unwrap();
+    let content = read_elsewhere(&cluster, "/log").await;
+    assert_eq!(content, b"one\ntwo\nthree\nfour\n");
+}

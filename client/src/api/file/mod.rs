@@ -16,7 +16,7 @@ use harvestfs_protocol::types::{Attr, Credentials};
 
 use crate::api::client::Client;
 use crate::driver::read::readahead::ReadAhead;
-use crate::driver::write::files::{FileState, Files};
+use crate::driver::write::files::{FileState, Files, Target};
 use crate::engine::cache::extents::ExtentMap;
 use crate::engine::cache::permissions::{EXECUTE, READ, WRITE};
 use crate::engine::read::ahead::UNIT_BYTES;
@@ -176,14 +176,9 @@ impl File {
             Ok(result) => result,
             Err(data) => {
                 let handle = &*self.inner;
-                let (files, state) = (self.files(), &handle.state);
-                if state.takes_no_writes() {
-                    files.flush(state, false).await?;
-                }
-                files.wait_for_room(state, data.len()).await?;
-                files.find_rules(state).await?;
-                files.write(state, &handle.credentials, offset, data);
-                Ok(())
+                let (state, credentials) = (&handle.state, &handle.credentials);
+                let target = Target::At(offset);
+                self.files().take_in(state, credentials, target, data).await
             }
         }
     }
@@ -220,7 +215,7 @@ impl File {
             return Ok(Err(FsError::FileTooLarge.into()));
         }
         let dirty = &self.files().dirty;
-        if !dirty.has_room(data.len()) || handle.state.takes_no_writes() {
+        if !dirty.has_room(data.len()) {
             return Err(data);
         }
         // Data in bulk is sent before it is flushed, for which the file's rules have to be known.
@@ -228,8 +223,9 @@ impl File {
         if (much || dirty.is_tight()) && handle.state.rules().is_none() {
             return Err(data);
         }
+        let target = Target::At(offset);
         self.files()
-            .write(&handle.state, &handle.credentials, offset, data);
+            .try_take_in(&handle.state, &handle.credentials, target, data)?;
         Ok(Ok(()))
     }
 
@@ -243,17 +239,10 @@ impl File {
         if !handle.flags.append {
             return Err(ClientError::NotOpenFor("appending"));
         }
-        let (files, state) = (self.files(), &handle.state);
-        // What was written at offsets may move the end, and what was refused has to be stored first.
-        if state.has_data() && !state.has_appends() || state.takes_no_more() {
-            files.flush(state, false).await?;
-        }
-        if !files.dirty.has_room(data.len()) {
-            files.wait_for_room(state, data.len()).await?;
-        }
-        files.find_rules(state).await?;
-        files.append(state, &handle.credentials, data);
-        Ok(())
+        let (state, credentials) = (&handle.state, &handle.credentials);
+        self.files()
+            .take_in(state, credentials, Target::End, data)
+            .await
     }
 
     /// Makes what was written visible to every later `open` (what `close` promises). For a small

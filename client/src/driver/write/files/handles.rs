@@ -48,8 +48,10 @@ impl Files {
         Arc::new(FileState {
             ino,
             serial: tokio::sync::Mutex::default(),
+            turns: tokio::sync::Mutex::default(),
             inner: Mutex::new(Inner {
                 data,
+                is_kept: false,
                 writer: None,
                 unstable: Vec::new(),
                 taken_over: 1,

@@ -6,6 +6,7 @@ mod commits;
 mod cut;
 mod dirty;
 mod durable;
+mod enter;
 mod handles;
 
 use std::collections::VecDeque;
@@ -18,7 +19,7 @@ use bytes::Bytes;
 use futures::future::BoxFuture;
 use harvestfs_protocol::ids::{BlockId, InodeId};
 use harvestfs_protocol::request_id::RequestId;
-use harvestfs_protocol::types::{Credentials, PlacementRules, Timestamp};
+use harvestfs_protocol::types::{PlacementRules, Timestamp};
 use parking_lot::Mutex;
 use rustc_hash::FxHashMap;
 use tokio::sync::Notify;
@@ -26,13 +27,14 @@ use tokio::sync::Notify;
 use self::commits::Committer;
 pub(crate) use self::cut::Cut;
 use self::dirty::DirtyBudget;
+pub(crate) use self::enter::Target;
 use super::pipeline::{BlockStream, Source};
 use super::writer::{DataWriter, Writers};
 use crate::driver::clock;
 use crate::driver::cluster::Cluster;
 use crate::engine::read::recent::Recent;
 use crate::engine::write::block::Written;
-use crate::engine::write::file::{Actions, DirtyFile, Moment, Uncommitted};
+use crate::engine::write::file::{Actions, DirtyFile, Uncommitted};
 use crate::engine::write::packet;
 use crate::engine::write::queue::Topology;
 use crate::engine::write::writeback::{Order, Place, TakenPiece};
@@ -67,12 +69,16 @@ pub(crate) struct FileState {
     /// truncation, cloning.
     pub(crate) serial: tokio::sync::Mutex<()>,
     inner: Mutex<Inner>,
+    /// Who writes and has to have the file for itself queues here, in order.
+    turns: tokio::sync::Mutex<()>,
     /// Something that a flush waits for.
     progress: Notify,
 }
 
 struct Inner {
     data: DirtyFile,
+    /// Somebody writes who has the file for itself.
+    is_kept: bool,
     /// Writes data in bulk into blocks of the file's own.
     writer: Option<Arc<DataWriter<Job>>>,
     /// Blocks with data of this file that may not be stable.
@@ -138,12 +144,6 @@ impl FileState {
     /// Whether a flush has to succeed before it takes more data.
     pub(crate) fn takes_no_more(&self) -> bool {
         self.inner.lock().data.takes_no_more()
-    }
-
-    /// Whether a flush has to succeed before it takes data at an offset: appends may be before that.
-    pub(crate) fn takes_no_writes(&self) -> bool {
-        let inner = self.inner.lock();
-        inner.data.has_appends() || inner.data.takes_no_more()
     }
 
     /// Whether data was refused, and nothing of the file was stored since.
@@ -245,29 +245,6 @@ impl Files {
         let mut packs = self.packs.lock();
         let start = || DataWriter::start(&self.writers, self, Topology::Star, rules);
         packs.entry(rules).or_insert_with(start).clone()
-    }
-
-    /// Takes in data at an offset.
-    pub(crate) fn write(
-        self: &Arc<Self>,
-        file: &Arc<FileState>,
-        credentials: &Credentials,
-        offset: u64,
-        data: Bytes,
-    ) {
-        let written = |inner: &mut Inner| inner.data.write(offset, data, credentials, moment());
-        self.update(file, written);
-    }
-
-    /// Takes in data for the end.
-    pub(crate) fn append(
-        self: &Arc<Self>,
-        file: &Arc<FileState>,
-        credentials: &Credentials,
-        data: Bytes,
-    ) {
-        let appended = |inner: &mut Inner| inner.data.append(data, credentials, moment());
-        self.update(file, appended);
     }
 
     /// Makes sure that a file knows how its blocks are to be placed.
@@ -459,13 +436,5 @@ impl Source for Files {
         for file in self.all() {
             self.blocks_lost(&file, |lost| lost == block);
         }
-    }
-}
-
-/// When something is written that is written now.
-fn moment() -> Moment {
-    Moment {
-        now: clock::now(),
-        wall_clock: Timestamp::now(),
     }
 }

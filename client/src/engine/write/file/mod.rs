@@ -223,6 +223,16 @@ impl DirtyFile {
         !self.appended.data.is_empty()
     }
 
+    /// Whether data may come in that is committed in this order. What came in for the other has to be stored
+    /// first: each order is committed by itself, and the later data could become part of the file before the earlier.
+    pub(crate) fn takes(&self, order: Order) -> bool {
+        let other = match order {
+            Order::File => &self.appended,
+            Order::Append => &self.written,
+        };
+        other.data.is_empty() && !self.takes_no_more()
+    }
+
     pub(crate) fn rules(&self) -> Option<PlacementRules> {
         self.rules
     }

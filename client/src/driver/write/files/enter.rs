@@ -1,0 +1,133 @@
+//! How written data comes into the memory of a file.
+//!
+//! Data at offsets and data for the end are committed each by themselves. So data of one kind comes in only when none
+//! of the other is held: else an append could become part of the file before what was written earlier, which then
+//! would be on top of it.
+
+use std::sync::Arc;
+
+use bytes::Bytes;
+use harvestfs_protocol::types::{Credentials, Timestamp};
+use tokio::sync::MutexGuard;
+
+use super::{FileState, Files, Inner};
+use crate::driver::clock;
+use crate::engine::write::file::Moment;
+use crate::engine::write::writeback::Order;
+use crate::error::ClientError;
+
+/// Where data goes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Target {
+    /// An offset.
+    At(u64),
+    /// The end.
+    End,
+}
+
+/// Until it is dropped, nobody else's data comes into a file.
+struct Turn<'a> {
+    file: &'a FileState,
+    _queue: MutexGuard<'a, ()>,
+}
+
+impl Target {
+    fn order(self) -> Order {
+        match self {
+            Self::At(_) => Order::File,
+            Self::End => Order::Append,
+        }
+    }
+}
+
+impl Inner {
+    fn takes(&self, target: Target) -> bool {
+        !self.is_kept && self.data.takes(target.order())
+    }
+
+    fn take_in(&mut self, credentials: &Credentials, target: Target, data: Bytes) {
+        let when = moment();
+        match target {
+            Target::At(offset) => self.data.write(offset, data, credentials, when),
+            Target::End => self.data.append(data, credentials, when),
+        }
+    }
+}
+
+impl FileState {
+    /// Whether it takes such data now.
+    fn takes(&self, target: Target) -> bool {
+        self.inner.lock().takes(target)
+    }
+
+    /// Waits for all that came earlier.
+    async fn turn(&self) -> Turn<'_> {
+        let queue = self.turns.lock().await;
+        self.inner.lock().is_kept = true;
+        Turn {
+            file: self,
+            _queue: queue,
+        }
+    }
+}
+
+impl Drop for Turn<'_> {
+    fn drop(&mut self) {
+        self.file.inner.lock().is_kept = false;
+    }
+}
+
+impl Files {
+    /// Takes in data if nothing has to be stored first; else gives it back.
+    pub(crate) fn try_take_in(
+        self: &Arc<Self>,
+        file: &Arc<FileState>,
+        credentials: &Credentials,
+        target: Target,
+        data: Bytes,
+    ) -> Result<(), Bytes> {
+        self.update(file, |inner| {
+            // Under the lock, or what is not to meet could come in at the same time.
+            if !inner.takes(target) {
+                return Err(data);
+            }
+            inner.take_in(credentials, target, data);
+            Ok(())
+        })
+    }
+
+    /// Takes in data, after what has to be stored first.
+    ///
+    /// # Errors
+    /// What kept that from being stored, or the memory from being freed.
+    pub(crate) async fn take_in(
+        self: &Arc<Self>,
+        file: &Arc<FileState>,
+        credentials: &Credentials,
+        target: Target,
+        data: Bytes,
+    ) -> Result<(), ClientError> {
+        if !file.takes(target) {
+            self.flush(file, false).await?;
+        }
+        self.wait_for_room(file, data.len()).await?;
+        self.find_rules(file).await?;
+        let Err(data) = self.try_take_in(file, credentials, target, data) else {
+            return Ok(());
+        };
+        // Others were quicker, and would be again and again. The flush leaves nothing that this one could meet.
+        let _turn = file.turn().await;
+        self.flush(file, false).await?;
+        self.find_rules(file).await?;
+        self.update(file, |inner| inner.take_in(credentials, target, data));
+        Ok(())
+    }
+}
+
+/// When something is written that is written now.
+fn moment() -> Moment {
+    Moment {
+        now: clock::now(),
+        wall_clock: Timestamp::now(),
+    }
+}
