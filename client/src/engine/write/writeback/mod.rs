@@ -66,6 +66,12 @@ impl ByEpoch {
         self.total -= bytes;
     }
 
+    /// So many bytes belong to another epoch.
+    fn move_to(&mut self, to: Epoch, from: Epoch, bytes: u64) {
+        self.remove(from, bytes);
+        self.add(to, bytes);
+    }
+
     fn oldest(&self) -> Option<Epoch> {
         self.bytes.first_key_value().map(|(&oldest, _)| oldest)
     }
@@ -509,6 +515,33 @@ impl Writeback {
         self.held.remove(piece.epoch, piece.bytes());
         self.held.add(piece.epoch, again);
         self.unsent.add(piece.epoch, again);
+        self.wait_for_what_hides(piece);
+    }
+
+    /// A flush that waits for a piece which will not become part of the file has to wait for what is in its place, as
+    /// where dirty data is hidden.
+    fn wait_for_what_hides(&mut self, gone: &Piece) {
+        let range = gone.range();
+        for newer in self.dirty.overlapping(range.clone()) {
+            if newer.tag > gone.epoch {
+                let bytes = newer.data.len() as u64;
+                self.held.move_to(gone.epoch, newer.tag, bytes);
+                self.unsent.move_to(gone.epoch, newer.tag, bytes);
+                self.dirty
+                    .insert_whole(newer.offset, newer.data, gone.epoch);
+            }
+        }
+        for newer in &mut self.pieces {
+            let overlaps = newer.range().start < range.end && range.start < newer.range().end;
+            if newer.id > gone.id && newer.epoch > gone.epoch && overlaps {
+                let bytes = newer.bytes();
+                self.held.move_to(gone.epoch, newer.epoch, bytes);
+                if newer.place.is_none() {
+                    self.sending.move_to(gone.epoch, newer.epoch, bytes);
+                }
+                newer.epoch = gone.epoch;
+            }
+        }
     }
 
     fn position(&self, id: PieceId) -> Option<usize> {
