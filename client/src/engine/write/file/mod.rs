@@ -405,17 +405,21 @@ impl DirtyFile {
         self.lane(order).data.written(id, place);
     }
 
-    /// Pieces could not be written anywhere: one failure, however many they are.
+    /// Pieces could not be written anywhere: one failure, however many they are. None, if the file needs none of them
+    /// any more: they were cut off, given up, or sent again.
     pub(crate) fn pieces_failed(
         &mut self,
         pieces: &[(Order, PieceId)],
         error: &ClientError,
         now: Instant,
     ) {
+        let mut any = false;
         for &(order, id) in pieces {
-            self.lane(order).data.failed(id);
+            any |= self.lane(order).data.failed(id);
         }
-        self.failed(error, now);
+        if any {
+            self.failed(error, now);
+        }
     }
 
     /// Blocks with pieces that were not committed are gone: their data goes elsewhere.

@@ -507,3 +507,22 @@ fn a_close_returns_early_only_when_one_commit_follows() {
     world.write(100, vec![1; 10]);
     assert_eq!(world.file.close_early(), Early::No, "two segments");
 }
+
+#[test]
+fn a_failure_of_what_was_cut_off_is_none_of_what_was_written_since() {
+    let mut world = World::new();
+    world.write(0, vec![1; 10]);
+    world.flush();
+    world.advance();
+    world.file.cut(0, Timestamp(2));
+    let cut_off = std::mem::take(&mut world.in_flight);
+    world.model.clear();
+    world.write(0, vec![2; 10]);
+    world.flush();
+    world.advance();
+    let pieces: Vec<_> = cut_off.iter().map(|(order, it)| (*order, it.id)).collect();
+    world.file.pieces_failed(&pieces, &refused(), world.now);
+    assert_eq!(world.file.flushed(&world.flushes[1]), None);
+    assert_eq!(world.heal(), Ok(()));
+    assert_eq!(world.namenode, world.model);
+}

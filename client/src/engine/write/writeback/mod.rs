@@ -316,19 +316,21 @@ impl Writeback {
         }
     }
 
-    /// A piece could not be written; what is still wanted of it is dirty again.
-    pub(crate) fn failed(&mut self, id: PieceId) {
-        if let Some(piece) = self
+    /// A piece could not be written; what is still wanted of it is dirty again. Returns whether it counted.
+    pub(crate) fn failed(&mut self, id: PieceId) -> bool {
+        let Some(piece) = self
             .position(id)
             .and_then(|index| self.pieces.remove(index))
-        {
-            if piece.place.is_none() {
-                self.sending.remove(piece.epoch, piece.bytes());
-            } else if !self.committing.contains(&id) {
-                self.written_bytes -= piece.bytes();
-            }
-            self.back_to_dirty(&piece);
+        else {
+            return false;
+        };
+        if piece.place.is_none() {
+            self.sending.remove(piece.epoch, piece.bytes());
+        } else if !self.committing.contains(&id) {
+            self.written_bytes -= piece.bytes();
         }
+        self.back_to_dirty(&piece);
+        true
     }
 
     /// Pieces that fulfil a condition on their block were lost by the datanodes; returns whether
