@@ -13,7 +13,7 @@ use harvestfs_protocol::types::{Attr, Credentials, FileKind, PlacementRules};
 
 use crate::api::client::Client;
 use crate::api::file::{File, OpenFlags};
-use crate::driver::write::files::{Cut, FileState};
+use crate::driver::write::files::{Cut, FileState, Serial};
 use crate::engine::cache::Ticket;
 use crate::error::ClientError;
 
@@ -58,10 +58,11 @@ impl Client {
                 return Ok(attr);
             }
             if is_undone_by_commit(&changes) {
-                _serial = Some(file.serial.lock().await);
+                let serial = file.serial().await;
                 if let Err(error) = self.core().files.flush(file, false).await {
-                    cut = Some(self.begin_cut(file, &changes, error).await?);
+                    cut = Some(self.begin_cut(file, &changes, &serial, error).await?);
                 }
+                _serial = Some(serial);
             } else {
                 // The journal has this before the content: if a crash loses it, it loses both.
                 relaxed = self.core().session.delegations.has(ino);
@@ -70,8 +71,14 @@ impl Client {
         let size_bytes = changes.size_bytes;
         let op = mutation::SetAttr { ino, changes };
         let session = &self.core().session;
-        let (ticket, reply) = match &file {
-            Some(file) if relaxed => {
+        let (ticket, reply) = match (&file, cut) {
+            (_, Some(cut)) => {
+                // Also if nobody waits for it any more: what is cut off is not to come back.
+                session
+                    .mutate_and_tell(credentials, op, move |answer| cut.ended(answer))
+                    .await?
+            }
+            (Some(file), None) if relaxed => {
                 match session.mutate_relaxed(credentials, op.clone()).await {
                     // Just after a crash the namenode cannot tell it from one that is replayed.
                     Err(ClientError::Fs(FsError::InvalidArgument(_))) => {
@@ -87,10 +94,6 @@ impl Client {
             _ => session.mutate(credentials, op).await?,
         };
         let attr = attr_of(reply, "SetAttr")?;
-        if let (Some(cut), Some(size_bytes)) = (cut, size_bytes) {
-            // Before the memory says how long the file is.
-            cut.done(size_bytes, attr.mtime);
-        }
         let known = self.with_memory(&ticket, attr.clone());
         match size_bytes {
             Some(size_bytes) => {
@@ -107,6 +110,7 @@ impl Client {
         &self,
         file: &Arc<FileState>,
         changes: &AttrChanges,
+        serial: &Serial,
         error: ClientError,
     ) -> Result<Cut, ClientError> {
         let may_be_cut = error.refuses_data() && !sets_special_bits(changes);
@@ -114,7 +118,8 @@ impl Client {
             return Err(error);
         };
         let files = &self.core().files;
-        files.begin_cut(file, size_bytes).await.ok_or(error)
+        let cut = files.begin_cut(file, size_bytes, serial).await;
+        cut.ok_or(error)
     }
 
     /// Leaves a change to the commit that is due anyway, if that does the same: the commit sets a

@@ -5,6 +5,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use harvestfs_protocol::error::FsError;
 use harvestfs_protocol::ids::InodeId;
+use harvestfs_protocol::meta::mutation::SetAttr;
 use harvestfs_protocol::meta::{AttrChanges, SetXattrMode};
 use harvestfs_protocol::types::Credentials;
 
@@ -181,6 +182,73 @@ async fn data_that_is_refused_stays_where_the_file_is_not_cut() {
     limit(&client, full, b"99999999").await;
     file.sync().await.unwrap();
     assert_eq!(read_elsewhere(&cluster, "/full/f").await, b"refu");
+}
+
+/// A file with something that is stored, and something behind it that is refused.
+async fn refused_behind_stored(client: &Client) -> (InodeId, File) {
+    let (full, file) = create_without_room(client).await;
+    limit(client, full, b"6").await;
+    file.write(0, Bytes::from_static(b"stored")).await.unwrap();
+    file.sync().await.unwrap();
+    file.write(6, Bytes::from_static(b"refused")).await.unwrap();
+    assert_eq!(file.sync().await, quota_exceeded());
+    (full, file)
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_is_cut_off_does_not_come_back_when_nobody_waits_for_the_cut() {
+    let cluster = Cluster::start(3, 3).await;
+    let client = cluster.client("a").await;
+    let (full, file) = refused_behind_stored(&client).await;
+    cluster.namenode.hold(Some(SetAttr::NAME));
+    let truncated = file.truncate(0);
+    let gone = async {
+        while cluster.namenode.size_bytes(file.ino()) > 0 {
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+    };
+    tokio::select! {
+        biased;
+        result = truncated => panic!("it was answered: {result:?}"),
+        () = gone => {}
+    }
+    limit(&client, full, b"99999999").await;
+    let syncing = tokio::spawn({
+        let file = file.clone();
+        async move { file.sync().await }
+    });
+    tokio::time::sleep(Duration::from_millis(100)).await;
+    cluster.namenode.hold(None);
+    let synced = tokio::time::timeout(DEADLINE, syncing).await;
+    assert_eq!(synced.unwrap().unwrap(), Ok(()));
+    assert_eq!(read_elsewhere(&cluster, "/full/f").await, b"");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_may_be_cut_off_is_reported_as_lost_and_does_not_come_back() {
+    let cluster = Cluster::start(3, 3).await;
+    let mut options = cluster.options("a");
+    options.unreachable_timeout = Duration::from_secs(1);
+    // Nothing is flushed but for the test.
+    options.dirty_age_max = Duration::from_secs(3600);
+    let client = Client::connect(options).await.unwrap();
+    let (full, file) = refused_behind_stored(&client).await;
+    cluster.namenode.hold(Some(SetAttr::NAME));
+    let truncated = file.truncate(0).await;
+    let is_named = matches!(truncated, Err(ClientError::Unreachable { .. }));
+    assert!(is_named, "{truncated:?}");
+    cluster.namenode.hold(None);
+    let other = cluster.client("b").await;
+    limit(&other, full, b"99999999").await;
+    let lost = file.sync().await;
+    let is_named = matches!(lost, Err(ClientError::DataLost { .. }));
+    assert!(is_named, "{lost:?}");
+    let began = Instant::now();
+    while let Err(error) = file.sync().await {
+        let is_away = matches!(error, ClientError::Unreachable { .. });
+        assert!(is_away && began.elapsed() < DEADLINE, "{error:?}");
+    }
+    assert_eq!(read_elsewhere(&cluster, "/full/f").await, b"");
 }
 
 /// No caller was left to get the error.

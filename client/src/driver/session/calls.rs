@@ -48,6 +48,9 @@ struct Beside {
     released: bool,
 }
 
+/// Learns what came of a mutation.
+type Afterwards = Box<dyn FnOnce(Result<&MetaReply, &Unanswered>) + Send>;
+
 /// A mutation whose caller waits for it. If the caller goes away, a task completes it, so that the
 /// cache does not keep what it changed.
 struct Pending<'a> {
@@ -57,6 +60,8 @@ struct Pending<'a> {
     /// Taken when it has ended.
     ticket: Option<Ticket>,
     request: Arc<Request>,
+    /// Who is told what came of it, also when the caller is gone. Dropped when it is not executed for sure.
+    afterwards: Option<Afterwards>,
 }
 
 impl Pending<'_> {
@@ -90,6 +95,7 @@ impl Drop for Pending<'_> {
         let (Some(number), Some(ticket)) = (self.number.take(), self.ticket.take()) else {
             return;
         };
+        let afterwards = self.afterwards.take();
         let request = self.request.clone();
         let session = self.session.clone();
         // Before the caller is told that it was interrupted.
@@ -99,6 +105,13 @@ impl Drop for Pending<'_> {
             let asked = session.ask(&request, Some(number.generation()));
             // The kernel got an error for it, and may have what was there before.
             let told = session.notify_listener(invalidations(&unsettled));
+            let asked = async {
+                let answer = asked.await;
+                if let Some(afterwards) = afterwards {
+                    report(answer.as_ref(), afterwards);
+                }
+                answer
+            };
             let (answer, ()) = join(asked, told).await;
             let changed: Vec<InodeId> = answer.iter().flat_map(inodes_of).collect();
             if mutation_of(&request).facts().creates == Creates::HeldFile {
@@ -117,6 +130,15 @@ impl Drop for Pending<'_> {
             drop(unsettled);
             drop(number);
         }));
+    }
+}
+
+/// Tells of the answer to a mutation whose caller is gone, and may have sent it already.
+fn report(answer: Result<&Reply, &Unanswered>, afterwards: Afterwards) {
+    match answer {
+        Ok(Reply::Mutated(Mutated { reply, .. })) => afterwards(Ok(reply)),
+        Ok(_) => afterwards(Err(&Unanswered::unknown(ClientError::Interrupted))),
+        Err(given_up) => afterwards(Err(&Unanswered::unknown(given_up.error.clone()))),
     }
 }
 
@@ -206,7 +228,21 @@ impl Session {
         credentials: &Credentials,
         mutation: impl Into<Mutation>,
     ) -> Result<(Ticket, MetaReply), ClientError> {
-        let done = self.execute(credentials, mutation.into(), Beside::default());
+        let done = self.execute(credentials, mutation.into(), Beside::default(), None);
+        Ok(done.await?)
+    }
+
+    /// As [`Session::mutate`], of what is repeated only if it was not executed. What comes of it is told before this
+    /// returns, and also when the caller stops waiting; then not, if it was not sent.
+    pub(crate) async fn mutate_and_tell(
+        self: &Arc<Self>,
+        credentials: &Credentials,
+        mutation: impl Into<Mutation>,
+        afterwards: impl FnOnce(Result<&MetaReply, &Unanswered>) + Send + 'static,
+    ) -> Result<(Ticket, MetaReply), ClientError> {
+        let afterwards: Afterwards = Box::new(afterwards);
+        let beside = Beside::default();
+        let done = self.execute(credentials, mutation.into(), beside, Some(afterwards));
         Ok(done.await?)
     }
 
@@ -217,7 +253,7 @@ impl Session {
         credentials: &Credentials,
         commit: mutation::Commit,
     ) -> Result<(Ticket, MetaReply), Unanswered> {
-        self.execute(credentials, commit.into(), Beside::default())
+        self.execute(credentials, commit.into(), Beside::default(), None)
             .await
     }
 
@@ -234,7 +270,8 @@ impl Session {
             ..Beside::default()
         };
         let root = Credentials::root();
-        let (_, reply) = self.execute(&root, allocate.into(), beside).await?;
+        let done = self.execute(&root, allocate.into(), beside, None);
+        let (_, reply) = done.await?;
         Ok(reply)
     }
 
@@ -249,7 +286,8 @@ impl Session {
             relaxed: true,
             ..Beside::default()
         };
-        Ok(self.execute(credentials, mutation.into(), beside).await?)
+        let done = self.execute(credentials, mutation.into(), beside, None);
+        Ok(done.await?)
     }
 
     fn execute<'a>(
@@ -257,8 +295,9 @@ impl Session {
         credentials: &'a Credentials,
         mutation: Mutation,
         beside: Beside,
+        afterwards: Option<Afterwards>,
     ) -> BoxFuture<'a, Result<(Ticket, MetaReply), Unanswered>> {
-        Box::pin(self.execute_numbered(credentials, mutation, beside))
+        Box::pin(self.execute_numbered(credentials, mutation, beside, afterwards))
     }
 
     async fn execute_numbered(
@@ -266,6 +305,7 @@ impl Session {
         credentials: &Credentials,
         mutation: Mutation,
         beside: Beside,
+        afterwards: Option<Afterwards>,
     ) -> Result<(Ticket, MetaReply), Unanswered> {
         let Beside {
             relaxed,
@@ -299,6 +339,7 @@ impl Session {
             })),
             number: Some(number),
             ticket: Some(ticket),
+            afterwards,
         };
         let mut maybe_executed = false;
         let result = loop {
@@ -336,6 +377,9 @@ impl Session {
             pending.renumber(self.sequences.begin(window).await);
         };
         let request = pending.request.clone();
+        if let Some(afterwards) = pending.afterwards.take() {
+            afterwards(result.as_ref().map(|mutated| &mutated.reply));
+        }
         let ticket = pending.finish();
         let mutated = match result {
             Ok(mutated) => mutated,

@@ -2,27 +2,46 @@
 
 use std::sync::Arc;
 
-use harvestfs_protocol::types::Timestamp;
+use harvestfs_protocol::error::FsError;
+use harvestfs_protocol::meta::{MetaReply, mutation};
+use tokio::sync::OwnedMutexGuard;
 
 use super::{FileState, Files, Inner};
+use crate::engine::session::call::Unanswered;
+use crate::error::ClientError;
 
-/// No commit of a file begins until this is dropped.
+/// While it is held, nobody else does with a file what [`FileState::serial`] is for.
+pub(crate) type Serial = Arc<OwnedMutexGuard<()>>;
+
+/// No commit of a file begins until this is dropped, which is to be when the namenode has cut the file or never will.
 pub(crate) struct Cut {
     files: Arc<Files>,
     file: Arc<FileState>,
+    size_bytes: u64,
+    _serial: Serial,
+}
+
+impl FileState {
+    /// Waits until nobody else does what has to be done by one at a time.
+    pub(crate) async fn serial(&self) -> Serial {
+        Arc::new(self.serial.clone().lock_owned().await)
+    }
 }
 
 impl Files {
-    /// Before the namenode cuts a file: waits until no commit is in flight. The caller holds
-    /// [`FileState::serial`]. None: only a flush can say what the cut leaves of the data in memory.
+    /// Before the namenode cuts a file: waits until no commit is in flight. None: only a flush can say what the cut
+    /// leaves of the data in memory.
     pub(crate) async fn begin_cut(
         self: &Arc<Self>,
         file: &Arc<FileState>,
         size_bytes: u64,
+        serial: &Serial,
     ) -> Option<Cut> {
         let cut = Cut {
             files: self.clone(),
             file: file.clone(),
+            size_bytes,
+            _serial: serial.clone(),
         };
         self.update(file, |inner| inner.data.hold_commits(true));
         loop {
@@ -43,11 +62,41 @@ impl Files {
 }
 
 impl Cut {
-    /// The namenode has cut the file, which gave it this modification time.
-    pub(crate) fn done(self, size_bytes: u64, mtime: Timestamp) {
-        let cut = |inner: &mut Inner| inner.data.cut(size_bytes, mtime);
+    /// The namenode was asked to cut the file, and this came of it.
+    pub(crate) fn ended(self, answer: Result<&MetaReply, &Unanswered>) {
+        let size_bytes = self.size_bytes;
+        match answer {
+            Ok(MetaReply::Attr(attr)) => {
+                let mtime = attr.mtime;
+                let cut = |inner: &mut Inner| inner.data.cut(size_bytes, mtime);
+                self.files.update(&self.file, cut);
+            }
+            Ok(_) => self.is_unknown(&ClientError::UnexpectedReply(mutation::SetAttr::NAME)),
+            Err(unanswered) if may_be_done(unanswered) => self.is_unknown(&unanswered.error),
+            Err(_) => {}
+        }
+    }
+
+    /// What may be cut off must not come back, nor be lost without a word.
+    fn is_unknown(&self, error: &ClientError) {
+        let reason = format!("whether the file was cut is unknown: {error}");
+        let lost = ClientError::DataLost { reason };
+        let cut = |inner: &mut Inner| inner.data.may_have_been_cut(self.size_bytes, lost);
         self.files.update(&self.file, cut);
     }
+}
+
+/// Whether the namenode may have cut a file, or may yet. It has not where it refuses to: it was asked under the same
+/// number each time.
+fn may_be_done(unanswered: &Unanswered) -> bool {
+    let is_refused = match &unanswered.error {
+        ClientError::Fs(error) => !matches!(
+            error,
+            FsError::SessionExpired | FsError::Busy { .. } | FsError::NotLeader { .. }
+        ),
+        _ => false,
+    };
+    unanswered.maybe_executed && !is_refused
 }
 
 impl Drop for Cut {

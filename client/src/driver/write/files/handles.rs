@@ -47,7 +47,7 @@ impl Files {
         }
         Arc::new(FileState {
             ino,
-            serial: tokio::sync::Mutex::default(),
+            serial: Arc::default(),
             turns: tokio::sync::Mutex::default(),
             inner: Mutex::new(Inner {
                 data,

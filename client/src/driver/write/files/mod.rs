@@ -25,7 +25,7 @@ use rustc_hash::FxHashMap;
 use tokio::sync::Notify;
 
 use self::commits::Committer;
-pub(crate) use self::cut::Cut;
+pub(crate) use self::cut::{Cut, Serial};
 use self::dirty::DirtyBudget;
 pub(crate) use self::enter::Target;
 use super::pipeline::{BlockStream, Source};
@@ -67,7 +67,7 @@ pub(crate) struct FileState {
     pub(crate) ino: InodeId,
     /// Serialises operations that the namenode does in one step on the file as it is known there:
     /// truncation, cloning.
-    pub(crate) serial: tokio::sync::Mutex<()>,
+    pub(crate) serial: Arc<tokio::sync::Mutex<()>>,
     inner: Mutex<Inner>,
     /// Who writes and has to have the file for itself queues here, in order.
     turns: tokio::sync::Mutex<()>,

@@ -6,6 +6,7 @@
 use harvestfs_protocol::types::Timestamp;
 
 use super::DirtyFile;
+use crate::error::ClientError;
 
 impl DirtyFile {
     /// Whether commits are to wait until the file is cut.
@@ -27,18 +28,33 @@ impl DirtyFile {
     /// The namenode has cut the file, which gave it this modification time. What is in memory beyond is not
     /// part of it any more.
     pub(crate) fn cut(&mut self, size_bytes: u64, mtime: Timestamp) {
+        self.cut_off(size_bytes);
+        if self.held_bytes() > 0 {
+            // The commit of the rest does not set it back.
+            self.mtime = Some(mtime);
+        }
+    }
+
+    /// Perhaps the namenode has cut the file, or does so yet: what would be cut off is given up for this reason.
+    pub(crate) fn may_have_been_cut(&mut self, size_bytes: u64, reason: ClientError) {
+        let before = self.held_bytes();
+        self.cut_off(size_bytes);
+        let bytes = before - self.held_bytes();
+        if bytes > 0 {
+            self.gave_up(bytes, reason);
+        }
+    }
+
+    fn cut_off(&mut self, size_bytes: u64) {
         self.written.data.cut(size_bytes);
         if size_bytes == 0 {
             self.appended.data.discard();
         }
-        if self.held_bytes() > 0 {
-            // The commit of the rest does not set it back.
-            self.mtime = Some(mtime);
-            return;
+        if self.held_bytes() == 0 {
+            self.mtime = None;
+            self.dirty_since = None;
+            self.paused = false;
+            self.refused = false;
         }
-        self.mtime = None;
-        self.dirty_since = None;
-        self.paused = false;
-        self.refused = false;
     }
 }
