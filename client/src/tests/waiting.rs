@@ -9,6 +9,7 @@ use tokio::time::Instant;
 use bytes::Bytes;
 use harvestfs_protocol::error::FsError;
 use harvestfs_protocol::ids::InodeId;
+use harvestfs_protocol::meta::SetXattrMode;
 use harvestfs_protocol::meta::mutation::{Commit, SetAttr, Unlink};
 use harvestfs_protocol::meta::query::GetAttr;
 use harvestfs_protocol::types::Attr;
@@ -375,4 +376,36 @@ async fn what_is_written_and_what_is_appended_are_stored_in_the_order_in_which_t
     log.sync().await.unwrap();
     let content = read_elsewhere(&cluster, "/log").await;
     assert_eq!(content, b"one\ntwo\nthree\nfour\n");
+}
+
+/// How blocks are placed is not known any more once an attribute was set, and the data is to go elsewhere.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_flush_whose_data_is_sent_again_ends_after_an_attribute_was_set() {
+    let cluster = Cluster::start(3, 3).await;
+    let mut options = cluster.options("a");
+    // Nothing is flushed but for the test.
+    options.dirty_age_max = Duration::from_secs(3600);
+    let client = Client::connect(options).await.unwrap();
+    let (attr, file) = create(&client, "file").await;
+    cluster.namenode.hold(Some(Commit::NAME));
+    file.write(0, Bytes::from_static(b"content")).await.unwrap();
+    let syncing = tokio::spawn({
+        let file = file.clone();
+        async move { file.sync().await }
+    });
+    let began = Instant::now();
+    while cluster.namenode.calls(Commit::NAME) == 0 {
+        assert!(began.elapsed() < DEADLINE, "nothing is committed");
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
+    client
+        .setxattr(&root(), attr.ino, b"user.a", b"b", SetXattrMode::Any)
+        .await
+        .unwrap();
+    // As when the session is replaced.
+    client.core().files.begin_session();
+    cluster.namenode.hold(None);
+    let synced = tokio::time::timeout(DEADLINE, syncing).await;
+    synced.unwrap().unwrap().unwrap();
+    assert_eq!(read_elsewhere(&cluster, "/file").await, b"content");
 }

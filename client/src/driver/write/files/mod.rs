@@ -256,6 +256,19 @@ impl Files {
         Ok(())
     }
 
+    /// They were forgotten while a flush waits for data that is to be sent again.
+    fn start_finding_rules(self: &Arc<Self>, file: &Arc<FileState>) {
+        let (files, file) = (self.clone(), file.clone());
+        self.cluster.session.runtime.spawn(async move {
+            let found = files.cluster.session.rules_of(file.ino).await;
+            let has_failed = found.is_err();
+            files.update(&file, |inner| inner.data.rules_found(found, clock::now()));
+            if has_failed {
+                files.has_failed(&file);
+            }
+        });
+    }
+
     /// Starts flushing a file without waiting for it.
     pub(crate) fn start_flush(self: &Arc<Self>, file: &Arc<FileState>) {
         if !file.has_data() {
@@ -361,6 +374,9 @@ impl Files {
         }
         for _ in 0..actions.holds_owed {
             self.hold_closed(file);
+        }
+        if actions.needs_rules {
+            self.start_finding_rules(file);
         }
         for send in actions.sends {
             let (order, request) = (send.order, send.request);

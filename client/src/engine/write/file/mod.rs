@@ -37,6 +37,8 @@ pub(crate) struct DirtyFile {
     appended: Lane,
     credentials: Credentials,
     rules: Option<PlacementRules>,
+    /// They were asked for by [`Actions::needs_rules`], and are not known yet.
+    asks_rules: bool,
     /// It is written in bulk, into blocks of its own.
     bulk: bool,
     dirty_since: Option<Instant>,
@@ -122,6 +124,8 @@ pub(crate) struct Flush {
 pub(crate) struct Actions {
     pub(crate) sends: Vec<Send>,
     pub(crate) commits: Vec<Commit>,
+    /// What is wanted waits until it is known how its blocks are to be placed: [`DirtyFile::rules_found`].
+    pub(crate) needs_rules: bool,
     /// Nothing is in memory any more: so many closed handles are to be released,
     pub(crate) holds_owed: u32,
     /// and the file is not one any more that was closed early.
@@ -190,6 +194,7 @@ impl DirtyFile {
             appended: Lane::new(Order::Append),
             credentials: Credentials::root(),
             rules: None,
+            asks_rules: false,
             bulk: false,
             dirty_since: None,
             mtime: None,

@@ -526,3 +526,24 @@ fn a_failure_of_what_was_cut_off_is_none_of_what_was_written_since() {
     assert_eq!(world.heal(), Ok(()));
     assert_eq!(world.namenode, world.model);
 }
+
+#[test]
+fn a_flush_whose_data_is_to_be_sent_again_asks_for_the_rules_that_were_forgotten() {
+    for found in [Ok(RULES), Err(unreachable())] {
+        let mut world = World::new();
+        world.write(0, vec![1; 10]);
+        world.flush();
+        world.advance();
+        world.acknowledge(0);
+        world.file.set_rules(None);
+        world.lose_block();
+        let asks = |file: &mut DirtyFile| file.advance(false, RequestId::NONE).needs_rules;
+        assert!(asks(&mut world.file) && !asks(&mut world.file), "once");
+        world.file.rules_found(found.clone(), world.now);
+        let expected = found.is_err().then(|| Err(unreachable()));
+        assert_eq!(world.file.flushed(&world.flushes[0]), expected);
+        world.file.set_rules(Some(RULES));
+        assert_eq!(world.heal(), Ok(()));
+        assert_eq!(world.namenode, world.model);
+    }
+}

@@ -247,6 +247,11 @@ impl Writeback {
         self.held.oldest().is_none_or(|oldest| oldest > flush)
     }
 
+    /// Whether something is dirty that belongs to a flush or to one before it.
+    pub(crate) fn has_dirty(&self, flush: Epoch) -> bool {
+        self.unsent.oldest().is_some_and(|oldest| oldest <= flush)
+    }
+
     /// Up to which epoch, at most that of a flush, everything waits for its commit or is part of one. None: there is
     /// nothing, or of the oldest epoch in memory not all.
     pub(crate) fn written_through(&self, flush: Epoch) -> Option<Epoch> {
@@ -274,7 +279,7 @@ impl Writeback {
     /// Takes the first dirty data that belongs to a flush or to one before it, of that from an offset on: at most
     /// `max_bytes`.
     pub(crate) fn take(&mut self, flush: Epoch, from: u64, max_bytes: usize) -> Option<TakenPiece> {
-        if self.unsent.oldest().is_none_or(|oldest| oldest > flush) {
+        if !self.has_dirty(flush) {
             // Or small writes would not be gathered any more.
             return None;
         }
