@@ -24,17 +24,17 @@ impl Files {
         self.files.lock().values().cloned().collect()
     }
 
-    /// Starts flushing everything, `again` also what was refused.
+    /// Starts flushing everything, `again` also what was refused more than once.
     fn flush_all(self: &Arc<Self>, again: bool) {
         for file in self.all() {
-            if again || !file.is_refused() {
+            if again || !file.is_refused_again() {
                 self.start_flush(&file);
             }
         }
     }
 
-    /// Gives up what was refused as far as it takes more than its part of the memory, the largest files
-    /// first: others need it, and nothing says that it can ever be stored.
+    /// Gives up what was refused when it was tried again, as far as it takes more than its part of the memory, the
+    /// largest files first: others need it, and nothing says that it can ever be stored.
     fn give_up_refused(self: &Arc<Self>) {
         let mut refused: Vec<_> = self
             .all()
@@ -81,7 +81,7 @@ impl Files {
         let patience = options.busy_timeout.max(options.unreachable_timeout);
         let patience = patience.saturating_mul(2);
         let mut unreachable = pin!(session.unreachable());
-        // What was refused long ago is tried once more. Whatever is refused then has been tried.
+        // What was refused long ago is tried once more, and so is what is refused for the first time meanwhile.
         let mut again = true;
         loop {
             let freed = self.dirty.freed.notified();

@@ -151,7 +151,12 @@ impl FileState {
         self.inner.lock().data.is_refused()
     }
 
-    /// Bytes in memory that were refused and are not being tried again.
+    /// Whether it was so again when it was tried again.
+    fn is_refused_again(&self) -> bool {
+        self.inner.lock().data.is_refused_again()
+    }
+
+    /// Bytes in memory that were refused again and are not being tried once more.
     fn refused_bytes(&self) -> u64 {
         self.inner.lock().data.refused_bytes()
     }

@@ -54,7 +54,7 @@ impl DirtyFile {
             self.mtime = None;
             self.dirty_since = None;
             self.paused = false;
-            self.refused = false;
+            self.refusals = 0;
         }
     }
 }

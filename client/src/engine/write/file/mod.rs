@@ -62,8 +62,8 @@ pub(crate) struct DirtyFile {
     failures_unseen: u32,
     /// Something failed, and no flush was wanted since: data stays in memory until one is.
     paused: bool,
-    /// Data was refused, and nothing of the file was stored since.
-    refused: bool,
+    /// How often data was refused since something of the file was stored.
+    refusals: u32,
     /// The file is about to be cut: no commit begins.
     holds_commits: bool,
 }
@@ -209,7 +209,7 @@ impl DirtyFile {
             is_nameless: false,
             failures_unseen: 0,
             paused: false,
-            refused: false,
+            refusals: 0,
             holds_commits: false,
         }
     }
@@ -440,7 +440,7 @@ impl DirtyFile {
     pub(crate) fn commit_done(&mut self, order: Order) -> Vec<(Place, Bytes)> {
         let committed = self.lane(order).data.commit_done();
         self.rewrites = 0;
-        self.refused = false;
+        self.refusals = 0;
         if self.held_bytes() == 0 {
             self.mtime = None;
             self.dirty_since = None;
@@ -510,8 +510,13 @@ impl DirtyFile {
     fn failed(&mut self, error: &ClientError, now: Instant) {
         self.failures += 1;
         self.failure = Some(error.clone());
+        self.refusals = match error.refuses_data() {
+            // What was sent together may fail one after the other.
+            true if self.paused && !self.is_wanted() => self.refusals.max(1),
+            true => self.refusals.saturating_add(1),
+            false => 0,
+        };
         self.paused = true;
-        self.refused = error.refuses_data();
         self.written.wanted = None;
         self.appended.wanted = None;
         self.dirty_since.get_or_insert(now);
@@ -524,10 +529,16 @@ impl DirtyFile {
         }
     }
 
+    /// Whether a flush is wanted.
+    fn is_wanted(&self) -> bool {
+        self.written.wanted.is_some() || self.appended.wanted.is_some()
+    }
+
     fn give_up_all(&mut self, reason: &ClientError) {
         self.give_up(Order::File, reason.clone());
         self.give_up(Order::Append, reason.clone());
-        self.refused = false;
+        self.paused = false;
+        self.refusals = 0;
     }
 
     fn give_up(&mut self, order: Order, reason: ClientError) {

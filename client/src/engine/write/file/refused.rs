@@ -10,28 +10,33 @@ const REFUSED_BYTES_MAX: u64 = 1 << 20;
 impl DirtyFile {
     /// Whether data was refused, and nothing of the file was stored since.
     pub(crate) fn is_refused(&self) -> bool {
-        self.refused
+        self.refusals > 0
+    }
+
+    /// Whether it was so again when it was tried again.
+    pub(crate) fn is_refused_again(&self) -> bool {
+        self.refusals > 1
     }
 
     /// Whether a flush has to succeed before it takes more data. Else its writer, who has not been told
     /// yet that data is refused, would fill the memory that others need.
     pub(crate) fn takes_no_more(&self) -> bool {
-        self.refused && self.held_bytes() >= REFUSED_BYTES_MAX
+        self.is_refused() && self.held_bytes() >= REFUSED_BYTES_MAX
     }
 
-    /// Bytes in memory that were refused and are not being tried again.
+    /// Bytes in memory that were refused again and are not being tried once more.
     pub(crate) fn refused_bytes(&self) -> u64 {
         let is_tried = [&self.written, &self.appended]
             .iter()
             .any(|lane| lane.wanted.is_some() || lane.data.is_committing());
-        if self.refused && !is_tried {
+        if self.is_refused_again() && !is_tried {
             self.held_bytes()
         } else {
             0
         }
     }
 
-    /// Others need the memory: what was refused, and is not being tried again, is lost.
+    /// Others need the memory: what was refused again, and is not being tried once more, is lost.
     pub(crate) fn give_up_refused(&mut self) {
         if self.refused_bytes() > 0
             && let Some(reason) = self.failure.clone()
@@ -48,6 +53,7 @@ mod tests {
     use bytes::Bytes;
     use harvestfs_protocol::error::FsError;
     use harvestfs_protocol::ids::{BlockId, InodeId};
+    use harvestfs_protocol::limits::PACKET_BYTES_MAX;
     use harvestfs_protocol::request_id::RequestId;
     use harvestfs_protocol::types::{Credentials, Durability, PlacementRules, Timestamp};
 
@@ -140,8 +146,11 @@ mod tests {
     }
 
     #[test]
-    fn what_was_refused_is_given_up_unless_it_is_being_tried() {
+    fn what_was_refused_again_is_given_up_unless_it_is_being_tried() {
         let mut file = holding(10);
+        file.give_up_refused();
+        assert_eq!((file.refused_bytes(), file.held_bytes()), (0, 10));
+        fail(&mut file, &refused());
         file.give_up_refused();
         assert_eq!((file.refused_bytes(), file.held_bytes()), (0, 10));
         fail(&mut file, &refused());
@@ -157,5 +166,30 @@ mod tests {
         assert_eq!(file.flushed(&flush), Some(Err(refused())));
         assert_eq!(file.losses().1, Some(refused()));
         assert!(!file.is_refused());
+    }
+
+    #[test]
+    fn what_is_refused_one_after_the_other_was_not_tried_again() {
+        let mut file = holding(2 * PACKET_BYTES_MAX as u64);
+        file.begin_flush(false, RequestId::NONE);
+        let sends = advance(&mut file).sends;
+        let pieces: Vec<_> = sends.iter().flat_map(|send| &send.pieces).collect();
+        assert!(pieces.len() > 1);
+        for piece in pieces {
+            file.pieces_failed(&[(Order::File, piece.id)], &refused(), some_time());
+        }
+        assert!(file.is_refused() && !file.is_refused_again());
+    }
+
+    #[test]
+    fn a_file_whose_data_was_given_up_is_written_in_bulk_as_before() {
+        let mut file = holding(10);
+        for _ in 0..2 {
+            fail(&mut file, &refused());
+        }
+        file.give_up_refused();
+        advance(&mut file);
+        write(&mut file, 16 << 20);
+        assert!(!advance(&mut file).sends.is_empty(), "it waits for a flush");
     }
 }
