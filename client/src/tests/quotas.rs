@@ -5,7 +5,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use harvestfs_protocol::error::FsError;
 use harvestfs_protocol::ids::InodeId;
-use harvestfs_protocol::meta::mutation::SetAttr;
+use harvestfs_protocol::meta::mutation::{AllocateBlocks, SetAttr};
 use harvestfs_protocol::meta::{AttrChanges, SetXattrMode};
 use harvestfs_protocol::types::Credentials;
 
@@ -300,4 +300,40 @@ async fn data_of_a_file_that_is_gone_does_not_fail_other_data() {
     let (lost, stored) = tokio::join!(lost.sync(), stored.sync());
     assert!(lost.is_err());
     stored.unwrap();
+}
+
+/// No reader can find what it waits for any more.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_truncate_that_waits_for_data_ends_when_that_is_given_up_with_the_last_name() {
+    let cluster = Cluster::start(3, 3).await;
+    let mut options = cluster.options("a");
+    // Longer than the test waits.
+    options.unreachable_timeout = 2 * DEADLINE;
+    let client = Client::connect(options).await.unwrap();
+    let (full, file) = create_without_room(&client).await;
+    let ino = file.ino();
+    file.write(0, Bytes::from_static(b"refused")).await.unwrap();
+    assert_eq!(file.sync().await, quota_exceeded());
+    let tried = cluster.namenode.calls(AllocateBlocks::NAME);
+    cluster.namenode.hold(Some(AllocateBlocks::NAME));
+    drop(file);
+    let began = Instant::now();
+    while cluster.namenode.calls(AllocateBlocks::NAME) == tried {
+        assert!(began.elapsed() < DEADLINE, "it is not tried again");
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
+    let truncating = tokio::spawn({
+        let client = client.clone();
+        let all = AttrChanges {
+            size_bytes: Some(0),
+            ..AttrChanges::default()
+        };
+        async move { client.setattr(&root(), ino, all).await }
+    });
+    tokio::time::sleep(Duration::from_millis(100)).await;
+    assert!(!truncating.is_finished());
+    client.unlink(&root(), full, &name("f")).await.unwrap();
+    let ended = tokio::time::timeout(DEADLINE, truncating).await;
+    cluster.namenode.hold(None);
+    assert!(ended.is_ok(), "it waits for what was given up");
 }

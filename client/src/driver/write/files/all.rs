@@ -49,7 +49,6 @@ impl Files {
             }
             tracing::error!(ino = %file.ino, bytes, "data that was refused is given up: others need the memory");
             self.update(&file, |inner| inner.data.give_up_refused());
-            file.progress.notify_waiters();
             total -= bytes;
         }
     }

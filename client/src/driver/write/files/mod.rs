@@ -373,6 +373,10 @@ impl Files {
             (result, actions, bulk, before, after)
         };
         self.dirty.changed(before, after);
+        if after < before {
+            // What was committed, given up or cut off need not be waited for.
+            file.progress.notify_waiters();
+        }
         if actions.is_no_longer_early {
             self.cluster.session.delegations.owes_no_more(file.ino);
             self.closed_early.fetch_sub(1, Ordering::Relaxed);

@@ -51,10 +51,7 @@ impl DirtyFile {
             self.appended.data.discard();
         }
         if self.held_bytes() == 0 {
-            self.mtime = None;
-            self.dirty_since = None;
-            self.paused = false;
-            self.refusals = 0;
+            self.emptied();
         }
     }
 }

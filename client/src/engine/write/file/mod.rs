@@ -43,7 +43,7 @@ pub(crate) struct DirtyFile {
     bulk: bool,
     dirty_since: Option<Instant>,
     mtime: Option<Timestamp>,
-    /// Failures so far, and the last one. What failed stays in memory and is tried again.
+    /// Failures so far, and the last one while anything is in memory. What failed stays there and is tried again.
     failures: u64,
     failure: Option<ClientError>,
     /// Data that was given up so far, and why.
@@ -442,8 +442,7 @@ impl DirtyFile {
         self.rewrites = 0;
         self.refusals = 0;
         if self.held_bytes() == 0 {
-            self.mtime = None;
-            self.dirty_since = None;
+            self.emptied();
         }
         committed
     }
@@ -537,8 +536,6 @@ impl DirtyFile {
     fn give_up_all(&mut self, reason: &ClientError) {
         self.give_up(Order::File, reason.clone());
         self.give_up(Order::Append, reason.clone());
-        self.paused = false;
-        self.refusals = 0;
     }
 
     fn give_up(&mut self, order: Order, reason: ClientError) {
@@ -552,6 +549,18 @@ impl DirtyFile {
             self.unseen_loss = Some(reason.clone());
         }
         self.lost(reason);
+        if self.held_bytes() == 0 {
+            self.emptied();
+        }
+    }
+
+    /// Nothing is in memory any more, and so nothing that has failed.
+    fn emptied(&mut self) {
+        self.mtime = None;
+        self.dirty_since = None;
+        self.failure = None;
+        self.paused = false;
+        self.refusals = 0;
     }
 
     fn lane(&mut self, order: Order) -> &mut Lane {

@@ -547,3 +547,18 @@ fn a_flush_whose_data_is_to_be_sent_again_asks_for_the_rules_that_were_forgotten
         assert_eq!(world.namenode, world.model);
     }
 }
+
+#[test]
+fn a_failure_is_forgotten_once_everything_is_stored() {
+    let mut world = World::new();
+    world.write(0, vec![1; 10]);
+    world.flush();
+    world.advance();
+    world.fail_pieces();
+    assert_eq!(world.heal(), Ok(()));
+    world.write(0, vec![2; 10]);
+    assert_eq!(world.file.close_early(), Early::First);
+    assert!(world.file.handle_closed());
+    world.file.lost_last_name();
+    assert_eq!((world.file.held_bytes(), world.file.losses().0), (10, 0));
+}
