@@ -358,7 +358,7 @@ impl Files {
         file: &Arc<FileState>,
         change: impl FnOnce(&mut Inner) -> R,
     ) -> R {
-        let (result, actions, bulk, before, after) = {
+        let (result, actions, bulk, has_shrunk) = {
             let mut inner = file.inner.lock();
             let before = inner.data.held_bytes();
             let result = change(&mut inner);
@@ -370,10 +370,11 @@ impl Files {
                 self.cluster.session.delegations.returned(file.ino);
             }
             let after = inner.data.held_bytes();
-            (result, actions, bulk, before, after)
+            // Under the lock: else what came in would be counted after it has left.
+            self.dirty.changed(before, after);
+            (result, actions, bulk, after < before)
         };
-        self.dirty.changed(before, after);
-        if after < before {
+        if has_shrunk {
             // What was committed, given up or cut off need not be waited for.
             file.progress.notify_waiters();
         }
