@@ -486,5 +486,20 @@ impl File {
 /// Whether data that is to be written meets an error that passes, or that is about other data.
 fn is_passing(error: &ClientError) -> bool {
     let is_of_others = matches!(error, ClientError::DataLost { .. });
-    is_of_others || error.is_transient() && !error.refuses_data()
+    // The namenode waits for its operator.
+    let is_recovering = matches!(error, ClientError::Fs(FsError::Recovery(_)));
+    is_of_others || is_recovering || error.is_transient() && !error.refuses_data()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_a_kernel_writes_back_waits_while_the_namenode_is_in_recovery() {
+        let passes = |error: FsError| is_passing(&error.into());
+        assert!(passes(FsError::Recovery("blocks are missing".into())));
+        assert!(!passes(FsError::ReadOnly) && !passes(FsError::QuotaExceeded));
+        assert!(!passes(FsError::NoSpace), "somebody has to make room");
+    }
 }
