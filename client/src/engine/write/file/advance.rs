@@ -73,11 +73,7 @@ impl DirtyFile {
     }
 
     /// How blocks are to be placed was asked for. What waits for it goes on, or has failed.
-    pub(crate) fn rules_found(
-        &mut self,
-        found: Result<PlacementRules, ClientError>,
-        now: Instant,
-    ) {
+    pub(crate) fn rules_found(&mut self, found: Result<PlacementRules, ClientError>, now: Instant) {
         self.asks_rules = false;
         match found {
             Ok(rules) => self.rules = Some(rules),
