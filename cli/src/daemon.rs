@@ -263,11 +263,13 @@ pub fn mount(args: &MountArgs) -> anyhow::Result<()> {
     let result = runtime.block_on(async {
         let mut stop = StopSignal::listen()?;
         let endpoint = endpoint(config.http.as_ref(), &file, &identity).await?;
-        let mut mount = tokio::select! {
-            mount = Mount::start(client, options) => mount?,
+        let client = tokio::select! {
+            client = Client::connect(client) => client?,
             // It may wait for the namenode for ever.
             () = stop.received() => return Ok(()),
         };
+        // What was mounted is unmounted, also if a signal came meanwhile.
+        let mut mount = Mount::start(client, options).await?;
         if let Some(endpoint) = endpoint {
             tokio::spawn(endpoint.serve(MetricsSite(mount.metrics_text())));
         }

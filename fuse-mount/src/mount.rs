@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use fuser::Session;
-use harvestfs_client::{Client, ClientError, ClientOptions};
+use harvestfs_client::{Client, ClientError};
 use harvestfs_protocol::watch;
 use tokio::task::spawn_blocking;
 
@@ -99,12 +99,12 @@ pub struct Mount {
 }
 
 impl Mount {
-    /// Opens a session with the cluster and mounts.
+    /// Mounts what a session with the cluster shows, and ends the session if that fails. Only what this returns can be
+    /// unmounted: it is not to be dropped before.
     ///
     /// # Errors
     /// [`MountError`]
-    pub async fn start(client: ClientOptions, options: MountOptions) -> Result<Self, MountError> {
-        let client = Client::connect(client).await?;
+    pub async fn start(client: Client, options: MountOptions) -> Result<Self, MountError> {
         match Self::mount(client.clone(), options).await {
             Ok(mount) => Ok(mount),
             Err(error) => {

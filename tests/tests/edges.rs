@@ -111,6 +111,30 @@ fn a_mount_says_whose_it_is_and_gives_nobody_rights() {
 }
 
 #[test]
+fn a_mount_that_is_stopped_while_it_starts_leaves_nothing() {
+    let Some((cluster, _mount)) = Cluster::mounted(&small()) else {
+        return;
+    };
+    let directory = cluster.path("short");
+    fs::create_dir(&directory).expect("a mount point");
+    for _ in 0..20 {
+        let mut process = Command::new(harvestfs())
+            .args(["mount".as_ref(), directory.as_os_str(), "--config".as_ref()])
+            .arg(cluster.path("client/client.toml"))
+            .stdout(Stdio::null())
+            .spawn()
+            .expect("the binary runs");
+        let began = Instant::now();
+        while mounted_on(&directory).is_none() {
+            assert!(began.elapsed() < DEADLINE, "it is not mounted");
+        }
+        signal(&process, Signal::TERM);
+        assert!(process.wait().expect("it ends").success());
+        assert_eq!(mounted_on(&directory), None);
+    }
+}
+
+#[test]
 fn a_killed_mount_is_cleaned_up_by_the_next() {
     let Some((mut cluster, mount)) = Cluster::mounted(&small()) else {
         return;
