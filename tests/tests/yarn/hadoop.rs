@@ -5,6 +5,7 @@ use std::fmt::Write;
 use std::fs::{self, File};
 use std::io::{Read, Write as _};
 use std::net::{SocketAddr, TcpStream};
+use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
@@ -318,6 +319,23 @@ fn queues() -> String {
     configuration(&properties)
 }
 
+impl Hadoop {
+    /// Kills what NodeManagers have left behind. What containers run names a directory of theirs, which is below this one.
+    fn kill_containers(&self) {
+        let directory = self.directory.as_os_str().as_bytes();
+        let processes = fs::read_dir("/proc").expect("it is there").flatten();
+        for process in processes {
+            let line = fs::read(process.path().join("cmdline")).unwrap_or_default();
+            let is_of_ours = line.windows(directory.len()).any(|part| part == directory);
+            let pid = process.file_name().to_str().and_then(|it| it.parse().ok());
+            if is_of_ours && let Some(pid) = pid.and_then(Pid::from_raw) {
+                // It may have ended.
+                let _ = kill_process(pid, Signal::KILL);
+            }
+        }
+    }
+}
+
 impl Drop for Hadoop {
     fn drop(&mut self) {
         if std::thread::panicking() {
@@ -341,5 +359,6 @@ impl Drop for Hadoop {
             let _ = process.kill();
             let _ = process.wait();
         }
+        self.kill_containers();
     }
 }
