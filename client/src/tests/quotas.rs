@@ -215,13 +215,17 @@ async fn what_is_cut_off_does_not_come_back_when_nobody_waits_for_the_cut() {
     limit(&client, full, b"99999999").await;
     let syncing = tokio::spawn({
         let file = file.clone();
-        async move { file.sync().await }
+        async move {
+            // It is not cut off with what came before.
+            file.write(0, Bytes::from_static(b"after")).await?;
+            file.sync().await
+        }
     });
     tokio::time::sleep(Duration::from_millis(100)).await;
     cluster.namenode.hold(None);
     let synced = tokio::time::timeout(DEADLINE, syncing).await;
     assert_eq!(synced.unwrap().unwrap(), Ok(()));
-    assert_eq!(read_elsewhere(&cluster, "/full/f").await, b"");
+    assert_eq!(read_elsewhere(&cluster, "/full/f").await, b"after");
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -41,10 +41,6 @@ impl Target {
 }
 
 impl Inner {
-    fn takes(&self, target: Target) -> bool {
-        !self.is_kept && self.data.takes(target.order())
-    }
-
     fn take_in(&mut self, credentials: &Credentials, target: Target, data: Bytes) {
         let when = moment();
         match target {
@@ -55,9 +51,22 @@ impl Inner {
 }
 
 impl FileState {
-    /// Whether it takes such data now.
+    /// Whether nothing has to be stored before such data comes in.
     fn takes(&self, target: Target) -> bool {
-        self.inner.lock().takes(target)
+        self.inner.lock().data.takes(target.order())
+    }
+
+    /// Waits until it is not being cut: what comes in meanwhile would be cut off with the rest.
+    async fn uncut(&self) {
+        loop {
+            let progress = self.progress.notified();
+            tokio::pin!(progress);
+            progress.as_mut().enable();
+            if !self.inner.lock().data.holds_commits() {
+                return;
+            }
+            progress.await;
+        }
     }
 
     /// Waits for all that came earlier.
@@ -86,9 +95,21 @@ impl Files {
         target: Target,
         data: Bytes,
     ) -> Result<(), Bytes> {
+        self.take_in_now(file, credentials, target, data, false)
+    }
+
+    fn take_in_now(
+        self: &Arc<Self>,
+        file: &Arc<FileState>,
+        credentials: &Credentials,
+        target: Target,
+        data: Bytes,
+        has_turn: bool,
+    ) -> Result<(), Bytes> {
         self.update(file, |inner| {
+            let is_kept = inner.is_kept && !has_turn;
             // Under the lock, or what is not to meet could come in at the same time.
-            if !inner.takes(target) {
+            if is_kept || inner.data.holds_commits() || !inner.data.takes(target.order()) {
                 return Err(data);
             }
             inner.take_in(credentials, target, data);
@@ -110,17 +131,27 @@ impl Files {
         if !file.takes(target) {
             self.flush(file, false).await?;
         }
-        self.wait_for_room(file, data.len()).await?;
+        if !self.dirty.has_room(data.len()) {
+            self.wait_for_room(file, data.len()).await?;
+        }
         self.find_rules(file).await?;
-        let Err(data) = self.try_take_in(file, credentials, target, data) else {
+        let Err(mut data) = self.try_take_in(file, credentials, target, data) else {
             return Ok(());
         };
-        // Others were quicker, and would be again and again. The flush leaves nothing that this one could meet.
+        // Others were quicker, and would be again and again.
         let _turn = file.turn().await;
-        self.flush(file, false).await?;
-        self.find_rules(file).await?;
-        self.update(file, |inner| inner.take_in(credentials, target, data));
-        Ok(())
+        loop {
+            file.uncut().await;
+            if !file.takes(target) {
+                self.flush(file, false).await?;
+            }
+            self.find_rules(file).await?;
+            match self.take_in_now(file, credentials, target, data, true) {
+                Ok(()) => return Ok(()),
+                // It is being cut again.
+                Err(given_back) => data = given_back,
+            }
+        }
     }
 }
 

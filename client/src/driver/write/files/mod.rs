@@ -276,20 +276,10 @@ impl Files {
 
     /// Starts flushing a file without waiting for it.
     pub(crate) fn start_flush(self: &Arc<Self>, file: &Arc<FileState>) {
-        if !file.has_data() {
-            return;
-        }
-        if file.rules().is_some() {
+        if file.has_data() {
             let request = RequestId::current();
             self.update(file, |inner| inner.data.want_all(request));
-            return;
         }
-        let (files, file) = (self.clone(), file.clone());
-        self.cluster.session.runtime.spawn(async move {
-            if let Err(error) = files.flush(&file, false).await {
-                tracing::warn!(ino = %file.ino, %error, "cannot flush a file yet");
-            }
-        });
     }
 
     /// Waits until everything written to a file so far is part of it; with `durable`, and on stable

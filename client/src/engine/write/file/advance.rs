@@ -77,7 +77,7 @@ impl DirtyFile {
         self.asks_rules = false;
         match found {
             Ok(rules) => self.rules = Some(rules),
-            Err(error) if self.rules.is_none() => self.failed(&error, now),
+            Err(error) if self.rules.is_none() && self.has_wanted() => self.failed(&error, now),
             Err(_) => {}
         }
     }

@@ -14,6 +14,10 @@ impl DirtyFile {
         self.holds_commits = hold;
     }
 
+    pub(crate) fn holds_commits(&self) -> bool {
+        self.holds_commits
+    }
+
     /// Whether a commit is in flight.
     pub(crate) fn is_committing(&self) -> bool {
         self.written.data.is_committing() || self.appended.data.is_committing()

@@ -538,9 +538,13 @@ impl Writeback {
                     .insert_whole(newer.offset, newer.data, gone.epoch);
             }
         }
-        for newer in &mut self.pieces {
-            let overlaps = newer.range().start < range.end && range.start < newer.range().end;
-            if newer.id > gone.id && newer.epoch > gone.epoch && overlaps {
+        // What is hidden itself is committed no later than what hides it, or hands on what waits for it when it fails.
+        for visible in self.sent.overlapping(range) {
+            let Some(index) = self.position(visible.tag) else {
+                continue;
+            };
+            let newer = &mut self.pieces[index];
+            if newer.epoch > gone.epoch {
                 let bytes = newer.bytes();
                 self.held.move_to(gone.epoch, newer.epoch, bytes);
                 if newer.place.is_none() {
