@@ -4,7 +4,7 @@ use std::process::Output;
 use std::thread;
 use std::time::Duration;
 
-use harvestfs_tests::{Cluster, ClusterOptions};
+use harvestfs_tests::{Cluster, ClusterOptions, wait_until};
 
 use super::{address, begin, stderr, voters};
 
@@ -25,6 +25,15 @@ fn change(cluster: &mut Cluster, command: &str, which: usize, killed_after: Dura
     output
 }
 
+/// Has the first namenode lead, which may have been started a moment ago: the one that leads has to reach it first.
+fn hand_over(cluster: &Cluster) {
+    let to = address(cluster, 1);
+    let transfer = ["admin", "namenode", "transfer", &to];
+    wait_until("the first one leads", Duration::from_secs(30), || {
+        cluster.command(&transfer).status.success()
+    });
+}
+
 #[test]
 fn a_change_of_the_members_is_made_though_its_leader_is_killed() {
     let mut cluster = Cluster::start(&ClusterOptions {
@@ -40,16 +49,14 @@ fn a_change_of_the_members_is_made_though_its_leader_is_killed() {
         assert_eq!(voters(&cluster).len(), NAMENODES + 1);
 
         if cluster.leader() == new {
-            let to = address(&cluster, 1);
-            cluster.output_of(&["admin", "namenode", "transfer", &to]);
+            hand_over(&cluster);
         }
         let removed = change(&mut cluster, "remove", new, after);
         if !removed.status.success() {
             // It is the next leader.
             let said = stderr(&removed);
             assert!(said.contains("the namenode that leads cannot"), "{said}");
-            let to = address(&cluster, 1);
-            cluster.output_of(&["admin", "namenode", "transfer", &to]);
+            hand_over(&cluster);
             let old = address(&cluster, new);
             cluster.output_of(&["admin", "namenode", "remove", &old]);
         }
