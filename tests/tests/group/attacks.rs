@@ -17,7 +17,7 @@ use harvestfs_tests::{Cluster, ClusterOptions, wait_until};
 use serde_json::Value;
 
 use super::proxy::Proxy;
-use super::{address, voters};
+use super::{address, hand_over, voters};
 
 const NAMENODES: usize = 3;
 const DEADLINE: Duration = Duration::from_secs(60);
@@ -278,9 +278,8 @@ fn messages_that_no_leader_can_have_sent_and_those_of_one_that_was_removed_chang
     cluster.output_of(&["admin", "namenode", "remove", &of_removed]);
     cluster.stop(&Cluster::namenode_name(removed));
     let other = (1..=NAMENODES).find(|it| *it != leader && *it != removed);
-    let to = address(&cluster, other.expect("one of three"));
     // The term in which it was a member is over.
-    cluster.output_of(&["admin", "namenode", "transfer", &to]);
+    hand_over(&cluster, other.expect("one of three"));
     cluster.output_of(&["fs", "mkdir", "/without"]);
     let before = Before::of(&cluster);
     assert!(before.term > old_term);
@@ -356,8 +355,7 @@ fn datagrams_between_namenodes_that_are_played_again_later_do_nothing() {
     let first = cluster.leader();
     cluster.output_of(&["fs", "mkdir", "/before"]);
     let next = first % NAMENODES + 1;
-    let to = address(&cluster, next);
-    cluster.output_of(&["admin", "namenode", "transfer", &to]);
+    hand_over(&cluster, next);
     cluster.output_of(&["fs", "mkdir", "/recorded"]);
     let recorded: usize = proxies.iter().map(Proxy::recorded).sum();
     assert!(recorded > 100, "{recorded} datagrams");

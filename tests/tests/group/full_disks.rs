@@ -15,7 +15,7 @@ use harvestfs_tests::{Cluster, ClusterOptions, skip, wait_until};
 use rustix::fs::{XattrFlags, setxattr};
 use tempfile::TempDir;
 
-use super::{address, voters};
+use super::{address, hand_over, voters};
 
 const NAMENODES: usize = 3;
 const DEADLINE: Duration = Duration::from_secs(120);
@@ -169,7 +169,7 @@ fn when_most_disks_were_full_the_group_goes_on_by_itself_and_nothing_is_lost() {
         });
         cluster.output_of(&["admin", "namenode", "add", &address(&cluster, number)]);
     }
-    cluster.output_of(&["admin", "namenode", "transfer", &address(&cluster, 2)]);
+    hand_over(&cluster, 2);
     let directory = mount.join("d");
     fs::create_dir(&directory).expect("mkdir");
     let programs = Programs::start(&directory);

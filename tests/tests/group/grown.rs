@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use harvestfs_tests::{Cluster, ClusterOptions, wait_until};
 
-use super::{address, begin, name_namenodes};
+use super::{address, begin, hand_over, name_namenodes};
 
 const DEADLINE: Duration = Duration::from_secs(60);
 /// As an operator may who wants to know what is wrong.
@@ -35,8 +35,8 @@ fn grown() -> Cluster {
 fn operators_who_know_one_namenode_hand_leadership_over_and_back() {
     let cluster = grown();
     for to in [2, 3, 1, 3, 2, 1] {
+        let said = hand_over(&cluster, to);
         let to = address(&cluster, to);
-        let said = cluster.output_of(&["admin", "namenode", "transfer", &to]);
         assert!(said.contains(&format!("{to} leads")), "{said}");
         cluster.output_of(&["admin", "status"]);
     }
@@ -68,8 +68,7 @@ fn a_command_outlives_the_one_namenode_that_it_knows() {
 #[test]
 fn one_that_is_left_alone_tells_what_it_knows() {
     let mut cluster = grown();
-    let to = address(&cluster, 2);
-    cluster.output_of(&["admin", "namenode", "transfer", &to]);
+    hand_over(&cluster, 2);
     for number in [2, 3] {
         cluster.kill(&Cluster::namenode_name(number));
     }
@@ -97,8 +96,7 @@ fn one_that_is_left_alone_tells_what_it_knows() {
 #[test]
 fn one_that_left_is_enough_to_find_the_others() {
     let cluster = grown();
-    let to = address(&cluster, 2);
-    cluster.output_of(&["admin", "namenode", "transfer", &to]);
+    hand_over(&cluster, 2);
     let old = address(&cluster, 1);
     cluster.output_of(&["admin", "namenode", "remove", &old]);
     let name = Cluster::namenode_name(1);

@@ -4,9 +4,9 @@ use std::process::Output;
 use std::thread;
 use std::time::Duration;
 
-use harvestfs_tests::{Cluster, ClusterOptions, wait_until};
+use harvestfs_tests::{Cluster, ClusterOptions};
 
-use super::{address, begin, stderr, voters};
+use super::{address, begin, hand_over, stderr, voters};
 
 const NAMENODES: usize = 3;
 /// From when the command begins.
@@ -25,15 +25,6 @@ fn change(cluster: &mut Cluster, command: &str, which: usize, killed_after: Dura
     output
 }
 
-/// Has the first namenode lead, which may have been started a moment ago: the one that leads has to reach it first.
-fn hand_over(cluster: &Cluster) {
-    let to = address(cluster, 1);
-    let transfer = ["admin", "namenode", "transfer", &to];
-    wait_until("the first one leads", Duration::from_secs(30), || {
-        cluster.command(&transfer).status.success()
-    });
-}
-
 #[test]
 fn a_change_of_the_members_is_made_though_its_leader_is_killed() {
     let mut cluster = Cluster::start(&ClusterOptions {
@@ -49,14 +40,14 @@ fn a_change_of_the_members_is_made_though_its_leader_is_killed() {
         assert_eq!(voters(&cluster).len(), NAMENODES + 1);
 
         if cluster.leader() == new {
-            hand_over(&cluster);
+            hand_over(&cluster, 1);
         }
         let removed = change(&mut cluster, "remove", new, after);
         if !removed.status.success() {
             // It is the next leader.
             let said = stderr(&removed);
             assert!(said.contains("the namenode that leads cannot"), "{said}");
-            hand_over(&cluster);
+            hand_over(&cluster, 1);
             let old = address(&cluster, new);
             cluster.output_of(&["admin", "namenode", "remove", &old]);
         }

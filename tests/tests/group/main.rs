@@ -18,8 +18,9 @@ use std::fs;
 use std::net::SocketAddr;
 use std::path::Path;
 use std::process::{Child, Command, Output, Stdio};
+use std::time::Duration;
 
-use harvestfs_tests::{Cluster, harvestfs};
+use harvestfs_tests::{Cluster, harvestfs, wait_until};
 
 fn stderr(output: &Output) -> String {
     String::from_utf8_lossy(&output.stderr).into_owned()
@@ -63,6 +64,19 @@ fn voters(cluster: &Cluster) -> Vec<SocketAddr> {
         .collect();
     addrs.sort();
     addrs
+}
+
+/// Has a namenode lead. It may have to be reached first, if it has just been started, and another one may be quicker on a
+/// machine that is busy: then the operator is told to try again. Returns what the command said in the end.
+fn hand_over(cluster: &Cluster, number: usize) -> String {
+    let to = address(cluster, number);
+    let mut said = String::new();
+    wait_until("it leads", Duration::from_secs(30), || {
+        let output = cluster.command(&["admin", "namenode", "transfer", &to]);
+        said = String::from_utf8_lossy(&output.stdout).into_owned();
+        output.status.success()
+    });
+    said
 }
 
 /// Changes which namenodes a configuration names.
