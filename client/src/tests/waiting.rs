@@ -17,7 +17,9 @@ use harvestfs_protocol::types::Attr;
 use super::faults::{DEADLINE, read_elsewhere, write_all};
 use super::{create, name, pattern, root};
 use crate::testing::Cluster;
-use crate::{CacheListener, Client, ClientError, File, Invalidated, Invalidation, OpenFlags};
+use crate::{
+    CacheListener, Client, ClientError, ClientOptions, File, Invalidated, Invalidation, OpenFlags,
+};
 
 /// Counts what it is notified of: names, and everything.
 #[derive(Default)]
@@ -265,11 +267,8 @@ async fn what_a_kernel_writes_back_ends_with_the_client() {
     assert!(ended.unwrap().unwrap().is_err());
 }
 
-/// A new file of a client that soon gives up waiting, to be appended to.
-async fn impatient_log(cluster: &Cluster) -> (Client, File) {
-    let mut options = cluster.options("a");
-    options.unreachable_timeout = Duration::from_secs(1);
-    // Nothing is flushed but for the test.
+/// A new file to be appended to, of which nothing is flushed but for the test.
+async fn log_of(mut options: ClientOptions) -> (Client, File) {
     options.dirty_age_max = Duration::from_secs(3600);
     let client = Client::connect(options).await.unwrap();
     let flags = OpenFlags {
@@ -281,6 +280,21 @@ async fn impatient_log(cluster: &Cluster) -> (Client, File) {
         .await
         .unwrap();
     (client, log)
+}
+
+/// The same of a client that soon gives up waiting.
+async fn impatient_log(cluster: &Cluster) -> (Client, File) {
+    let mut options = cluster.options("a");
+    options.unreachable_timeout = Duration::from_secs(1);
+    log_of(options).await
+}
+
+async fn commit_is_called(cluster: &Cluster) {
+    let began = Instant::now();
+    while cluster.namenode.calls(Commit::NAME) == 0 {
+        assert!(began.elapsed() < DEADLINE, "nothing is committed");
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
 }
 
 /// The client connects again, and then stores what it has in memory.
@@ -324,11 +338,7 @@ async fn of_appends_those_are_given_up_that_may_have_been_executed_and_no_others
         let log = log.clone();
         async move { log.sync().await }
     });
-    let began = Instant::now();
-    while cluster.namenode.calls(Commit::NAME) == 0 {
-        assert!(began.elapsed() < DEADLINE, "nothing is committed");
-        tokio::time::sleep(Duration::from_millis(1)).await;
-    }
+    commit_is_called(&cluster).await;
     log.append(Bytes::from_static(b"two\n")).await.unwrap();
     let lost = syncing.await.unwrap();
     let is_named = matches!(lost, Err(ClientError::DataLost { .. }));
@@ -344,29 +354,14 @@ async fn of_appends_those_are_given_up_that_may_have_been_executed_and_no_others
 async fn what_is_written_and_what_is_appended_are_stored_in_the_order_in_which_they_were_acknowledged()
  {
     let cluster = Cluster::start(3, 3).await;
-    let mut options = cluster.options("a");
-    // Nothing is flushed but for the test.
-    options.dirty_age_max = Duration::from_secs(3600);
-    let client = Client::connect(options).await.unwrap();
-    let flags = OpenFlags {
-        append: true,
-        ..OpenFlags::READ_WRITE
-    };
-    let (_, log) = client
-        .create_file(&root(), InodeId::ROOT, &name("log"), 0o644, flags)
-        .await
-        .unwrap();
+    let (_client, log) = log_of(cluster.options("a")).await;
     cluster.namenode.hold(Some(Commit::NAME));
     log.append(Bytes::from_static(b"one\n")).await.unwrap();
     let writing = tokio::spawn({
         let log = log.clone();
         async move { log.write(8, Bytes::from_static(b"three\n")).await }
     });
-    let began = Instant::now();
-    while cluster.namenode.calls(Commit::NAME) == 0 {
-        assert!(began.elapsed() < DEADLINE, "nothing is committed");
-        tokio::time::sleep(Duration::from_millis(1)).await;
-    }
+    commit_is_called(&cluster).await;
     log.append(Bytes::from_static(b"two\n")).await.unwrap();
     cluster.namenode.hold(None);
     let written = tokio::time::timeout(DEADLINE, writing).await;
@@ -393,11 +388,7 @@ async fn a_flush_whose_data_is_sent_again_ends_after_an_attribute_was_set() {
         let file = file.clone();
         async move { file.sync().await }
     });
-    let began = Instant::now();
-    while cluster.namenode.calls(Commit::NAME) == 0 {
-        assert!(began.elapsed() < DEADLINE, "nothing is committed");
-        tokio::time::sleep(Duration::from_millis(1)).await;
-    }
+    commit_is_called(&cluster).await;
     client
         .setxattr(&root(), attr.ino, b"user.a", b"b", SetXattrMode::Any)
         .await

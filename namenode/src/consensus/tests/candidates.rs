@@ -29,15 +29,7 @@ async fn a_member_that_is_no_candidate_asks_nobody_for_a_vote() {
     let journal = journal_in(dir.path());
     let members = BTreeMap::from([(MemberId(1), member(1)), (MemberId(2), there)]);
     found(&journal, MemberId(1), members).unwrap();
-    let read = ReadLog {
-        snapshot_lsn: 0,
-        last_lsn: 0,
-        terms: Vec::new(),
-        members: None,
-    };
-    let options = JournalWriterOptions::default();
-    let started = Consensus::start(journal, options, read, member(1), endpoint());
-    let (consensus, _committed) = started.await.unwrap();
+    let (consensus, _committed) = start_empty(journal).await;
     // Before it may vote, and so ask.
     consensus.set_candidate(false);
     assert!(!is_called(&other, 5 * PROMISED).await);

@@ -324,9 +324,24 @@ async fn start_with_members(
         terms: vec![(1, 1)],
         members: Some(ReadMembers { lsn: 1, members }),
     };
+    start(journal, read).await
+}
+
+async fn start(journal: Journal, read: ReadLog) -> (Consensus, mpsc::Receiver<Committed>) {
     let options = JournalWriterOptions::default();
     let started = Consensus::start(journal, options, read, member(1), endpoint());
     started.await.unwrap()
+}
+
+/// With a journal that has no record yet.
+async fn start_empty(journal: Journal) -> (Consensus, mpsc::Receiver<Committed>) {
+    let read = ReadLog {
+        snapshot_lsn: 0,
+        last_lsn: 0,
+        terms: Vec::new(),
+        members: None,
+    };
+    start(journal, read).await
 }
 
 async fn once_it_leads(consensus: &Consensus) {
@@ -436,9 +451,7 @@ async fn a_start_with_a_snapshot_does_not_take_its_end_for_the_beginning_of_a_te
             terms: vec![(4, last_term)],
             members: None,
         };
-        let options = JournalWriterOptions::default();
-        let started = Consensus::start(journal, options, read, member(1), endpoint());
-        let (consensus, _committed) = started.await.unwrap();
+        let (consensus, _committed) = start(journal, read).await;
         assert_eq!(consensus.term_after_epoch(2), begun, "{:?}", kept.terms);
         consensus.close().await.unwrap();
     }
@@ -472,15 +485,7 @@ async fn a_member_that_has_just_started_votes_only_for_whom_the_leader_names() {
     let dir = tempfile::tempdir().unwrap();
     let journal = journal_in(dir.path());
     found(&journal, MemberId(1), members(&[1, 2, 3])).unwrap();
-    let read = ReadLog {
-        snapshot_lsn: 0,
-        last_lsn: 0,
-        terms: Vec::new(),
-        members: None,
-    };
-    let options = JournalWriterOptions::default();
-    let started = Consensus::start(journal, options, read, member(1), endpoint());
-    let (consensus, _committed) = started.await.unwrap();
+    let (consensus, _committed) = start_empty(journal).await;
     let service = consensus.service();
     let votes = async |term, is_trial, is_transfer| {
         let request = PeerRequest::Vote {

@@ -44,20 +44,10 @@ impl Files {
             _serial: serial.clone(),
         };
         self.update(file, |inner| inner.data.hold_commits(true));
-        loop {
-            let progress = file.progress.notified();
-            tokio::pin!(progress);
-            progress.as_mut().enable();
-            let (is_committing, may_be_cut) = {
-                let inner = file.inner.lock();
-                let may_be_cut = inner.data.may_be_cut(size_bytes);
-                (inner.data.is_committing(), may_be_cut)
-            };
-            if !is_committing {
-                return may_be_cut.then_some(cut);
-            }
-            progress.await;
-        }
+        let may_be_cut = file
+            .once(|data| (!data.is_committing()).then(|| data.may_be_cut(size_bytes)))
+            .await;
+        may_be_cut.then_some(cut)
     }
 }
 

@@ -56,19 +56,6 @@ impl FileState {
         self.inner.lock().data.takes(target.order())
     }
 
-    /// Waits until it is not being cut: what comes in meanwhile would be cut off with the rest.
-    async fn uncut(&self) {
-        loop {
-            let progress = self.progress.notified();
-            tokio::pin!(progress);
-            progress.as_mut().enable();
-            if !self.inner.lock().data.holds_commits() {
-                return;
-            }
-            progress.await;
-        }
-    }
-
     /// Waits for all that came earlier.
     async fn turn(&self) -> Turn<'_> {
         let queue = self.turns.lock().await;
@@ -141,7 +128,9 @@ impl Files {
         // Others were quicker, and would be again and again.
         let _turn = file.turn().await;
         loop {
-            file.uncut().await;
+            // What comes in meanwhile would be cut off with the rest.
+            file.once(|data| (!data.holds_commits()).then_some(()))
+                .await;
             if !file.takes(target) {
                 self.flush(file, false).await?;
             }

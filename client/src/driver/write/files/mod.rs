@@ -161,6 +161,20 @@ impl FileState {
         self.inner.lock().data.refused_bytes()
     }
 
+    /// Waits until `found` finds something; it looks again after each progress.
+    async fn once<T>(&self, found: impl Fn(&DirtyFile) -> Option<T>) -> T {
+        loop {
+            let progress = self.progress.notified();
+            tokio::pin!(progress);
+            progress.as_mut().enable();
+            let found = found(&self.inner.lock().data);
+            if let Some(found) = found {
+                return found;
+            }
+            progress.await;
+        }
+    }
+
     pub(crate) fn rules(&self) -> Option<PlacementRules> {
         self.inner.lock().data.rules()
     }
@@ -311,16 +325,7 @@ impl Files {
     ) -> Result<(), ClientError> {
         let request = RequestId::current();
         let flush = self.update(file, |inner| inner.data.begin_flush(durable, request));
-        loop {
-            let progress = file.progress.notified();
-            tokio::pin!(progress);
-            progress.as_mut().enable();
-            let ended = file.inner.lock().data.flushed(&flush);
-            if let Some(ended) = ended {
-                return ended;
-            }
-            progress.await;
-        }
+        file.once(|data| data.flushed(&flush)).await
     }
 
     /// Something of a file could not be stored: those who wait for that, or for its room, look again.
