@@ -137,13 +137,13 @@ impl Files {
 
     /// A commit is part of the file; `relaxed` is its number if it may not be durable.
     fn commit_done(self: &Arc<Self>, file: &Arc<FileState>, order: Order, relaxed: u64) {
-        let committed = self.update(file, |inner| {
+        self.update(file, |inner| {
             inner.relaxed = inner.relaxed.max(relaxed);
-            inner.data.commit_done(order)
+            // Before anyone can see that it has left the file's memory.
+            for (place, data) in inner.data.commit_done(order) {
+                self.recent.keep(place, &data);
+            }
         });
-        for (place, data) in committed {
-            self.recent.keep(place, &data);
-        }
         file.progress.notify_waiters();
     }
 
