@@ -400,3 +400,56 @@ async fn a_flush_whose_data_is_sent_again_ends_after_an_attribute_was_set() {
     synced.unwrap().unwrap().unwrap();
     assert_eq!(read_elsewhere(&cluster, "/file").await, b"content");
 }
+
+/// Gives up a change while the namenode is away.
+async fn give_up<T>(change: impl Future<Output = T>) {
+    let change = tokio::time::timeout(Duration::from_millis(20), change);
+    assert!(change.await.is_err(), "it was answered");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_change_that_was_given_up_happens_before_those_that_are_asked_for_after_it() {
+    let cluster = Cluster::start(3, 3).await;
+    let client = cluster.client("a").await;
+    let me = root();
+    let mut files = Vec::new();
+    // Each has its own chance to be overtaken.
+    for index in 0..8 {
+        let (_, file) = create(&client, &format!("file-{index}")).await;
+        write_all(&file, b"before").await;
+        file.sync().await.unwrap();
+        let removed = name(&format!("removed-{index}"));
+        create(&client, &format!("removed-{index}")).await;
+        files.push((file, removed));
+    }
+    cluster.namenode.crash().await;
+    for (file, removed) in &files {
+        give_up(file.truncate(0)).await;
+        give_up(client.unlink(&me, InodeId::ROOT, removed)).await;
+    }
+    let mut after = Vec::new();
+    for (file, removed) in files {
+        let (client, me) = (client.clone(), me.clone());
+        after.push(tokio::spawn(async move {
+            file.write(0, Bytes::from_static(b"after")).await?;
+            file.sync().await?;
+            let mode = 0o644;
+            client
+                .create_file(&me, InodeId::ROOT, &removed, mode, OpenFlags::READ)
+                .await
+        }));
+    }
+    cluster.namenode.restart().await;
+    for task in after {
+        let done = tokio::time::timeout(DEADLINE, task).await;
+        done.unwrap().unwrap().unwrap();
+    }
+    let other = cluster.client("b").await;
+    for index in 0..8 {
+        let path = format!("/file-{index}");
+        assert_eq!(read_elsewhere(&cluster, &path).await, b"after");
+        let removed = name(&format!("removed-{index}"));
+        let found = other.lookup(&me, InodeId::ROOT, &removed).await;
+        assert!(found.is_ok(), "{found:?}");
+    }
+}

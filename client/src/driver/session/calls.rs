@@ -99,7 +99,7 @@ impl Drop for Pending<'_> {
         let request = self.request.clone();
         let session = self.session.clone();
         // Before the caller is told that it was interrupted.
-        let unsettled = session.cache.unsettled(&scope_of(&request));
+        let unsettled = session.cache.unsettled(&scope_of(mutation_of(&request)));
         let runtime = session.runtime.clone();
         runtime.spawn(RequestId::current().scope(async move {
             let asked = session.ask(&request, Some(number.generation()));
@@ -129,6 +129,7 @@ impl Drop for Pending<'_> {
             // The kernel has forgotten what it was told meanwhile: from here on, this client knows of the mutation.
             drop(unsettled);
             drop(number);
+            session.settled.notify_waiters();
         }));
     }
 }
@@ -164,8 +165,8 @@ pub(super) fn mutation_of(request: &Request) -> &Mutation {
 }
 
 /// What a mutation may change.
-fn scope_of(request: &Request) -> Scope {
-    let facts = mutation_of(request).facts();
+fn scope_of(mutation: &Mutation) -> Scope {
+    let facts = mutation.facts();
     let entries = facts.entries.into_iter().flatten();
     Scope {
         entries: entries.map(|(dir, name)| (dir, name.clone())).collect(),
@@ -290,6 +291,18 @@ impl Session {
         Ok(done.await?)
     }
 
+    /// Waits while a mutation that no caller waits for may yet change one of these: it was asked for before, and is to
+    /// happen before. It ends as its own patience does.
+    pub(crate) async fn settled(&self, scope: &Scope) {
+        loop {
+            let settled = self.settled.notified();
+            if !self.cache.is_any_unsettled(scope) {
+                return;
+            }
+            settled.await;
+        }
+    }
+
     fn execute<'a>(
         self: &'a Arc<Self>,
         credentials: &'a Credentials,
@@ -321,6 +334,10 @@ impl Session {
             Window::Work => WINDOW,
             Window::Confirming => CONFIRMING_WINDOW,
         };
+        // Those of many files have waited before they were put together.
+        if !matches!(mutation, Mutation::Commit(_)) && self.cache.is_unsettled() {
+            self.settled(&scope_of(&mutation)).await;
+        }
         let number = self.sequences.begin(window).await;
         let answered_before = self.last_relaxed();
         let ticket = self.cache.ticket();
@@ -384,7 +401,7 @@ impl Session {
         let mutated = match result {
             Ok(mutated) => mutated,
             Err(given_up) => {
-                self.cache.forget(&scope_of(&request));
+                self.cache.forget(&scope_of(mutation_of(&request)));
                 return Err(given_up);
             }
         };

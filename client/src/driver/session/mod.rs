@@ -129,6 +129,8 @@ pub(crate) struct Session {
     lease: Lease,
     listener: Mutex<Option<Arc<dyn CacheListener>>>,
     ended: Mutex<Ended>,
+    /// A mutation has ended that no caller waited for.
+    settled: Notify,
     /// What the namenode said of blocks when the session began: there is no user of it before.
     block_bytes: AtomicU64,
     default_rules: Mutex<Option<PlacementRules>>,
@@ -174,6 +176,7 @@ impl Session {
             lease: Lease::default(),
             listener: Mutex::default(),
             ended: Mutex::default(),
+            settled: Notify::new(),
             block_bytes: AtomicU64::new(0),
             default_rules: Mutex::default(),
             epoch: AtomicU32::new(0),

@@ -66,6 +66,19 @@ impl MetaCache {
         self.is_unsettled.load(Ordering::Acquire)
     }
 
+    /// Whether a mutation that no caller waits for may yet change one of these.
+    pub(crate) fn is_any_unsettled(&self, scope: &Scope) -> bool {
+        if !self.is_unsettled() {
+            return false;
+        }
+        let inner = self.inner.lock();
+        let is_unsettled = |subject| inner.unsettled.contains_key(&subject);
+        let mut inodes = scope.inodes.iter();
+        let mut entries = scope.entries.iter();
+        inodes.any(|ino| is_unsettled(Subject::Inode(*ino)))
+            || entries.any(|(parent, name)| is_unsettled(Subject::Entry(*parent, name.clone())))
+    }
+
     /// Whether this inode may change at any moment.
     pub(crate) fn is_inode_unsettled(&self, ino: InodeId) -> bool {
         self.is_unsettled() && self.inner.lock().is_unsettled(&Subject::Inode(ino))

@@ -43,6 +43,13 @@ pub(in crate::consensus) struct LogStore {
     reader: JournalReader,
 }
 
+/// What comes of writing the journal back.
+type Synced = oneshot::Receiver<Result<Lsn, Arc<JournalError>>>;
+
+fn closed() -> io::Error {
+    io::Error::other("the journal is closed")
+}
+
 struct Shared {
     disk: Arc<dyn Disk>,
     counters: Arc<JournalCounters>,
@@ -320,7 +327,7 @@ impl LogStore {
     /// Removes the entries after this one, which another leader replaces. It is the caller's turn.
     async fn remove_after(&self, lsn: Lsn) -> Result<(), io::Error> {
         let Some(writer) = self.writer() else {
-            return Err(io::Error::other("the journal is closed"));
+            return Err(closed());
         };
         {
             let mut tail = self.shared.tail.lock();
@@ -345,7 +352,7 @@ impl LogStore {
         writer.truncate_after(lsn, done).await;
         match removed.await {
             Ok(outcome) => outcome.map_err(io::Error::other),
-            Err(_) => Err(io::Error::other("the journal is closed")),
+            Err(_) => Err(closed()),
         }
     }
 
@@ -364,35 +371,28 @@ impl LogStore {
         self.keep(|kept| kept.forget_before(oldest))
     }
 
-    /// Waits until what was appended before is durable. openraft takes a vote that is saved for the end of everything
-    /// before it, and would acknowledge to the next leader what a slow disk does not have yet
-    /// (`openraft::docs::protocol::io_ordering`).
-    async fn sync(&self) -> Result<(), io::Error> {
+    /// Has the journal written back, and answer when what was appended before is durable; none if it is.
+    async fn begin_sync(&self) -> Result<Option<Synced>, io::Error> {
+        // Behind what is being handed to the journal.
+        let _turn = self.shared.turn.lock().await;
+        let Some(writer) = self.writer() else {
+            return Err(closed());
+        };
+        if self.is_durable() {
+            return Ok(None);
+        }
         let (sender, synced) = oneshot::channel();
-        {
-            // Behind what is being handed to the journal.
-            let _turn = self.shared.turn.lock().await;
-            let Some(writer) = self.writer() else {
-                return Err(io::Error::other("the journal is closed"));
-            };
-            if self.is_durable() {
-                return Ok(());
-            }
-            let nothing = Batch {
-                first: None,
-                records: Vec::new(),
-                wants_durable: true,
-                done: Box::new(move |outcome| {
-                    // The caller waits, or this member stops.
-                    let _ = sender.send(outcome);
-                }),
-            };
-            writer.commit(nothing).await;
-        }
-        match synced.await {
-            Ok(outcome) => outcome.map(|_| ()).map_err(io::Error::other),
-            Err(_) => Err(io::Error::other("the journal is closed")),
-        }
+        let nothing = Batch {
+            first: None,
+            records: Vec::new(),
+            wants_durable: true,
+            done: Box::new(move |outcome| {
+                // The caller waits, or this member stops.
+                let _ = sender.send(outcome);
+            }),
+        };
+        writer.commit(nothing).await;
+        Ok(Some(synced))
     }
 
     fn is_durable(&self) -> bool {
@@ -442,9 +442,19 @@ impl RaftLogStorage<Group> for LogStore {
             self.shared.kept.lock().vote = Some(*vote);
             return Ok(());
         }
+        // openraft takes a vote that is saved for the end of everything before it, and would acknowledge to the next
+        // leader what a slow disk does not have yet (`openraft::docs::protocol::io_ordering`). The two are written at the
+        // same time: nobody is told of either before both are durable.
+        let synced = self.begin_sync().await?;
         self.keep(|kept| kept.vote = Some(*vote))
             .map_err(io::Error::other)?;
-        self.sync().await
+        let Some(synced) = synced else {
+            return Ok(());
+        };
+        match synced.await {
+            Ok(outcome) => outcome.map(|_| ()).map_err(io::Error::other),
+            Err(_) => Err(closed()),
+        }
     }
 
     async fn append<I>(&mut self, entries: I, flushed: IOFlushed<Group>) -> Result<(), io::Error>
@@ -455,7 +465,7 @@ impl RaftLogStorage<Group> for LogStore {
         let entries: Vec<Entry> = entries.into_iter().collect();
         let _turn = self.shared.turn.lock().await;
         let Some(writer) = self.writer() else {
-            return Err(io::Error::other("the journal is closed"));
+            return Err(closed());
         };
         if let Some(lsn) = self.conflict_with(&entries) {
             self.remove_after(lsn - 1).await?;

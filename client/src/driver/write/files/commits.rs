@@ -10,6 +10,7 @@ use parking_lot::Mutex;
 use super::{FileState, Files};
 use crate::driver::clock;
 use crate::driver::write::requests::carrier;
+use crate::engine::cache::Scope;
 use crate::engine::session::call::Unanswered;
 use crate::engine::write::commits::{Commits, Entry};
 use crate::engine::write::file::Commit;
@@ -36,7 +37,26 @@ impl Committer {
 }
 
 impl Files {
+    /// What was written after a change of the file was given up is not to be overtaken by that.
     pub(super) fn submit_commit(self: &Arc<Self>, file: &Arc<FileState>, commit: Commit) {
+        let content = Scope {
+            inodes: vec![file.ino],
+            entries: Vec::new(),
+            changes_targets: false,
+        };
+        let session = &self.cluster.session;
+        if !session.cache.is_any_unsettled(&content) {
+            return self.send_commit(file, commit);
+        }
+        let request = commit.request;
+        let (files, file) = (self.clone(), file.clone());
+        session.runtime.spawn(request.scope(async move {
+            files.cluster.session.settled(&content).await;
+            files.send_commit(&file, commit);
+        }));
+    }
+
+    fn send_commit(self: &Arc<Self>, file: &Arc<FileState>, commit: Commit) {
         let durable = commit.durable;
         let entry = Entry {
             file: file.clone(),
