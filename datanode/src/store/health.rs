@@ -7,6 +7,7 @@ use parking_lot::Mutex;
 use rustix::io::Errno;
 
 use super::clock::now;
+use super::reading::is_medium_error;
 use crate::engine;
 
 /// What is known about a disk. Once bad, it stays bad until the datanode is restarted.
@@ -39,7 +40,7 @@ impl Health {
             Some(Errno::ROFS | Errno::NODEV | Errno::NXIO | Errno::STALE | Errno::UCLEAN) => {
                 self.fail(&error.to_string(), volume);
             }
-            Some(Errno::IO) => {
+            _ if is_medium_error(error) => {
                 tracing::warn!(volume = %volume.display(), %error, "the disk reports an error");
                 let is_last = self.0.lock().has_error(now());
                 if is_last {
@@ -63,9 +64,24 @@ mod tests {
     #[test]
     fn a_disk_that_went_away_is_given_up_at_once() {
         let health = Health::default();
-        health.note_error(&error(Errno::MFILE), Path::new("v"));
+        for _ in 0..10 {
+            health.note_error(&error(Errno::MFILE), Path::new("v"));
+        }
         assert!(health.is_good());
         health.note_error(&error(Errno::ROFS), Path::new("v"));
         assert!(!health.is_good());
+    }
+
+    #[test]
+    fn a_disk_with_many_bad_sectors_is_given_up() {
+        for errno in [Errno::IO, Errno::NODATA, Errno::ILSEQ] {
+            let health = Health::default();
+            health.note_error(&error(errno), Path::new("v"));
+            assert!(health.is_good());
+            for _ in 0..10 {
+                health.note_error(&error(errno), Path::new("v"));
+            }
+            assert!(!health.is_good(), "{errno}");
+        }
     }
 }

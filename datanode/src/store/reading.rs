@@ -7,6 +7,7 @@ use std::sync::Arc;
 use bytes::Bytes;
 use harvestfs_protocol::ids::BlockId;
 use harvestfs_protocol::limits::PACKET_BYTES_MAX;
+use rustix::io::Errno;
 
 use super::block_store::BlockStore;
 use super::buffer::Buffer;
@@ -267,8 +268,16 @@ impl Source {
 /// Whether an error means that this replica is damaged, and not that the request or the process is
 /// in trouble.
 pub(super) fn is_damage(error: &io::Error) -> bool {
-    let io_error = rustix::io::Errno::IO.raw_os_error();
-    error.kind() == io::ErrorKind::UnexpectedEof || error.raw_os_error() == Some(io_error)
+    error.kind() == io::ErrorKind::UnexpectedEof || is_medium_error(error)
+}
+
+/// Whether the disk could not read or write something. Past the page cache, the kernel passes on that it is a
+/// bad sector (`ENODATA`), or that the disk's own checksum does not match (`EILSEQ`); through it, both are `EIO`.
+pub(super) fn is_medium_error(error: &io::Error) -> bool {
+    matches!(
+        error.raw_os_error().map(Errno::from_raw_os_error),
+        Some(Errno::IO | Errno::NODATA | Errno::ILSEQ)
+    )
 }
 
 #[cfg(test)]

@@ -34,6 +34,9 @@ const ZEROED_AHEAD_BYTES: usize = 256 * 1024;
 /// After this much, small appends are put on stable storage, and the page cache forgets them.
 const CACHED_BYTES_MAX: u64 = 1 << 20;
 
+/// Chunks that are read at a time where a whole replica is.
+const CHUNKS_TOGETHER_MAX: u32 = (PACKET_BYTES_MAX / PAGE_BYTES) as u32;
+
 /// What is said to have failed where a replica that is to be sealed cannot be read.
 const READING: &str = "reading again";
 
@@ -98,41 +101,88 @@ fn decode_table(page: &[u8]) -> Table {
     table
 }
 
-/// The number of chunks of an open replica that can be trusted: the longest prefix in which every
-/// chunk matches its checksum.
+/// What can be trusted of an open replica that was found.
+pub struct Trusted {
+    /// The longest prefix in which every chunk can be read and matches its checksum.
+    pub chunks: u32,
+    /// What the disk says of what is behind that, where it cannot read it.
+    pub damage: Option<std::io::Error>,
+}
+
+impl Trusted {
+    fn chunks(chunks: u32) -> Self {
+        Self {
+            chunks,
+            damage: None,
+        }
+    }
+
+    /// Behind so many chunks, the disk says this. What is before a bad sector is as good as what is
+    /// before wrong bytes, and may be all that is left of the block.
+    fn before(error: std::io::Error, chunks: u32) -> std::io::Result<Self> {
+        if !is_damage(&error) {
+            return Err(error);
+        }
+        Ok(Self {
+            chunks,
+            damage: Some(error),
+        })
+    }
+}
+
+/// The chunks of an open replica that can be trusted.
+///
+/// # Errors
+/// What the disk says of the header, without which nothing is known; or what says nothing about the
+/// replica.
 pub fn trusted_chunks(
     file: &dyn DiskFile,
     block: BlockId,
     storage: StorageId,
-) -> std::io::Result<u32> {
+) -> std::io::Result<Trusted> {
     let mut buffer = Buffer::unpooled(PACKET_BYTES_MAX);
     let file_bytes = file.len_bytes()?;
     let Some(chunks_max) = layout::chunks_within(file_bytes) else {
-        return Ok(0);
+        return Ok(Trusted::chunks(0));
     };
     buffer.set_len(PAGE_BYTES);
     file.read_at(&mut buffer, 0)?;
     if layout::decode_header(buffer.first_page()) != Some((block, storage)) {
-        return Ok(0);
+        return Ok(Trusted::chunks(0));
     }
-    let mut trusted = 0;
+    // Up to `alone_until`, something could not be read: chunk by chunk, it is seen which one.
+    let (mut trusted, mut alone_until) = (0, 0);
     while trusted < chunks_max {
-        let group = layout::group_of(trusted);
-        let table = read_table(file, group)?;
+        let table = match read_table(file, layout::group_of(trusted)) {
+            Ok(table) => table,
+            Err(error) => return Trusted::before(error, trusted),
+        };
         let group_end = layout::group_end(trusted).min(chunks_max);
         while trusted < group_end {
-            let chunks = (group_end - trusted).min((PACKET_BYTES_MAX / PAGE_BYTES) as u32);
+            let together = if trusted < alone_until {
+                1
+            } else {
+                CHUNKS_TOGETHER_MAX
+            };
+            let chunks = (group_end - trusted).min(together);
             buffer.set_len(chunks as usize * PAGE_BYTES);
-            file.read_at(&mut buffer, layout::chunk_position(trusted))?;
+            match file.read_at(&mut buffer, layout::chunk_position(trusted)) {
+                Ok(()) => {}
+                Err(error) if is_damage(&error) && chunks > 1 => {
+                    alone_until = trusted + chunks;
+                    continue;
+                }
+                Err(error) => return Trusted::before(error, trusted),
+            }
             let first = (trusted % GROUP_CHUNKS) as usize;
             let checksums = &table[first..first + chunks as usize];
             if let Some(offset) = first_mismatch(&buffer, checksums) {
-                return Ok(trusted + (offset / PAGE_BYTES) as u32);
+                return Ok(Trusted::chunks(trusted + (offset / PAGE_BYTES) as u32));
             }
             trusted += chunks;
         }
     }
-    Ok(trusted)
+    Ok(Trusted::chunks(trusted))
 }
 
 /// A piece of data for the end of a replica: whole chunks, already verified.
@@ -462,7 +512,7 @@ impl ReplicaWriter {
         buffer.set_len(PAGE_BYTES);
         layout::encode_header(buffer.first_page(), block, storage);
         self.file.write_at(buffer, 0).map_err(writing)?;
-        let (mut chunk, mut together) = (0, (PACKET_BYTES_MAX / PAGE_BYTES) as u32);
+        let (mut chunk, mut together) = (0, CHUNKS_TOGETHER_MAX);
         while chunk < chunks {
             let table_position = layout::table_page_position(layout::group_of(chunk));
             buffer.set_len(PAGE_BYTES);

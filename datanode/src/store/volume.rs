@@ -30,7 +30,8 @@ use super::health::Health;
 use super::jobs::{BROKEN_OFF, InTurn};
 use super::place::{LOCK_FILE, Place};
 use super::pulse::Pulse;
-use super::replica::trusted_chunks;
+use super::reading::is_damage;
+use super::replica::{Trusted, trusted_chunks};
 use super::version_file::VersionFile;
 use super::workers::Workers;
 use super::{layout, obeyed_file, quota_file};
@@ -358,17 +359,30 @@ impl Volume {
         }
         let open_dir = self.path.join(OPEN_DIR);
         for (block, path, file_bytes) in replica_files(&open_dir)? {
-            let chunks = self
+            let trusted = self
                 .disk
                 .open(&path)
                 .and_then(|file| trusted_chunks(&*file, block, self.storage));
-            let (chunks, state) = match chunks {
-                Ok(chunks) => (chunks, FoundState::Open),
-                Err(error) => {
+            let (chunks, state) = match trusted {
+                Ok(Trusted { chunks, damage }) => {
+                    if let Some(error) = damage {
+                        tracing::error!(
+                            file = %path.display(), chunks, %error,
+                            "an open replica cannot be read to its end: what is before that counts"
+                        );
+                        self.health.note_error(&error, &path);
+                    }
+                    (chunks, FoundState::Open)
+                }
+                Err(error) if is_damage(&error) => {
                     tracing::error!(file = %path.display(), %error, "cannot read an open replica");
                     self.health.note_error(&error, &path);
                     (0, FoundState::Corrupt)
                 }
+                // Too many open files, no memory, no permission: it says nothing about the replica. Called
+                // corrupt, it could be removed; not mentioned, it would be in the way of another one. As
+                // long as the volume is away as a whole, all on it stays as it is, and the next start finds it.
+                Err(error) => return Err(VolumeError::io(&path)(error)),
             };
             found.push(self.found(block, file_bytes, chunks, state));
         }

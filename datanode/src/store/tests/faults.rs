@@ -248,23 +248,80 @@ async fn an_unsealed_replica_that_cannot_be_read_is_corrupt() {
 /// What is before a bad sector is as good as what is before wrong bytes, and may be all that is left of the block.
 #[tokio::test]
 async fn an_unsealed_replica_is_sealed_up_to_where_it_can_be_read() {
+    for is_bad_at_start in [false, true] {
+        let dir = tempfile::tempdir().unwrap();
+        let store = real_store(dir.path());
+        let mut writer = create(&store, 1).await.unwrap();
+        let written = vec![packet(0, &[1; 5 * 4_096], false)];
+        writer.write(written, true).await.unwrap();
+        drop((writer, store));
+        let disk = FaultyDisk::new();
+        let bad_from = layout::chunk_position(3) + 1;
+        if is_bad_at_start {
+            disk.fail_reads_from(bad_from);
+        }
+        let store = store_at(dir.path(), 1 << 30, disk.clone());
+        disk.fail_reads_from(bad_from);
+        let found_chunks = if is_bad_at_start { 3 } else { 5 };
+        let (_, report) = store.report(BlockId(1)).unwrap();
+        assert_eq!(
+            (report.length_bytes, report.sealed),
+            (found_chunks * 4_096, false)
+        );
+        store
+            .seal_what_is_there(BlockId(1), 5 * 4_096)
+            .await
+            .unwrap();
+        let (_, report) = store.report(BlockId(1)).unwrap();
+        assert_eq!((report.length_bytes, report.sealed), (3 * 4_096, true));
+        let bytes = read(&store, 1, 0, 3 * 4_096).await.unwrap();
+        assert_eq!(bytes[..], [1; 3 * 4_096]);
+        assert!(store.status()[0].healthy, "it is one bad sector");
+    }
+}
+
+#[tokio::test]
+async fn what_is_before_a_table_that_cannot_be_read_is_found() {
     let dir = tempfile::tempdir().unwrap();
     let store = real_store(dir.path());
     let mut writer = create(&store, 1).await.unwrap();
-    let written = vec![packet(0, &[1; 5 * 4_096], false)];
-    writer.write(written, true).await.unwrap();
+    let piece = vec![1; 1 << 20];
+    for number in 0..5 {
+        let written = vec![packet(number << 20, &piece, false)];
+        writer.write(written, true).await.unwrap();
+    }
     drop((writer, store));
     let disk = FaultyDisk::new();
-    let store = store_at(dir.path(), 1 << 30, disk.clone());
-    disk.fail_reads_from(layout::chunk_position(3) + 1);
+    disk.fail_reads_from(layout::table_page_position(1) + 1);
+    let store = store_at(dir.path(), 1 << 30, disk);
     store
-        .seal_what_is_there(BlockId(1), 5 * 4_096)
+        .seal_what_is_there(BlockId(1), 5 << 20)
         .await
         .unwrap();
     let (_, report) = store.report(BlockId(1)).unwrap();
-    assert_eq!((report.length_bytes, report.sealed), (3 * 4_096, true));
-    let bytes = read(&store, 1, 0, 3 * 4_096).await.unwrap();
-    assert_eq!(bytes[..], [1; 3 * 4_096]);
+    assert_eq!((report.length_bytes, report.sealed), (4 << 20, true));
+    assert_eq!(read(&store, 1, 3 << 20, 1 << 20).await.unwrap(), piece[..]);
+}
+
+/// Called corrupt, a good replica could be removed.
+#[tokio::test]
+async fn a_volume_is_not_opened_while_an_error_says_nothing_about_its_replicas() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = real_store(dir.path());
+    let mut writer = create(&store, 1).await.unwrap();
+    let written = vec![packet(0, &[1; 8_192], false)];
+    writer.write(written, true).await.unwrap();
+    drop((writer, store));
+    let disk = FaultyDisk::new();
+    disk.fail(Fault::Read, &dir.path().join("open"), Errno::MFILE);
+    let opened = Volume::open(&options(dir.path(), 1 << 30), "dn1", disk.clone(), 1);
+    let error = opened.err().unwrap();
+    assert!(matches!(error, VolumeError::Io { .. }), "{error}");
+    disk.heal();
+    let store = store_at(dir.path(), 1 << 30, disk);
+    let (_, report) = store.report(BlockId(1)).unwrap();
+    assert_eq!((report.length_bytes, report.sealed), (8_192, false));
+    assert_eq!(read(&store, 1, 0, 8_192).await.unwrap(), [1; 8_192][..]);
 }
 
 /// The same would follow, and each time counts against the volume.
