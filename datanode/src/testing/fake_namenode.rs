@@ -51,6 +51,8 @@ pub struct State {
     pub block_bytes: u64,
     pub cluster: Option<ClusterId>,
     pub authority: Authority,
+    /// Heartbeats come, and their answers do not.
+    pub loses_answers: bool,
     /// It stands by, and has not learned yet that there are these servers.
     pub knows_no_server: bool,
     connections: Vec<Connection>,
@@ -201,7 +203,9 @@ async fn serve(connection: Connection, state: &Mutex<State>, key: &TokenKey) {
     };
     let mut server =
         RpcServer::<Request, Response, Notice>::start(connection.clone(), sender, receiver);
+    let mut lost = Vec::new();
     while let Ok(Some((request, responder))) = server.next().await {
+        let is_heartbeat = matches!(request, Request::Node(NodeRequest::Heartbeat(_)));
         let response = {
             let mut state = state.lock();
             // `command_now` may have closed it: a heartbeat that came before is not to take the
@@ -214,6 +218,10 @@ async fn serve(connection: Connection, state: &Mutex<State>, key: &TokenKey) {
                 _ => Err(FsError::Protocol("not from a datanode".into())),
             }
         };
+        if is_heartbeat && state.lock().loses_answers {
+            lost.push(responder);
+            continue;
+        }
         responder.send(&response.map(Reply::Node));
     }
 }

@@ -149,6 +149,28 @@ async fn heartbeats_come_on_time_while_no_disk_answers() {
     waiting.abort_all();
 }
 
+/// The namenode takes the next heartbeat on a connection for the proof that an answer has arrived.
+#[tokio::test]
+async fn no_heartbeat_follows_one_without_an_answer_on_the_same_connection() {
+    let cluster = TestCluster::start(1).await;
+    let namenode = &cluster.namenode;
+    let (heartbeats, registered) = {
+        let mut state = namenode.lock();
+        state.loses_answers = true;
+        (state.heartbeats.len(), state.registered.len())
+    };
+    namenode
+        .wait_for(|state| (state.registered.len() > registered).then_some(()))
+        .await;
+    {
+        let mut state = namenode.lock();
+        // One on each connection, if the second is that quick.
+        assert!(state.heartbeats.len() <= heartbeats + 2);
+        state.loses_answers = false;
+    }
+    namenode.wait_for_heartbeats().await;
+}
+
 #[tokio::test]
 async fn commands_are_obeyed_and_may_come_twice() {
     let cluster = TestCluster::start(1).await;

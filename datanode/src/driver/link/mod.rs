@@ -47,6 +47,10 @@ use crate::store::now;
 const CONNECT_DEADLINE: Duration = Duration::from_secs(5);
 /// How long a registration may take: the namenode journals it.
 const REGISTER_DEADLINE: Duration = Duration::from_secs(15);
+/// How long the answer to a heartbeat may take; then the connection is given up, as one is that is silent for about
+/// as long. Not sooner: a registration and the full reports after it are far more work for a namenode that is slow than
+/// heartbeats are. Not later: without heartbeats the namenode takes this server for one that cannot be reached.
+const HEARTBEAT_DEADLINE: Duration = Duration::from_secs(3 * HEARTBEAT_INTERVAL.as_secs());
 /// How long the namenode has to take note that this datanode stops.
 const STOP_DEADLINE: Duration = Duration::from_secs(1);
 /// Volumes that a full report was asked for and that wait for their turn.
@@ -262,7 +266,9 @@ impl NamenodeLink {
                 denials: self.links.node.metrics.denials(),
                 removable_bytes: self.links.removals.removable_bytes(),
             });
-            let answer = call(client, request, HEARTBEAT_INTERVAL).await;
+            // None follows without the answer: the next one on this connection says to the namenode that it has
+            // arrived, and that no command of the namenode before is carried out any more.
+            let answer = call(client, request, HEARTBEAT_DEADLINE).await;
             heartbeats.answered(now());
             match answer {
                 Ok(NodeReply::Heartbeat(reply)) => {
@@ -272,10 +278,6 @@ impl NamenodeLink {
                 }
                 Ok(NodeReply::Registered(_) | NodeReply::Accepted) => {
                     return LinkError::UnexpectedReply;
-                }
-                // The next one may do better; a connection that is gone ends the session elsewhere.
-                Err(LinkError::Rpc(RpcError::Deadline { .. })) => {
-                    tracing::warn!(addr = %self.addr, "the namenode did not answer a heartbeat in time");
                 }
                 Err(error) => return error,
             }

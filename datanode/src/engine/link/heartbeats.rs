@@ -65,7 +65,7 @@ impl Heartbeats {
         self.cpu_permille = cpu_permille;
     }
 
-    /// It is answered, or given up. One that is sent at each answer because space is short is sent at most
+    /// It is answered. One that is sent at each answer because space is short is sent at most
     /// once in a time.
     pub fn answered(&mut self, now: Instant) {
         self.look_at = now + PRESSURE_INTERVAL;

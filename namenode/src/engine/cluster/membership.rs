@@ -82,6 +82,7 @@ impl Cluster {
         let index = self.add_node(node, server);
         // Commands of before may not have reached it.
         self.cancel_repairs_to(index);
+        self.takeover.connected(index);
         let now_ms = self.now_ms;
         self.forget_unknown_on(index);
         self.end_restart(index);
@@ -201,6 +202,7 @@ impl Cluster {
     ) -> Result<(), ClusterError> {
         self.advance(now_ms);
         let index = self.live_node(node)?;
+        self.takeover.heard(index);
         let now_ms = self.now_ms;
         let it = &mut self.nodes[index as usize];
         it.heard_ms = now_ms;

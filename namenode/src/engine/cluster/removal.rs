@@ -188,7 +188,7 @@ impl Cluster {
         if self.recovering {
             return commands;
         }
-        self.takeover.answered(index);
+        self.takeover.answering(index);
         while commands.len() < max {
             let command = self
                 .next_report(index)
@@ -211,6 +211,10 @@ impl Cluster {
     }
 
     fn next_report(&mut self, node: NodeIx) -> Option<NodeCommand> {
+        if self.takeover.is_unanswered(node) {
+            // It would prove nothing, and another one would have to follow.
+            return None;
+        }
         let storage = self.nodes[node as usize].report.pop()?;
         Some(NodeCommand::ReportBlocks {
             storage: self.table.storages[storage as usize].id(),

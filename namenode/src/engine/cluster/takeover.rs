@@ -4,6 +4,10 @@
 //! remove a replica that this namenode knows as confirmed, and relies on when it has another one removed. So a replica is
 //! relied on only when a full report of its volume was begun after its datanode had an answer of this epoch. Everything
 //! else goes on meanwhile: reads, writes and repair.
+//!
+//! An answer that is given has not arrived: it waits until the epoch is committed, and is on its way then. That it has
+//! arrived is known with the next heartbeat on the same connection, because a datanode sends none before it has the
+//! answer to the last one; where that does not come, it ends the connection, and registers again.
 
 use harvestfs_protocol::planted::{self, Bug};
 use rustc_hash::FxHashSet;
@@ -16,6 +20,8 @@ use super::table::{NodeIx, StorageIx};
 pub(super) struct Takeover {
     /// Datanodes without an answer since.
     unanswered: FxHashSet<NodeIx>,
+    /// Those of them to which one is under way.
+    answering: FxHashSet<NodeIx>,
     /// Volumes without a full report that was begun after an answer.
     unproven: FxHashSet<StorageIx>,
     /// Those of them of which such a report is under way.
@@ -30,6 +36,7 @@ impl Takeover {
 
     /// A datanode registered with this namenode while it leads: its reports come after that.
     pub(super) fn registered(&mut self, node: NodeIx, storages: &[StorageIx]) {
+        self.connected(node);
         self.unanswered.remove(&node);
         for storage in storages {
             self.unproven.remove(storage);
@@ -37,9 +44,28 @@ impl Takeover {
         }
     }
 
-    /// A datanode has an answer of this epoch.
-    pub(super) fn answered(&mut self, node: NodeIx) {
-        self.unanswered.remove(&node);
+    /// A datanode has another connection: what was under way to it on the last one may be lost.
+    pub(super) fn connected(&mut self, node: NodeIx) {
+        self.answering.remove(&node);
+    }
+
+    /// An answer of this epoch is given to a datanode.
+    pub(super) fn answering(&mut self, node: NodeIx) {
+        if self.unanswered.contains(&node) {
+            self.answering.insert(node);
+        }
+    }
+
+    /// A heartbeat came: the datanode has the answer to the one before it.
+    pub(super) fn heard(&mut self, node: NodeIx) {
+        if self.answering.remove(&node) {
+            self.unanswered.remove(&node);
+        }
+    }
+
+    /// Whether no report that a datanode begins now proves anything.
+    pub(super) fn is_unanswered(&self, node: NodeIx) -> bool {
+        self.unanswered.contains(&node)
     }
 
     /// The first part of a full report came.
@@ -47,7 +73,7 @@ impl Takeover {
         if self.is_proven(storage) {
             return;
         }
-        if self.unanswered.contains(&node) {
+        if self.is_unanswered(node) {
             self.under_way.remove(&storage);
         } else {
             self.under_way.insert(storage);
@@ -85,6 +111,7 @@ impl Cluster {
         }
         self.takeover = Takeover {
             unanswered: storages.iter().map(|(node, _)| *node).collect(),
+            answering: FxHashSet::default(),
             unproven: storages.iter().map(|(_, storage)| *storage).collect(),
             under_way: FxHashSet::default(),
         };
@@ -98,18 +125,31 @@ impl Cluster {
 mod tests {
     use super::*;
 
-    #[test]
-    fn only_a_report_that_was_begun_after_an_answer_proves_a_volume() {
-        let mut takeover = Takeover {
+    fn taken_over() -> Takeover {
+        Takeover {
             unanswered: FxHashSet::from_iter([1]),
+            answering: FxHashSet::default(),
             unproven: FxHashSet::from_iter([7, 8]),
             under_way: FxHashSet::default(),
-        };
+        }
+    }
+
+    #[test]
+    fn only_a_report_that_was_begun_after_an_answer_proves_a_volume() {
+        let mut takeover = taken_over();
         assert!(takeover.is_proven(6));
         // One that was under way when it took over.
         assert!(!takeover.report_complete(7));
         takeover.report_begun(1, 7);
-        takeover.answered(1);
+        // The first heartbeat since: the answer to the one before it was of no epoch of this namenode.
+        takeover.heard(1);
+        takeover.answering(1);
+        assert!(!takeover.report_complete(7));
+        // The answer may still be under way.
+        takeover.report_begun(1, 7);
+        assert!(!takeover.report_complete(7));
+        takeover.report_begun(1, 7);
+        takeover.heard(1);
         assert!(!takeover.report_complete(7));
         takeover.report_begun(1, 7);
         assert!(!takeover.is_proven(7));
@@ -117,5 +157,20 @@ mod tests {
         assert!(takeover.is_proven(7) && !takeover.is_proven(8));
         takeover.registered(1, &[8]);
         assert!(takeover.is_proven(8));
+    }
+
+    #[test]
+    fn a_heartbeat_on_another_connection_says_nothing_about_an_answer_on_the_last_one() {
+        let mut takeover = taken_over();
+        takeover.answering(1);
+        // In recovery: its reports do not come after an answer of this epoch.
+        takeover.connected(1);
+        takeover.heard(1);
+        takeover.report_begun(1, 7);
+        assert!(!takeover.report_complete(7));
+        takeover.answering(1);
+        takeover.heard(1);
+        takeover.report_begun(1, 7);
+        assert!(takeover.report_complete(7));
     }
 }

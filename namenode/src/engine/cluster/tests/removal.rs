@@ -346,11 +346,28 @@ fn what_is_too_much_goes_after_a_takeover_also_when_commands_to_report_are_lost(
     let (block, _) = with_excess(&mut world);
     world.cluster.set_recovering(true);
     world.cluster.take_over(world.now_ms);
-    for node in 0..6 {
+    // With the second one, they are asked to report.
+    for node in (0..6).chain(0..6) {
         world.heartbeat(node, false);
     }
     world.pass(world.options.report_timeout_ms + world.options.excess_grace_ms + 10_000);
     assert_eq!(world.holders(block).len(), 2);
+}
+
+/// A report that is begun before would have to be followed by another one.
+#[test]
+fn after_a_takeover_reports_are_asked_for_when_an_answer_has_arrived() {
+    let mut world = World::new(3, 3, options(), 1);
+    let is_asked = |world: &World| {
+        let mut commands = world.nodes[0].commands.iter();
+        commands.any(|command| matches!(command, NodeCommand::ReportBlocks { .. }))
+    };
+    world.cluster.set_recovering(true);
+    world.cluster.take_over(world.now_ms);
+    world.heartbeat(0, true);
+    assert!(!is_asked(&world), "it may not have the answer yet");
+    world.heartbeat(0, true);
+    assert!(is_asked(&world));
 }
 
 #[test]
