@@ -190,7 +190,12 @@ pub fn datanode(args: &DatanodeArgs) -> anyhow::Result<()> {
         // From the beginning: the owner may change a quota before the datanode is registered.
         let mut reload = signal(SignalKind::hangup())?;
         let endpoint = endpoint(config.http.as_ref(), &args.config, &identity).await?;
-        let datanode = Datanode::start(options).await?;
+        let datanode = tokio::select! {
+            biased;
+            // A disk may not answer.
+            () = stop.received() => return Ok(()),
+            datanode = Datanode::start(options) => datanode?,
+        };
         if let Some(endpoint) = endpoint {
             tokio::spawn(endpoint.serve(MetricsSite(datanode.metrics_text())));
         }

@@ -10,7 +10,7 @@ use harvestfs_protocol::ids::{BlockId, StorageId};
 use harvestfs_protocol::types::StorageClass;
 
 use crate::scratch;
-use crate::store::{BlockStore, BufferPool, ChunkRange, RealDisk, Volume, VolumeOptions};
+use crate::store::{BlockStore, BufferPool, ChunkRange, Progress, RealDisk, Volume, VolumeOptions};
 
 const SERVER: &str = "dn1";
 const STORAGE: StorageId = StorageId(9);
@@ -29,7 +29,13 @@ pub fn version_file(input: &[u8]) {
     }
     let volume = empty_volume();
     fs::write(volume.join("VERSION"), &content).expect("TMPDIR has room");
-    let _ = Volume::open(&options(&volume), SERVER, Arc::new(RealDisk), 1);
+    let _ = Volume::open(
+        &options(&volume),
+        SERVER,
+        Arc::new(RealDisk),
+        1,
+        &Progress::default(),
+    );
 }
 
 /// In which directory of the volume a replica is.
@@ -80,8 +86,14 @@ pub fn replica_files(input: &[u8]) {
         replica.chunks.truncate(32);
         write(&path, replica);
     }
-    let (volume, found) =
-        Volume::open(&options(&path), SERVER, Arc::new(RealDisk), 1).expect("the volume is good");
+    let (volume, found) = Volume::open(
+        &options(&path),
+        SERVER,
+        Arc::new(RealDisk),
+        1,
+        &Progress::default(),
+    )
+    .expect("the volume is good");
     let store = BlockStore::new(vec![(volume, found)], BufferPool::new(1 << 20), 1 << 20, 1);
     for replica in &replicas {
         check(&store, replica);

@@ -17,15 +17,14 @@ use tokio::sync::mpsc;
 use crate::driver::busy::BusySignal;
 use crate::driver::link::{Commands, Links, Parts, Removals};
 use crate::driver::node::Node;
+use crate::driver::opening::open_volumes;
 use crate::driver::repair::Repairer;
 use crate::driver::scrubber::Scrubber;
 use crate::driver::service::{self, Alive};
 use crate::driver::{guard, leftovers, short_circuit, shrinker};
 use crate::engine::link::members::Members;
 use crate::options::{DatanodeOptions, PrimaryOptions, StartError};
-use crate::store::{
-    BlockStore, BufferPool, Disk, RealDisk, Volume, VolumeError, VolumeOptions, now,
-};
+use crate::store::{Disk, RealDisk, VolumeError, VolumeOptions, now};
 
 /// How long connecting to another datanode may take.
 const DIAL_DEADLINE: Duration = Duration::from_secs(5);
@@ -51,7 +50,7 @@ impl Datanode {
     /// then on. Until it is registered, it answers all requests with `Busy` for want of keys.
     ///
     /// # Errors
-    /// [`StartError`]. A volume that cannot be used is an error only if there is no other.
+    /// [`StartError`]. A volume that cannot be used, or whose disk does not answer, is an error only if there is no other.
     pub async fn start(options: DatanodeOptions) -> Result<Self, StartError> {
         let sampler = options.primary.source.sampler()?;
         Self::start_on(options, Arc::new(RealDisk), sampler).await
@@ -272,50 +271,4 @@ async fn write_obeyed(node: Arc<Node>) {
         () = node.stopping() => {}
         () = node.obedience.keep_written(&node.store) => {}
     }
-}
-
-/// Does what waits for disks, elsewhere.
-fn blocking<T: Send + 'static>(
-    work: impl FnOnce() -> T + Send + 'static,
-) -> tokio::task::JoinHandle<T> {
-    if machine::is_simulated() {
-        return tokio::spawn(async { work() });
-    }
-    tokio::task::spawn_blocking(work)
-}
-
-/// Opens all volumes at the same time, because each may have to verify open replicas.
-async fn open_volumes(
-    options: &DatanodeOptions,
-    disk: Arc<dyn Disk>,
-    links_max: usize,
-) -> Result<(BlockStore, Vec<VolumeError>), StartError> {
-    let server = options.identity.peer().name.clone();
-    let openings: Vec<_> = options
-        .volumes
-        .iter()
-        .cloned()
-        .map(|volume| {
-            let (server, disk, threads) = (server.clone(), disk.clone(), options.disk_threads);
-            blocking(move || Volume::open(&volume, &server, disk, threads))
-        })
-        .collect();
-    let mut volumes = Vec::new();
-    let mut errors = Vec::new();
-    for opening in openings {
-        match opening.await {
-            Ok(Ok(volume)) => volumes.push(volume),
-            Ok(Err(error)) => {
-                tracing::error!(%error, "a volume cannot be used");
-                errors.push(error);
-            }
-            Err(_) => return Err(StartError::OpeningFailed),
-        }
-    }
-    if volumes.is_empty() {
-        return Err(StartError::NoVolume(errors));
-    }
-    let buffers = BufferPool::new(options.buffer_bytes);
-    let store = BlockStore::new(volumes, buffers, options.table_cache_bytes, links_max);
-    Ok((store, errors))
 }

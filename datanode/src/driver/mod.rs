@@ -10,6 +10,7 @@ mod link;
 mod metrics;
 mod node;
 mod obedience;
+mod opening;
 mod read_stream;
 mod repair;
 mod scrubber;

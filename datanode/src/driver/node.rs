@@ -82,7 +82,7 @@ impl Node {
             claiming: AsyncMutex::new(()),
             tokens: RwLock::new(Tokens::new(links_max)),
             standing: Mutex::new(Standing::new(links_max)),
-            obedience: Obedience::new(store.read_obeyed(), links_max),
+            obedience: Obedience::new(store.obeyed_at_start(), links_max),
             store,
             connections,
             busy,

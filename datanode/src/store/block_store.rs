@@ -172,11 +172,10 @@ impl BlockStore {
         }
     }
 
-    /// How far the namenode was that was obeyed, as the volume says that knows most. Blocks on the
-    /// disks.
-    pub fn read_obeyed(&self) -> Option<Position> {
+    /// How far the namenode was that was obeyed before the start, as the volume says that knows most.
+    pub fn obeyed_at_start(&self) -> Option<Position> {
         let volumes = self.inventory.volumes.iter();
-        let obeyed = volumes.filter_map(|volume| volume.read_obeyed());
+        let obeyed = volumes.filter_map(|volume| volume.obeyed_at_start());
         obeyed.max_by_key(|it| (it.epoch, it.record))
     }
 

@@ -66,6 +66,12 @@ pub enum VolumeError {
         /// Which one this datanode is part of.
         expected: ClusterId,
     },
+    /// Its disk does not answer.
+    #[error("the disk of {} does not answer", path.display())]
+    Silent {
+        /// The volume.
+        path: PathBuf,
+    },
     /// Another process uses it.
     #[error("{} is in use by another process", path.display())]
     Locked {

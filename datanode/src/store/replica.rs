@@ -14,6 +14,7 @@ use super::buffer::Buffer;
 use super::disk::{Disk, DiskFile};
 use super::error::StoreError;
 use super::layout::{self, ENTRY_BYTES, GROUP_CHUNKS, PAGE_BYTES};
+use super::progress::Progress;
 use super::reading::is_damage;
 use crate::engine::quota::{Charge, REPLICA_OVERHEAD_BYTES};
 
@@ -137,8 +138,8 @@ impl Trusted {
 /// replica.
 pub fn trusted_chunks(
     file: &dyn DiskFile,
-    block: BlockId,
-    storage: StorageId,
+    (block, storage): (BlockId, StorageId),
+    progress: &Progress,
 ) -> std::io::Result<Trusted> {
     let mut buffer = Buffer::unpooled(PACKET_BYTES_MAX);
     let file_bytes = file.len_bytes()?;
@@ -166,7 +167,9 @@ pub fn trusted_chunks(
             };
             let chunks = (group_end - trusted).min(together);
             buffer.set_len(chunks as usize * PAGE_BYTES);
-            match file.read_at(&mut buffer, layout::chunk_position(trusted)) {
+            let read = file.read_at(&mut buffer, layout::chunk_position(trusted));
+            progress.answered();
+            match read {
                 Ok(()) => {}
                 Err(error) if is_damage(&error) && chunks > 1 => {
                     alone_until = trusted + chunks;

@@ -29,6 +29,7 @@ use super::error::{StoreError, VolumeError};
 use super::health::Health;
 use super::jobs::{BROKEN_OFF, InTurn};
 use super::place::{LOCK_FILE, Place};
+use super::progress::Progress;
 use super::pulse::Pulse;
 use super::reading::is_damage;
 use super::replica::{Trusted, trusted_chunks};
@@ -81,6 +82,7 @@ pub struct Volume {
     shrinking: Mutex<Shrinking>,
     disk: Arc<dyn Disk>,
     version: Mutex<VersionFile>,
+    obeyed_at_start: Option<Position>,
     pub(super) place: Arc<Place>,
 }
 
@@ -109,7 +111,7 @@ pub enum FoundState {
 
 impl Volume {
     /// Opens a volume, formatting an empty directory, and lists what is on it. Data is read only of
-    /// open replicas. Blocks on the disk.
+    /// open replicas. Blocks on the disk, whose answers `progress` counts.
     ///
     /// # Errors
     /// Why the volume cannot be used.
@@ -118,6 +120,7 @@ impl Volume {
         server: &str,
         disk: Arc<dyn Disk>,
         threads: usize,
+        progress: &Progress,
     ) -> Result<(Arc<Self>, Vec<Found>), VolumeError> {
         let path = &options.path;
         match fs::create_dir(path) {
@@ -143,7 +146,9 @@ impl Volume {
                 expected: server.to_owned(),
             });
         }
+        progress.answered();
         make_dirs(path)?;
+        progress.answered();
         let health = Arc::<Health>::default();
         let on_panic = {
             let (health, path) = (health.clone(), path.clone());
@@ -170,9 +175,10 @@ impl Volume {
             disk,
             workers,
             version: Mutex::new(version),
+            obeyed_at_start: obeyed_file::read(path),
             place,
         });
-        let found = volume.find_replicas()?;
+        let found = volume.find_replicas(progress)?;
         Ok((volume, found))
     }
 
@@ -283,9 +289,9 @@ impl Volume {
         self.shrinking.lock().left_ms(excess_bytes, now)
     }
 
-    /// How far the namenode was that was obeyed, as the volume says. Blocks on the disk.
-    pub fn read_obeyed(&self) -> Option<Position> {
-        obeyed_file::read(&self.path)
+    /// How far the namenode was that was obeyed before the volume was opened, as it says.
+    pub fn obeyed_at_start(&self) -> Option<Position> {
+        self.obeyed_at_start
     }
 
     /// Writes down how far the namenode was that is obeyed.
@@ -324,20 +330,21 @@ impl Volume {
         self.path.join(CORRUPT_DIR).join(layout::file_name(block))
     }
 
-    fn find_replicas(&self) -> Result<Vec<Found>, VolumeError> {
+    fn find_replicas(&self, progress: &Progress) -> Result<Vec<Found>, VolumeError> {
         let repair_dir = self.path.join(REPAIR_DIR);
-        for (_, path, _) in replica_files(&repair_dir)? {
+        for (_, path, _) in replica_files(&repair_dir, progress)? {
             fs::remove_file(&path).map_err(VolumeError::io(&path))?;
+            progress.answered();
         }
         let mut found = Vec::new();
         let corrupt_dir = self.path.join(CORRUPT_DIR);
-        for (block, _, file_bytes) in replica_files(&corrupt_dir)? {
+        for (block, _, file_bytes) in replica_files(&corrupt_dir, progress)? {
             let chunks = chunks_left(file_bytes);
             found.push(self.found(block, file_bytes, chunks, FoundState::Corrupt));
         }
         for dir in 0..SEALED_DIRS {
             let dir = self.path.join(SEALED_DIR).join(sealed_dir(dir));
-            for (block, path, file_bytes) in replica_files(&dir)? {
+            for (block, path, file_bytes) in replica_files(&dir, progress)? {
                 match layout::chunks_in_file(file_bytes) {
                     Some(chunks) => {
                         found.push(self.found(block, file_bytes, chunks, FoundState::Sealed));
@@ -358,11 +365,12 @@ impl Volume {
             }
         }
         let open_dir = self.path.join(OPEN_DIR);
-        for (block, path, file_bytes) in replica_files(&open_dir)? {
+        for (block, path, file_bytes) in replica_files(&open_dir, progress)? {
             let trusted = self
                 .disk
                 .open(&path)
-                .and_then(|file| trusted_chunks(&*file, block, self.storage));
+                .and_then(|file| trusted_chunks(&*file, (block, self.storage), progress));
+            progress.answered();
             let (chunks, state) = match trusted {
                 Ok(Trusted { chunks, damage }) => {
                     if let Some(error) = damage {
@@ -472,9 +480,13 @@ fn make_dirs(path: &Path) -> Result<(), VolumeError> {
 }
 
 /// The replica files in a directory, with their sizes in bytes.
-fn replica_files(dir: &Path) -> Result<Vec<(BlockId, PathBuf, u64)>, VolumeError> {
+fn replica_files(
+    dir: &Path,
+    progress: &Progress,
+) -> Result<Vec<(BlockId, PathBuf, u64)>, VolumeError> {
     let mut files = Vec::new();
     for entry in fs::read_dir(dir).map_err(VolumeError::io(dir))? {
+        progress.answered();
         let entry = entry.map_err(VolumeError::io(dir))?;
         match entry.file_name().to_str().and_then(layout::parse_file_name) {
             Some(block) => {

@@ -1,11 +1,13 @@
 //! What disks do to replicas and volumes.
 
 use std::fs::{self, File, OpenOptions};
-use std::os::unix::fs::FileExt;
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
+use std::process::Command;
 use std::time::Duration;
 
 use harvestfs_tests::{Cluster, ClusterOptions, Pattern, wait_until};
+use rustix::fs::OFlags;
 
 use crate::{assert_serves, files_below};
 
@@ -111,4 +113,33 @@ fn damaged_replicas_are_never_read_and_are_replaced() {
         Pattern { seed }.check_file(&mount.join(name), FILE_BYTES as u64);
     }
     assert_serves(&mut cluster, &mount, 5);
+}
+
+/// The disk is a pipe, which has nothing to read as long as its other end is open.
+#[test]
+fn a_datanode_ends_in_good_order_while_a_disk_does_not_answer_at_the_start() {
+    let mut cluster = Cluster::start(&ClusterOptions {
+        datanodes: 1,
+        replication: 1,
+        ..ClusterOptions::default()
+    });
+    let name = Cluster::datanode(1);
+    cluster.stop(&name);
+    let version = cluster.path(&name).join("volume/VERSION");
+    fs::remove_file(&version).expect("the volume was made");
+    let made = Command::new("mkfifo").arg(&version).status();
+    assert!(made.expect("mkfifo runs").success());
+    cluster.begin_datanode(1);
+    let mut silent = None;
+    let deadline = Duration::from_secs(60);
+    wait_until("it waits for the disk", deadline, || {
+        let mut options = OpenOptions::new();
+        options.write(true);
+        // Fails as long as nobody reads.
+        options.custom_flags(OFlags::NONBLOCK.bits().cast_signed());
+        silent = options.open(&version).ok();
+        silent.is_some()
+    });
+    cluster.stop(&name);
+    drop(silent);
 }

@@ -12,7 +12,14 @@ use crate::engine::link::LinkId;
 use crate::testing::disks::{Fault, FaultyDisk};
 
 fn store_with_threads(path: &Path, disk: &Arc<FaultyDisk>, threads: usize) -> BlockStore {
-    let volume = Volume::open(&options(path, 1 << 30), "dn1", disk.clone(), threads).unwrap();
+    let volume = Volume::open(
+        &options(path, 1 << 30),
+        "dn1",
+        disk.clone(),
+        threads,
+        &Progress::default(),
+    )
+    .unwrap();
     store_of(vec![volume])
 }
 
@@ -288,7 +295,8 @@ async fn what_a_reader_finds_of_a_removed_replica_is_no_newer_ones() {
 async fn an_older_file_of_the_volume_never_replaces_a_newer_one() {
     let dir = tempfile::tempdir().unwrap();
     let options = options(&dir.path().join("volume"), 1 << 30);
-    let (volume, _) = Volume::open(&options, "dn1", Arc::new(RealDisk), 2).unwrap();
+    let (volume, _) =
+        Volume::open(&options, "dn1", Arc::new(RealDisk), 2, &Progress::default()).unwrap();
     let (begun, mut has_begun) = tokio::sync::mpsc::channel(1);
     let (answer, answered) = std::sync::mpsc::channel::<()>();
     let written = Arc::new(parking_lot::Mutex::new(Vec::new()));

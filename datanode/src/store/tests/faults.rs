@@ -294,10 +294,7 @@ async fn what_is_before_a_table_that_cannot_be_read_is_found() {
     let disk = FaultyDisk::new();
     disk.fail_reads_from(layout::table_page_position(1) + 1);
     let store = store_at(dir.path(), 1 << 30, disk);
-    store
-        .seal_what_is_there(BlockId(1), 5 << 20)
-        .await
-        .unwrap();
+    store.seal_what_is_there(BlockId(1), 5 << 20).await.unwrap();
     let (_, report) = store.report(BlockId(1)).unwrap();
     assert_eq!((report.length_bytes, report.sealed), (4 << 20, true));
     assert_eq!(read(&store, 1, 3 << 20, 1 << 20).await.unwrap(), piece[..]);
@@ -314,7 +311,13 @@ async fn a_volume_is_not_opened_while_an_error_says_nothing_about_its_replicas()
     drop((writer, store));
     let disk = FaultyDisk::new();
     disk.fail(Fault::Read, &dir.path().join("open"), Errno::MFILE);
-    let opened = Volume::open(&options(dir.path(), 1 << 30), "dn1", disk.clone(), 1);
+    let opened = Volume::open(
+        &options(dir.path(), 1 << 30),
+        "dn1",
+        disk.clone(),
+        1,
+        &Progress::default(),
+    );
     let error = opened.err().unwrap();
     assert!(matches!(error, VolumeError::Io { .. }), "{error}");
     disk.heal();
@@ -379,9 +382,16 @@ async fn a_broken_volume_goes_down_and_the_others_serve() {
     let dir = tempfile::tempdir().unwrap();
     let disk = FaultyDisk::new();
     let paths = [dir.path().join("a"), dir.path().join("b")];
-    let volumes = paths
-        .iter()
-        .map(|path| Volume::open(&options(path, 1 << 30), "dn1", disk.clone(), 1).unwrap());
+    let volumes = paths.iter().map(|path| {
+        Volume::open(
+            &options(path, 1 << 30),
+            "dn1",
+            disk.clone(),
+            1,
+            &Progress::default(),
+        )
+        .unwrap()
+    });
     let store = store_of(volumes.collect());
     let storages = store.healthy_storages();
     for block in 0..16 {
@@ -421,7 +431,14 @@ async fn what_was_on_a_volume_that_went_down_is_created_on_another() {
     let volumes = ["a", "b"].map(|name| {
         let path = dir.path().join(name);
         let quota_bytes = if name == "a" { 2 << 30 } else { 1 << 30 };
-        Volume::open(&options(&path, quota_bytes), "dn1", Arc::new(RealDisk), 1).unwrap()
+        Volume::open(
+            &options(&path, quota_bytes),
+            "dn1",
+            Arc::new(RealDisk),
+            1,
+            &Progress::default(),
+        )
+        .unwrap()
     });
     let lost = volumes[0].0.clone();
     let store = store_of(volumes.into());
@@ -461,9 +478,16 @@ async fn creation_goes_to_the_next_volume_when_one_fails() {
     let dir = tempfile::tempdir().unwrap();
     let disk = FaultyDisk::new();
     let paths = [dir.path().join("a"), dir.path().join("b")];
-    let volumes = paths
-        .iter()
-        .map(|path| Volume::open(&options(path, 1 << 30), "dn1", disk.clone(), 1).unwrap());
+    let volumes = paths.iter().map(|path| {
+        Volume::open(
+            &options(path, 1 << 30),
+            "dn1",
+            disk.clone(),
+            1,
+            &Progress::default(),
+        )
+        .unwrap()
+    });
     let store = store_of(volumes.collect());
     disk.fail(Fault::Create, &paths[0], Errno::IO);
     for block in 0..8 {

@@ -43,7 +43,14 @@ pub fn store_of(volumes: Vec<(Arc<Volume>, Vec<Found>)>) -> BlockStore {
 
 /// A store over one volume at `path`.
 pub fn store_at(path: &Path, quota_bytes: u64, disk: Arc<dyn Disk>) -> BlockStore {
-    let volume = Volume::open(&options(path, quota_bytes), "dn1", disk, 2).unwrap();
+    let volume = Volume::open(
+        &options(path, quota_bytes),
+        "dn1",
+        disk,
+        2,
+        &Progress::default(),
+    )
+    .unwrap();
     store_of(vec![volume])
 }
 

@@ -10,7 +10,14 @@ use proptest::prelude::*;
 use super::*;
 
 fn open(path: &Path, server: &str) -> Result<Arc<Volume>, VolumeError> {
-    Volume::open(&options(path, 1 << 30), server, Arc::new(RealDisk), 1).map(|(volume, _)| volume)
+    Volume::open(
+        &options(path, 1 << 30),
+        server,
+        Arc::new(RealDisk),
+        1,
+        &Progress::default(),
+    )
+    .map(|(volume, _)| volume)
 }
 
 /// What it was to change may be half done: the volume is not to be used as if nothing had happened.
@@ -136,7 +143,7 @@ async fn new_replicas_go_where_they_are_asked_for_or_there_is_room() {
             quota_bytes,
             class,
         };
-        Volume::open(&options, "dn1", Arc::new(RealDisk), 1).unwrap()
+        Volume::open(&options, "dn1", Arc::new(RealDisk), 1, &Progress::default()).unwrap()
     };
     let volumes = vec![
         volume("a", 8 << 20, StorageClass::Disk),
@@ -238,7 +245,14 @@ async fn of_what_two_volumes_have_one_counts_and_nothing_is_removed_at_the_start
     let paths = ["a", "b"].map(|name| dir.path().join(name));
     let open_all = || {
         let volumes = paths.iter().map(|path| {
-            Volume::open(&options(path, 1 << 30), "dn1", Arc::new(RealDisk), 1).unwrap()
+            Volume::open(
+                &options(path, 1 << 30),
+                "dn1",
+                Arc::new(RealDisk),
+                1,
+                &Progress::default(),
+            )
+            .unwrap()
         });
         store_of(volumes.collect())
     };
@@ -333,7 +347,14 @@ async fn volumes_share_the_repairs_of_their_server() {
         .map(|number| {
             let path = dir.path().join(number.to_string());
             let quota_bytes = if number == 2 { 1 << 30 } else { 1 << 28 };
-            Volume::open(&options(&path, quota_bytes), "dn1", Arc::new(RealDisk), 1).unwrap()
+            Volume::open(
+                &options(&path, quota_bytes),
+                "dn1",
+                Arc::new(RealDisk),
+                1,
+                &Progress::default(),
+            )
+            .unwrap()
         })
         .collect();
     let volumes: Vec<Arc<Volume>> = opened.iter().map(|(volume, _)| volume.clone()).collect();
