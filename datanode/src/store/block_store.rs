@@ -301,6 +301,11 @@ impl BlockStore {
             let path = open_path(&created_on, block, origin);
             let id = (block, created_on.storage());
             let disk = created_on.disk().clone();
+            if origin == Origin::Repair {
+                // What an earlier repair may have left is no replica. Usually there is none; one that cannot be
+                // removed is in the way, which is said next.
+                let _ = disk.remove(&path);
+            }
             match ReplicaWriter::create(disk, path, id, chunks_max, charge) {
                 Ok(writer) => {
                     let lease = Lease::new(created, writer, created_on);

@@ -74,7 +74,11 @@ impl Disk for RealDisk {
         // Around a table page that is read there is bulk data, which the page cache is not for. A
         // hint: without it, some memory is wasted.
         let _ = rustix::fs::fadvise(&cached, 0, None, Advice::Random);
-        Ok(Box::new(match open_direct(path)? {
+        let direct = open_direct(path).inspect_err(|_| {
+            // Else it would be in the way of the next one of this name.
+            let _ = fs::remove_file(path);
+        })?;
+        Ok(Box::new(match direct {
             Some(direct) => RealFile::Both { direct, cached },
             None => RealFile::Cached(cached),
         }))

@@ -222,6 +222,26 @@ async fn what_a_repair_left_behind_is_removed() {
     assert_eq!(store.status()[0].used_bytes, unused);
 }
 
+/// Else it could not be repaired here before the next start.
+#[tokio::test]
+async fn a_file_that_an_earlier_repair_left_is_in_no_ones_way() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = real_store(dir.path());
+    fs::write(dir.path().join("repair/0000000000000001"), "left").unwrap();
+    let create = store.create(BlockId(1), None, Origin::Repair, BLOCK_BYTES);
+    let mut writer = create.await.unwrap();
+    writer
+        .write(vec![packet(0, b"repaired", false)], false)
+        .await
+        .unwrap();
+    writer.seal(8).await.unwrap();
+    assert_eq!(read(&store, 1, 0, 8).await.unwrap(), b"repaired"[..]);
+    // A replica that a pipeline writes may be one: it is not replaced.
+    fs::write(dir.path().join("open/0000000000000002"), "found").unwrap();
+    let error = super::create(&store, 2).await.err().unwrap();
+    assert!(matches!(error, StoreError::Disk { .. }), "{error}");
+}
+
 #[tokio::test]
 async fn a_volume_whose_directories_are_gone_goes_down() {
     let dir = tempfile::tempdir().unwrap();
