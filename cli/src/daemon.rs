@@ -207,7 +207,12 @@ pub fn datanode(args: &DatanodeArgs) -> anyhow::Result<()> {
                     is_registered = true;
                 }
                 () = stop.received() => break,
-                _ = reload.recv() => reload_quotas(&args.config, &datanode).await,
+                _ = reload.recv() => tokio::select! {
+                    biased;
+                    // A disk may not answer.
+                    () = stop.received() => break,
+                    () = reload_quotas(&args.config, &datanode) => {}
+                },
             }
         }
         // Bounded by its own grace.

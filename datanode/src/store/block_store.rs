@@ -13,6 +13,7 @@ use harvestfs_protocol::ids::{BlockId, ClusterId, StorageId};
 use harvestfs_protocol::node::ReplicaReport;
 use harvestfs_protocol::timeline::Position;
 use harvestfs_protocol::types::{StorageClass, VolumeStatus};
+use tokio::task::JoinSet;
 
 use super::block_writer::BlockWriter;
 use super::buffer::BufferPool;
@@ -101,8 +102,10 @@ impl BlockStore {
         }
     }
 
-    /// Takes over the quotas of a configuration where they differ from what it said before.
+    /// Takes over the quotas of a configuration where they differ from what it said before. A disk that is slow
+    /// keeps no other volume's from holding.
     pub async fn configure_quotas(&self, configured: &[VolumeOptions]) {
+        let mut changes = JoinSet::new();
         for volume in &self.inventory.volumes {
             let options = configured.iter().find(|it| it.path == volume.path());
             let Some(options) = options else {
@@ -112,11 +115,15 @@ impl BlockStore {
             if quota_bytes == volume.configured_quota_bytes() {
                 continue;
             }
-            let changed = volume.set_quota(quota_bytes, SHRINK_DEADLINE, Some(quota_bytes));
-            if let Err(error) = changed.await {
-                tracing::warn!(%error, "the quota is not written down");
-            }
+            let volume = volume.clone();
+            changes.spawn(async move {
+                let changed = volume.set_quota(quota_bytes, SHRINK_DEADLINE, Some(quota_bytes));
+                if let Err(error) = changed.await {
+                    tracing::warn!(%error, "the quota is not written down");
+                }
+            });
         }
+        changes.join_all().await;
     }
 
     /// Volumes that should be below their quota by now, and how many bytes they are above it.

@@ -69,6 +69,8 @@ pub struct Volume {
     class: StorageClass,
     /// What the owner lets us use.
     pub quota: Arc<Quota>,
+    /// What heartbeats say of that: a quota that is lowered holds before it is said.
+    said_quota_bytes: AtomicU64,
     /// What is known about its disk.
     pub health: Arc<Health>,
     /// Replicas being written.
@@ -166,6 +168,7 @@ impl Volume {
             storage: version.storage,
             class: options.class,
             quota: Quota::new(quota_bytes),
+            said_quota_bytes: AtomicU64::new(quota_bytes),
             shrinking: Mutex::new(shrinking),
             health,
             writers: AtomicU32::new(0),
@@ -243,7 +246,7 @@ impl Volume {
         VolumeStatus {
             storage: self.storage,
             class: self.class,
-            quota_bytes: self.quota.limit_bytes(),
+            quota_bytes: self.said_quota_bytes.load(Ordering::Relaxed),
             used_bytes: self.quota.used_bytes(),
             healthy: self.health.is_good(),
             shrinks_in_ms: self.time_to_shrink(now()),
@@ -266,14 +269,21 @@ impl Volume {
         // A clock before 1970 moves only the deadline after a restart.
         let now_unix_ms = unix_now_ms().unwrap_or(0);
         let set = SetQuota::new(configured_bytes, quota_bytes, time, now_unix_ms);
+        let shrinking = Shrinking::within(configured_bytes, time, now());
+        if quota_bytes < self.quota.limit_bytes() {
+            // The owner needs the space: it is not filled while a slow disk is waited for.
+            *self.shrinking.lock() = shrinking;
+            self.quota.set_limit(quota_bytes);
+        }
         let path = self.path.clone();
         let write = move || {
             quota_file::write(&set, &path).map_err(StoreError::disk("writing the quota of", &path))
         };
         // First: once a heartbeat shows the quota, the namenode does not send it again after a crash.
         let written = self.run_in_turn(write).await;
-        *self.shrinking.lock() = Shrinking::within(configured_bytes, time, now());
+        *self.shrinking.lock() = shrinking;
         self.quota.set_limit(quota_bytes);
+        self.said_quota_bytes.store(quota_bytes, Ordering::Relaxed);
         tracing::info!(volume = %self.path.display(), quota_bytes, "the quota is changed");
         written
     }

@@ -325,3 +325,60 @@ async fn an_older_file_of_the_volume_never_replaces_a_newer_one() {
     volume.run_in_turn(write(3)).await.unwrap();
     assert_eq!(*written.lock(), [1, 3]);
 }
+
+/// What the owner takes back is not filled while its disk is waited for.
+#[tokio::test]
+async fn a_lower_quota_holds_before_the_disk_has_it() {
+    let dir = tempfile::tempdir().unwrap();
+    let (disk, store) = hanging_store(dir.path(), async |_| {}).await;
+    let storage = store.healthy_storages()[0];
+    let lowering = store.set_quota(storage, 1_000_000, Duration::from_secs(100));
+    tokio::pin!(lowering);
+    tokio::select! {
+        biased;
+        _ = &mut lowering => panic!("the disk does not answer"),
+        () = std::future::ready(()) => {}
+    }
+    assert_eq!(store.volumes()[0].quota.limit_bytes(), 1_000_000);
+    // Once it is said, the namenode does not send it again after a crash.
+    assert_eq!(store.status()[0].quota_bytes, 1 << 30);
+    must_be_silent(lowering).await;
+    assert_eq!(store.status()[0].quota_bytes, 1_000_000);
+    tokio::time::resume();
+    answer(&disk, &store).await;
+}
+
+#[tokio::test]
+async fn a_slow_disk_does_not_keep_the_quotas_of_others_from_holding() {
+    let dir = tempfile::tempdir().unwrap();
+    let paths = ["a", "b"].map(|name| dir.path().join(name));
+    let disk = FaultyDisk::new();
+    let volumes = paths.clone().map(|path| {
+        let options = options(&path, 1 << 30);
+        Volume::open(&options, "dn1", disk.clone(), 1, &Progress::default()).unwrap()
+    });
+    let store = store_of(volumes.into());
+    // The only thread of the first one waits.
+    let waiting = store.volumes()[0].clone();
+    let (answer, answered) = std::sync::mpsc::channel::<()>();
+    let job = tokio::spawn(async move {
+        let job = move || {
+            answered.recv().unwrap();
+            Ok(())
+        };
+        waiting.run(job).await
+    });
+    let configured = paths.map(|path| options(&path, 1 << 20));
+    let configuring = {
+        let store = store.clone();
+        tokio::spawn(async move { store.configure_quotas(&configured).await })
+    };
+    let is_lowered = |volume: &Arc<Volume>| volume.quota.limit_bytes() == 1 << 20;
+    for _ in 0..100 {
+        tokio::task::yield_now().await;
+    }
+    assert!(store.volumes().iter().all(is_lowered));
+    answer.send(()).unwrap();
+    configuring.await.unwrap();
+    job.await.unwrap().unwrap();
+}
