@@ -22,11 +22,10 @@ use super::error::StoreError;
 use super::inventory::{Inventory, State};
 use super::layout;
 use super::open_replica::{Lease, OpenReplica, Origin};
-use super::replica::{ReplicaWriter, is_loss};
+use super::replica::ReplicaWriter;
 use super::volume::{Found, Volume, VolumeOptions};
 use crate::engine::quota::Charge;
 use crate::engine::quota::shrinking::SHRINK_DEADLINE;
-use crate::engine::removal::sealing::{self, Look, Sealing};
 
 /// All replicas of a datanode. Cheap to clone.
 #[derive(Clone)]
@@ -341,75 +340,6 @@ impl BlockStore {
         ))
     }
 
-    /// Cuts a replica whose writer is gone, or is to be, to `length_bytes` and seals it. A replica
-    /// that is sealed already stays as it is.
-    ///
-    /// # Errors
-    /// [`StoreError::ShortReplica`], [`StoreError::NoSuchReplica`], or what the disk says.
-    pub async fn seal(&self, block: BlockId, length_bytes: u64) -> Result<(), StoreError> {
-        let Some(chunks) = layout::chunks_for(length_bytes) else {
-            // Beyond any replica.
-            let have_bytes = layout::chunk_bytes(self.inventory.intact(block)?.chunks);
-            return Err(StoreError::ShortReplica { have_bytes });
-        };
-        let sealing = Sealing::at(chunks);
-        let readable = self.inventory.intact(block)?;
-        let look = sealing.look(readable.chunks, readable.open.is_none())?;
-        let (Look::TakeOver, Some(replica)) = (look, readable.open.clone()) else {
-            return Ok(());
-        };
-        let volume = readable.volume.clone();
-        let taken = replica.take_over().await?;
-        let next = sealing.taken(replica.chunks(), replica.is_unproven())?;
-        let inventory = self.inventory.clone();
-        let sealed_on = volume.clone();
-        volume
-            .run(move || {
-                let (replica, charge) = taken.begin();
-                let give_back = |error, charge| {
-                    replica.put_back(charge);
-                    if is_loss(&error) {
-                        // Else it would be sealed in vain for ever, and count as good.
-                        inventory.condemn(block, &readable);
-                    }
-                    error
-                };
-                let reopened = reopen(&sealed_on, block, &replica, charge);
-                let mut writer = reopened.map_err(|(error, charge)| give_back(error, charge))?;
-                if next == sealing::Taken::Prove {
-                    let id = (block, sealed_on.storage());
-                    if let Err(error) = prove(&mut writer, id, &replica, chunks) {
-                        return Err(give_back(error, writer.close()));
-                    }
-                }
-                inventory.seal_now(block, &sealed_on, &replica, writer, chunks)
-            })
-            .await
-    }
-
-    /// As [`BlockStore::seal`], and at what the replica has when that is less, also nothing: nothing more will come.
-    ///
-    /// # Errors
-    /// As [`BlockStore::seal`].
-    pub async fn seal_what_is_there(
-        &self,
-        block: BlockId,
-        length_bytes: u64,
-    ) -> Result<(), StoreError> {
-        let mut length_bytes = length_bytes;
-        loop {
-            match self.seal(block, length_bytes).await {
-                Err(StoreError::ShortReplica { have_bytes }) => {
-                    match sealing::shorter(length_bytes, have_bytes) {
-                        Some(shorter_bytes) => length_bytes = shorter_bytes,
-                        None => return Err(StoreError::ShortReplica { have_bytes }),
-                    }
-                }
-                sealed => return sealed,
-            }
-        }
-    }
-
     /// Puts the replicas that are not sealed on stable storage, as far as the disks let it.
     pub async fn sync_open_replicas(&self) {
         for (block, volume) in self.inventory.open_replicas() {
@@ -426,43 +356,7 @@ impl BlockStore {
     }
 }
 
-/// Opens a replica again that is to be sealed. An earlier seal may have moved its file, and failed after that.
-fn reopen(
-    volume: &Volume,
-    block: BlockId,
-    replica: &OpenReplica,
-    charge: Charge,
-) -> Result<ReplicaWriter, (StoreError, Charge)> {
-    let (disk, path) = (volume.disk(), open_path(volume, block, replica.origin));
-    let reopen =
-        |charge| ReplicaWriter::reopen(disk.clone(), path.clone(), replica.chunks(), charge);
-    match reopen(charge) {
-        Err((error, charge))
-            if error.is_missing() && disk.rename(&volume.sealed_path(block), &path).is_ok() =>
-        {
-            reopen(charge)
-        }
-        reopened => reopened,
-    }
-}
-
-/// Writes a replica again that is to be sealed at `chunks`; what differs from its checksums by now is
-/// not there.
-fn prove(
-    writer: &mut ReplicaWriter,
-    id: (BlockId, StorageId),
-    replica: &OpenReplica,
-    chunks: u32,
-) -> Result<(), StoreError> {
-    let written = writer.write_again(id, chunks)?;
-    let proven = Sealing::at(chunks).proven(written);
-    if proven.is_err() {
-        replica.cut(written);
-    }
-    Ok(proven?)
-}
-
-fn open_path(volume: &Volume, block: BlockId, origin: Origin) -> PathBuf {
+pub(super) fn open_path(volume: &Volume, block: BlockId, origin: Origin) -> PathBuf {
     match origin {
         Origin::Pipeline => volume.open_path(block),
         Origin::Repair => volume.repair_path(block),

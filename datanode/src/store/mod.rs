@@ -24,6 +24,8 @@ mod quota_file;
 mod reading;
 mod removal;
 mod replica;
+mod seal;
+mod trusted;
 mod version_file;
 mod volume;
 mod workers;

@@ -36,6 +36,8 @@ pub struct OpenReplica {
     corrupt: AtomicBool,
     /// A sync of it failed, or it was found at start: a sync proves nothing before it is written again.
     unproven: AtomicBool,
+    /// Of one that is unproven, chunks that were written again, and a sync of which proved them.
+    proven_chunks: AtomicU32,
     /// Once true, the writer must stop.
     fence: watch::Sender<bool>,
     slot: Mutex<Slot>,
@@ -70,6 +72,7 @@ impl OpenReplica {
             chunks: AtomicU32::new(chunks),
             corrupt: AtomicBool::new(false),
             unproven: AtomicBool::new(false),
+            proven_chunks: AtomicU32::new(0),
             fence: watch::Sender::new(false),
             slot: Mutex::new(slot),
             let_go: Notify::new(),
@@ -92,8 +95,19 @@ impl OpenReplica {
         self.unproven.load(Ordering::Relaxed)
     }
 
+    /// Of one that is unproven: chunks that need not be written again.
+    pub fn proven_chunks(&self) -> u32 {
+        self.proven_chunks.load(Ordering::Relaxed)
+    }
+
+    /// Takes note that so many chunks were written again and synced. The caller must have the replica.
+    pub fn set_proven_chunks(&self, chunks: u32) {
+        self.proven_chunks.store(chunks, Ordering::Relaxed);
+    }
+
     /// Takes note that a sync of it failed.
     pub fn set_unproven(&self) {
+        self.proven_chunks.store(0, Ordering::Relaxed);
         self.unproven.store(true, Ordering::Relaxed);
     }
 

@@ -4,7 +4,7 @@
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use harvestfs_protocol::data::{chunk_checksum, first_mismatch};
+use harvestfs_protocol::data::chunk_checksum;
 use harvestfs_protocol::ids::{BlockId, StorageId};
 use harvestfs_protocol::limits::PACKET_BYTES_MAX;
 use harvestfs_protocol::planted::{self, Bug};
@@ -14,7 +14,6 @@ use super::buffer::Buffer;
 use super::disk::{Disk, DiskFile};
 use super::error::StoreError;
 use super::layout::{self, ENTRY_BYTES, GROUP_CHUNKS, PAGE_BYTES};
-use super::progress::Progress;
 use super::reading::is_damage;
 use crate::engine::quota::{Charge, REPLICA_OVERHEAD_BYTES};
 
@@ -36,7 +35,7 @@ const ZEROED_AHEAD_BYTES: usize = 256 * 1024;
 const CACHED_BYTES_MAX: u64 = 1 << 20;
 
 /// Chunks that are read at a time where a whole replica is.
-const CHUNKS_TOGETHER_MAX: u32 = (PACKET_BYTES_MAX / PAGE_BYTES) as u32;
+pub(super) const CHUNKS_TOGETHER_MAX: u32 = (PACKET_BYTES_MAX / PAGE_BYTES) as u32;
 
 /// What is said to have failed where a replica that is to be sealed cannot be read.
 const READING: &str = "reading again";
@@ -100,92 +99,6 @@ fn decode_table(page: &[u8]) -> Table {
         *checksum = u32::from_le_bytes(*entry);
     }
     table
-}
-
-/// What can be trusted of an open replica that was found.
-pub struct Trusted {
-    /// The longest prefix in which every chunk can be read and matches its checksum.
-    pub chunks: u32,
-    /// What the disk says of what is behind that, where it cannot read it.
-    pub damage: Option<std::io::Error>,
-}
-
-impl Trusted {
-    fn chunks(chunks: u32) -> Self {
-        Self {
-            chunks,
-            damage: None,
-        }
-    }
-
-    /// Behind so many chunks, the disk says this. What is before a bad sector is as good as what is
-    /// before wrong bytes, and may be all that is left of the block.
-    fn before(error: std::io::Error, chunks: u32) -> std::io::Result<Self> {
-        if !is_damage(&error) {
-            return Err(error);
-        }
-        Ok(Self {
-            chunks,
-            damage: Some(error),
-        })
-    }
-}
-
-/// The chunks of an open replica that can be trusted.
-///
-/// # Errors
-/// What the disk says of the header, without which nothing is known; or what says nothing about the
-/// replica.
-pub fn trusted_chunks(
-    file: &dyn DiskFile,
-    (block, storage): (BlockId, StorageId),
-    progress: &Progress,
-) -> std::io::Result<Trusted> {
-    let mut buffer = Buffer::unpooled(PACKET_BYTES_MAX);
-    let file_bytes = file.len_bytes()?;
-    let Some(chunks_max) = layout::chunks_within(file_bytes) else {
-        return Ok(Trusted::chunks(0));
-    };
-    buffer.set_len(PAGE_BYTES);
-    file.read_at(&mut buffer, 0)?;
-    if layout::decode_header(buffer.first_page()) != Some((block, storage)) {
-        return Ok(Trusted::chunks(0));
-    }
-    // Up to `alone_until`, something could not be read: chunk by chunk, it is seen which one.
-    let (mut trusted, mut alone_until) = (0, 0);
-    while trusted < chunks_max {
-        let table = match read_table(file, layout::group_of(trusted)) {
-            Ok(table) => table,
-            Err(error) => return Trusted::before(error, trusted),
-        };
-        let group_end = layout::group_end(trusted).min(chunks_max);
-        while trusted < group_end {
-            let together = if trusted < alone_until {
-                1
-            } else {
-                CHUNKS_TOGETHER_MAX
-            };
-            let chunks = (group_end - trusted).min(together);
-            buffer.set_len(chunks as usize * PAGE_BYTES);
-            let read = file.read_at(&mut buffer, layout::chunk_position(trusted));
-            progress.answered();
-            match read {
-                Ok(()) => {}
-                Err(error) if is_damage(&error) && chunks > 1 => {
-                    alone_until = trusted + chunks;
-                    continue;
-                }
-                Err(error) => return Trusted::before(error, trusted),
-            }
-            let first = (trusted % GROUP_CHUNKS) as usize;
-            let checksums = &table[first..first + chunks as usize];
-            if let Some(offset) = first_mismatch(&buffer, checksums) {
-                return Ok(Trusted::chunks(trusted + (offset / PAGE_BYTES) as u32));
-            }
-            trusted += chunks;
-        }
-    }
-    Ok(Trusted::chunks(trusted))
 }
 
 /// A piece of data for the end of a replica: whole chunks, already verified.
@@ -497,55 +410,63 @@ impl ReplicaWriter {
         Ok(())
     }
 
-    /// Writes the first `chunks` chunks again, as far as they match their checksums, so that the next
-    /// sync proves that they are on stable storage. Returns how many those are.
+    /// Writes again, of the first `chunks` chunks, those of the group that begins with `first_chunk`, as far as they
+    /// match their checksums, so that the next sync proves that they are on stable storage; with the first group,
+    /// the header. Returns where those end. So little that an owner does not wait long for it.
     ///
     /// In place: what is there already is replaced by the same, so that it is at no risk.
-    pub fn write_again(
+    pub fn write_group_again(
         &mut self,
         (block, storage): (BlockId, StorageId),
+        first_chunk: u32,
         chunks: u32,
     ) -> Result<u32, StoreError> {
         self.is_dirty = true;
-        let chunks = chunks.min(self.chunks);
         let reading = |error| StoreError::disk(READING, &self.path)(error);
         let writing = |error| StoreError::disk("writing again", &self.path)(error);
         let mut buffer = Buffer::unpooled(PACKET_BYTES_MAX);
         let buffer = &mut buffer;
         buffer.set_len(PAGE_BYTES);
-        layout::encode_header(buffer.first_page(), block, storage);
-        self.file.write_at(buffer, 0).map_err(writing)?;
-        let (mut chunk, mut together) = (0, CHUNKS_TOGETHER_MAX);
-        while chunk < chunks {
-            let table_position = layout::table_page_position(layout::group_of(chunk));
-            buffer.set_len(PAGE_BYTES);
-            self.file.read_at(buffer, table_position).map_err(reading)?;
-            let table = decode_table(buffer);
-            self.file
-                .write_at(buffer, table_position)
-                .map_err(writing)?;
-            let group_end = layout::group_end(chunk).min(chunks);
-            while chunk < group_end {
-                let piece = (group_end - chunk).min(together);
-                buffer.set_len(piece as usize * PAGE_BYTES);
-                let read = read_chunks(&**self.file, &table, chunk, buffer);
-                match read {
-                    Ok(Ok(_)) => {}
-                    Ok(Err(differs)) => return Ok(differs),
-                    // One of them: those before it are as good as before wrong bytes.
-                    Err(error) if is_damage(&error) && piece > 1 => {
-                        together = 1;
-                        continue;
-                    }
-                    Err(error) if is_damage(&error) && chunk > 0 => return Ok(chunk),
-                    Err(error) => return Err(reading(error)),
-                }
-                let position = layout::chunk_position(chunk);
-                self.file.write_at(buffer, position).map_err(writing)?;
-                chunk += piece;
-            }
+        if first_chunk == 0 {
+            layout::encode_header(buffer.first_page(), block, storage);
+            self.file.write_at(buffer, 0).map_err(writing)?;
         }
-        Ok(chunks)
+        let end = layout::group_end(first_chunk).min(chunks).min(self.chunks);
+        if end <= first_chunk {
+            return Ok(end);
+        }
+        let table_position = layout::table_page_position(layout::group_of(first_chunk));
+        match self.file.read_at(buffer, table_position) {
+            Ok(()) => {}
+            // What is before it is as good as what is before wrong bytes.
+            Err(error) if is_damage(&error) && first_chunk > 0 => return Ok(first_chunk),
+            Err(error) => return Err(reading(error)),
+        }
+        let table = decode_table(buffer);
+        self.file
+            .write_at(buffer, table_position)
+            .map_err(writing)?;
+        let (mut chunk, mut together) = (first_chunk, CHUNKS_TOGETHER_MAX);
+        while chunk < end {
+            let piece = (end - chunk).min(together);
+            buffer.set_len(piece as usize * PAGE_BYTES);
+            let read = read_chunks(&**self.file, &table, chunk, buffer);
+            match read {
+                Ok(Ok(_)) => {}
+                Ok(Err(differs)) => return Ok(differs),
+                // One of them: those before it are as good as before wrong bytes.
+                Err(error) if is_damage(&error) && piece > 1 => {
+                    together = 1;
+                    continue;
+                }
+                Err(error) if is_damage(&error) && chunk > 0 => return Ok(chunk),
+                Err(error) => return Err(reading(error)),
+            }
+            let position = layout::chunk_position(chunk);
+            self.file.write_at(buffer, position).map_err(writing)?;
+            chunk += piece;
+        }
+        Ok(end)
     }
 
     /// Cuts the replica to `chunks` chunks, puts it on stable storage, and moves it to

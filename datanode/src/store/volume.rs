@@ -32,7 +32,7 @@ use super::place::{LOCK_FILE, Place};
 use super::progress::Progress;
 use super::pulse::Pulse;
 use super::reading::is_damage;
-use super::replica::{Trusted, trusted_chunks};
+use super::trusted::{Trusted, trusted_chunks};
 use super::version_file::VersionFile;
 use super::workers::Workers;
 use super::{layout, obeyed_file, quota_file};

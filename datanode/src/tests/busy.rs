@@ -14,6 +14,7 @@ use tokio::time::Instant;
 
 use crate::testing::cluster::{TestCluster, data};
 use crate::testing::disks::FaultyDisk;
+use crate::testing::fake_namenode::State;
 
 const DEADLINE: Duration = Duration::from_secs(20);
 
@@ -328,4 +329,40 @@ async fn nothing_that_hangs_delays_a_heartbeat() {
         data(1, 100_000)
     );
     waiting.abort_all();
+}
+
+/// All of it has to be read and written again first.
+#[tokio::test]
+async fn what_a_start_found_is_sealed_when_the_owner_lets_it() {
+    let mut cluster = TestCluster::start(1).await;
+    let token = cluster.namenode.token(BlockId(2), Right::Write);
+    let mut stream = cluster
+        .client
+        .write(&cluster.nodes, BlockId(2), token)
+        .await;
+    stream.ack().await;
+    stream.send(data(1, 50_000).into(), false).await.unwrap();
+    stream.wait_for_all().await.unwrap();
+    drop(stream);
+    cluster.kill(0).await;
+    let options = cluster.options(0);
+    cluster.restart(options, 0).await;
+    set_busy(&cluster, 0, true).await;
+    let node = cluster.nodes[0].node;
+    let seal = NodeCommand::Seal {
+        block: BlockId(2),
+        length_bytes: 50_000,
+    };
+    cluster.namenode.command_now(node, seal);
+    cluster.namenode.wait_for_heartbeats().await;
+    let is_sealed = |state: &State| {
+        let replica = state.replicas[&node].get(&BlockId(2));
+        replica.is_some_and(|(_, replica)| replica.sealed)
+    };
+    assert!(!is_sealed(&cluster.namenode.lock()));
+    set_busy(&cluster, 0, false).await;
+    cluster
+        .namenode
+        .wait_for(|state| is_sealed(state).then_some(()))
+        .await;
 }

@@ -18,6 +18,7 @@ use crate::driver::repair::{Repair, Repairer};
 use crate::driver::scrubber::Scrubber;
 use crate::driver::service::Alive;
 use crate::engine::link::LinkId;
+use crate::store::StoreError;
 
 /// What several heartbeats bring.
 const QUEUED_MAX: usize = 4 * COMMANDS_PER_HEARTBEAT_MAX;
@@ -45,6 +46,9 @@ pub struct Commands {
     removals: Arc<Removals>,
     deletions: mpsc::Sender<(Epoch, Doomed)>,
     seals: mpsc::Sender<(Epoch, (BlockId, u64))>,
+    /// Of what has to be written again first, which waits for the owner, and keeps no other seal.
+    unproven_seals: mpsc::Sender<(Epoch, (Epoch, BlockId, u64))>,
+    node: Arc<Node>,
     quotas: mpsc::Sender<(Epoch, (StorageId, u64, Duration))>,
     verifications: mpsc::Sender<(Epoch, (StorageId, BlockId))>,
 }
@@ -79,6 +83,17 @@ impl Commands {
             alive,
             move |(block, length_bytes)| seal(sealing.clone(), block, length_bytes),
         );
+        let (unproven_seals, queue) = mpsc::channel(QUEUED_MAX);
+        let sealing = node.clone();
+        work_off(
+            queue,
+            SEALS_AT_ONCE,
+            node,
+            alive,
+            move |(epoch, block, length_bytes)| {
+                seal_unproven(sealing.clone(), epoch, block, length_bytes)
+            },
+        );
         let (quotas, queue) = mpsc::channel(QUEUED_MAX);
         let changing = node.clone();
         work_off(queue, 1, node, alive, move |(storage, bytes, time)| {
@@ -95,6 +110,8 @@ impl Commands {
             removals,
             deletions,
             seals,
+            unproven_seals,
+            node: node.clone(),
             quotas,
             verifications,
         }
@@ -126,6 +143,13 @@ impl Commands {
             NodeCommand::Delete { blocks } => {
                 let doomed = self.removals.announce(blocks, by);
                 self.deletions.try_send((epoch, doomed)).is_ok()
+            }
+            NodeCommand::Seal {
+                block,
+                length_bytes,
+            } if self.node.store.is_unproven(block) => {
+                let seal = (epoch, block, length_bytes);
+                self.unproven_seals.try_send((epoch, seal)).is_ok()
             }
             NodeCommand::Seal {
                 block,
@@ -198,7 +222,29 @@ async fn set_quota(node: Arc<Node>, storage: StorageId, bytes: u64, time: Durati
 }
 
 async fn seal(node: Arc<Node>, block: BlockId, length_bytes: u64) {
-    if let Err(error) = node.store.seal_what_is_there(block, length_bytes).await {
+    let sealed = node.store.seal_what_is_there(block, length_bytes, || true);
+    sealed_or_not(&node, block, sealed.await);
+}
+
+/// All of the replica is read and written again: not while the owner needs the disks.
+async fn seal_unproven(node: Arc<Node>, epoch: Epoch, block: BlockId, length_bytes: u64) {
+    let is_free = || node.busy.denial().is_none();
+    loop {
+        node.busy.free().await;
+        // Another namenode may be obeyed by now.
+        if !node.obedience.holds(epoch) {
+            return;
+        }
+        let sealed = node.store.seal_what_is_there(block, length_bytes, is_free);
+        match sealed.await {
+            Err(StoreError::Busy) => {}
+            sealed => return sealed_or_not(&node, block, sealed),
+        }
+    }
+}
+
+fn sealed_or_not(node: &Node, block: BlockId, sealed: Result<(), StoreError>) {
+    if let Err(error) = sealed {
         tracing::warn!(%block, %error, "cannot seal a replica");
     }
     // In any case the namenode learns what is here, in case it believed something else.

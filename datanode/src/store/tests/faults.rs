@@ -233,7 +233,7 @@ async fn an_unsealed_replica_that_cannot_be_read_is_corrupt() {
             disk.fail(Fault::Read, &dir.path().join("open"), Errno::IO);
         }
         for _ in 0..10 {
-            let sealed = store.seal_what_is_there(BlockId(1), 8192).await;
+            let sealed = store.seal_what_is_there(BlockId(1), 8192, || true).await;
             sealed.unwrap_err();
         }
         assert_eq!(changes(&store), [ReplicaChange::Corrupt(BlockId(1))]);
@@ -269,7 +269,7 @@ async fn an_unsealed_replica_is_sealed_up_to_where_it_can_be_read() {
             (found_chunks * 4_096, false)
         );
         store
-            .seal_what_is_there(BlockId(1), 5 * 4_096)
+            .seal_what_is_there(BlockId(1), 5 * 4_096, || true)
             .await
             .unwrap();
         let (_, report) = store.report(BlockId(1)).unwrap();
@@ -278,6 +278,40 @@ async fn an_unsealed_replica_is_sealed_up_to_where_it_can_be_read() {
         assert_eq!(bytes[..], [1; 3 * 4_096]);
         assert!(store.status()[0].healthy, "it is one bad sector");
     }
+}
+
+/// What is written again is spared as soon as the owner needs the disk, and is not written once more.
+#[tokio::test]
+async fn an_unproven_replica_is_written_again_group_by_group() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = real_store(dir.path());
+    let mut writer = create(&store, 1).await.unwrap();
+    let content = data(1, 10 << 20);
+    for (number, piece) in (0..).zip(content.chunks(1 << 20)) {
+        let written = vec![packet(number << 20, piece, false)];
+        writer.write(written, true).await.unwrap();
+    }
+    drop((writer, store));
+    let store = real_store(dir.path());
+    assert!(store.is_unproven(BlockId(1)));
+    let seal = || store.seal_what_is_there(BlockId(1), 10 << 20, || false);
+    for proven_groups in 1..3 {
+        let interrupted = seal().await;
+        assert!(matches!(interrupted, Err(StoreError::Busy)));
+        let open = store.inventory.readable(BlockId(1)).unwrap().open.unwrap();
+        assert_eq!(open.proven_chunks(), proven_groups * layout::GROUP_CHUNKS);
+        // It is free meanwhile, and can be read.
+        assert!(open.is_idle());
+        assert_eq!(
+            read(&store, 1, 9 << 20, 4_096).await.unwrap()[..],
+            content[9 << 20..][..4_096]
+        );
+    }
+    seal().await.unwrap();
+    assert!(!store.is_unproven(BlockId(1)));
+    let (_, report) = store.report(BlockId(1)).unwrap();
+    assert_eq!((report.length_bytes, report.sealed), (10 << 20, true));
+    assert_eq!(read(&store, 1, 0, 10 << 20).await.unwrap(), content[..]);
 }
 
 #[tokio::test]
@@ -294,7 +328,10 @@ async fn what_is_before_a_table_that_cannot_be_read_is_found() {
     let disk = FaultyDisk::new();
     disk.fail_reads_from(layout::table_page_position(1) + 1);
     let store = store_at(dir.path(), 1 << 30, disk);
-    store.seal_what_is_there(BlockId(1), 5 << 20).await.unwrap();
+    store
+        .seal_what_is_there(BlockId(1), 5 << 20, || true)
+        .await
+        .unwrap();
     let (_, report) = store.report(BlockId(1)).unwrap();
     assert_eq!((report.length_bytes, report.sealed), (4 << 20, true));
     assert_eq!(read(&store, 1, 3 << 20, 1 << 20).await.unwrap(), piece[..]);
@@ -365,7 +402,10 @@ async fn a_seal_that_failed_after_it_moved_the_replica_is_done_again() {
         assert!(!store.report(BlockId(1)).unwrap().1.sealed);
         assert_eq!(read(&store, 1, 0, 8192).await.unwrap(), [1; 8192][..]);
         disk.heal();
-        store.seal_what_is_there(BlockId(1), 20_480).await.unwrap();
+        store
+            .seal_what_is_there(BlockId(1), 20_480, || true)
+            .await
+            .unwrap();
         drop(store);
         let store = real_store(dir.path());
         let (_, report) = store.report(BlockId(1)).unwrap();

@@ -160,7 +160,9 @@ async fn a_replica_that_lacks_its_end_is_sealed_at_what_it_has() {
     writer.write(all, false).await.unwrap();
     drop(writer);
     for _ in 0..2 {
-        let sealed = store.seal_what_is_there(BlockId(1), 8 * 4096).await;
+        let sealed = store
+            .seal_what_is_there(BlockId(1), 8 * 4096, || true)
+            .await;
         sealed.unwrap();
         let storage = store.healthy_storages()[0];
         assert_eq!(store.replicas_of(storage), [report(1, 20_480, true)]);
@@ -173,12 +175,18 @@ async fn an_empty_replica_is_sealed_as_it_is() {
     let dir = tempfile::tempdir().unwrap();
     let store = real_store(dir.path());
     drop(create(&store, 2).await.unwrap());
-    store.seal_what_is_there(BlockId(2), 4096).await.unwrap();
+    store
+        .seal_what_is_there(BlockId(2), 4096, || true)
+        .await
+        .unwrap();
     drop(store);
     let store = real_store(dir.path());
     let storage = store.healthy_storages()[0];
     assert_eq!(store.replicas_of(storage), [report(2, 0, true)]);
-    store.seal_what_is_there(BlockId(2), 4096).await.unwrap();
+    store
+        .seal_what_is_there(BlockId(2), 4096, || true)
+        .await
+        .unwrap();
     store.delete(BlockId(2)).await.unwrap();
 }
 
