@@ -102,6 +102,21 @@ fn ttl_of(ttl: Duration, settled: bool) -> Duration {
     if settled { ttl } else { Duration::ZERO }
 }
 
+/// What a write by others than root leaves of a mode.
+fn without_privileges(mode: u16) -> u16 {
+    // Without group execution the bit means mandatory locking, which a write leaves.
+    match mode & 0o010 {
+        0 => mode & !0o4000,
+        _ => mode & !0o6000,
+    }
+}
+
+/// Whether a file may have set-id bits that a write clears; false only if it is known, without waiting.
+pub fn may_have_privileges(file: &File) -> bool {
+    file.try_mode()
+        .is_none_or(|mode| without_privileges(mode) != mode)
+}
+
 impl Inner {
     /// Counts a lookup, and tells how long the kernel may cache the attributes; see
     /// [`Shared::remember`].
@@ -310,7 +325,8 @@ impl Inner {
         reply::send(reply, result);
     }
 
-    /// Writes.
+    /// Writes; with `kill_privileges`, for somebody who leaves a file no set-id bits. That fails only before any of
+    /// the data is taken in: a program repeats what failed, and would have it in the file twice.
     pub async fn write(
         &self,
         file: &File,
@@ -318,33 +334,38 @@ impl Inner {
         data: Bytes,
         kill_privileges: bool,
     ) -> Result<(), ClientError> {
-        match kind {
-            WriteKind::At(offset) => file.write(offset, data).await?,
-            WriteKind::Back(offset) => file.write_back(offset, data).await?,
-            WriteKind::Append => file.append(data).await?,
-        }
         if kill_privileges {
             self.clear_privileges(file).await?;
         }
-        Ok(())
+        match (kind, kill_privileges) {
+            (WriteKind::Back(offset), _) => file.write_back(offset, data).await,
+            (WriteKind::At(offset), true) => file.write_unprivileged(Some(offset), data).await,
+            (WriteKind::Append, true) => file.write_unprivileged(None, data).await,
+            (WriteKind::At(offset), false) => file.write(offset, data).await,
+            (WriteKind::Append, false) => file.append(data).await,
+        }
     }
 
-    /// Set-user-id and set-group-id do not survive a write by others than root.
+    /// Set-user-id and set-group-id do not survive a write by others than root. The commit of what is written clears
+    /// them; where they are known, they go at once, and from the kernel's attributes too.
     async fn clear_privileges(&self, file: &File) -> Result<(), ClientError> {
-        let root = Credentials::root();
-        let attr = self.client.getattr(&root, file.ino()).await?;
-        let mut mode = attr.mode & !0o4000;
-        if mode & 0o010 != 0 {
-            // Without group execution the bit means mandatory locking, which a write leaves.
-            mode &= !0o2000;
+        // Without one the namenode may be away for long, and the kernel has no attributes that would be old.
+        let lease = self.client.lease_remaining();
+        if lease.is_zero() {
+            return Ok(());
         }
-        if mode != attr.mode {
+        let Ok(Ok(mode)) = tokio::time::timeout(lease, file.mode()).await else {
+            return Ok(());
+        };
+        let left = without_privileges(mode);
+        if left != mode {
             let changes = AttrChanges {
-                mode: Some(mode),
+                mode: Some(left),
                 ..AttrChanges::default()
             };
-            self.client.setattr(&root, file.ino(), changes).await?;
-            let (shared, ino) = (self.shared.clone(), file.ino());
+            let (root, ino) = (Credentials::root(), file.ino());
+            self.client.setattr(&root, ino, changes).await?;
+            let shared = self.shared.clone();
             blocking::run(async move { shared.forget_attributes(ino).await }).await;
         }
         Ok(())

@@ -7,7 +7,7 @@ use harvestfs_protocol::ids::InodeId;
 use harvestfs_protocol::meta::FallocateMode;
 
 use crate::convert;
-use crate::inner::{OpenFile, WriteKind};
+use crate::inner::{self, OpenFile, WriteKind};
 use crate::metrics::Operation;
 use crate::pages::CachedWrite;
 use crate::reply::{self, Reply, Written};
@@ -77,7 +77,9 @@ impl Adapter {
             CachedWrite::Kept
         };
         let thread = header.pid;
-        let kill_privileges = flags.contains(WriteFlags::FUSE_WRITE_KILL_SUIDGID);
+        // The kernel asks for it whenever the writer is not root.
+        let kill_privileges = flags.contains(WriteFlags::FUSE_WRITE_KILL_SUIDGID)
+            && inner::may_have_privileges(&open.file);
         if kind != WriteKind::Append && !kill_privileges && !synced {
             match open.file.try_write(offset, data) {
                 Ok(result) => {

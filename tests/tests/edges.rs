@@ -1,10 +1,11 @@
 //! Where a mount begins and ends, what it does while the namenode is away, and what nobody reads.
 
-use std::fs::{self, File};
+use std::fs::{self, File, OpenOptions, Permissions};
 use std::io::{Read, Write};
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
+use std::sync::mpsc;
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -484,6 +485,74 @@ fn a_mount_waits_for_the_namenode_as_long_as_it_was_told() {
     let read = waits.join().expect("no panic").expect("all of it works");
     assert_eq!(read, b"data");
     held.sync_all().expect("it is stored now");
+}
+
+/// Makes this thread, and no other, somebody else than root.
+fn become_other() {
+    const OTHER: libc::uid_t = 65_534;
+    // SAFETY: it has no pointers, and nothing here relies on who the thread is.
+    let result = unsafe { libc::syscall(libc::SYS_setresuid, OTHER, OTHER, OTHER) };
+    assert_eq!(result, 0, "{:?}", std::io::Error::last_os_error());
+}
+
+/// With each write of somebody else than root the kernel wants the set-id bits of the file gone.
+#[test]
+fn what_others_than_root_append_while_the_namenode_is_away_is_taken_in_once() {
+    const LONGER_THAN_THE_LEASE: Duration = Duration::from_secs(12);
+    const LINES: usize = 10;
+    if !is_root() {
+        harvestfs_tests::skip("only root can become somebody else");
+        return;
+    }
+    let Some((mut cluster, mount)) = Cluster::mounted(&small()) else {
+        return;
+    };
+    // The temporary directory that all is in may be root's only.
+    fs::set_permissions(cluster.path(""), Permissions::from_mode(0o755)).expect("chmod");
+    let path = mount.join("log");
+    fs::write(&path, "first\n").expect("write");
+    let set_id = || fs::set_permissions(&path, Permissions::from_mode(0o6777)).expect("chmod");
+    set_id();
+    let append = |path: &Path| OpenOptions::new().append(true).open(path).expect("open");
+    let mut inherited = append(&path);
+    let (go, goes) = mpsc::channel();
+    let (done, is_done) = mpsc::channel();
+    let writer = thread::spawn({
+        let path = path.clone();
+        move || {
+            become_other();
+            let mut own = append(&path);
+            own.write_all(b"before\n").expect("append");
+            own.sync_all().expect("fsync");
+            done.send(()).expect("it waits");
+            goes.recv().expect("it sends");
+            for number in 0..LINES {
+                for (name, file) in [("own", &mut own), ("inherited", &mut inherited)] {
+                    let line = format!("{name} {number}\n");
+                    file.write_all(line.as_bytes()).expect("append");
+                }
+            }
+            done.send(()).expect("it waits");
+            // That they are closed waits for the namenode.
+        }
+    });
+    is_done.recv_timeout(DEADLINE).expect("the first line");
+    let mode = || fs::metadata(&path).expect("stat").mode() & 0o7777;
+    assert_eq!(mode(), 0o777);
+    set_id();
+    cluster.kill("namenode");
+    thread::sleep(LONGER_THAN_THE_LEASE);
+    go.send(()).expect("it waits");
+    let written = is_done.recv_timeout(Duration::from_secs(10));
+    cluster.start_namenode();
+    written.expect("nothing waits for the namenode");
+    writer.join().expect("no panic");
+    let mut expected = String::from("first\nbefore\n");
+    for number in 0..LINES {
+        expected += &format!("own {number}\ninherited {number}\n");
+    }
+    assert_eq!(fs::read_to_string(&path).expect("read"), expected);
+    assert_eq!(mode(), 0o777, "the commit cleared them");
 }
 
 #[test]

@@ -8,6 +8,7 @@ mod models;
 mod names;
 mod overtaken;
 mod quotas;
+mod rights;
 mod small;
 mod waiting;
 

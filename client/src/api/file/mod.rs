@@ -24,6 +24,8 @@ use crate::error::ClientError;
 
 /// Before what a kernel writes back is tried again, of which each attempt has waited already.
 const WRITE_BACK_PAUSE: Duration = Duration::from_secs(1);
+/// Whoever is not root and writes through a handle of root. No group counts that it may be in.
+const SOMEBODY: u32 = 65_534;
 
 /// What a file is opened for.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -166,20 +168,70 @@ impl File {
         handle.client.getattr(&handle.credentials, self.ino()).await
     }
 
+    /// The bits of its mode if the cache knows them, without waiting. What is written and not committed
+    /// does not count.
+    #[must_use]
+    pub fn try_mode(&self) -> Option<u16> {
+        let cache = self.inner.client.core().session.valid_cache()?;
+        cache.attr(self.ino()).map(|attr| attr.permission_bits())
+    }
+
+    /// As [`File::try_mode`]; the namenode is asked if it has to be.
+    ///
+    /// # Errors
+    /// What keeps the namenode from answering.
+    pub async fn mode(&self) -> Result<u16, ClientError> {
+        let session = &self.inner.client.core().session;
+        let attr = session.attr(&Credentials::root(), self.ino()).await?;
+        Ok(attr.permission_bits())
+    }
+
     /// Writes. Waits only while too much written data is in memory.
     ///
     /// # Errors
     /// [`ClientError::TooMuchDirtyData`]; [`FsError::FileTooLarge`]. That the data cannot be stored
     /// shows when it is flushed, or written to after much of it was refused.
     pub async fn write(&self, offset: u64, data: Bytes) -> Result<(), ClientError> {
-        match self.try_write(offset, data) {
+        self.write_by(&self.inner.credentials, offset, data).await
+    }
+
+    async fn write_by(
+        &self,
+        credentials: &Credentials,
+        offset: u64,
+        data: Bytes,
+    ) -> Result<(), ClientError> {
+        match self.try_write_by(credentials, offset, data) {
             Ok(result) => result,
             Err(data) => {
-                let handle = &*self.inner;
-                let (state, credentials) = (&handle.state, &handle.credentials);
-                let target = Target::At(offset);
+                let (state, target) = (&self.inner.state, Target::At(offset));
                 self.files().take_in(state, credentials, target, data).await
             }
+        }
+    }
+
+    /// As [`File::write`], or without an offset as [`File::append`], by somebody who is not root, though root may
+    /// have opened the file: it loses its set-id bits with the commit.
+    ///
+    /// # Errors
+    /// As [`File::write`].
+    pub async fn write_unprivileged(
+        &self,
+        offset: Option<u64>,
+        data: Bytes,
+    ) -> Result<(), ClientError> {
+        let somebody = Credentials {
+            uid: SOMEBODY,
+            gid: SOMEBODY,
+            groups: Vec::new(),
+        };
+        let credentials = match self.inner.credentials.uid {
+            0 => &somebody,
+            _ => &self.inner.credentials,
+        };
+        match offset {
+            Some(offset) => self.write_by(credentials, offset, data).await,
+            None => self.append_by(credentials, data).await,
         }
     }
 
@@ -206,6 +258,15 @@ impl File {
     /// # Errors
     /// The data.
     pub fn try_write(&self, offset: u64, data: Bytes) -> Result<Result<(), ClientError>, Bytes> {
+        self.try_write_by(&self.inner.credentials, offset, data)
+    }
+
+    fn try_write_by(
+        &self,
+        credentials: &Credentials,
+        offset: u64,
+        data: Bytes,
+    ) -> Result<Result<(), ClientError>, Bytes> {
         let handle = &*self.inner;
         if !handle.flags.write {
             return Ok(Err(ClientError::NotOpenFor("writing")));
@@ -225,7 +286,7 @@ impl File {
         }
         let target = Target::At(offset);
         self.files()
-            .try_take_in(&handle.state, &handle.credentials, target, data)?;
+            .try_take_in(&handle.state, credentials, target, data)?;
         Ok(Ok(()))
     }
 
@@ -235,13 +296,16 @@ impl File {
     /// # Errors
     /// As [`File::write`].
     pub async fn append(&self, data: Bytes) -> Result<(), ClientError> {
+        self.append_by(&self.inner.credentials, data).await
+    }
+
+    async fn append_by(&self, credentials: &Credentials, data: Bytes) -> Result<(), ClientError> {
         let handle = &*self.inner;
         if !handle.flags.append {
             return Err(ClientError::NotOpenFor("appending"));
         }
-        let (state, credentials) = (&handle.state, &handle.credentials);
         self.files()
-            .take_in(state, credentials, Target::End, data)
+            .take_in(&handle.state, credentials, Target::End, data)
             .await
     }
 

@@ -300,7 +300,10 @@ impl DirtyFile {
     }
 
     fn note_write(&mut self, by: &Credentials, when: Moment) {
-        if self.credentials != *by {
+        // A commit by root would leave the file the set-id bits that it loses by what others wrote.
+        let loses_rights = self.held_bytes() > 0 && self.credentials.uid != 0;
+        let is_root = by.uid == 0;
+        if self.credentials != *by && !(loses_rights && is_root) {
             self.credentials = by.clone();
         }
         self.dirty_since.get_or_insert(when.now);

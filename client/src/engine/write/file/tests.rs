@@ -562,3 +562,38 @@ fn a_failure_is_forgotten_once_everything_is_stored() {
     world.file.lost_last_name();
     assert_eq!((world.file.held_bytes(), world.file.losses().0), (10, 0));
 }
+
+/// Root's commit leaves a file its set-id bits.
+#[test]
+fn what_others_wrote_is_not_committed_by_root() {
+    let root = Credentials::root();
+    let other = Credentials {
+        uid: 1,
+        ..root.clone()
+    };
+    let mut file = DirtyFile::new(FILE);
+    file.set_rules(Some(RULES));
+    file.handle_opened();
+    let when = Moment {
+        now: some_time(),
+        wall_clock: Timestamp(1),
+    };
+    for (writers, expected) in [([&other, &root], &other), ([&root, &root], &root)] {
+        for (offset, by) in [0, 4].into_iter().zip(writers) {
+            file.write(offset, Bytes::from_static(b"data"), by, when);
+        }
+        file.begin_flush(false, RequestId::NONE);
+        for send in file.advance(false, RequestId::NONE).sends {
+            for piece in send.pieces {
+                let place = Place {
+                    block: BlockId(1),
+                    block_offset: piece.offset,
+                };
+                file.piece_written(send.order, piece.id, place);
+            }
+        }
+        let commits = file.advance(false, RequestId::NONE).commits;
+        assert_eq!(commits[0].credentials, *expected);
+        file.commit_done(Order::File);
+    }
+}

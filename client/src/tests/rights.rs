@@ -1,0 +1,35 @@
+//! What writing leaves of the rights that a file gives to those who run it.
+
+use bytes::Bytes;
+use harvestfs_protocol::meta::AttrChanges;
+
+use super::{create, root};
+use crate::OpenFlags;
+use crate::testing::Cluster;
+
+/// As through a descriptor that a program has from root.
+#[tokio::test(flavor = "multi_thread")]
+async fn what_others_write_through_a_handle_of_root_takes_the_set_id_bits_with_its_commit() {
+    let cluster = Cluster::start(3, 3).await;
+    let client = cluster.client("a").await;
+    let (attr, _file) = create(&client, "program").await;
+    let flags = OpenFlags {
+        append: true,
+        ..OpenFlags::READ_WRITE
+    };
+    let file = client.open(&root(), attr.ino, flags).await.unwrap();
+    let set_id = AttrChanges {
+        mode: Some(0o6755),
+        ..AttrChanges::default()
+    };
+    for (offset, expected) in [(Some(0), 6), (None, 12)] {
+        let changed = client.setattr(&root(), attr.ino, set_id.clone()).await;
+        assert_eq!(changed.unwrap().permission_bits(), 0o6755);
+        let data = Bytes::from_static(b"others");
+        file.write_unprivileged(offset, data).await.unwrap();
+        assert_eq!(file.mode().await, Ok(0o6755), "it is not committed");
+        file.sync().await.unwrap();
+        let seen = file.attr().await.unwrap();
+        assert_eq!((seen.permission_bits(), seen.size_bytes), (0o755, expected));
+    }
+}
