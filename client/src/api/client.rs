@@ -236,7 +236,7 @@ impl Client {
             }
             drop(ticket);
             if let Some(file) = core.files.get(ino).filter(|file| file.has_appends()) {
-                core.files.flush(&file, false).await?;
+                core.files.flush_if_there_is_room(&file).await?;
             }
         }
         Ok(self.with_latest(core.session.attr(credentials, ino).await?))

@@ -159,6 +159,55 @@ async fn appends_that_are_refused_are_cut_off_with_everything() {
     assert_eq!(read_elsewhere(&cluster, "/full/f").await, b"new");
 }
 
+/// Somebody who looks at a log is not to pay for its writer.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_file_is_readable_though_appends_to_it_are_refused() {
+    let cluster = Cluster::start(3, 3).await;
+    let client = cluster.client("a").await;
+    let (full, file) = create_without_room(&client).await;
+    limit(&client, full, b"6").await;
+    file.write(0, Bytes::from_static(b"stored")).await.unwrap();
+    file.sync().await.unwrap();
+    let flags = OpenFlags {
+        append: true,
+        ..OpenFlags::READ_WRITE
+    };
+    let log = client.open(&root(), file.ino(), flags).await.unwrap();
+    log.append(Bytes::from_static(b"refused")).await.unwrap();
+    assert_eq!(log.sync().await, quota_exceeded());
+    for reader in [&file, &log] {
+        assert_eq!(&reader.read(2, 4).await.unwrap()[..], b"ored");
+        assert_eq!(&reader.read(0, 100).await.unwrap()[..], b"stored");
+        reader.attr().await.unwrap();
+    }
+    assert_eq!(log.sync().await, quota_exceeded());
+    limit(&client, full, b"99999999").await;
+    assert_eq!(&log.read(0, 100).await.unwrap()[..], b"storedrefused");
+}
+
+/// What is committed is before all that is appended.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_read_of_what_is_committed_commits_no_appends() {
+    let cluster = Cluster::start(3, 3).await;
+    let mut options = cluster.options("a");
+    // Nothing is flushed but for the test.
+    options.dirty_age_max = Duration::from_secs(3600);
+    let client = Client::connect(options).await.unwrap();
+    let (attr, file) = create(&client, "log").await;
+    file.write(0, Bytes::from_static(b"stored")).await.unwrap();
+    file.sync().await.unwrap();
+    let flags = OpenFlags {
+        append: true,
+        ..OpenFlags::READ_WRITE
+    };
+    let log = client.open(&root(), attr.ino, flags).await.unwrap();
+    log.append(Bytes::from_static(b"more")).await.unwrap();
+    assert_eq!(&log.read(2, 4).await.unwrap()[..], b"ored");
+    assert_eq!(cluster.namenode.size_bytes(attr.ino), 6);
+    assert_eq!(&log.read(2, 5).await.unwrap()[..], b"oredm");
+    assert_eq!(cluster.namenode.size_bytes(attr.ino), 10);
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn data_that_is_refused_stays_where_the_file_is_not_cut() {
     let cluster = Cluster::start(3, 3).await;

@@ -48,13 +48,16 @@ impl File {
         if !handle.flags.may_read() {
             return Err(ClientError::NotOpenFor("reading"));
         }
-        if handle.state.has_appends() {
-            // Only the namenode knows where they are.
-            self.files().flush(&handle.state, false).await?;
-        }
         let core = handle.client.core();
-        // The memory first: what leaves it meanwhile is found in the extents.
         let wanted = offset..offset.saturating_add(len as u64);
+        if handle.state.has_appends() {
+            // Only the namenode knows where they are: behind everything that is committed.
+            let committed = core.session.attr(&handle.credentials, self.ino()).await?;
+            if wanted.end > committed.size_bytes {
+                self.files().flush_if_there_is_room(&handle.state).await?;
+            }
+        }
+        // The memory first: what leaves it meanwhile is found in the extents.
         let (overlay, memory_end) = handle.state.overlay(wanted.clone());
         let (attr, extents) = core
             .session

@@ -318,6 +318,21 @@ impl Files {
         })
     }
 
+    /// Flushes a file for somebody who only looks at it: what is refused for want of room stays in memory, of which its
+    /// writers are told.
+    ///
+    /// # Errors
+    /// As [`Files::flush`] otherwise.
+    pub(crate) async fn flush_if_there_is_room(
+        self: &Arc<Self>,
+        file: &Arc<FileState>,
+    ) -> Result<(), ClientError> {
+        match self.flush(file, false).await {
+            Err(error) if error.refuses_data() => Ok(()),
+            flushed => flushed,
+        }
+    }
+
     async fn flush_memory(
         self: &Arc<Self>,
         file: &Arc<FileState>,
