@@ -1,6 +1,7 @@
 //! What the requests of one mount work on.
 
 use std::ffi::OsStr;
+use std::future::Future;
 use std::os::unix::ffi::OsStrExt;
 use std::sync::Arc;
 use std::time::Duration;
@@ -63,26 +64,29 @@ impl OpenFile {
         }
     }
 
-    /// Makes a range of another file share the data of a range of this one. Returns how many bytes
-    /// there were to share.
+    /// Makes a range of another file share the data of a range of this one. Returns how many bytes it shares
+    /// now, and whether that is all that there were.
     pub async fn copy_range(
         &self,
         offset: u64,
         destination: &Self,
         destination_offset: u64,
         length: u64,
-    ) -> Result<u32, ClientError> {
+    ) -> Result<(u32, bool), ClientError> {
         let size_bytes = self.file.attr().await?.size_bytes;
         let length = length
             .min(COPY_BYTES_MAX)
             .min(size_bytes.saturating_sub(offset));
-        if length != 0 {
-            self.file
-                .clone_range(offset, &destination.file, destination_offset, length)
-                .await?;
-        }
+        let shared = match length {
+            0 => 0,
+            _ => {
+                self.file
+                    .copy_range(offset, &destination.file, destination_offset, length)
+                    .await?
+            }
+        };
         // At most `COPY_BYTES_MAX`.
-        Ok(length as u32)
+        Ok((shared as u32, shared == length))
     }
 }
 
@@ -293,6 +297,15 @@ impl Inner {
                 reply.answer(Ok(Created { entry, opened }));
             }
             Err(error) => reply::send(reply, Err(error)),
+        }
+    }
+
+    /// The kernel forgets what it has of an inode: a request has changed it, or may have, and the answer to that does
+    /// not say so.
+    pub fn forget_changed(&self, ino: InodeId) -> impl Future<Output = ()> + Send + use<> {
+        let shared = self.shared.clone();
+        async move {
+            blocking::run(async move { shared.changed_elsewhere(ino).await }).await;
         }
     }
 

@@ -332,11 +332,15 @@ impl Adapter {
         self.serve(Operation::CopyFileRange, async move {
             let copied = source.copy_range(source_offset, &destination, destination_offset, length);
             let copied = caller.unless_killed(copied).await;
+            if !matches!(copied, Ok((_, true))) {
+                // Of what is copied beyond what is answered, the kernel drops no pages itself.
+                inner.forget_changed(ino).await;
+            }
             inner
                 .answer_written(
                     reply,
                     (ino, destination_offset),
-                    copied,
+                    copied.map(|(bytes, _)| bytes),
                     CachedWrite::dropped_from(destination_offset),
                     thread,
                 )

@@ -390,3 +390,28 @@ async fn a_truncate_that_waits_for_data_ends_when_that_is_given_up_with_the_last
     cluster.namenode.hold(None);
     assert!(ended.is_ok(), "it waits for what was given up");
 }
+
+/// As `copy_file_range(2)` has it, and `FICLONERANGE`.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_copy_in_parts_ends_where_there_is_no_more_room_and_a_clone_fails() {
+    let cluster = Cluster::start(3, 3).await;
+    let client = cluster.client("a").await;
+    let (full, copy) = create_without_room(&client).await;
+    // For the first half alone.
+    limit(&client, full, b"100000").await;
+    let (_, file) = create(&client, "file").await;
+    file.write(0, Bytes::from_static(b"x")).await.unwrap();
+    let mut pieces = 1;
+    // More than the namenode shares at once.
+    for _ in 0..17 {
+        file.clone_range(0, &file, pieces, pieces).await.unwrap();
+        pieces *= 2;
+    }
+    let half = pieces / 2;
+    assert_eq!(file.copy_range(0, &copy, 0, pieces).await, Ok(half));
+    assert_eq!(copy.attr().await.unwrap().size_bytes, half);
+    let nothing = file.copy_range(half, &copy, half, half).await;
+    assert_eq!(nothing, quota_exceeded());
+    let cloned = file.clone_range(0, &copy, 0, u64::MAX).await;
+    assert_eq!(cloned, quota_exceeded());
+}

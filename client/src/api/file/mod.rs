@@ -1,5 +1,6 @@
 //! Open files.
 
+mod copy;
 mod read;
 
 use std::sync::Arc;
@@ -466,76 +467,6 @@ impl File {
             at = extent.file_end();
         }
         Ok(Some(at.min(attr.size_bytes)))
-    }
-
-    /// Shares `length_bytes` bytes (`u64::MAX`: to the end) of this file at `source_offset` with
-    /// `destination` at `destination_offset`; copies no data. Returns the destination's attributes.
-    /// What is in more pieces than the namenode shares at once is shared in parts, and others may see
-    /// the first of them alone; so does an error leave it.
-    ///
-    /// # Errors
-    /// As [`File::truncate`]; [`FsError::InvalidArgument`] when ranges of one file overlap.
-    pub async fn clone_range(
-        &self,
-        source_offset: u64,
-        destination: &File,
-        destination_offset: u64,
-        length_bytes: u64,
-    ) -> Result<Attr, ClientError> {
-        let handle = &*self.inner;
-        if !handle.flags.may_read() {
-            return Err(ClientError::NotOpenFor("reading"));
-        }
-        if !destination.inner.flags.write {
-            return Err(ClientError::NotOpenFor("writing"));
-        }
-        self.files().flush(&handle.state, false).await?;
-        let _serial = destination.state().serial.lock().await;
-        self.files().flush(destination.state(), false).await?;
-        let (mut done, mut left) = (0, length_bytes);
-        // Of the next request: half as much when the namenode refuses it, and twice as much when it does not.
-        let mut part = left;
-        loop {
-            let op = mutation::CloneRange {
-                source: self.ino(),
-                source_offset: source_offset + done,
-                destination: destination.ino(),
-                destination_offset: destination_offset + done,
-                length_bytes: part,
-            };
-            match self.share(destination, op).await {
-                Err(ClientError::Fs(FsError::NotSupported(_))) if part > 1 => {
-                    let size_bytes = self.attr().await?.size_bytes;
-                    left = left.min(size_bytes.saturating_sub(source_offset + done));
-                    part = (part.min(left) / 2).max(1);
-                }
-                Ok(_) if part < left => {
-                    done += part;
-                    left -= part;
-                    part = part.saturating_mul(2).min(left);
-                }
-                result => return result,
-            }
-        }
-    }
-
-    /// A request of [`File::clone_range`].
-    async fn share(
-        &self,
-        destination: &File,
-        op: mutation::CloneRange,
-    ) -> Result<Attr, ClientError> {
-        let session = &self.inner.client.core().session;
-        let credentials = &destination.inner.credentials;
-        // It may be done without an answer, or by a caller that does not wait for it.
-        destination.state().took_over(session.last_relaxed());
-        let answer = session.mutate(credentials, op).await;
-        destination.state().took_over(session.last_relaxed());
-        let (ticket, MetaReply::Attr(attr)) = answer? else {
-            return Err(ClientError::UnexpectedReply(mutation::CloneRange::NAME));
-        };
-        ticket.changed_inode(destination.ino());
-        Ok(attr)
     }
 
     /// Attributes and extents after everything in memory was committed.

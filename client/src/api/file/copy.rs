@@ -1,0 +1,119 @@
+//! Sharing data between files.
+
+use harvestfs_protocol::error::FsError;
+use harvestfs_protocol::meta::{MetaReply, mutation};
+use harvestfs_protocol::types::Attr;
+
+use super::File;
+use crate::error::ClientError;
+
+impl File {
+    /// Shares `length_bytes` bytes (`u64::MAX`: to the end) of this file at `source_offset` with
+    /// `destination` at `destination_offset`; copies no data. Returns the destination's attributes.
+    /// What is in more pieces than the namenode shares at once is shared in parts, and others may see
+    /// the first of them alone; so does an error leave it.
+    ///
+    /// # Errors
+    /// As [`File::truncate`]; [`FsError::InvalidArgument`] when ranges of one file overlap.
+    pub async fn clone_range(
+        &self,
+        source_offset: u64,
+        destination: &File,
+        destination_offset: u64,
+        length_bytes: u64,
+    ) -> Result<Attr, ClientError> {
+        let (from, to) = (source_offset, destination_offset);
+        self.share_in_parts(from, destination, to, length_bytes, &mut 0)
+            .await
+    }
+
+    /// As [`File::clone_range`], of a range that ends within this file. Returns how many bytes are shared: fewer when
+    /// an error came after the first part, as `copy_file_range(2)` has it.
+    ///
+    /// # Errors
+    /// As [`File::clone_range`], if nothing is shared.
+    pub async fn copy_range(
+        &self,
+        source_offset: u64,
+        destination: &File,
+        destination_offset: u64,
+        length_bytes: u64,
+    ) -> Result<u64, ClientError> {
+        let (from, to) = (source_offset, destination_offset);
+        let mut done = 0;
+        let shared = self.share_in_parts(from, destination, to, length_bytes, &mut done);
+        match shared.await {
+            Ok(_) => Ok(length_bytes),
+            Err(error) if done > 0 => {
+                tracing::debug!(ino = %destination.ino(), done, %error, "a copy ends early");
+                Ok(done)
+            }
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Notes in `done` how many bytes are shared before an error.
+    async fn share_in_parts(
+        &self,
+        source_offset: u64,
+        destination: &File,
+        destination_offset: u64,
+        length_bytes: u64,
+        done: &mut u64,
+    ) -> Result<Attr, ClientError> {
+        let handle = &*self.inner;
+        if !handle.flags.may_read() {
+            return Err(ClientError::NotOpenFor("reading"));
+        }
+        if !destination.inner.flags.write {
+            return Err(ClientError::NotOpenFor("writing"));
+        }
+        self.files().flush(&handle.state, false).await?;
+        let _serial = destination.state().serial.lock().await;
+        self.files().flush(destination.state(), false).await?;
+        let mut left = length_bytes;
+        // Of the next request: half as much when the namenode refuses it, and twice as much when it does not.
+        let mut part = left;
+        loop {
+            let op = mutation::CloneRange {
+                source: self.ino(),
+                source_offset: source_offset + *done,
+                destination: destination.ino(),
+                destination_offset: destination_offset + *done,
+                length_bytes: part,
+            };
+            match self.share(destination, op).await {
+                Err(ClientError::Fs(FsError::NotSupported(_))) if part > 1 => {
+                    let size_bytes = self.attr().await?.size_bytes;
+                    left = left.min(size_bytes.saturating_sub(source_offset + *done));
+                    part = (part.min(left) / 2).max(1);
+                }
+                Ok(_) if part < left => {
+                    *done += part;
+                    left -= part;
+                    part = part.saturating_mul(2).min(left);
+                }
+                result => return result,
+            }
+        }
+    }
+
+    /// A request of [`File::share_in_parts`].
+    async fn share(
+        &self,
+        destination: &File,
+        op: mutation::CloneRange,
+    ) -> Result<Attr, ClientError> {
+        let session = &self.inner.client.core().session;
+        let credentials = &destination.inner.credentials;
+        // It may be done without an answer, or by a caller that does not wait for it.
+        destination.state().took_over(session.last_relaxed());
+        let answer = session.mutate(credentials, op).await;
+        destination.state().took_over(session.last_relaxed());
+        let (ticket, MetaReply::Attr(attr)) = answer? else {
+            return Err(ClientError::UnexpectedReply(mutation::CloneRange::NAME));
+        };
+        ticket.changed_inode(destination.ino());
+        Ok(attr)
+    }
+}
