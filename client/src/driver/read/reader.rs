@@ -29,7 +29,7 @@ use crate::engine::session::call::Patience;
 use crate::error::ClientError;
 
 /// A replica that sends nothing for this long is given up.
-const SILENCE_MAX: Duration = Duration::from_secs(8);
+pub(super) const SILENCE_MAX: Duration = Duration::from_secs(8);
 
 /// What all reads share.
 pub(crate) struct Reads {

@@ -32,7 +32,9 @@ use lru::LruCache;
 use parking_lot::Mutex;
 use tokio::sync::Semaphore;
 use tokio::task::spawn_blocking;
+use tokio::time::timeout;
 
+use super::reader::SILENCE_MAX;
 use crate::driver::clock;
 use crate::driver::locations::Locations;
 use crate::engine::read::loans::{Lenders, Loans, Way};
@@ -105,12 +107,11 @@ impl ShortCircuit {
             token,
             request: RequestId::current(),
         };
-        let read = spawn_blocking(move || {
+        let read = within(SILENCE_MAX, move || {
             let _permit = permit;
             reader.read(&tables, file, chunks)
         });
-        // The task itself fails only when the runtime is shut down.
-        match read.await.ok()? {
+        match read.await? {
             Ok(data) => data,
             Err(error) => {
                 tracing::debug!(node = node.name, %error, "a datanode on this host lends no more");
@@ -153,6 +154,19 @@ impl ShortCircuit {
                 None
             }
         }
+    }
+}
+
+/// What a read comes to on a thread of its own, or an error when that takes too long: a disk may hang. None: the
+/// runtime is shut down.
+async fn within<T: Send + 'static>(
+    patience: Duration,
+    read: impl FnOnce() -> io::Result<T> + Send + 'static,
+) -> Option<io::Result<T>> {
+    match timeout(patience, spawn_blocking(read)).await {
+        Ok(ended) => ended.ok(),
+        // The thread goes on until the disk answers, and keeps what it has.
+        Err(_) => Some(Err(io::ErrorKind::TimedOut.into())),
     }
 }
 
@@ -414,6 +428,23 @@ mod tests {
 
     fn tables() -> Tables {
         Mutex::new(LruCache::new(TABLES_MAX))
+    }
+
+    #[tokio::test]
+    async fn a_read_that_a_disk_holds_up_ends_in_time_and_keeps_its_permit() {
+        let reads = Arc::new(Semaphore::new(1));
+        let permit = reads.clone().try_acquire_owned().unwrap();
+        let (go_on, goes_on) = mpsc::channel::<()>();
+        let read = within(Duration::from_millis(10), move || {
+            let _permit = permit;
+            goes_on.recv().map_err(io::Error::other)
+        });
+        let ended = read.await.unwrap();
+        assert_eq!(ended.unwrap_err().kind(), io::ErrorKind::TimedOut);
+        assert_eq!(reads.available_permits(), 0, "its thread waits");
+        go_on.send(()).unwrap();
+        let freed = timeout(Duration::from_secs(60), reads.acquire()).await;
+        assert!(freed.is_ok(), "its thread has ended");
     }
 
     /// A datanode that stalled answers late. The caller of that request is gone, and the answer
