@@ -447,6 +447,8 @@ impl Inner {
                     let mut attr = found?;
                     let file = self.client.open(credentials, attr.ino, open_flags).await?;
                     if open_flags.truncate {
+                        // It may have other names, and the caller may not wait for the answer.
+                        self.forget_changed(attr.ino).await;
                         attr = file.attr().await?;
                     }
                     return Ok((attr, self.opened(file, open_flags)));

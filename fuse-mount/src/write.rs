@@ -132,17 +132,23 @@ impl Adapter {
         mode: i32,
         reply: impl Reply<()>,
     ) {
-        let (inner, thread) = (self.inner.clone(), header.pid);
+        let (inner, caller) = (self.inner.clone(), self.caller(header));
+        let thread = header.pid;
         let (offset, length) = range;
-        self.empty(header, Operation::Fallocate, reply, async move {
-            let mode = convert::fallocate_mode(mode)?;
-            open.file.fallocate(offset, length, mode).await?;
-            if matches!(mode, FallocateMode::Allocate | FallocateMode::ZeroRange) {
+        self.serve(Operation::Fallocate, async move {
+            let allocated = async {
+                let mode = convert::fallocate_mode(mode)?;
+                open.file.fallocate(offset, length, mode).await?;
+                Ok(mode)
+            };
+            let allocated = caller.unless_killed(allocated).await;
+            // Also if the caller is killed meanwhile: it is done.
+            if let Ok(FallocateMode::Allocate | FallocateMode::ZeroRange) = allocated {
                 let end = offset.saturating_add(length);
                 let cached = CachedWrite::Kept;
                 inner.shared.wrote(ino, end, cached, thread).await;
             }
-            Ok(())
+            reply::send(reply, allocated.map(|_| ()));
         });
     }
 }

@@ -17,7 +17,7 @@ use crate::api::file::{File, OpenFlags};
 use crate::driver::core::Core;
 use crate::driver::session::content::ATTR_ATTEMPTS;
 use crate::driver::session::holds::Holds;
-use crate::driver::session::listener::CacheListener;
+use crate::driver::session::listener::{CacheListener, Invalidation, Untold};
 use crate::engine::cache::permissions::{EXECUTE, READ, permits};
 use crate::engine::cache::{DirPage, Entry, Ticket};
 use crate::engine::write::file::Uncommitted;
@@ -513,20 +513,26 @@ impl Client {
 
     /// What a file is after a change that the namenode answered with `changed`: the result of
     /// [`Client::with_memory`], or if that was overtaken, the namenode's answer. If the file was removed since,
-    /// it was as `changed` says when it was changed: what was done must not fail.
+    /// it was as `changed` says when it was changed: what was done must not fail. `name`: one that it was given.
     pub(crate) async fn known_or_queried(
         &self,
         credentials: &Credentials,
         changed: Attr,
         known: Option<Attr>,
+        name: Option<(InodeId, &Name)>,
     ) -> Result<Attr, ClientError> {
         if let Some(attr) = known {
             return Ok(attr);
         }
-        match self.getattr(credentials, changed.ino).await {
-            Err(error) if error.is_gone() => Ok(changed),
-            found => found,
-        }
+        let named = name.map(|(parent, name)| Invalidation::Entry(parent, name.clone()));
+        let changes = named.into_iter().chain([Invalidation::Inode(changed.ino)]);
+        let untold = Untold::new(&self.core().session, changes.collect());
+        let attr = match self.getattr(credentials, changed.ino).await {
+            Err(error) if error.is_gone() => changed,
+            found => found?,
+        };
+        untold.told();
+        Ok(attr)
     }
 
     /// As [`Client::with_memory`], for a file that changes all the time or a caller that looks at

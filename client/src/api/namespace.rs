@@ -101,7 +101,7 @@ impl Client {
             }
             None => ticket.changed_attr(&attr),
         }
-        self.known_or_queried(credentials, attr, known).await
+        self.known_or_queried(credentials, attr, known, None).await
     }
 
     /// A flush met `error`. If that is for want of room, a file can be cut nevertheless: it makes room, and
@@ -306,7 +306,8 @@ impl Client {
         let known = self.with_memory(&ticket, attr.clone());
         ticket.changed_attr(&attr);
         ticket.changed_entry(parent, name, Some(attr.ino));
-        self.known_or_queried(credentials, attr, known).await
+        let name = Some((parent, name));
+        self.known_or_queried(credentials, attr, known, name).await
     }
 
     /// Removes a name that is not a directory's. Returns the attributes of what it named.

@@ -10,7 +10,7 @@ use bytes::Bytes;
 use harvestfs_protocol::error::FsError;
 use harvestfs_protocol::ids::InodeId;
 use harvestfs_protocol::meta::SetXattrMode;
-use harvestfs_protocol::meta::mutation::{Commit, SetAttr, Unlink};
+use harvestfs_protocol::meta::mutation::{Commit, Link, SetAttr, Unlink};
 use harvestfs_protocol::meta::query::GetAttr;
 use harvestfs_protocol::types::Attr;
 
@@ -113,6 +113,43 @@ async fn what_no_caller_waits_for_is_seen_as_others_see_it_before_it_is_answered
         tokio::time::sleep(Duration::from_millis(1)).await;
     }
     assert_eq!(client.getattr(&me, file).await.unwrap().nlink, 1);
+}
+
+/// The caller gets no answer, though there was one: it waits for what the file is by then.
+#[tokio::test(flavor = "multi_thread")]
+async fn what_is_changed_already_is_reported_when_no_caller_waits_any_more() {
+    let cluster = Cluster::start(3, 3).await;
+    let (client, log) = log_of(cluster.options("a")).await;
+    let heard = Arc::new(Heard::default());
+    client.set_cache_listener(heard.clone());
+    cluster.namenode.hold(Some(Commit::NAME));
+    log.append(Bytes::from_static(b"one\n")).await.unwrap();
+    let syncing = tokio::spawn({
+        let log = log.clone();
+        async move { log.sync().await }
+    });
+    commit_is_called(&cluster).await;
+    let (me, second) = (root(), name("second"));
+    let linking = client.link(&me, log.ino(), InodeId::ROOT, &second);
+    let linked = async {
+        while cluster.namenode.calls(Link::NAME) == 0 {
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+        // Long enough for the answer.
+        tokio::time::sleep(Duration::from_millis(200)).await;
+    };
+    tokio::select! {
+        biased;
+        result = linking => panic!("it is known what the log will be: {result:?}"),
+        () = linked => {}
+    }
+    let began = Instant::now();
+    while heard.names.load(Ordering::Relaxed) == 0 {
+        assert!(began.elapsed() < DEADLINE, "no notice of the name came");
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
+    cluster.namenode.hold(None);
+    syncing.await.unwrap().unwrap();
 }
 
 /// What the kernel reads meanwhile is not to stay in its pages.
