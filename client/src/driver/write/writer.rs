@@ -99,11 +99,19 @@ impl<J: Piece + Send + 'static> DataWriter<J> {
     }
 
     pub(crate) fn submit<S: Source<Job = J>>(&self, source: &Arc<S>, jobs: Vec<J>) {
-        let submitted = self.queue.lock().submit(jobs);
-        match submitted {
-            Ok(()) => self.wake.notify_one(),
-            Err(jobs) => give_back(source, jobs, &ClientError::Closed),
+        if let Err(jobs) = self.try_submit(jobs) {
+            give_back(source, jobs, &ClientError::Closed);
         }
+    }
+
+    /// As [`DataWriter::submit`], where others take what this one does not.
+    ///
+    /// # Errors
+    /// The pieces, when it is closed.
+    pub(crate) fn try_submit(&self, jobs: Vec<J>) -> Result<(), Vec<J>> {
+        self.queue.lock().submit(jobs)?;
+        self.wake.notify_one();
+        Ok(())
     }
 
     /// No more pieces will come: the block is sealed once everything is written.

@@ -169,3 +169,34 @@ impl FileState {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use bytes::Bytes;
+    use harvestfs_protocol::name::Name;
+    use harvestfs_protocol::types::Credentials;
+
+    use super::*;
+    use crate::OpenFlags;
+    use crate::testing::Cluster;
+
+    /// As when the last handle is closed while another one is written to.
+    #[tokio::test(flavor = "multi_thread")]
+    async fn what_a_closed_writer_of_a_file_does_not_take_is_stored_all_the_same() {
+        // Enough for blocks of its own.
+        const BULK: usize = 9 << 20;
+        let cluster = Cluster::start(3, 3).await;
+        let client = cluster.client("a").await;
+        let (root, name) = (Credentials::root(), Name::new(b"file").unwrap());
+        let flags = OpenFlags::READ_WRITE;
+        let created = client.create_file(&root, InodeId::ROOT, &name, 0o644, flags);
+        let (_, file) = created.await.unwrap();
+        file.write(0, Bytes::from(vec![1; BULK])).await.unwrap();
+        let writer = file.state().inner.lock().writer.clone();
+        writer.unwrap().close();
+        let more = Bytes::from(vec![2; BULK]);
+        file.write(BULK as u64, more.clone()).await.unwrap();
+        file.sync().await.unwrap();
+        assert!(file.read(BULK as u64, BULK).await.unwrap() == more);
+    }
+}

@@ -410,9 +410,13 @@ impl Files {
                 request,
             });
             let jobs = jobs.collect();
-            match &bulk {
-                Some(writer) if send.bulk => writer.submit(self, jobs),
-                _ => self.pack(send.rules).submit(self, jobs),
+            let left = match &bulk {
+                // It is closed with the last handle, while another one may be opened and written to.
+                Some(writer) if send.bulk => writer.try_submit(jobs).err(),
+                _ => Some(jobs),
+            };
+            if let Some(jobs) = left {
+                self.pack(send.rules).submit(self, jobs);
             }
         }
         for commit in actions.commits {
