@@ -28,6 +28,11 @@ pub(super) struct Fetched {
 }
 
 impl Fetched {
+    /// The last entry that it covers.
+    pub(super) fn last(&self) -> LogId {
+        self.last
+    }
+
     /// Sets it in the place of what a journal has, unless that has it all.
     pub(super) fn install(
         self,
@@ -166,5 +171,84 @@ impl Fetching {
             fetch.await;
             *running.lock() = false;
         });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+    use std::net::SocketAddr;
+    use std::path::Path;
+
+    use openraft::EntryPayload;
+    use openraft::entry::RaftEntry;
+    use openraft::storage::{IOFlushed, RaftLogStorage};
+
+    use super::*;
+    use crate::consensus::entry::log_id;
+    use crate::consensus::{Entry, Executed, Member, MemberId};
+    use crate::journal::{JournalOptions, JournalWriterOptions};
+
+    fn journal_in(dir: &Path) -> Journal {
+        let options = JournalOptions {
+            segment_bytes: 1 << 20,
+            create_if_empty: true,
+            ..JournalOptions::new(dir, 7)
+        };
+        Journal::open(&options).unwrap().0
+    }
+
+    /// A snapshot of another member that covers everything up to `last`.
+    fn fetched(store: &LogStore, last: LogId) -> Fetched {
+        let dir = tempfile::tempdir().unwrap();
+        let mut other = journal_in(dir.path());
+        for _ in 0..last.index() {
+            other.append(&[[7_u8; 4]]).unwrap();
+        }
+        other.sync().unwrap();
+        let plan = other.begin_snapshot(last.index()).unwrap().unwrap();
+        let mut writer = plan.writer().unwrap();
+        writer.write_all(b"the namespace").unwrap();
+        writer.install().unwrap();
+        let file = other.reader().newest_snapshot().unwrap().unwrap();
+        let mut receiver = store.reader().receive_snapshot(last.index()).unwrap();
+        receiver.write_all(&file.part(0).unwrap()).unwrap();
+        Fetched {
+            received: receiver.finish().unwrap(),
+            last,
+            members: store.members_at(0),
+        }
+    }
+
+    /// The one that sent it was deposed, and the next leader still had the records.
+    #[tokio::test]
+    async fn a_snapshot_is_taken_only_by_a_member_that_still_lacks_its_end() {
+        let dir = tempfile::tempdir().unwrap();
+        let this = MemberId(1);
+        let member = Member {
+            name: "nn".to_owned(),
+            addr: SocketAddr::from(([10, 0, 0, 1], 1)),
+        };
+        let kept = Kept::founding(this, BTreeMap::from([(this, member)])).unwrap();
+        let executed = Arc::new(Executed::new(0, 0));
+        let started = LogStore::start(
+            journal_in(dir.path()),
+            JournalWriterOptions::default(),
+            None,
+            kept,
+            Arc::default(),
+            Arc::clone(&executed),
+        );
+        let mut store = started.unwrap();
+        let entry = |lsn| Entry::new(log_id(1, lsn), EntryPayload::Blank);
+        let entries: Vec<Entry> = (1..=3).map(entry).collect();
+        store.append(entries, IOFlushed::noop()).await.unwrap();
+        // Each of them is received when the one before is out of the way.
+        for (last, is_taken) in [(2, false), (3, false), (5, true)] {
+            store.take_snapshot(fetched(&store, log_id(1, last)));
+            assert_eq!(executed.is_replaced(), is_taken, "{last}");
+        }
+        store.close().unwrap();
+        assert_eq!(store.reader().snapshot_lsns().0, 5);
     }
 }

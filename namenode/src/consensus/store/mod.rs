@@ -261,8 +261,13 @@ impl LogStore {
     }
 
     /// A snapshot of another member is to take the place of what is here, as soon as this member is
-    /// closed.
+    /// closed; unless the log has its end meanwhile.
     pub(in crate::consensus) fn take_snapshot(&self, fetched: Fetched) {
+        // While it was fetched, a leader that still had the records may have sent them, and this member may lead since: it
+        // would begin anew for nothing.
+        if self.has_committed(fetched.last()) {
+            return;
+        }
         *self.shared.fetched.lock() = Some(fetched);
         self.shared.executed.replaced();
     }
