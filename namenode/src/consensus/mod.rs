@@ -560,6 +560,8 @@ impl Consensus {
         if let Err(error) = self.raft.shutdown().await {
             tracing::error!(%error, "the namenodes' consensus did not stop");
         }
+        // It has the journal open, and may take longer than the next member waits for that.
+        self.fetching.end().await;
         drop(self.journal);
         self.store.close()
     }

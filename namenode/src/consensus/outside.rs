@@ -361,7 +361,7 @@ impl Outside {
                 let peer = Peer::new(Arc::clone(&inner.caller), None, name, addr);
                 let fetching = inner.fetching.clone();
                 fetching.begin(async move {
-                    match fetch(peer, inner.reader.clone()).await {
+                    match fetch(peer, inner.reader.clone(), &inner.fetching).await {
                         Ok(fetched) => inner.ask(Asked::Join(Joining { fetched })),
                         Err(error) => {
                             tracing::warn!(%error, "a snapshot of the leader was not taken");

@@ -178,6 +178,8 @@ pub(super) enum PeerError {
     WrongCluster(ClusterId),
     #[error("there is no snapshot")]
     NoSnapshot,
+    #[error("this namenode ends, or begins anew")]
+    GivenUp,
     #[error(transparent)]
     Journal(#[from] JournalError),
     #[error("the snapshot cannot be written: {0}")]

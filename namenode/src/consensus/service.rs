@@ -241,9 +241,9 @@ impl Member {
     fn take_snapshot(&self, from: MemberId, name: String, addr: std::net::SocketAddr) {
         let caller = Arc::clone(&self.peers.caller);
         let peer = Peer::new(caller, Some(from), name, addr);
-        let store = self.store.clone();
+        let (store, fetching) = (self.store.clone(), self.fetching.clone());
         self.fetching.begin(async move {
-            match fetch(peer, store.reader()).await {
+            match fetch(peer, store.reader(), &fetching).await {
                 Ok(fetched) => store.take_snapshot(fetched),
                 Err(error) => tracing::warn!(%error, "a snapshot of the leader was not taken"),
             }

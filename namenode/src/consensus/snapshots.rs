@@ -7,6 +7,8 @@ use std::time::Duration;
 
 use harvestfs_protocol::machine;
 use harvestfs_protocol::peer::{PeerReply, PeerRequest, SnapshotPart};
+use tokio::sync::Notify;
+use tokio::task::JoinHandle;
 
 use super::entry::{decode_members, encode_members};
 use super::member_file::{self, Kept};
@@ -61,8 +63,12 @@ impl Fetched {
     }
 }
 
-/// Reads the newest snapshot of another namenode into a file beside the journal.
-pub(super) async fn fetch(mut from: Peer, journal: JournalReader) -> Result<Fetched, PeerError> {
+/// Reads the newest snapshot of another namenode into a file beside the journal, unless that is given up.
+pub(super) async fn fetch(
+    mut from: Peer,
+    journal: JournalReader,
+    fetching: &Fetching,
+) -> Result<Fetched, PeerError> {
     let mut receiving: Option<(LogId, SnapshotReceiver)> = None;
     loop {
         let (record, offset) = match &receiving {
@@ -70,7 +76,13 @@ pub(super) async fn fetch(mut from: Peer, journal: JournalReader) -> Result<Fetc
             None => (None, 0),
         };
         let request = PeerRequest::ReadSnapshot { record, offset };
-        let part = match from.call(request, PART_DEADLINE).await? {
+        // Given up only here: what is written on another thread has the journal open until it is done.
+        let answered = tokio::select! {
+            biased;
+            () = fetching.given_up() => return Err(PeerError::GivenUp),
+            answered = from.call(request, PART_DEADLINE) => answered?,
+        };
+        let part = match answered {
             (_, PeerReply::Snapshot(part)) => part,
             (_, PeerReply::NoSnapshot) => return Err(PeerError::NoSnapshot),
             _ => return Err(PeerError::UnexpectedReply),
@@ -157,20 +169,50 @@ pub(crate) async fn blocking<T: Send + 'static>(work: impl FnOnce() -> T + Send 
 /// What is fetched in the background, at most one at a time.
 #[derive(Clone, Default)]
 pub(super) struct Fetching {
-    running: Arc<parking_lot::Mutex<bool>>,
+    background: Arc<Background>,
+}
+
+#[derive(Default)]
+struct Background {
+    task: parking_lot::Mutex<Task>,
+    /// It is to end.
+    given_up: Notify,
+}
+
+#[derive(Default)]
+enum Task {
+    #[default]
+    None,
+    Begun(JoinHandle<()>),
+    /// Nothing is begun any more.
+    Over,
 }
 
 impl Fetching {
-    /// Runs `fetch` unless one is running already.
+    /// Runs `fetch` unless one is running already, or this was ended.
     pub(super) fn begin(&self, fetch: impl Future<Output = ()> + Send + 'static) {
-        if std::mem::replace(&mut *self.running.lock(), true) {
-            return;
+        let mut task = self.background.task.lock();
+        match &*task {
+            Task::Over => return,
+            Task::Begun(running) if !running.is_finished() => return,
+            Task::Begun(_) | Task::None => {}
         }
-        let running = Arc::clone(&self.running);
-        tokio::spawn(async move {
-            fetch.await;
-            *running.lock() = false;
-        });
+        *task = Task::Begun(tokio::spawn(fetch));
+    }
+
+    /// What is fetched is of no use any more. Waits until nothing of it is left, which has the journal open.
+    pub(super) async fn end(&self) {
+        let before = std::mem::replace(&mut *self.background.task.lock(), Task::Over);
+        if let Task::Begun(running) = before {
+            self.background.given_up.notify_one();
+            // If it panicked, that was said there.
+            let _ = running.await;
+        }
+    }
+
+    /// Waits until what is fetched is to end.
+    async fn given_up(&self) {
+        self.background.given_up.notified().await;
     }
 }
 

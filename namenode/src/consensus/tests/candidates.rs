@@ -5,7 +5,7 @@ use std::net::UdpSocket;
 use super::*;
 
 /// Whether anybody calls.
-async fn is_called(other: &UdpSocket, within: Duration) -> bool {
+pub(super) async fn is_called(other: &UdpSocket, within: Duration) -> bool {
     let deadline = tokio::time::Instant::now() + within;
     while tokio::time::Instant::now() < deadline {
         if other.recv_from(&mut [0; 2_000]).is_ok() {

@@ -1,4 +1,5 @@
 mod candidates;
+mod fetching;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -24,13 +25,16 @@ use super::*;
 use crate::engine::namespace::COMMAND_VERSION;
 use crate::journal::{Journal, JournalOptions, JournalWriterOptions};
 
-fn journal_in(dir: &Path) -> Journal {
-    let options = JournalOptions {
+fn journal_options(dir: &Path) -> JournalOptions {
+    JournalOptions {
         segment_bytes: 1 << 20,
         create_if_empty: true,
         ..JournalOptions::new(dir, 7)
-    };
-    Journal::open(&options).unwrap().0
+    }
+}
+
+fn journal_in(dir: &Path) -> Journal {
+    Journal::open(&journal_options(dir)).unwrap().0
 }
 
 fn member(port: u16) -> Member {
