@@ -17,6 +17,7 @@ use harvestfs_protocol::group::{GroupMember, GroupRequest, GroupStatus};
 use harvestfs_protocol::rpc::Reply;
 use tokio::sync::{mpsc, oneshot};
 use tokio::task::{AbortHandle, JoinSet};
+use tokio::time::Instant;
 
 use self::changes::{add, remove};
 use super::{Owner, epochs};
@@ -27,6 +28,9 @@ use crate::server::slow_disk::SlowDisk;
 
 /// A member that the leader has not heard of for so long does not answer.
 const SILENT_MS: u64 = 1_000;
+/// How long another member may take to lead when leadership is handed over to it: several times as long as it takes until
+/// anybody is elected who can be. Nothing is answered meanwhile.
+const HAND_OVER_WITHIN: Duration = Duration::from_secs(2);
 /// Before a change is asked for again that could not be completed.
 const COMPLETE_PAUSE: Duration = Duration::from_millis(200);
 
@@ -51,6 +55,7 @@ pub(super) struct Group {
     completing: Option<AbortHandle>,
     /// The member that is to lead instead of this one.
     transfer_to: Option<MemberId>,
+    handing_over: HandingOver,
     disk: SlowDisk,
     /// This one does not ask to lead, since its clock is wrong.
     stays_out: bool,
@@ -63,6 +68,26 @@ struct UnderWay {
     is_due: bool,
 }
 
+/// Leadership that is handed over, from when on. By the clock of the runtime: the namenode's own does not count the time
+/// in which it may not answer.
+#[derive(Default)]
+struct HandingOver {
+    since: Option<Instant>,
+}
+
+impl HandingOver {
+    /// It is, perhaps to another member than before.
+    fn begin(&mut self, now: Instant) {
+        self.since.get_or_insert(now);
+    }
+
+    /// Whether nobody took it over in time, as far as this member knows, which leads.
+    fn has_failed(&self, now: Instant) -> bool {
+        self.since
+            .is_some_and(|since| now.duration_since(since) >= HAND_OVER_WITHIN)
+    }
+}
+
 impl Default for Group {
     fn default() -> Self {
         let (sender, steps) = mpsc::channel(1);
@@ -73,6 +98,7 @@ impl Default for Group {
             changing: None,
             completing: None,
             transfer_to: None,
+            handing_over: HandingOver::default(),
             disk: SlowDisk::default(),
             stays_out: false,
         }
@@ -259,12 +285,19 @@ impl Owner {
         }
     }
 
-    /// Hands leadership over, if that is wanted.
+    /// Hands leadership over, if that is wanted. Where the other member was lost before it was elected, this one ends its
+    /// leadership by itself: openraft would neither lead nor ask for votes any more, and nobody else may be able to.
     pub(super) async fn transfer_if_asked(&mut self) -> Result<(), NamenodeError> {
+        let now = Instant::now();
+        if self.leads() && self.group.handing_over.has_failed(now) {
+            tracing::warn!("nobody took leadership over in time");
+            return Err(NamenodeError::Deposed);
+        }
         let Some(to) = self.group.transfer_to.take() else {
             return Ok(());
         };
         tracing::info!(%to, "leadership is handed over");
+        self.group.handing_over.begin(now);
         self.log.transfer(to).await
     }
 }

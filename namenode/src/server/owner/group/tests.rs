@@ -1,9 +1,10 @@
 use std::net::SocketAddr;
 
 use harvestfs_protocol::group::{Condition, GroupMember, GroupStatus};
+use tokio::time::Instant;
 
 use super::changes::{has_caught_up, leaving, others_without_vote};
-use super::successor;
+use super::{HAND_OVER_WITHIN, HandingOver, successor};
 use crate::consensus::MemberId;
 use crate::journal::Lsn;
 
@@ -102,4 +103,16 @@ fn what_was_lost_at_an_address_leaves_when_another_one_is_added_there() {
     ];
     let lost = others_without_vote(&status(50, &others), MemberId(6), addr(2));
     assert_eq!(lost, [MemberId(5)]);
+}
+
+/// The one that was to lead was lost, and then another one was asked to.
+#[test]
+fn leadership_that_nobody_takes_over_is_given_up_after_a_while_however_often_it_is_handed_over() {
+    let begun = Instant::now();
+    let mut handing_over = HandingOver::default();
+    assert!(!handing_over.has_failed(begun + 2 * HAND_OVER_WITHIN));
+    handing_over.begin(begun);
+    assert!(!handing_over.has_failed(begun + HAND_OVER_WITHIN / 2));
+    handing_over.begin(begun + HAND_OVER_WITHIN / 2);
+    assert!(handing_over.has_failed(begun + HAND_OVER_WITHIN));
 }
