@@ -102,7 +102,7 @@ impl Consensus {
     /// proposed.
     ///
     /// # Errors
-    /// [`ConsensusError::Stopped`]: openraft does not answer.
+    /// [`ConsensusError::Stopped`]: openraft does not answer, or another member leads.
     pub async fn begin_change(
         &self,
         change: Change,
@@ -137,7 +137,7 @@ impl Consensus {
         {
             return Ok((changing, Progress::Over(Err(Refusal::Outdated))));
         }
-        let progress = self.advance(&mut changing).await?;
+        let progress = self.advance(&mut changing, last).await?;
         Ok((changing, progress))
     }
 
@@ -145,7 +145,7 @@ impl Consensus {
     /// `last`, has to be proposed.
     ///
     /// # Errors
-    /// [`ConsensusError::Stopped`]: openraft does not answer, or has refused records.
+    /// [`ConsensusError::Stopped`]: openraft does not answer, or has refused records, or another member leads.
     pub async fn go_on(
         &self,
         changing: &mut Changing,
@@ -158,7 +158,7 @@ impl Consensus {
                 "records after {heard} up to {last} were refused"
             )));
         }
-        self.advance(changing).await
+        self.advance(changing, last).await
     }
 
     /// Those with votes, as the newest entry with members names them; two sets while a change is under way.
@@ -171,10 +171,22 @@ impl Consensus {
         voters.map_err(|error| ConsensusError::Stopped(error.to_string()))
     }
 
-    async fn advance(&self, changing: &mut Changing) -> Result<Progress, ConsensusError> {
+    async fn advance(
+        &self,
+        changing: &mut Changing,
+        last: Lsn,
+    ) -> Result<Progress, ConsensusError> {
         tokio::select! {
             biased;
             lsn = self.store.members_added() => {
+                // What was added may be of a leader that was elected meanwhile, which replaces records here or sent some
+                // before it. One with just this number does no harm: nothing is written behind it in the term that is
+                // over, and this member begins anew as soon as it hears who leads.
+                if lsn != last + 1 {
+                    return Err(ConsensusError::Stopped(format!(
+                        "entry {lsn} with members does not follow record {last}: another member leads"
+                    )));
+                }
                 self.executed.up_to(lsn);
                 Ok(Progress::Added(lsn))
             }

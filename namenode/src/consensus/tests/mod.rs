@@ -1,4 +1,5 @@
 mod candidates;
+mod changes;
 mod fetching;
 
 use std::collections::{BTreeMap, BTreeSet};
