@@ -73,6 +73,10 @@ impl Owner {
         match committed {
             Committed::Command { lsn, command } => self.follow(lsn, &command)?,
             Committed::Term { lsn, term } => {
+                // A successor's entries may be committed before this member is told that it does not lead any more.
+                if matches!(self.part, Part::Leader(own) if own < term) {
+                    return Err(NamenodeError::Deposed);
+                }
                 self.log.followed(lsn);
                 self.begun_term = Some(term);
             }
