@@ -14,7 +14,7 @@ use harvestfs_protocol::ids::InodeId;
 use harvestfs_protocol::meta::AttrChanges;
 use harvestfs_protocol::name::Name;
 use harvestfs_protocol::planted::{self, Bug};
-use harvestfs_protocol::types::{Attr, Credentials};
+use harvestfs_protocol::types::{Attr, Credentials, without_set_id};
 use rustix::fs::OFlags;
 
 use crate::directory::OpenDirectory;
@@ -106,19 +106,10 @@ fn ttl_of(ttl: Duration, settled: bool) -> Duration {
     if settled { ttl } else { Duration::ZERO }
 }
 
-/// What a write by others than root leaves of a mode.
-fn without_privileges(mode: u16) -> u16 {
-    // Without group execution the bit means mandatory locking, which a write leaves.
-    match mode & 0o010 {
-        0 => mode & !0o4000,
-        _ => mode & !0o6000,
-    }
-}
-
 /// Whether a file may have set-id bits that a write clears; false only if it is known, without waiting.
 pub fn may_have_privileges(file: &File) -> bool {
     file.try_mode()
-        .is_none_or(|mode| without_privileges(mode) != mode)
+        .is_none_or(|mode| without_set_id(mode) != mode)
 }
 
 impl Inner {
@@ -367,20 +358,26 @@ impl Inner {
         if lease.is_zero() {
             return Ok(());
         }
-        let Ok(Ok(mode)) = tokio::time::timeout(lease, file.mode()).await else {
-            return Ok(());
+        let mode = match tokio::time::timeout(lease, file.mode()).await {
+            Ok(Ok(mode)) => Some(mode),
+            Ok(Err(_)) | Err(_) => None,
         };
-        let left = without_privileges(mode);
-        if left != mode {
+        let left = mode.map(without_set_id);
+        if left.is_some() && left == mode {
+            return Ok(());
+        }
+        let ino = file.ino();
+        if left.is_some() {
             let changes = AttrChanges {
-                mode: Some(left),
+                mode: left,
                 ..AttrChanges::default()
             };
-            let (root, ino) = (Credentials::root(), file.ino());
-            self.client.setattr(&root, ino, changes).await?;
-            let shared = self.shared.clone();
-            blocking::run(async move { shared.forget_attributes(ino).await }).await;
+            self.client
+                .setattr(&Credentials::root(), ino, changes)
+                .await?;
         }
+        let shared = self.shared.clone();
+        blocking::run(async move { shared.forget_attributes(ino).await }).await;
         Ok(())
     }
 

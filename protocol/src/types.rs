@@ -78,6 +78,16 @@ impl Attr {
     }
 }
 
+/// What a write by others than root leaves of a mode: whoever runs the file does not become its owner or its group.
+#[must_use]
+pub fn without_set_id(mode: u16) -> u16 {
+    // Without group execution the bit means mandatory locking, which a write leaves.
+    match mode & 0o010 {
+        0 => mode & !0o4000,
+        _ => mode & !0o6000,
+    }
+}
+
 /// The user on whose behalf a request is made. Asserted by the mount, which is authenticated.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Credentials {

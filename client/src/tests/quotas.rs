@@ -178,7 +178,7 @@ async fn a_file_is_readable_though_appends_to_it_are_refused() {
     for reader in [&file, &log] {
         assert_eq!(&reader.read(2, 4).await.unwrap()[..], b"ored");
         assert_eq!(&reader.read(0, 100).await.unwrap()[..], b"stored");
-        reader.attr().await.unwrap();
+        assert_eq!(reader.attr().await.unwrap().size_bytes, 6);
     }
     assert_eq!(log.sync().await, quota_exceeded());
     limit(&client, full, b"99999999").await;

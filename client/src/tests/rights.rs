@@ -28,6 +28,12 @@ async fn what_others_write_through_a_handle_of_root_takes_the_set_id_bits_with_i
         let data = Bytes::from_static(b"others");
         file.write_unprivileged(offset, data).await.unwrap();
         assert_eq!(file.mode().await, Ok(0o6755), "it is not committed");
+        let shown = client.getattr(&root(), attr.ino).await.unwrap();
+        assert_eq!(
+            shown.permission_bits(),
+            0o755,
+            "nobody runs what others wrote"
+        );
         file.sync().await.unwrap();
         let seen = file.attr().await.unwrap();
         assert_eq!((seen.permission_bits(), seen.size_bytes), (0o755, expected));

@@ -466,14 +466,15 @@ async fn a_change_that_was_given_up_happens_before_those_that_are_asked_for_afte
     }
     let mut after = Vec::new();
     for (file, removed) in files {
-        let (client, me) = (client.clone(), me.clone());
         after.push(tokio::spawn(async move {
             file.write(0, Bytes::from_static(b"after")).await?;
-            file.sync().await?;
-            let mode = 0o644;
-            client
-                .create_file(&me, InodeId::ROOT, &removed, mode, OpenFlags::READ)
-                .await
+            file.sync().await
+        }));
+        let (client, me) = (client.clone(), me.clone());
+        after.push(tokio::spawn(async move {
+            let (parent, mode) = (InodeId::ROOT, 0o644);
+            let made = client.create_file(&me, parent, &removed, mode, OpenFlags::READ);
+            made.await.map(|_| ())
         }));
     }
     cluster.namenode.restart().await;

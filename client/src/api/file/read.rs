@@ -50,19 +50,20 @@ impl File {
         }
         let core = handle.client.core();
         let wanted = offset..offset.saturating_add(len as u64);
-        if handle.state.has_appends() {
-            // Only the namenode knows where they are: behind everything that is committed.
-            let committed = core.session.attr(&handle.credentials, self.ino()).await?;
-            if wanted.end > committed.size_bytes {
-                self.files().flush_if_there_is_room(&handle.state).await?;
+        let mut is_flushed = false;
+        let (overlay, memory_end, attr, extents) = loop {
+            let has_appends = handle.state.has_appends();
+            // The memory first: what leaves it meanwhile is found in the extents.
+            let (overlay, memory_end) = handle.state.overlay(wanted.clone());
+            let content = core.session.content(&handle.credentials, self.ino());
+            let (attr, extents) = content.await?;
+            // Only the namenode knows where appends are: behind everything that is committed.
+            if !has_appends || is_flushed || wanted.end <= attr.size_bytes {
+                break (overlay, memory_end, attr, extents);
             }
-        }
-        // The memory first: what leaves it meanwhile is found in the extents.
-        let (overlay, memory_end) = handle.state.overlay(wanted.clone());
-        let (attr, extents) = core
-            .session
-            .content(&handle.credentials, self.ino())
-            .await?;
+            self.files().flush_if_there_is_room(&handle.state).await?;
+            is_flushed = true;
+        };
         let size_bytes = attr.size_bytes.max(memory_end);
         let range = wanted.start..wanted.end.min(size_bytes);
         if range.is_empty() {

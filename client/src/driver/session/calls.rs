@@ -8,6 +8,7 @@
 //! order.
 
 use std::sync::Arc;
+use std::time::Instant;
 
 use futures::future::{BoxFuture, join};
 use harvestfs_protocol::error::FsError;
@@ -27,7 +28,7 @@ use super::listener::Invalidation;
 use super::replay::make_replay;
 use super::sequences::Numbered;
 use crate::driver::clock;
-use crate::engine::cache::{Scope, Ticket, Unsettled};
+use crate::engine::cache::{MetaCache, Scope, Ticket, Unsettled};
 use crate::engine::session::call::{
     Again, Call, Failure, Patience, RETRY_PAUSE_MIN, Repeats, Unanswered,
 };
@@ -102,7 +103,7 @@ impl Drop for Pending<'_> {
         let unsettled = session.cache.unsettled(&scope_of(mutation_of(&request)));
         let runtime = session.runtime.clone();
         runtime.spawn(RequestId::current().scope(async move {
-            let asked = session.ask(&request, Some(number.generation()));
+            let asked = session.ask(&request, Some(number.generation()), clock::now());
             // The kernel got an error for it, and may have what was there before.
             let told = session.notify_listener(invalidations(&unsettled));
             let asked = async {
@@ -171,6 +172,10 @@ fn scope_of(mutation: &Mutation) -> Scope {
     Scope {
         entries: entries.map(|(dir, name)| (dir, name.clone())).collect(),
         inodes: facts.inodes.iter().collect(),
+        changes_content: matches!(
+            mutation,
+            Mutation::SetAttr(_) | Mutation::Fallocate(_) | Mutation::CloneRange(_)
+        ),
         // What has to be no part of a snapshot is what changes.
         changes_targets: matches!(facts.unfrozen, Unfrozen::Entries(_)),
     }
@@ -214,7 +219,7 @@ impl Session {
     ) -> Result<MetaReply, ClientError> {
         let name = op.name();
         let request = Request::Meta(MetaCall { credentials, op });
-        match self.ask(&request, None).await {
+        match self.ask(&request, None, clock::now()).await {
             Ok(Reply::Meta(reply)) => Ok(reply),
             Ok(_) => Err(ClientError::UnexpectedReply(name)),
             Err(unanswered) => Err(unanswered.into()),
@@ -291,16 +296,30 @@ impl Session {
         Ok(done.await?)
     }
 
-    /// Waits while a mutation that no caller waits for may yet change one of these: it was asked for before, and is to
-    /// happen before. It ends as its own patience does.
-    pub(crate) async fn settled(&self, scope: &Scope) {
-        loop {
-            let settled = self.settled.notified();
-            if !self.cache.is_any_unsettled(scope) {
-                return;
+    /// Waits while a mutation that no caller waits for may yet change what another one changes too: it was asked for
+    /// before, and is to happen before.
+    ///
+    /// # Errors
+    /// That takes as long as a namenode is waited for.
+    pub(crate) async fn settled(
+        &self,
+        is_unsettled: impl Fn(&MetaCache) -> bool,
+    ) -> Result<(), Unanswered> {
+        let settled = async {
+            loop {
+                let settled = self.settled.notified();
+                if !is_unsettled(&self.cache) {
+                    return;
+                }
+                settled.await;
             }
-            settled.await;
-        }
+        };
+        let waited = self.options.unreachable_timeout;
+        let in_time = tokio::time::timeout(waited, settled).await;
+        in_time.map_err(|_| {
+            let reason = "it has not answered what was asked for before".to_owned();
+            Unanswered::refused(ClientError::Unreachable { waited, reason })
+        })
     }
 
     fn execute<'a>(
@@ -334,9 +353,11 @@ impl Session {
             Window::Work => WINDOW,
             Window::Confirming => CONFIRMING_WINDOW,
         };
+        let mut started = clock::now();
         // Those of many files have waited before they were put together.
         if !matches!(mutation, Mutation::Commit(_)) && self.cache.is_unsettled() {
-            self.settled(&scope_of(&mutation)).await;
+            let scope = scope_of(&mutation);
+            self.settled(|cache| cache.is_any_unsettled(&scope)).await?;
         }
         let number = self.sequences.begin(window).await;
         let answered_before = self.last_relaxed();
@@ -362,7 +383,7 @@ impl Session {
         let result = loop {
             let generation = pending.number.as_ref().map(Numbered::generation);
             let replays = self.unconfirmed.lock().replays();
-            let given_up = match self.ask(&pending.request, generation).await {
+            let given_up = match self.ask(&pending.request, generation, started).await {
                 Ok(Reply::Mutated(mutated)) => {
                     if !early || self.keep(&mut pending, &mutated.reply, replays) {
                         break Ok(mutated);
@@ -392,6 +413,7 @@ impl Session {
                 Again::AfterRelease | Again::No => break Err(given_up),
             }
             pending.renumber(self.sequences.begin(window).await);
+            started = clock::now();
         };
         let request = pending.request.clone();
         if let Some(afterwards) = pending.afterwards.take() {
@@ -497,20 +519,22 @@ impl Session {
         &'a self,
         request: &'a Request,
         generation: Option<u64>,
+        started: Instant,
     ) -> BoxFuture<'a, Result<Reply, Unanswered>> {
-        Box::pin(self.ask_patiently(request, generation))
+        Box::pin(self.ask_patiently(request, generation, started))
     }
 
     async fn ask_patiently(
         &self,
         request: &Request,
         generation: Option<u64>,
+        started: Instant,
     ) -> Result<Reply, Unanswered> {
         let patience = Patience {
             unreachable: self.options.unreachable_timeout,
             busy: self.options.busy_timeout,
         };
-        let mut call = Call::new(patience, generation, clock::now());
+        let mut call = Call::new(patience, generation, started);
         loop {
             let link = self.link(call.left(clock::now())).await;
             let link = link.map_err(|error| call.unanswered(error))?;

@@ -95,6 +95,8 @@ struct Inner {
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 enum Subject {
     Inode(InodeId),
+    /// What commits change of a file.
+    Content(InodeId),
     /// Any entry of a directory.
     Listing(InodeId),
     Entry(InodeId, Name),

@@ -16,6 +16,8 @@ use super::{Inner, MetaCache, Subject};
 #[derive(Debug)]
 pub(crate) struct Scope {
     pub inodes: Vec<InodeId>,
+    /// Whether it is what commits change of them too, or what they do to a mode.
+    pub changes_content: bool,
     pub entries: Vec<(InodeId, Name)>,
     /// Whether the inodes that these names lead to change with them.
     pub changes_targets: bool,
@@ -79,6 +81,12 @@ impl MetaCache {
             || entries.any(|(parent, name)| is_unsettled(Subject::Entry(*parent, name.clone())))
     }
 
+    /// Whether a mutation that no caller waits for may yet change the content of a file.
+    pub(crate) fn is_content_unsettled(&self, ino: InodeId) -> bool {
+        let subject = Subject::Content(ino);
+        self.is_unsettled() && self.inner.lock().unsettled.contains_key(&subject)
+    }
+
     /// Whether this inode may change at any moment.
     pub(crate) fn is_inode_unsettled(&self, ino: InodeId) -> bool {
         self.is_unsettled() && self.inner.lock().is_unsettled(&Subject::Inode(ino))
@@ -94,14 +102,14 @@ impl Unsettled {
     pub(crate) fn inodes(&self) -> impl Iterator<Item = InodeId> {
         self.subjects.iter().filter_map(|subject| match subject {
             Subject::Inode(ino) => Some(*ino),
-            Subject::Listing(_) | Subject::Entry(..) => None,
+            Subject::Content(_) | Subject::Listing(_) | Subject::Entry(..) => None,
         })
     }
 
     pub(crate) fn entries(&self) -> impl Iterator<Item = (InodeId, Name)> {
         self.subjects.iter().filter_map(|subject| match subject {
             Subject::Entry(parent, name) => Some((*parent, name.clone())),
-            Subject::Inode(_) | Subject::Listing(_) => None,
+            Subject::Inode(_) | Subject::Content(_) | Subject::Listing(_) => None,
         })
     }
 }
@@ -145,6 +153,9 @@ impl Inner {
     /// What a mutation may change, and whether it may be any other inode too.
     fn subjects(&self, scope: &Scope) -> (Vec<Subject>, bool) {
         let mut subjects: Vec<Subject> = scope.inodes.iter().copied().map(Subject::Inode).collect();
+        if scope.changes_content {
+            subjects.extend(scope.inodes.iter().copied().map(Subject::Content));
+        }
         let mut may_be_any = false;
         for (parent, name) in &scope.entries {
             subjects.push(Subject::Inode(*parent));
@@ -167,7 +178,7 @@ impl Inner {
             match subject {
                 Subject::Inode(ino) => self.forget_inode(*ino),
                 Subject::Entry(parent, name) => self.forget_entry(*parent, name),
-                Subject::Listing(_) => {}
+                Subject::Content(_) | Subject::Listing(_) => {}
             }
         }
     }

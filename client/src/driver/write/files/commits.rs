@@ -10,7 +10,6 @@ use parking_lot::Mutex;
 use super::{FileState, Files};
 use crate::driver::clock;
 use crate::driver::write::requests::carrier;
-use crate::engine::cache::Scope;
 use crate::engine::session::call::Unanswered;
 use crate::engine::write::commits::{Commits, Entry};
 use crate::engine::write::file::Commit;
@@ -39,20 +38,19 @@ impl Committer {
 impl Files {
     /// What was written after a change of the file was given up is not to be overtaken by that.
     pub(super) fn submit_commit(self: &Arc<Self>, file: &Arc<FileState>, commit: Commit) {
-        let content = Scope {
-            inodes: vec![file.ino],
-            entries: Vec::new(),
-            changes_targets: false,
-        };
-        let session = &self.cluster.session;
-        if !session.cache.is_any_unsettled(&content) {
+        let (session, ino) = (&self.cluster.session, file.ino);
+        if !session.cache.is_content_unsettled(ino) {
             return self.send_commit(file, commit);
         }
         let request = commit.request;
         let (files, file) = (self.clone(), file.clone());
         session.runtime.spawn(request.scope(async move {
-            files.cluster.session.settled(&content).await;
-            files.send_commit(&file, commit);
+            let session = &files.cluster.session;
+            let settled = session.settled(|cache| cache.is_content_unsettled(ino));
+            match settled.await {
+                Ok(()) => files.send_commit(&file, commit),
+                Err(given_up) => files.commit_failed(&file, commit.order, &given_up),
+            }
         }));
     }
 

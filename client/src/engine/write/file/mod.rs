@@ -16,7 +16,7 @@ use harvestfs_protocol::ids::{BlockId, InodeId};
 use harvestfs_protocol::limits::PACKET_BYTES_MAX;
 use harvestfs_protocol::meta::FileCommit;
 use harvestfs_protocol::request_id::RequestId;
-use harvestfs_protocol::types::{Attr, Credentials, PlacementRules, Timestamp};
+use harvestfs_protocol::types::{Attr, Credentials, PlacementRules, Timestamp, without_set_id};
 
 use super::writeback::{Epoch, Order, PieceId, Place, TakenPiece, Writeback};
 use crate::engine::session::call::Unanswered;
@@ -86,6 +86,8 @@ pub(crate) struct Uncommitted {
     appended_bytes: u64,
     /// Whether a commit of appends is in flight: what is known of the file may have them already.
     appends_in_flight: bool,
+    /// Whether the commit takes the set-id bits: who runs the file must not find them beside what others wrote.
+    loses_rights: bool,
     mtime: Option<Timestamp>,
 }
 
@@ -102,6 +104,9 @@ impl Uncommitted {
         // file that had less than its data would pass for a hole, which archivers do not read.
         let filled = (attr.allocated_bytes + self.held_bytes).min(attr.size_bytes);
         attr.allocated_bytes = attr.allocated_bytes.max(filled);
+        if self.loses_rights {
+            attr.mode = without_set_id(attr.mode);
+        }
         if let Some(mtime) = self.mtime {
             attr.mtime = mtime;
             attr.ctime = attr.ctime.max(mtime);
@@ -301,13 +306,16 @@ impl DirtyFile {
 
     fn note_write(&mut self, by: &Credentials, when: Moment) {
         // A commit by root would leave the file the set-id bits that it loses by what others wrote.
-        let loses_rights = self.held_bytes() > 0 && self.credentials.uid != 0;
         let is_root = by.uid == 0;
-        if self.credentials != *by && !(loses_rights && is_root) {
+        if self.credentials != *by && !(self.loses_rights() && is_root) {
             self.credentials = by.clone();
         }
         self.dirty_since.get_or_insert(when.now);
         self.mtime = Some(when.wall_clock);
+    }
+
+    fn loses_rights(&self) -> bool {
+        self.held_bytes() > 0 && self.credentials.uid != 0
     }
 
     /// What is in memory of a range, in order, and where everything in memory ends.
@@ -323,7 +331,13 @@ impl DirtyFile {
         Uncommitted {
             held_bytes: self.held_bytes(),
             written_end: self.written.data.end(),
-            appended_bytes: self.appended.data.held_bytes(),
+            // What is refused is not in the file, and may never be.
+            appended_bytes: if self.is_refused() {
+                0
+            } else {
+                self.appended.data.held_bytes()
+            },
+            loses_rights: self.loses_rights(),
             appends_in_flight: self.appended.data.is_committing(),
             mtime: self.mtime,
         }
