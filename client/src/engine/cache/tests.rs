@@ -194,6 +194,7 @@ fn a_directory_that_is_evicted_while_its_listing_is_learned_is_not_complete() {
 fn unlinks(text: &str) -> Scope {
     Scope {
         inodes: Vec::new(),
+        changes_content: false,
         entries: vec![(DIR, name(text))],
         changes_targets: true,
     }
@@ -253,6 +254,7 @@ fn the_inodes_that_an_unsettled_mutation_may_change_are_told_from_others() {
     let cache = MetaCache::new(100);
     let truncates = |ino| Scope {
         inodes: vec![InodeId(ino)],
+        changes_content: true,
         entries: Vec::new(),
         changes_targets: false,
     };
@@ -275,6 +277,34 @@ fn the_inodes_that_an_unsettled_mutation_may_change_are_told_from_others() {
     });
     assert!(!cache.is_unsettled());
     drop(nothing);
+}
+
+#[test]
+fn what_is_asked_for_waits_for_unsettled_mutations_of_the_same() {
+    let cache = MetaCache::new(100);
+    complete_directory(&cache);
+    cache
+        .ticket()
+        .changed_entry(DIR, &name("a"), Some(InodeId(5)));
+    let changes = |ino, changes_content| Scope {
+        inodes: vec![InodeId(ino)],
+        changes_content,
+        entries: Vec::new(),
+        changes_targets: false,
+    };
+    let truncated = cache.unsettled(&changes(5, true));
+    let renamed = cache.unsettled(&changes(6, false));
+    let removed = cache.unsettled(&unlinks("a"));
+    let waits = |scope: &Scope| cache.is_any_unsettled(scope);
+    assert!(waits(&changes(5, false)) && waits(&changes(6, false)));
+    assert!(waits(&unlinks("a")));
+    assert!(!waits(&changes(7, true)) && !waits(&unlinks("b")));
+    // Commits change no names, and neither their attributes.
+    let commits = || [5, 6].map(|ino| cache.is_content_unsettled(InodeId(ino)));
+    assert_eq!(commits(), [true, false]);
+    drop((truncated, renamed, removed));
+    assert_eq!(commits(), [false, false]);
+    assert!(!waits(&changes(5, true)) && !waits(&unlinks("a")));
 }
 
 /// The new one is not known when the mutation is settled.
