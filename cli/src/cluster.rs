@@ -123,7 +123,14 @@ impl ClusterArgs {
     /// # Errors
     /// When the cluster cannot be reached.
     pub async fn client(&self) -> anyhow::Result<Client> {
-        let access = self.access("client")?;
+        self.connect(self.access("client")?).await
+    }
+
+    /// As [`ClusterArgs::client`], with what was read of the configuration.
+    ///
+    /// # Errors
+    /// When the cluster cannot be reached.
+    pub async fn connect(&self, access: Access) -> anyhow::Result<Client> {
         let addresses: Vec<String> = access
             .config
             .namenodes

@@ -302,8 +302,10 @@ pub fn run(args: &FsArgs) -> anyhow::Result<()> {
         .build()
         .context("cannot start the runtime")?;
     runtime.block_on(RequestId::random().scope(async {
+        let access = args.cluster.access("client")?;
         let files = Files {
-            client: args.cluster.client().await?,
+            cluster: access.identity.cluster(),
+            client: args.cluster.connect(access).await?,
             credentials: cluster::own_credentials()?,
         };
         let result = files.execute(&args.command).await;
@@ -315,6 +317,8 @@ pub fn run(args: &FsArgs) -> anyhow::Result<()> {
 
 /// A session, and on whose behalf.
 struct Files {
+    /// What tells its mounts from those of others.
+    cluster: String,
     client: Client,
     credentials: Credentials,
 }

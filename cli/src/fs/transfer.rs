@@ -3,6 +3,7 @@
 use std::ffi::{OsStr, OsString};
 use std::fs::{self, File as LocalFile};
 use std::io::{IsTerminal, Read, Write};
+use std::os::fd::AsFd;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
@@ -11,11 +12,13 @@ use std::time::Duration;
 use anyhow::{Context, bail};
 use bytes::Bytes;
 use harvestfs_client::{ClientError, OpenFlags};
+use harvestfs_fuse_mount::mount_table::{self, MOUNT_TYPE};
 use harvestfs_protocol::error::FsError;
 use harvestfs_protocol::ids::InodeId;
 use harvestfs_protocol::name::Name;
 use harvestfs_protocol::types::{Attr, FileKind};
 use indicatif::{ProgressBar, ProgressStyle};
+use rustix::fs::{fstat, major, minor};
 
 use super::local::Directory;
 use super::{Files, Target, below, last_component};
@@ -141,12 +144,17 @@ impl Files {
 
     async fn put_stream(
         &self,
-        source: &mut impl Read,
+        source: &mut (impl Read + AsFd),
         target: &Target,
         mode: u16,
         how: Copying<'_>,
     ) -> anyhow::Result<()> {
-        let file = self.create(target, mode, how.replace).await?;
+        let copied = if how.replace {
+            self.seen_through_mount(&*source)?
+        } else {
+            None
+        };
+        let file = self.create(target, mode, how.replace, copied).await?;
         let mut offset = 0;
         loop {
             let mut buffer = Vec::with_capacity(READ_BYTES);
@@ -165,6 +173,18 @@ impl Files {
         // A command that says nothing has succeeded: the data is on stable storage.
         file.sync().await?;
         Ok(file.close().await?)
+    }
+
+    /// Which file of the cluster an open file of this machine is, if it is one that is seen through a mount.
+    fn seen_through_mount(&self, file: &impl AsFd) -> anyhow::Result<Option<InodeId>> {
+        let stat = fstat(file)?;
+        let device = format!("{}:{}", major(stat.st_dev), minor(stat.st_dev));
+        let source = mount_table::source_of(&self.cluster);
+        let mounts = mount_table::mounts().context("cannot tell what is mounted")?;
+        let is_ours = mounts
+            .iter()
+            .any(|it| it.device == device && it.kind == MOUNT_TYPE && it.source == source);
+        Ok(is_ours.then_some(InodeId(stat.st_ino)))
     }
 
     pub(super) async fn get(

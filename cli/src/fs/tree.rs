@@ -124,20 +124,20 @@ impl Files {
             .client
             .open(&self.credentials, from.ino, OpenFlags::READ)
             .await?;
-        let copy = self.create(target, from.permission_bits(), replace).await?;
-        if copy.ino() == from.ino {
-            bail!("{target} is the same file");
-        }
+        let copy = self
+            .create(target, from.permission_bits(), replace, Some(from.ino))
+            .await?;
         source.clone_range(0, &copy, 0, u64::MAX).await?;
         Ok(copy.close().await?)
     }
 
-    /// Creates a file. Empties the one that is there if it may be replaced.
+    /// Creates a file. Empties the one that is there if it may be replaced, and is not the one that is copied.
     pub(super) async fn create(
         &self,
         target: &Target,
         mode: u16,
         replace: bool,
+        copied: Option<InodeId>,
     ) -> anyhow::Result<File> {
         let Target { parent, name, .. } = target;
         let flags = OpenFlags {
@@ -152,6 +152,10 @@ impl Files {
             Ok((_, file)) => Ok(file),
             Err(ClientError::Fs(FsError::Exists)) if replace => {
                 let there = self.client.lookup(&self.credentials, *parent, name).await?;
+                // Before it is opened, which empties it: the name may be another one of what is copied.
+                if Some(there.ino) == copied {
+                    bail!("{target} is the same file");
+                }
                 Ok(self
                     .client
                     .open(&self.credentials, there.ino, flags)

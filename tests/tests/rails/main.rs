@@ -1,5 +1,6 @@
 //! What keeps users from harming each other and themselves, on real mounts.
 
+mod copies;
 mod servers;
 
 use std::fs::{self, File};

@@ -1,0 +1,47 @@
+//! Copies that would destroy what they copy, or would have no end.
+
+use std::fs;
+
+use harvestfs_tests::can_mount;
+
+use crate::cluster;
+
+#[test]
+fn a_copy_onto_itself_does_not_empty_a_file() {
+    if !can_mount() {
+        return;
+    }
+    let mut cluster = cluster();
+    let mount = cluster.mount("mount");
+    fs::create_dir(mount.join("d")).expect("mkdir");
+    let file = mount.join("d/a");
+    fs::write(&file, "kept").expect("write");
+    fs::hard_link(&file, mount.join("d/link")).expect("link");
+    let refused = |arguments: &[&str]| {
+        let output = cluster.command(&[&["fs"], arguments].concat());
+        assert!(!output.status.success(), "{arguments:?}: {output:?}");
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert!(said.contains("is the same file"), "{arguments:?}: {said}");
+        let content = cluster.output_of(&["fs", "cat", "/d/a"]);
+        assert_eq!(content, "kept", "{arguments:?}");
+    };
+    for target in ["/d/a", "/d/link", "/d", "/d/../d/a"] {
+        refused(&["cp", "-f", "/d/a", target]);
+    }
+    // The same file is a file of this machine, too, where it is mounted.
+    let (here, directory) = (file.to_string_lossy(), mount.join("d"));
+    refused(&["put", "-f", &here, "/d/link"]);
+    refused(&["put", "-rf", &directory.to_string_lossy(), "/"]);
+
+    // Another file is replaced.
+    fs::write(mount.join("other"), "changed").expect("write");
+    let other = mount.join("other");
+    cluster.output_of(&["fs", "put", "-f", &other.to_string_lossy(), "/d/a"]);
+    assert_eq!(cluster.output_of(&["fs", "cat", "/d/link"]), "changed");
+    fs::write(mount.join("third"), "changed again").expect("write");
+    cluster.output_of(&["fs", "cp", "-f", "/third", "/d/a"]);
+    assert_eq!(
+        cluster.output_of(&["fs", "cat", "/d/link"]),
+        "changed again"
+    );
+}
