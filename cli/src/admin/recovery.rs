@@ -1,6 +1,7 @@
 //! `harvestfs admin recover`, `quarantine` and `fsck --recover`: after a namenode was put back from a
 //! copy that lacks what was written since.
 
+use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -9,13 +10,12 @@ use clap::Args;
 use harvestfs_protocol::admin::{AdminReply, AdminRequest, QuarantinedBlock};
 use harvestfs_protocol::codec::StreamKind;
 use harvestfs_protocol::data::{DataRequest, Opening, ReadPacket, ReadRequest, first_mismatch};
-use harvestfs_protocol::durable;
+use harvestfs_protocol::durable::{self, PendingFile};
 use harvestfs_protocol::identity::{Peer, Role};
 use harvestfs_protocol::ids::BlockId;
 use harvestfs_protocol::limits::CHUNK_BYTES;
 use harvestfs_protocol::outlook::count;
 use harvestfs_protocol::types::NodeInfo;
-use tokio::io::AsyncWriteExt;
 
 use super::DEADLINE;
 use super::link::{self, AdminLink};
@@ -99,7 +99,8 @@ async fn quarantined(link: &AdminLink) -> anyhow::Result<Vec<QuarantinedBlock>> 
 /// cannot be written to.
 pub async fn read_back(link: &AdminLink, directory: &Path) -> anyhow::Result<()> {
     let blocks = quarantined(link).await?;
-    durable::create_directories(directory, 0o777)
+    // Nobody else may look into what was in files of others.
+    durable::create_directories(directory, 0o700)
         .with_context(|| format!("cannot make {}", directory.display()))?;
     let mut failed = 0;
     for it in &blocks {
@@ -107,7 +108,7 @@ pub async fn read_back(link: &AdminLink, directory: &Path) -> anyhow::Result<()>
             Ok(path) => println!("{}", path.display()),
             Err(error) => {
                 failed += 1;
-                eprintln!("block {} cannot be read: {error:#}", it.block);
+                eprintln!("block {} cannot be read back: {error:#}", it.block);
             }
         }
     }
@@ -117,10 +118,7 @@ pub async fn read_back(link: &AdminLink, directory: &Path) -> anyhow::Result<()>
         count(blocks.len() as u64, "block")
     );
     if failed > 0 {
-        bail!(
-            "{} could not be read from any datanode",
-            count(failed as u64, "block")
-        );
+        bail!("{} could not be read back", count(failed as u64, "block"));
     }
     Ok(())
 }
@@ -132,15 +130,10 @@ async fn read_block(
     directory: &Path,
 ) -> anyhow::Result<PathBuf> {
     let path = directory.join(it.block.to_string());
-    let partial = directory.join(format!("{}.partial", it.block));
     let mut last = anyhow::anyhow!("no datanode has it");
     for node in &it.nodes {
-        match read_replica(link, it, node, &partial).await {
-            Ok(()) => {
-                durable::rename(&partial, &path)
-                    .with_context(|| format!("cannot name {}", path.display()))?;
-                return Ok(path);
-            }
+        match read_replica(link, it, node, &path).await {
+            Ok(()) => return Ok(path),
             Err(error) => last = error.context(format!("from {}", node.name)),
         }
     }
@@ -153,7 +146,7 @@ async fn read_replica(
     node: &NodeInfo,
     path: &Path,
 ) -> anyhow::Result<()> {
-    let mut file = tokio::fs::File::create(path).await?;
+    let mut pending = PendingFile::create(path, 0o600)?;
     let peer = Peer::new(Role::Datanode, node.name.clone())?;
     let connection = link.connect_to(node.data_addr, &peer).await?;
     let (mut sender, mut receiver) = connection.open_stream(StreamKind::Data).await?;
@@ -183,10 +176,11 @@ async fn read_replica(
         if !is_next || first_mismatch(&data, &checksums).is_some() {
             bail!("what it sent at {block_offset} is not what was stored");
         }
-        file.write_all(&data).await?;
+        pending.file().write_all(&data)?;
         at += data.len() as u64;
     }
-    file.set_len(it.length_bytes).await?;
-    file.sync_all().await?;
+    // The last packet ends with a whole chunk.
+    pending.file().set_len(it.length_bytes)?;
+    pending.install(true)?;
     Ok(())
 }

@@ -7,13 +7,13 @@ use std::collections::BTreeSet;
 use std::fs::{self, File};
 use std::io::Write;
 use std::net::SocketAddr;
-use std::os::unix::fs::FileExt;
+use std::os::unix::fs::{FileExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 use std::time::Duration;
 
 use harvestfs_tests::{
-    Cluster, ClusterOptions, Pattern, can_mount, copy_directory, harvestfs, wait_until,
+    Cluster, ClusterOptions, Pattern, can_mount, copy_directory, harvestfs, skip, wait_until,
 };
 use serde_json::Value;
 
@@ -212,6 +212,7 @@ fn an_older_copy_serves_what_it_knows_and_loses_nothing_by_itself() {
         assert_eq!(get(&cluster, path).as_ref(), Ok(content), "{path}");
     }
     check_read_back(&cluster, &newer);
+    check_read_back_to_a_full_disk(&cluster);
     // Also when everything starts again, and then nothing is missing.
     stop_everything(&mut cluster);
     let before = obeyed(&cluster);
@@ -245,9 +246,18 @@ fn check_reasons(cluster: &Cluster) {
 fn check_read_back(cluster: &Cluster, lost: &[u8]) {
     let directory = cluster.path("read-back");
     cluster.output_of(&["admin", "fsck", "--recover", &directory.to_string_lossy()]);
+    let mode = |path: &Path| {
+        let metadata = fs::metadata(path).expect("it is there");
+        metadata.permissions().mode() & 0o7777
+    };
+    assert_eq!(mode(&directory), 0o700);
     let files: Vec<Vec<u8>> = fs::read_dir(&directory)
         .expect("a directory")
-        .map(|entry| fs::read(entry.expect("a file").path()).expect("its content"))
+        .map(|entry| {
+            let path = entry.expect("a file").path();
+            assert_eq!(mode(&path), 0o600, "{}", path.display());
+            fs::read(path).expect("its content")
+        })
         .collect();
     for (number, block) in lost.chunks(BLOCK_BYTES).enumerate() {
         let is_there = files.iter().any(|file| file.starts_with(block));
@@ -257,6 +267,32 @@ fn check_read_back(cluster: &Cluster, lost: &[u8]) {
             files.len()
         );
     }
+}
+
+/// What cannot be written is not reported as read back, and no file has zeros in its place.
+fn check_read_back_to_a_full_disk(cluster: &Cluster) {
+    if !rustix::process::geteuid().is_root() {
+        return skip("only root can mount a tmpfs");
+    }
+    let directory = cluster.path("full");
+    fs::create_dir(&directory).expect("a directory");
+    let mounted = Command::new("mount")
+        .args(["-t", "tmpfs", "-o", "size=64k", "none"])
+        .arg(&directory)
+        .status();
+    assert!(mounted.expect("mount runs").success());
+    let output = cluster.command(&["admin", "fsck", "--recover", &directory.to_string_lossy()]);
+    let lengths: Vec<u64> = fs::read_dir(&directory)
+        .expect("a directory")
+        .map(|entry| entry.and_then(|it| it.metadata()).expect("a file").len())
+        .collect();
+    let unmounted = Command::new("umount").arg(&directory).status();
+    assert!(unmounted.expect("umount runs").success());
+    assert!(!output.status.success(), "{output:?}");
+    assert!(
+        lengths.iter().all(|length| *length <= 64 << 10),
+        "{lengths:?}"
+    );
 }
 
 /// What a file system has: some files that grow, and some small ones that share a block.
