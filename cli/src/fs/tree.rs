@@ -11,7 +11,7 @@ use harvestfs_protocol::ids::InodeId;
 use harvestfs_protocol::limits::ENTRIES_PER_REPLY_MAX;
 use harvestfs_protocol::meta::RenameMode;
 use harvestfs_protocol::name::Name;
-use harvestfs_protocol::types::{Attr, FileKind};
+use harvestfs_protocol::types::{Attr, Credentials, FileKind};
 
 use super::{Files, Target, below, trash};
 
@@ -43,9 +43,30 @@ impl Files {
                     source.to_string_lossy()
                 );
             }
+            if self.is_within(target.parent, from.ino).await? {
+                bail!(
+                    "cannot copy {} into itself, to {target}",
+                    source.to_string_lossy()
+                );
+            }
             return self.clone_tree(from.ino, target, replace).await;
         }
         self.clone_file(&from, &target, replace).await
+    }
+
+    /// Whether a directory is another one, or below it.
+    async fn is_within(&self, directory: InodeId, other: InodeId) -> Result<bool, ClientError> {
+        // The way up needs no permission to list what is on it.
+        let root = Credentials::root();
+        let mut at = directory;
+        while at != other {
+            let parent = self.client.readdir(&root, at, None, 1, false).await?.parent;
+            if parent == at {
+                return Ok(false);
+            }
+            at = parent;
+        }
+        Ok(true)
     }
 
     async fn clone_tree(&self, from: InodeId, top: Target, replace: bool) -> anyhow::Result<()> {
@@ -83,9 +104,6 @@ impl Files {
                         )
                         .await
                         .with_context(context)?;
-                    if directory.ino == from {
-                        bail!("a directory cannot be copied into itself");
-                    }
                     made.insert(entry.path, directory.ino);
                 }
                 FileKind::Symlink => {

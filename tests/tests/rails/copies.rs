@@ -45,3 +45,32 @@ fn a_copy_onto_itself_does_not_empty_a_file() {
         "changed again"
     );
 }
+
+#[test]
+fn a_directory_is_not_copied_into_itself() {
+    let cluster = cluster();
+    let run = |arguments: &[&str]| cluster.output_of(&[&["fs"], arguments].concat());
+    run(&["mkdir", "-p", "/a/b/c", "/ab"]);
+    run(&["touch", "/a/b/c/f"]);
+    let before = run(&["find", "/"]);
+    for (source, target) in [
+        ("/a", "/a/new"),
+        ("/a", "/a"),
+        ("/a", "/a/b/c/new"),
+        ("/a/b", "/a/b/c"),
+        ("/", "/backup"),
+    ] {
+        let output = cluster.command(&["fs", "cp", "-r", source, target]);
+        assert!(!output.status.success(), "{source} to {target}");
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert!(said.contains("into itself"), "{source} to {target}: {said}");
+        assert_eq!(run(&["find", "/"]), before, "{source} to {target}");
+    }
+    // Beside it, and from it to the directory above, it can be copied.
+    run(&["cp", "-r", "/a", "/ab"]);
+    run(&["cp", "-r", "/a/b", "/a/new"]);
+    let after = run(&["find", "/"]);
+    for copy in ["/ab/a/b/c/f", "/a/new/c/f"] {
+        assert!(after.lines().any(|line| line == copy), "{after}");
+    }
+}
