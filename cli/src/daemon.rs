@@ -21,6 +21,7 @@ use harvestfs_placement::PolicyKind;
 use harvestfs_protocol::READY;
 use harvestfs_protocol::error::FsError;
 use harvestfs_protocol::identity::Identity;
+use sd_notify::NotifyState;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
 use crate::cluster::ClusterArgs;
@@ -284,6 +285,10 @@ pub fn mount(args: &MountArgs) -> anyhow::Result<()> {
             tokio::spawn(endpoint.serve(MetricsSite(mount.metrics_text())));
         }
         println!("{READY} {}", args.directory.display());
+        // What is ordered after its unit would write to the directory below it before.
+        if let Err(error) = sd_notify::notify(&[NotifyState::Ready]) {
+            tracing::warn!(%error, "cannot tell systemd that the mount is there");
+        }
         if compaction_bytes_per_s > 0 {
             let client = mount.client().clone();
             tokio::spawn(compact_now_and_then(client, compaction_bytes_per_s));

@@ -1,10 +1,12 @@
 //! What is shipped for service managers fits the binary.
 
 use std::fs;
+use std::os::unix::net::UnixDatagram;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::time::Duration;
 
-use harvestfs_tests::{harvestfs, have_program};
+use harvestfs_tests::{Cluster, ClusterOptions, Process, can_mount, harvestfs, have_program};
 
 const INSTALLED: &str = "/usr/local/bin/harvestfs";
 
@@ -59,13 +61,60 @@ fn the_units_start_what_the_binary_has() {
     }
 }
 
+fn unit(name: &str) -> String {
+    let units = units();
+    let mut units = units.iter();
+    let unit = units.find(|unit| unit.ends_with(name));
+    fs::read_to_string(unit.expect("the unit")).expect("it is read")
+}
+
+/// What comes after the mount would write to the local disk otherwise.
+#[test]
+fn the_unit_of_a_mount_is_started_when_the_mount_is_there() {
+    let text = unit("harvestfs-mount.service");
+    for setting in ["Type=notify", "TimeoutStartSec=infinity"] {
+        assert!(text.lines().any(|line| line == setting), "no {setting}");
+    }
+    if !can_mount() {
+        return;
+    }
+    let mut cluster = Cluster::start(&ClusterOptions {
+        datanodes: 3,
+        ..ClusterOptions::default()
+    });
+    cluster.stop("namenode");
+    let (mount, address) = (cluster.path("mnt"), cluster.path("notify"));
+    fs::create_dir(&mount).expect("a mount point");
+    let socket = UnixDatagram::bind(&address).expect("a socket");
+    let receive = |patience_s: u64| {
+        let patience = Some(Duration::from_secs(patience_s));
+        socket.set_read_timeout(patience).expect("it is not zero");
+        let mut message = [0; 256];
+        let length = socket.recv(&mut message).ok()?;
+        Some(String::from_utf8_lossy(&message[..length]).into_owned())
+    };
+    let config = cluster.path("client/client.toml");
+    let arguments: Vec<&Path> = vec!["mount".as_ref(), &mount, "--config".as_ref(), &config];
+    let address = address.to_str().expect("text");
+    let (process, _ready) = Process::begin(
+        "mnt",
+        &arguments,
+        &[("NOTIFY_SOCKET", address)],
+        &cluster.path("mnt.log"),
+    );
+    assert_eq!(receive(2), None, "no namenode answers");
+    cluster.start_namenode();
+    assert_eq!(receive(60).as_deref(), Some("READY=1\n"));
+    fs::write(mount.join("f"), "in the cluster").expect("write");
+    let content = cluster.output_of(&["fs", "cat", "/f"]);
+    assert_eq!(content, "in the cluster");
+    process.stop();
+}
+
 /// What a datanode writes beside its volumes; without it, it lends no files, and says so in its log only.
 #[test]
 fn the_unit_of_a_datanode_lets_it_make_the_socket_beside_its_configuration() {
-    let units = units();
-    let mut units = units.iter();
-    let unit = units.find(|unit| unit.ends_with("harvestfs-datanode.service"));
-    let text = fs::read_to_string(unit.expect("the unit")).expect("it is read");
+    let text = unit("harvestfs-datanode.service");
     let setting = |name: &str| {
         let found = text.lines().find_map(|line| line.strip_prefix(name));
         found.unwrap_or_else(|| panic!("no {name}"))

@@ -23,6 +23,7 @@ wait_for() {
     done
 }
 
+# A unit of Type=notify is started when it says READY=1, which it does together with this line.
 is_ready() {
     grep -q '^ready' "$MACHINE/run/$1.out"
 }
