@@ -6,7 +6,9 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
-use harvestfs_tests::{Cluster, ClusterOptions, Process, can_mount, harvestfs, have_program};
+use harvestfs_tests::{
+    Cluster, ClusterOptions, Process, can_mount, harvestfs, have_program, unmount, wait_until,
+};
 
 const INSTALLED: &str = "/usr/local/bin/harvestfs";
 
@@ -108,6 +110,42 @@ fn the_unit_of_a_mount_is_started_when_the_mount_is_there() {
     fs::write(mount.join("f"), "in the cluster").expect("write");
     let content = cluster.output_of(&["fs", "cat", "/f"]);
     assert_eq!(content, "in the cluster");
+    process.stop();
+}
+
+/// An operator unmounts in other ways than by stopping the unit, too, and may have mounted something else there.
+#[test]
+fn the_unit_of_a_mount_respects_what_an_operator_unmounts_and_mounts() {
+    let text = unit("harvestfs-mount.service");
+    let lines = || text.lines();
+    assert!(lines().any(|line| line == "Restart=on-failure"));
+    let before = lines().filter_map(|line| line.strip_prefix("ExecStartPre="));
+    assert_eq!(
+        before.collect::<Vec<_>>(),
+        ["-/bin/mkdir -p /mnt/harvestfs"]
+    );
+    if !can_mount() {
+        return;
+    }
+    let cluster = Cluster::start(&ClusterOptions {
+        datanodes: 3,
+        ..ClusterOptions::default()
+    });
+    let mount = cluster.path("mnt");
+    fs::create_dir(&mount).expect("a mount point");
+    let config = cluster.path("client/client.toml");
+    let start = || {
+        let arguments: Vec<&Path> = vec!["mount".as_ref(), &mount, "--config".as_ref(), &config];
+        Process::start("mnt", &arguments, &[], &cluster.path("mnt.log"))
+    };
+    let mut process = start();
+    fs::write(mount.join("f"), "x").expect("write");
+    unmount(&mount);
+    wait_until("it ends", Duration::from_secs(60), || !process.is_running());
+    // `stop` checks that it ended well, or systemd would start it again.
+    process.stop();
+    let process = start();
+    assert_eq!(fs::read(mount.join("f")).expect("read"), b"x");
     process.stop();
 }
 
