@@ -31,6 +31,8 @@ const QUOTA_MAX_BYTES: u64 = 64 << 30;
 const MADE_FILE: &str = "up.toml";
 /// Holds the path of the mount while it is ready.
 const READY_FILE: &str = "up.ready";
+/// Holds what went wrong in the last `up`, once that has ended.
+const END_FILE: &str = "up.end";
 /// Less than this cannot hold the blocks being written.
 const QUOTA_MIN_BYTES: u64 = 64 << 20;
 
@@ -249,6 +251,32 @@ impl Layout {
         // A process that finds the file reads it at once: it has to be complete then.
         durable::replace_file(&path, self.mount.as_os_str().as_bytes(), 0o644)
             .with_context(|| format!("cannot write {}", path.display()))
+    }
+
+    /// Forgets how an earlier `up` ended, so that one that is killed leaves nothing.
+    pub fn forget_end(data: &Path) -> anyhow::Result<()> {
+        super::remove_if_there(&data.join(END_FILE))
+    }
+
+    /// Says how this `up` ended, for `down`.
+    pub fn announce_end(data: &Path, ended: &anyhow::Result<()>) -> anyhow::Result<()> {
+        let path = data.join(END_FILE);
+        let failed = match ended {
+            Ok(()) => String::new(),
+            Err(error) => format!("{error:#}"),
+        };
+        durable::replace_file(&path, failed.as_bytes(), 0o600)
+            .with_context(|| format!("cannot write {}", path.display()))
+    }
+
+    /// What went wrong in the `up` that has ended in a directory; empty if nothing did. None: it did not say.
+    pub fn failed_in(data: &Path) -> anyhow::Result<Option<String>> {
+        let path = data.join(END_FILE);
+        match std::fs::read_to_string(&path) {
+            Ok(failed) => Ok(Some(failed)),
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(None),
+            Err(error) => Err(error).with_context(|| format!("cannot read {}", path.display())),
+        }
     }
 
     /// Where the cluster that runs in a directory is mounted, if it is.

@@ -112,6 +112,7 @@ pub fn up(args: &UpArgs) -> anyhow::Result<()> {
     Layout::close_to_others(&data)?;
     // First: what is made and changed is that of one `up` at a time, and of none that runs.
     let lock = take_lock(&data)?;
+    Layout::forget_end(&data)?;
     let prepared = Layout::prepare(args);
     if prepared.is_err() && is_new {
         // Only what is empty but for the lock.
@@ -123,16 +124,20 @@ pub fn up(args: &UpArgs) -> anyhow::Result<()> {
         return detach(args, &layout, lock);
     }
     let result = supervisor::run(&mut layout);
+    // As long as the lock is held, which `down` waits for.
+    let announced = Layout::announce_end(&data, &result);
     // What it says is nobody's number any more. The file stays: another one may wait for its lock.
     let emptied = lock.set_len(0);
     drop(lock);
-    result.and(emptied.context("cannot empty the file with the process id"))
+    result
+        .and(announced)
+        .and(emptied.context("cannot empty the file with the process id"))
 }
 
 /// Runs `harvestfs down`.
 ///
 /// # Errors
-/// When no cluster runs there, or it does not stop in time.
+/// When no cluster runs there, it does not stop in time, or not all of it stops in good order.
 pub fn down(args: &DownArgs) -> anyhow::Result<()> {
     let began = Instant::now();
     let data = data_directory(args.data.as_deref())?;
@@ -175,6 +180,19 @@ pub fn down(args: &DownArgs) -> anyhow::Result<()> {
             );
         }
         thread::sleep(Duration::from_millis(20));
+    }
+    match Layout::failed_in(&data)? {
+        Some(failed) if failed.is_empty() => {}
+        Some(failed) => bail!(
+            "the cluster in {} stopped, but not all of it in good order:\n{failed}",
+            data.display()
+        ),
+        None => bail!(
+            "`harvestfs up` in {} was killed before it had stopped everything, or could not say how that went: \
+             what is left ends by itself; see {}",
+            data.display(),
+            Layout::log_directory(&data).display()
+        ),
     }
     println!("Stopped. Everything is kept in {}.", data.display());
     Ok(())

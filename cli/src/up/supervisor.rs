@@ -5,7 +5,7 @@ use std::pin::pin;
 use std::rc::Rc;
 use std::time::Duration;
 
-use anyhow::Context;
+use anyhow::{Context, bail};
 use futures::StreamExt;
 use futures::future::join_all;
 use futures::stream::FuturesUnordered;
@@ -241,26 +241,35 @@ fn mount(layout: &Layout, lock: &Rc<Inherited>) -> Part {
     Part::new(MOUNT, arguments, &Layout::log_directory(&layout.data), lock)
 }
 
-/// The mount first, so that it can still write back; the namenodes last.
+/// The mount first, so that it can still write back; the namenodes last. The error names all that failed, each in a line.
 async fn finish(parts: &mut Parts, layout: &Layout) -> anyhow::Result<()> {
-    super::remove_if_there(&layout.ready_path())?;
-    let mut result = stop(parts.mount.as_mut_slice()).await;
+    let mut results = vec![super::remove_if_there(&layout.ready_path())];
+    results.extend(stop(parts.mount.as_mut_slice()).await);
     // One that was killed is still mounted, and answers nobody.
     let removed = remove_dead(&layout.mount);
-    result = result.and(removed.context("cannot unmount what was left of the mount"));
-    result = result.and(stop(&mut parts.datanodes).await);
-    result.and(stop(&mut parts.namenodes).await)
+    results.push(removed.context("cannot unmount what was left of the mount"));
+    results.extend(stop(&mut parts.datanodes).await);
+    results.extend(stop(&mut parts.namenodes).await);
+    let failed: Vec<String> = results
+        .into_iter()
+        .filter_map(Result::err)
+        .map(|error| format!("{error:#}"))
+        .collect();
+    if !failed.is_empty() {
+        bail!(failed.join("\n"));
+    }
+    Ok(())
 }
 
-async fn stop(parts: &mut [Part]) -> anyhow::Result<()> {
+async fn stop(parts: &mut [Part]) -> Vec<anyhow::Result<()>> {
     for part in parts.iter() {
         part.terminate();
     }
-    let mut result = Ok(());
+    let mut results = Vec::new();
     for part in parts {
-        result = result.and(part.finish(PART_STOP_DEADLINE).await);
+        results.push(part.finish(PART_STOP_DEADLINE).await);
     }
-    result
+    results
 }
 
 #[cfg(test)]

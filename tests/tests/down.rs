@@ -1,0 +1,105 @@
+//! What `harvestfs down` says when not everything stopped in good order.
+
+use std::fs;
+use std::path::Path;
+use std::process::{Child, Command, Output, Stdio};
+use std::time::Duration;
+
+use harvestfs_tests::{DownOnDrop, can_mount, harvestfs, run_on, wait_until};
+use rustix::process::{Pid, Signal, kill_process};
+
+const DEADLINE: Duration = Duration::from_secs(30);
+
+/// The `up` of a cluster.
+fn supervisor(data: &Path) -> Pid {
+    let text = fs::read_to_string(data.join("up.pid")).expect("the supervisor's id");
+    Pid::from_raw(text.trim().parse().expect("a number")).expect("not 0")
+}
+
+fn kill_a_datanode_of(supervisor: Pid) {
+    let pid = supervisor.as_raw_nonzero();
+    let children = fs::read_to_string(format!("/proc/{pid}/task/{pid}/children"));
+    let children = children.expect("the kernel lists children");
+    let is_datanode = |child: &&str| {
+        let line = fs::read(format!("/proc/{child}/cmdline")).unwrap_or_default();
+        line.split(|&byte| byte == 0)
+            .any(|word| word == b"datanode")
+    };
+    let child = children.split_whitespace().find(is_datanode);
+    let child: i32 = child.expect("a datanode").parse().expect("a number");
+    kill_process(Pid::from_raw(child).expect("not 0"), Signal::KILL).expect("it runs");
+}
+
+/// Begins `down`, and returns when it has told an `up` to stop that hangs.
+fn begin_down(data: &Path, supervisor: Pid) -> Child {
+    let child = Command::new(harvestfs())
+        .args(["down", "--data"])
+        .arg(data)
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .expect("the binary runs");
+    let status = format!("/proc/{}/status", supervisor.as_raw_nonzero());
+    wait_until("it is told to stop", DEADLINE, || {
+        let status = fs::read_to_string(&status).expect("it hangs");
+        let pending = status.lines().find_map(|line| line.strip_prefix("ShdPnd:"));
+        let pending = u64::from_str_radix(pending.expect("a mask").trim(), 16);
+        // Signals are numbered from 1.
+        let terminate = 1_u64 << (Signal::TERM.as_raw() - 1);
+        pending.expect("hexadecimal") & terminate != 0
+    });
+    child
+}
+
+fn complaint(output: &Output) -> String {
+    assert_eq!(output.status.code(), Some(1), "{output:?}");
+    assert!(output.stdout.is_empty(), "{output:?}");
+    String::from_utf8_lossy(&output.stderr).into_owned()
+}
+
+#[test]
+fn down_names_what_did_not_stop_in_good_order() {
+    if !can_mount() {
+        return;
+    }
+    let directory = tempfile::tempdir().expect("a directory");
+    let data = directory.path().join("cluster");
+    let _down = DownOnDrop(&data);
+    let up = run_on(
+        &data,
+        &["up", "--detach", "--datanodes", "3", "--quota", "1GiB"],
+    );
+    assert!(up.status.success(), "{up:?}");
+
+    // Nobody starts the part again before everything stops.
+    let pid = supervisor(&data);
+    kill_process(pid, Signal::STOP).expect("it runs");
+    kill_a_datanode_of(pid);
+    let down = begin_down(&data, pid);
+    kill_process(pid, Signal::CONT).expect("it hangs");
+    let output = down.wait_with_output().expect("it ends");
+    let said = complaint(&output);
+    assert!(said.contains("not all of it in good order"), "{said}");
+    let named = said.lines().filter(|line| line.contains("signal: 9"));
+    let named: Vec<&str> = named.collect();
+    assert_eq!(named.len(), 1, "{said}");
+    assert!(named[0].contains("datanode-"), "{said}");
+
+    // What was said of that one is not said of the next one, which cannot say anything.
+    let up = run_on(&data, &["up", "--detach"]);
+    assert!(up.status.success(), "{up:?}");
+    let pid = supervisor(&data);
+    kill_process(pid, Signal::STOP).expect("it runs");
+    let down = begin_down(&data, pid);
+    kill_process(pid, Signal::KILL).expect("it hangs");
+    let output = down.wait_with_output().expect("it ends");
+    let said = complaint(&output);
+    assert!(said.contains("was killed"), "{said}");
+
+    let up = run_on(&data, &["up", "--detach"]);
+    assert!(up.status.success(), "{up:?}");
+    let down = run_on(&data, &["down"]);
+    assert!(down.status.success(), "{down:?}");
+    let said = String::from_utf8_lossy(&down.stdout).into_owned();
+    assert!(said.contains("Everything is kept"), "{said}");
+}
