@@ -92,7 +92,7 @@ impl Files {
                 if !how.recursive {
                     bail!("it is a directory; copy it with -r");
                 }
-                let directory = self.directory(target.parent, &target.name, mode).await?;
+                let directory = self.directory(&target, mode).await?;
                 for entry in fs::read_dir(&path)? {
                     let entry = entry?;
                     let name = Name::new(entry.file_name().as_bytes())?;
@@ -124,22 +124,23 @@ impl Files {
         Ok(())
     }
 
-    async fn directory(
-        &self,
-        parent: InodeId,
-        name: &Name,
-        mode: u16,
-    ) -> Result<Attr, ClientError> {
-        match self
+    /// Makes a directory, or finds the one that is there.
+    async fn directory(&self, target: &Target, mode: u16) -> anyhow::Result<Attr> {
+        let Target { parent, name, .. } = target;
+        let made = self
             .client
-            .mkdir(&self.credentials, parent, name, mode)
-            .await
-        {
+            .mkdir(&self.credentials, *parent, name, mode)
+            .await;
+        let found = match made {
             Err(ClientError::Fs(FsError::Exists)) => {
-                self.client.lookup(&self.credentials, parent, name).await
+                self.client.lookup(&self.credentials, *parent, name).await?
             }
-            made => made,
+            made => made?,
+        };
+        if found.kind != FileKind::Directory {
+            bail!("{target} exists and is not a directory");
         }
+        Ok(found)
     }
 
     async fn put_stream(

@@ -321,24 +321,31 @@ impl Files {
             return Ok(());
         }
         let mut directory = InodeId::ROOT;
+        let mut so_far = Vec::new();
         let components = path.as_bytes().split(|&byte| byte == b'/');
         for component in components.filter(|c| !c.is_empty() && *c != b".") {
             let name = Name::new(component)?;
+            so_far.push(b'/');
+            so_far.extend_from_slice(component);
             let made = match self
                 .client
                 .mkdir(&self.credentials, directory, &name, 0o755)
                 .await
             {
+                // A symlink to a directory is as good as one.
                 Err(ClientError::Fs(FsError::Exists)) => {
-                    self.client
-                        .lookup(&self.credentials, directory, &name)
-                        .await
+                    self.client.resolve(&self.credentials, &so_far).await
                 }
                 made => made,
             };
-            directory = made
-                .with_context(|| format!("cannot make {}", path.to_string_lossy()))?
-                .ino;
+            let made = made.with_context(|| format!("cannot make {}", path.to_string_lossy()))?;
+            if made.kind != FileKind::Directory {
+                bail!(
+                    "{} exists and is not a directory",
+                    String::from_utf8_lossy(&so_far)
+                );
+            }
+            directory = made.ino;
         }
         Ok(())
     }

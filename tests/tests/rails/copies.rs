@@ -1,6 +1,7 @@
 //! Copies that would destroy what they copy, or would have no end.
 
 use std::fs;
+use std::os::unix::fs::symlink;
 
 use harvestfs_tests::can_mount;
 
@@ -73,4 +74,39 @@ fn a_directory_is_not_copied_into_itself() {
     for copy in ["/ab/a/b/c/f", "/a/new/c/f"] {
         assert!(after.lines().any(|line| line == copy), "{after}");
     }
+}
+
+#[test]
+fn what_is_no_directory_is_not_taken_for_one() {
+    if !can_mount() {
+        return;
+    }
+    let mut cluster = cluster();
+    let mount = cluster.mount("mount");
+    fs::create_dir(mount.join("d")).expect("mkdir");
+    fs::write(mount.join("f"), "kept").expect("write");
+    symlink("d", mount.join("to-d")).expect("symlink");
+    symlink("f", mount.join("to-f")).expect("symlink");
+    let here = cluster.path("here");
+    for name in ["d", "f", "to-f"] {
+        fs::create_dir_all(here.join(name)).expect("a directory");
+    }
+    let refused = |arguments: &[&str]| {
+        let output = cluster.command(&[&["fs"], arguments].concat());
+        assert!(!output.status.success(), "{arguments:?}");
+        let said = String::from_utf8_lossy(&output.stderr);
+        let expected = "exists and is not a directory";
+        assert!(said.contains(expected), "{arguments:?}: {said}");
+        assert_eq!(cluster.output_of(&["fs", "cat", "/f"]), "kept");
+    };
+    for path in ["/f", "/to-f", "f/x"] {
+        refused(&["mkdir", "-p", path]);
+    }
+    for name in ["f", "to-f"] {
+        refused(&["put", "-r", &here.join(name).to_string_lossy(), "/"]);
+    }
+    let put = here.join("d");
+    cluster.output_of(&["fs", "put", "-r", &put.to_string_lossy(), "/"]);
+    cluster.output_of(&["fs", "mkdir", "-p", "/d", "/to-d", "/to-d/x"]);
+    assert!(mount.join("d/x").is_dir());
 }
