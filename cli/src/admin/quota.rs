@@ -36,18 +36,16 @@ pub(super) async fn set(
             return Err(link::unexpected());
         };
         let node = nodes.iter().find(|node| node.server.name == server);
-        if let Some((quota_bytes, used_bytes)) = node.map(|node| space_of(node, volume)) {
-            // Shares of the volumes are rounded down.
-            if quota_bytes <= size.0 && size.0 - quota_bytes < 16 {
-                let over_bytes = used_bytes.saturating_sub(quota_bytes);
-                println!(
-                    "{server}: {} of {} used, {} to be freed",
-                    units::human(used_bytes),
-                    units::human(quota_bytes),
-                    units::human(over_bytes)
-                );
-                return Ok(());
-            }
+        let space = node.map(|node| Space::of(node, volume));
+        if let Some(space) = space.filter(|it| it.is_confirmed(size.0)) {
+            let over_bytes = space.used_bytes.saturating_sub(space.quota_bytes);
+            println!(
+                "{server}: {} of {} used, {} to be freed",
+                units::human(space.used_bytes),
+                units::human(space.quota_bytes),
+                units::human(over_bytes)
+            );
+            return Ok(());
         }
         if start.elapsed() > QUOTA_CONFIRM_DEADLINE {
             bail!(
@@ -58,12 +56,50 @@ pub(super) async fn set(
     }
 }
 
-/// Quota and use of one volume, or of all.
-fn space_of(node: &NodeStatus, volume: Option<StorageId>) -> (u64, u64) {
-    let volumes = node.volumes.iter();
-    volumes
-        .filter(|it| volume.is_none_or(|volume| it.storage == volume))
-        .fold((0, 0), |(quota, used), it| {
-            (quota + it.quota_bytes, used + it.used_bytes)
-        })
+/// What one volume may use and uses, or all of a server.
+#[derive(Clone, Copy, Debug, Default)]
+struct Space {
+    volumes: u64,
+    quota_bytes: u64,
+    used_bytes: u64,
+}
+
+impl Space {
+    fn of(node: &NodeStatus, volume: Option<StorageId>) -> Self {
+        let volumes = node.volumes.iter();
+        volumes
+            .filter(|it| volume.is_none_or(|volume| it.storage == volume))
+            .fold(Self::default(), |sum, it| Self {
+                volumes: sum.volumes + 1,
+                quota_bytes: sum.quota_bytes + it.quota_bytes,
+                used_bytes: sum.used_bytes + it.used_bytes,
+            })
+    }
+
+    /// Whether the datanode has this quota. The share of each volume is rounded down, to less than a byte less.
+    fn is_confirmed(self, asked_bytes: u64) -> bool {
+        let missing_bytes = asked_bytes.checked_sub(self.quota_bytes);
+        missing_bytes.is_some_and(|bytes| bytes < self.volumes.max(1))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn shares_that_are_rounded_down_are_what_was_asked_for() {
+        for volumes in [1, 2, 16, 17, 64] {
+            // The worst that can be: all but one byte of a whole round is lost.
+            let asked_bytes = volumes * 1000 + volumes - 1;
+            let space = |share_bytes| Space {
+                volumes,
+                quota_bytes: volumes * share_bytes,
+                used_bytes: 0,
+            };
+            assert!(space(asked_bytes / volumes).is_confirmed(asked_bytes));
+            assert!(!space(1001).is_confirmed(asked_bytes), "{volumes}");
+            assert!(!space(999).is_confirmed(asked_bytes), "{volumes}");
+        }
+    }
 }
