@@ -118,15 +118,7 @@ impl ClusterArgs {
         self.config.as_deref()
     }
 
-    /// Opens a session.
-    ///
-    /// # Errors
-    /// When the cluster cannot be reached.
-    pub async fn client(&self) -> anyhow::Result<Client> {
-        self.connect(self.access("client")?).await
-    }
-
-    /// As [`ClusterArgs::client`], with what was read of the configuration.
+    /// Opens a session, with what was read of the configuration.
     ///
     /// # Errors
     /// When the cluster cannot be reached.
