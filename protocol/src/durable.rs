@@ -182,12 +182,22 @@ pub fn sync_name_of(path: &Path) -> io::Result<()> {
 /// # Errors
 /// What the operating system says.
 pub fn recover(dir: &Path) -> io::Result<()> {
+    recover_noting(dir, || {})
+}
+
+/// As [`recover`], and calls `answered` whenever the disk has answered, for those who wait only as long as it does.
+///
+/// # Errors
+/// As [`recover`].
+pub fn recover_noting(dir: &Path, answered: impl Fn()) -> io::Result<()> {
     for entry in fs::read_dir(dir)? {
+        answered();
         let entry = entry?;
         if is_temporary(&entry.file_name()) {
             fs::remove_file(entry.path())?;
         }
     }
+    answered();
     sync_directory(dir)
 }
 

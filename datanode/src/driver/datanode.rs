@@ -2,6 +2,7 @@
 
 use std::io;
 use std::net::SocketAddr;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -17,7 +18,7 @@ use tokio::sync::mpsc;
 use crate::driver::busy::BusySignal;
 use crate::driver::link::{Commands, Links, Parts, Removals};
 use crate::driver::node::Node;
-use crate::driver::opening::open_volumes;
+use crate::driver::opening::{LateVolume, Opened, open_volumes};
 use crate::driver::repair::Repairer;
 use crate::driver::scrubber::Scrubber;
 use crate::driver::service::{self, Alive};
@@ -84,7 +85,11 @@ impl Datanode {
             .map_err(StartError::NamenodeName)?;
         let members = Members::new(&options.namenodes);
         let links_max = members.links_max();
-        let (store, volume_errors) = open_volumes(&options, disk, links_max).await?;
+        let Opened {
+            store,
+            errors: volume_errors,
+            late,
+        } = open_volumes(&options, disk, links_max).await?;
         let transport = TransportOptions::default();
         let endpoint = Endpoint::bind(options.listen, &options.identity, transport)?;
         let local_addr = endpoint.local_addr()?;
@@ -104,6 +109,9 @@ impl Datanode {
         );
         if let Some(listener) = listener {
             tokio::spawn(short_circuit::serve(listener, node.clone()));
+        }
+        for volume in late {
+            tokio::spawn(watch_late(node.clone(), volume));
         }
         tokio::spawn(watch_busy(node.clone()));
         tokio::spawn(write_obeyed(node.clone()));
@@ -175,6 +183,12 @@ impl Datanode {
     #[must_use]
     pub fn volume_errors(&self) -> &[VolumeError] {
         &self.volume_errors
+    }
+
+    /// Completes once a volume is open after all whose disk did not answer in time at the start, with its directory. It is
+    /// used when the datanode is started again, which is to be soon: until then, all on it counts as lost.
+    pub async fn late_volume(&self) -> PathBuf {
+        self.node.late_volume().await
     }
 
     /// Takes over the quotas of volumes that are in use where they differ from what the configuration
@@ -253,6 +267,15 @@ fn watch_primary(sampler: Box<dyn Sampler>, options: &PrimaryOptions) -> io::Res
         return Ok(Monitor::start_here(sampler, gate, interval, now()));
     }
     Monitor::start(sampler, gate, interval)
+}
+
+/// Waits for a volume that was left out, until the node stops.
+async fn watch_late(node: Arc<Node>, volume: LateVolume) {
+    tokio::select! {
+        biased;
+        () = node.stopping() => {}
+        Some(path) = volume => node.opened_late(path),
+    }
 }
 
 /// Keeps the node's knowledge of its primary fresh until it stops.

@@ -1,6 +1,7 @@
 //! What all tasks of a datanode share.
 
 use std::net::SocketAddr;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
@@ -68,6 +69,8 @@ pub struct Node {
     registration: watch::Sender<Option<Registration>>,
     stopping: watch::Sender<bool>,
     known: watch::Sender<bool>,
+    /// A volume that was left out at the start and is open after all.
+    late_volume: watch::Sender<Option<PathBuf>>,
 }
 
 impl Node {
@@ -92,6 +95,7 @@ impl Node {
             registration: watch::Sender::new(None),
             stopping: watch::Sender::new(false),
             known: watch::Sender::new(false),
+            late_volume: watch::Sender::new(None),
         })
     }
 
@@ -252,6 +256,27 @@ impl Node {
     pub async fn known(&self) {
         // The sender lives as long as `self`.
         let _ = self.known.subscribe().wait_for(|known| *known).await;
+    }
+
+    /// Takes note that a volume that was left out at the start, because its disk did not answer, is open after all.
+    pub fn opened_late(&self, path: PathBuf) {
+        tracing::warn!(
+            volume = %path.display(),
+            "the disk answers by now: the volume is used when the datanode is started again"
+        );
+        self.late_volume.send_replace(Some(path));
+    }
+
+    /// Completes once there is such a volume, with its directory.
+    pub async fn late_volume(&self) -> PathBuf {
+        let mut changes = self.late_volume.subscribe();
+        loop {
+            if let Some(path) = self.late_volume.borrow().clone() {
+                return path;
+            }
+            // The sender lives as long as `self`.
+            let _ = changes.changed().await;
+        }
     }
 
     /// The metrics in the text format of Prometheus. Waits for nothing.

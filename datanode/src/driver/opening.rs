@@ -4,22 +4,44 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use futures::future::join_all;
+use futures::future::{BoxFuture, join_all};
 use harvestfs_protocol::machine;
 use tokio::sync::oneshot;
 
 use crate::options::{DatanodeOptions, StartError};
 use crate::store::{BlockStore, BufferPool, Disk, Progress, Volume, VolumeError};
 
-/// A volume whose disk owes an answer for this long, as long as jobs wait for one, is left out. Verifying what is on it
-/// may take much longer.
-const ANSWER_DEADLINE: Duration = Duration::from_secs(30);
+/// A volume whose disk owes one answer for this long is left out. Verifying what is on it may take much longer. An owner
+/// may keep a disk busy for longer too, and while the datanode runs that is borne; but until the volumes are opened,
+/// those on other disks are away as well. What is opened after this comes back with the next start.
+const ANSWER_DEADLINE: Duration = Duration::from_secs(2 * 60);
+
+/// What came of opening the volumes.
+pub struct Opened {
+    /// Over those that are open.
+    pub store: BlockStore,
+    /// Why the others are not.
+    pub errors: Vec<VolumeError>,
+    /// Those of the others whose disks did not answer.
+    pub late: Vec<LateVolume>,
+}
+
+/// A volume that is left out and may be opened yet: its directory, once it is; nothing where it cannot be used.
+pub type LateVolume = BoxFuture<'static, Option<PathBuf>>;
 
 /// A volume that is being opened.
 struct Opening<T> {
     path: PathBuf,
     progress: Arc<Progress>,
     opened: oneshot::Receiver<Result<T, VolumeError>>,
+}
+
+/// What came of opening a volume.
+enum Ended<T> {
+    /// It is open, or cannot be used.
+    InTime(Result<T, VolumeError>),
+    /// Its disk does not answer, and may yet.
+    Late(Opening<T>),
 }
 
 impl<T: Send + 'static> Opening<T> {
@@ -35,7 +57,7 @@ impl<T: Send + 'static> Opening<T> {
         let progress = Arc::<Progress>::default();
         let (sender, opened) = oneshot::channel();
         let noted = progress.clone();
-        // What is opened too late is dropped here.
+        // What nobody waits for any more is dropped here.
         let work = move || drop(sender.send(open(&noted)));
         if machine::is_simulated() {
             tokio::spawn(async move { work() });
@@ -53,25 +75,44 @@ impl<T: Send + 'static> Opening<T> {
     }
 
     /// Waits for its end, or until the disk does not answer.
-    async fn end(mut self) -> Result<Result<T, VolumeError>, StartError> {
+    async fn end(mut self) -> Result<Ended<T>, StartError> {
         loop {
             let answers = self.progress.answers();
             match tokio::time::timeout(ANSWER_DEADLINE, &mut self.opened).await {
-                Ok(Ok(opened)) => return Ok(opened),
+                Ok(Ok(opened)) => return Ok(Ended::InTime(opened)),
                 Ok(Err(_)) => return Err(StartError::OpeningFailed),
                 Err(_) if self.progress.answers() > answers => {}
-                Err(_) => return Ok(Err(VolumeError::Silent { path: self.path })),
+                Err(_) => return Ok(Ended::Late(self)),
+            }
+        }
+    }
+
+    /// Waits for its end as long as it takes: the directory, once it is open. It is closed again then, for the process
+    /// that is to use it.
+    async fn end_late(self) -> Option<PathBuf> {
+        match self.opened.await {
+            Ok(Ok(_)) => Some(self.path),
+            Ok(Err(error)) => {
+                tracing::error!(%error, "a volume cannot be used");
+                None
+            }
+            Err(_) => {
+                tracing::error!(volume = %self.path.display(), "opening it broke off: this is a bug");
+                None
             }
         }
     }
 }
 
 /// Opens all volumes at the same time, because each may have to verify open replicas.
+///
+/// # Errors
+/// None can be used, or opening one broke off.
 pub async fn open_volumes(
     options: &DatanodeOptions,
     disk: Arc<dyn Disk>,
     links_max: usize,
-) -> Result<(BlockStore, Vec<VolumeError>), StartError> {
+) -> Result<Opened, StartError> {
     let server = options.identity.peer().name.clone();
     let openings = options.volumes.iter().cloned().map(|volume| {
         let (server, disk, threads) = (server.clone(), disk.clone(), options.disk_threads);
@@ -82,26 +123,37 @@ pub async fn open_volumes(
     let endings = openings.map(|opening| async move {
         match opening {
             Ok(opening) => opening.end().await,
-            Err(error) => Ok(Err(error)),
+            Err(error) => Ok(Ended::InTime(Err(error))),
         }
     });
-    let mut volumes = Vec::new();
-    let mut errors = Vec::new();
-    for opened in join_all(endings).await {
-        match opened? {
-            Ok(volume) => volumes.push(volume),
-            Err(error) => {
-                tracing::error!(%error, "a volume cannot be used");
-                errors.push(error);
+    let (mut volumes, mut errors) = (Vec::new(), Vec::new());
+    let mut late = Vec::<LateVolume>::new();
+    for ended in join_all(endings).await {
+        let error = match ended? {
+            Ended::InTime(Ok(volume)) => {
+                volumes.push(volume);
+                continue;
             }
-        }
+            Ended::InTime(Err(error)) => error,
+            Ended::Late(opening) => {
+                let path = opening.path.clone();
+                late.push(Box::pin(opening.end_late()));
+                VolumeError::Silent { path }
+            }
+        };
+        tracing::error!(%error, "a volume cannot be used");
+        errors.push(error);
     }
     if volumes.is_empty() {
         return Err(StartError::NoVolume(errors));
     }
     let buffers = BufferPool::new(options.buffer_bytes);
     let store = BlockStore::new(volumes, buffers, options.table_cache_bytes, links_max);
-    Ok((store, errors))
+    Ok(Opened {
+        store,
+        errors,
+        late,
+    })
 }
 
 #[cfg(test)]
@@ -111,7 +163,7 @@ mod tests {
     use super::*;
 
     #[tokio::test(start_paused = true)]
-    async fn a_volume_is_waited_for_as_long_as_its_disk_answers() {
+    async fn a_volume_is_waited_for_as_long_as_its_disk_answers_and_may_be_opened_later() {
         let (release, released) = mpsc::channel::<()>();
         let begun = Opening::begin(PathBuf::from("v"), move |_| {
             let _ = released.recv();
@@ -125,9 +177,21 @@ mod tests {
             progress.answered();
             assert!(!ending.is_finished());
         }
-        let opened = ending.await.unwrap().unwrap();
-        assert!(matches!(opened, Err(VolumeError::Silent { .. })));
+        let Ended::Late(late) = ending.await.unwrap().unwrap() else {
+            panic!("it cannot have ended");
+        };
         drop(release);
+        assert_eq!(late.end_late().await, Some(PathBuf::from("v")));
+    }
+
+    #[tokio::test]
+    async fn one_that_is_found_later_to_be_of_no_use_stays_left_out() {
+        let path = PathBuf::from("v");
+        let missing = path.clone();
+        let begun = Opening::begin(path, move |_| -> Result<(), VolumeError> {
+            Err(VolumeError::Missing { path: missing })
+        });
+        assert_eq!(begun.unwrap().end_late().await, None);
     }
 
     #[tokio::test]

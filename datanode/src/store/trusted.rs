@@ -58,13 +58,16 @@ pub fn trusted_chunks(
     };
     buffer.set_len(PAGE_BYTES);
     file.read_at(&mut buffer, 0)?;
+    progress.answered();
     if layout::decode_header(buffer.first_page()) != Some((block, storage)) {
         return Ok(Trusted::chunks(0));
     }
     // Up to `alone_until`, something could not be read: chunk by chunk, it is seen which one.
     let (mut trusted, mut alone_until) = (0, 0);
     while trusted < chunks_max {
-        let table = match read_table(file, layout::group_of(trusted)) {
+        let table = read_table(file, layout::group_of(trusted));
+        progress.answered();
+        let table = match table {
             Ok(table) => table,
             Err(error) => return Trusted::before(error, trusted),
         };

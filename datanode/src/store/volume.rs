@@ -133,10 +133,13 @@ impl Volume {
             }
             Err(error) => return Err(VolumeError::io(path)(error)),
         }
+        progress.answered();
         if VersionFile::read(path)?.is_none() {
             check_empty(path)?;
         }
+        progress.answered();
         let place = Arc::new(Place::take(path)?);
+        progress.answered();
         let version = match VersionFile::read(path)? {
             Some(version) => version,
             None => format(path, server)?,
@@ -149,8 +152,7 @@ impl Volume {
             });
         }
         progress.answered();
-        make_dirs(path)?;
-        progress.answered();
+        make_dirs(path, progress)?;
         let health = Arc::<Health>::default();
         let on_panic = {
             let (health, path) = (health.clone(), path.clone());
@@ -161,6 +163,9 @@ impl Volume {
         // A clock before 1970 makes the deadline late.
         let now_unix_ms = unix_now_ms().unwrap_or(0);
         let set = quota_file::read(path);
+        progress.answered();
+        let obeyed_at_start = obeyed_file::read(path);
+        progress.answered();
         let (quota_bytes, shrinking) =
             Shrinking::at_start(options.quota_bytes, set, now(), now_unix_ms);
         let volume = Arc::new(Self {
@@ -178,7 +183,7 @@ impl Volume {
             disk,
             workers,
             version: Mutex::new(version),
-            obeyed_at_start: obeyed_file::read(path),
+            obeyed_at_start,
             place,
         });
         let found = volume.find_replicas(progress)?;
@@ -368,6 +373,7 @@ impl Volume {
                         self.disk
                             .rename(&path, &aside)
                             .map_err(VolumeError::io(&path))?;
+                        progress.answered();
                         let chunks = chunks_left(file_bytes);
                         found.push(self.found(block, file_bytes, chunks, FoundState::Corrupt));
                     }
@@ -468,7 +474,7 @@ fn format(path: &Path, server: &str) -> Result<VersionFile, VolumeError> {
     Ok(version)
 }
 
-fn make_dirs(path: &Path) -> Result<(), VolumeError> {
+fn make_dirs(path: &Path, progress: &Progress) -> Result<(), VolumeError> {
     let sealed = path.join(SEALED_DIR);
     let tops = [OPEN_DIR, REPAIR_DIR, CORRUPT_DIR, SEALED_DIR].map(|dir| path.join(dir));
     let below = (0..SEALED_DIRS).map(|dir| sealed.join(sealed_dir(dir)));
@@ -478,15 +484,20 @@ fn make_dirs(path: &Path) -> Result<(), VolumeError> {
             .mode(PRIVATE)
             .create(&dir)
             .map_err(VolumeError::io(&dir))?;
+        progress.answered();
     }
     for dir in &tops {
         // Earlier releases let all users in, and made files that all may read.
         fs::set_permissions(dir, fs::Permissions::from_mode(PRIVATE))
             .map_err(VolumeError::io(dir))?;
+        progress.answered();
     }
     durable::sync_directory(&sealed).map_err(VolumeError::io(&sealed))?;
+    progress.answered();
     // With the names of what is about to be read, and relied upon.
-    durable::recover(path).map_err(VolumeError::io(path))
+    durable::recover_noting(path, || progress.answered()).map_err(VolumeError::io(path))?;
+    progress.answered();
+    Ok(())
 }
 
 /// The replica files in a directory, with their sizes in bytes.
@@ -495,7 +506,9 @@ fn replica_files(
     progress: &Progress,
 ) -> Result<Vec<(BlockId, PathBuf, u64)>, VolumeError> {
     let mut files = Vec::new();
-    for entry in fs::read_dir(dir).map_err(VolumeError::io(dir))? {
+    let entries = fs::read_dir(dir).map_err(VolumeError::io(dir))?;
+    progress.answered();
+    for entry in entries {
         progress.answered();
         let entry = entry.map_err(VolumeError::io(dir))?;
         match entry.file_name().to_str().and_then(layout::parse_file_name) {
