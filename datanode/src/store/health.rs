@@ -74,7 +74,15 @@ mod tests {
 
     #[test]
     fn a_disk_with_many_bad_sectors_is_given_up() {
-        for errno in [Errno::IO, Errno::NODATA, Errno::ILSEQ] {
+        let medium_errors = [
+            Errno::IO,
+            Errno::NODATA,
+            Errno::ILSEQ,
+            Errno::REMOTEIO,
+            Errno::TIMEDOUT,
+            Errno::BADMSG,
+        ];
+        for errno in medium_errors {
             let health = Health::default();
             health.note_error(&error(errno), Path::new("v"));
             assert!(health.is_good());

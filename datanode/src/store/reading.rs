@@ -272,11 +272,46 @@ pub(super) fn is_damage(error: &io::Error) -> bool {
 }
 
 /// Whether the disk could not read or write something. Past the page cache, the kernel passes on that it is a
-/// bad sector (`ENODATA`), or that the disk's own checksum does not match (`EILSEQ`); through it, both are `EIO`.
+/// bad sector (`ENODATA`), that the disk's own checksum does not match (`EILSEQ`), that the disk refuses it
+/// (`EREMOTEIO`), or that it took too long (`ETIMEDOUT`); through it, all are `EIO`. What a file system knows of the file
+/// may not match its checksum either (`EBADMSG`).
 pub(super) fn is_medium_error(error: &io::Error) -> bool {
     matches!(
         error.raw_os_error().map(Errno::from_raw_os_error),
-        Some(Errno::IO | Errno::NODATA | Errno::ILSEQ)
+        Some(
+            Errno::IO
+                | Errno::NODATA
+                | Errno::ILSEQ
+                | Errno::REMOTEIO
+                | Errno::TIMEDOUT
+                | Errno::BADMSG
+        )
+    )
+}
+
+/// Whether an error is one of the process, or of the volume as a whole, and so says nothing about the replica at which it
+/// was met.
+pub(super) fn is_of_no_replica(error: &io::Error) -> bool {
+    matches!(
+        error.raw_os_error().map(Errno::from_raw_os_error),
+        Some(
+            Errno::MFILE
+                | Errno::NFILE
+                | Errno::NOMEM
+                | Errno::INTR
+                | Errno::AGAIN
+                | Errno::BUSY
+                | Errno::NOSPC
+                | Errno::DQUOT
+                | Errno::ROFS
+                | Errno::NODEV
+                | Errno::NXIO
+                | Errno::STALE
+                | Errno::UCLEAN
+                | Errno::NOLINK
+                | Errno::NOTCONN
+                | Errno::CONNABORTED
+        )
     )
 }
 

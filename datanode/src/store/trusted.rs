@@ -9,7 +9,7 @@ use super::buffer::Buffer;
 use super::disk::DiskFile;
 use super::layout::{self, GROUP_CHUNKS, PAGE_BYTES};
 use super::progress::Progress;
-use super::reading::is_damage;
+use super::reading::is_of_no_replica;
 use super::replica::{CHUNKS_TOGETHER_MAX, read_table};
 
 /// What can be trusted of an open replica that was found.
@@ -31,7 +31,7 @@ impl Trusted {
     /// Behind so many chunks, the disk says this. What is before a bad sector is as good as what is
     /// before wrong bytes, and may be all that is left of the block.
     fn before(error: std::io::Error, chunks: u32) -> std::io::Result<Self> {
-        if !is_damage(&error) {
+        if is_of_no_replica(&error) {
             return Err(error);
         }
         Ok(Self {
@@ -84,7 +84,7 @@ pub fn trusted_chunks(
             progress.answered();
             match read {
                 Ok(()) => {}
-                Err(error) if is_damage(&error) && chunks > 1 => {
+                Err(error) if !is_of_no_replica(&error) && chunks > 1 => {
                     alone_until = trusted + chunks;
                     continue;
                 }

@@ -31,7 +31,7 @@ use super::jobs::{BROKEN_OFF, InTurn};
 use super::place::{LOCK_FILE, Place};
 use super::progress::Progress;
 use super::pulse::Pulse;
-use super::reading::is_damage;
+use super::reading::is_of_no_replica;
 use super::trusted::{Trusted, trusted_chunks};
 use super::version_file::VersionFile;
 use super::workers::Workers;
@@ -348,7 +348,8 @@ impl Volume {
     fn find_replicas(&self, progress: &Progress) -> Result<Vec<Found>, VolumeError> {
         let repair_dir = self.path.join(REPAIR_DIR);
         for (_, path, _) in replica_files(&repair_dir, progress)? {
-            fs::remove_file(&path).map_err(VolumeError::io(&path))?;
+            // One that stays is in the way of a repair of this block at most.
+            of_one_file(fs::remove_file(&path), &path)?;
             progress.answered();
         }
         let mut found = Vec::new();
@@ -370,9 +371,8 @@ impl Volume {
                             "no sealed replica can have this size: it is corrupt"
                         );
                         let aside = self.corrupt_path(block);
-                        self.disk
-                            .rename(&path, &aside)
-                            .map_err(VolumeError::io(&path))?;
+                        // What stays is found to be corrupt at the next start too.
+                        of_one_file(self.disk.rename(&path, &aside), &path)?;
                         progress.answered();
                         let chunks = chunks_left(file_bytes);
                         found.push(self.found(block, file_bytes, chunks, FoundState::Corrupt));
@@ -398,15 +398,17 @@ impl Volume {
                     }
                     (chunks, FoundState::Open)
                 }
-                Err(error) if is_damage(&error) => {
+                // Called corrupt, it could be removed; not mentioned, it would be in the way of another one. As
+                // long as the volume is away as a whole, all on it stays as it is, and the next start finds it.
+                Err(error) if is_of_no_replica(&error) => {
+                    return Err(VolumeError::io(&path)(error));
+                }
+                // Anything else concerns this file: the next start would find the same, and all others were away for it.
+                Err(error) => {
                     tracing::error!(file = %path.display(), %error, "cannot read an open replica");
                     self.health.note_error(&error, &path);
                     (0, FoundState::Corrupt)
                 }
-                // Too many open files, no memory, no permission: it says nothing about the replica. Called
-                // corrupt, it could be removed; not mentioned, it would be in the way of another one. As
-                // long as the volume is away as a whole, all on it stays as it is, and the next start finds it.
-                Err(error) => return Err(VolumeError::io(&path)(error)),
             };
             found.push(self.found(block, file_bytes, chunks, state));
         }
@@ -500,7 +502,22 @@ fn make_dirs(path: &Path, progress: &Progress) -> Result<(), VolumeError> {
     Ok(())
 }
 
-/// The replica files in a directory, with their sizes in bytes.
+/// What was done with one file; nothing where it could not be, which is not to keep all others away.
+///
+/// # Errors
+/// It is not about this file.
+fn of_one_file<T>(done: std::io::Result<T>, path: &Path) -> Result<Option<T>, VolumeError> {
+    match done {
+        Ok(done) => Ok(Some(done)),
+        Err(error) if is_of_no_replica(&error) => Err(VolumeError::io(path)(error)),
+        Err(error) => {
+            tracing::error!(file = %path.display(), %error, "this file cannot be used; the others are");
+            Ok(None)
+        }
+    }
+}
+
+/// The replica files in a directory, with their sizes in bytes: 0 for one of which it cannot be learned.
 fn replica_files(
     dir: &Path,
     progress: &Progress,
@@ -513,8 +530,10 @@ fn replica_files(
         let entry = entry.map_err(VolumeError::io(dir))?;
         match entry.file_name().to_str().and_then(layout::parse_file_name) {
             Some(block) => {
-                let metadata = entry.metadata().map_err(VolumeError::io(dir))?;
-                files.push((block, entry.path(), metadata.len()));
+                let path = entry.path();
+                let metadata = of_one_file(entry.metadata(), &path)?;
+                let file_bytes = metadata.map_or(0, |metadata| metadata.len());
+                files.push((block, path, file_bytes));
             }
             None => tracing::warn!(file = %entry.path().display(), "this is no replica; ignored"),
         }

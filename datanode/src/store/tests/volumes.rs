@@ -1,13 +1,15 @@
 //! What a directory must be to become a volume, and what happens to those that are not.
 
 use std::fs;
-use std::os::unix::fs::PermissionsExt;
+use std::os::unix::fs::{PermissionsExt, symlink};
 use std::sync::atomic::Ordering;
 
 use harvestfs_protocol::ids::ClusterId;
 use proptest::prelude::*;
+use rustix::io::Errno;
 
 use super::*;
+use crate::testing::disks::{Fault, FaultyDisk};
 
 fn open(path: &Path, server: &str) -> Result<Arc<Volume>, VolumeError> {
     Volume::open(
@@ -202,6 +204,43 @@ async fn a_replica_whose_size_is_impossible_is_corrupt() {
     let storage = store.healthy_storages()[0];
     assert!(store.corrupt_replicas_of(storage).is_empty());
     write_sealed(&store, 1, b"again").await.unwrap();
+}
+
+/// The next start would find the same.
+#[tokio::test]
+async fn one_file_that_cannot_be_opened_keeps_no_others_away() {
+    let dir = tempfile::tempdir().unwrap();
+    let disk = FaultyDisk::new();
+    let store = store_at(dir.path(), 1 << 30, disk.clone());
+    let mut writer = create(&store, 1).await.unwrap();
+    let written = vec![packet(0, &[1; 4_096], false)];
+    writer.write(written, true).await.unwrap();
+    write_sealed(&store, 2, &data(2, 4_096)).await.unwrap();
+    let storage = store.healthy_storages()[0];
+    drop((writer, store));
+    let open = |block: u64| dir.path().join("open").join(BlockId(block).to_string());
+    fs::create_dir(open(3)).unwrap();
+    symlink(open(4), open(4)).unwrap();
+    fs::create_dir(dir.path().join("repair/0000000000000005")).unwrap();
+    for errno in [Errno::ACCESS, Errno::BADMSG, Errno::REMOTEIO] {
+        disk.fail(Fault::Read, &open(1), errno);
+        let store = store_at(dir.path(), 1 << 30, disk.clone());
+        assert!(store.status()[0].healthy, "{errno}");
+        let mut corrupt = store.corrupt_replicas_of(storage);
+        corrupt.sort();
+        assert_eq!(corrupt, [1, 3, 4].map(BlockId), "{errno}");
+        assert_eq!(read(&store, 2, 0, 4_096).await.unwrap(), data(2, 4_096));
+        drop(store);
+        disk.heal();
+    }
+    for errno in [Errno::NFILE, Errno::ROFS, Errno::UCLEAN] {
+        disk.fail(Fault::Read, &open(1), errno);
+        let options = options(dir.path(), 1 << 30);
+        let opened = Volume::open(&options, "dn1", disk.clone(), 1, &Progress::default());
+        let refused = opened.err().unwrap();
+        assert!(matches!(refused, VolumeError::Io { .. }), "{refused}");
+        disk.heal();
+    }
 }
 
 #[tokio::test]
