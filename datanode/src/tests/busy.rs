@@ -353,7 +353,7 @@ async fn what_a_start_found_is_sealed_when_the_owner_lets_it() {
         block: BlockId(2),
         length_bytes: 50_000,
     };
-    cluster.namenode.command_now(node, seal);
+    cluster.namenode.command_now(node, seal.clone());
     cluster.namenode.wait_for_heartbeats().await;
     let is_sealed = |state: &State| {
         let replica = state.replicas[&node].get(&BlockId(2));
@@ -361,6 +361,8 @@ async fn what_a_start_found_is_sealed_when_the_owner_lets_it() {
     };
     assert!(!is_sealed(&cluster.namenode.lock()));
     set_busy(&cluster, 0, false).await;
+    // It was dropped, and the namenode repeats it.
+    cluster.namenode.command_now(node, seal);
     cluster
         .namenode
         .wait_for(|state| is_sealed(state).then_some(()))

@@ -46,8 +46,8 @@ pub struct Commands {
     removals: Arc<Removals>,
     deletions: mpsc::Sender<(Epoch, Doomed)>,
     seals: mpsc::Sender<(Epoch, (BlockId, u64))>,
-    /// Of what has to be written again first, which waits for the owner, and keeps no other seal.
-    unproven_seals: mpsc::Sender<(Epoch, (Epoch, BlockId, u64))>,
+    /// Of what has to be written again first, which takes long, and keeps no other seal.
+    unproven_seals: mpsc::Sender<(Epoch, (BlockId, u64))>,
     node: Arc<Node>,
     quotas: mpsc::Sender<(Epoch, (StorageId, u64, Duration))>,
     verifications: mpsc::Sender<(Epoch, (StorageId, BlockId))>,
@@ -90,9 +90,7 @@ impl Commands {
             SEALS_AT_ONCE,
             node,
             alive,
-            move |(epoch, block, length_bytes)| {
-                seal_unproven(sealing.clone(), epoch, block, length_bytes)
-            },
+            move |(block, length_bytes)| seal_unproven(sealing.clone(), block, length_bytes),
         );
         let (quotas, queue) = mpsc::channel(QUEUED_MAX);
         let changing = node.clone();
@@ -148,8 +146,10 @@ impl Commands {
                 block,
                 length_bytes,
             } if self.node.store.is_unproven(block) => {
-                let seal = (epoch, block, length_bytes);
-                self.unproven_seals.try_send((epoch, seal)).is_ok()
+                // Else what waits for the owner would be queued again with each repetition.
+                let is_dropped = !may_write_again(&self.node);
+                let seal = (epoch, (block, length_bytes));
+                is_dropped || self.unproven_seals.try_send(seal).is_ok()
             }
             NodeCommand::Seal {
                 block,
@@ -226,21 +226,24 @@ async fn seal(node: Arc<Node>, block: BlockId, length_bytes: u64) {
     sealed_or_not(&node, block, sealed.await);
 }
 
-/// All of the replica is read and written again: not while the owner needs the disks.
-async fn seal_unproven(node: Arc<Node>, epoch: Epoch, block: BlockId, length_bytes: u64) {
-    let is_free = || node.busy.denial().is_none();
-    loop {
-        node.busy.free().await;
-        // Another namenode may be obeyed by now.
-        if !node.obedience.holds(epoch) {
-            return;
-        }
-        let sealed = node.store.seal_what_is_there(block, length_bytes, is_free);
-        match sealed.await {
-            Err(StoreError::Busy) => {}
-            sealed => return sealed_or_not(&node, block, sealed),
-        }
+/// As [`seal`], while the replica may be written again. The namenode repeats it otherwise, and it goes on where it was.
+async fn seal_unproven(node: Arc<Node>, block: BlockId, length_bytes: u64) {
+    let may_go_on = || may_write_again(&node);
+    if !may_go_on() {
+        return;
     }
+    let sealed = node
+        .store
+        .seal_what_is_there(block, length_bytes, may_go_on);
+    match sealed.await {
+        Err(StoreError::Busy) => {}
+        sealed => sealed_or_not(&node, block, sealed),
+    }
+}
+
+/// Whether a replica may be written again now. All of it is read and written: not while the owner needs the disks.
+fn may_write_again(node: &Node) -> bool {
+    node.busy.denial().is_none()
 }
 
 fn sealed_or_not(node: &Node, block: BlockId, sealed: Result<(), StoreError>) {
