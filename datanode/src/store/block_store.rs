@@ -70,6 +70,16 @@ impl BlockStore {
         healthy.map(|volume| volume.quota.pressure_bytes()).sum()
     }
 
+    /// Whether a replica is on a volume that is above its quota, and answers.
+    pub fn is_above_quota(&self, block: BlockId) -> bool {
+        let volume = {
+            let replicas = self.inventory.lock();
+            let entry = replicas.get(&block);
+            entry.map(|entry| &self.inventory.volumes[entry.volume])
+        };
+        volume.is_some_and(|it| it.check_usable().is_ok() && it.quota.excess_bytes() > 0)
+    }
+
     /// The volumes that can be used.
     pub fn healthy_storages(&self) -> Vec<StorageId> {
         let healthy = self.inventory.volumes.iter().filter(|v| v.health.is_good());

@@ -331,9 +331,8 @@ async fn nothing_that_hangs_delays_a_heartbeat() {
     waiting.abort_all();
 }
 
-/// All of it has to be read and written again first.
-#[tokio::test]
-async fn what_a_start_found_is_sealed_when_the_owner_lets_it() {
+/// A datanode that has found a replica of block 2 that is not sealed, and what the namenode has it do.
+async fn found_unsealed() -> (TestCluster, NodeCommand) {
     let mut cluster = TestCluster::start(1).await;
     let token = cluster.namenode.token(BlockId(2), Right::Write);
     let mut stream = cluster
@@ -347,24 +346,60 @@ async fn what_a_start_found_is_sealed_when_the_owner_lets_it() {
     cluster.kill(0).await;
     let options = cluster.options(0);
     cluster.restart(options, 0).await;
-    set_busy(&cluster, 0, true).await;
-    let node = cluster.nodes[0].node;
     let seal = NodeCommand::Seal {
         block: BlockId(2),
         length_bytes: 50_000,
     };
+    (cluster, seal)
+}
+
+/// Whether the only datanode has said that it has sealed that.
+fn is_sealed(cluster: &TestCluster, state: &State) -> bool {
+    let replica = state.replicas[&cluster.nodes[0].node].get(&BlockId(2));
+    replica.is_some_and(|(_, replica)| replica.sealed)
+}
+
+/// All of it has to be read and written again first.
+#[tokio::test]
+async fn what_a_start_found_is_sealed_when_the_owner_lets_it() {
+    let (cluster, seal) = found_unsealed().await;
+    let node = cluster.nodes[0].node;
+    set_busy(&cluster, 0, true).await;
     cluster.namenode.command_now(node, seal.clone());
     cluster.namenode.wait_for_heartbeats().await;
-    let is_sealed = |state: &State| {
-        let replica = state.replicas[&node].get(&BlockId(2));
-        replica.is_some_and(|(_, replica)| replica.sealed)
-    };
-    assert!(!is_sealed(&cluster.namenode.lock()));
+    assert!(!is_sealed(&cluster, &cluster.namenode.lock()));
     set_busy(&cluster, 0, false).await;
     // It was dropped, and the namenode repeats it.
     cluster.namenode.command_now(node, seal);
     cluster
         .namenode
-        .wait_for(|state| is_sealed(state).then_some(()))
+        .wait_for(|state| is_sealed(&cluster, state).then_some(()))
         .await;
+}
+
+/// Else the owner would not get back the space before the server is idle.
+#[tokio::test]
+async fn what_a_start_found_is_sealed_at_once_where_the_quota_is_exceeded() {
+    const QUOTA_BYTES: u64 = 4_096;
+    let (cluster, seal) = found_unsealed().await;
+    let node = cluster.nodes[0].node;
+    set_busy(&cluster, 0, true).await;
+    let storage = cluster.namenode.lock().heartbeats.last().unwrap().2.volumes[0].storage;
+    let shrink = NodeCommand::SetQuota {
+        storage,
+        quota_bytes: QUOTA_BYTES,
+        deadline_ms: 3_600_000,
+    };
+    cluster.namenode.command_now(node, shrink);
+    let is_shrinking = |state: &mut State| {
+        let (_, _, last) = state.heartbeats.last()?;
+        (last.busy && last.volumes[0].quota_bytes == QUOTA_BYTES).then_some(())
+    };
+    cluster.namenode.wait_for(is_shrinking).await;
+    cluster.namenode.command_now(node, seal);
+    cluster
+        .namenode
+        .wait_for(|state| is_sealed(&cluster, state).then_some(()))
+        .await;
+    assert!(cluster.namenode.lock().heartbeats.last().unwrap().2.busy);
 }

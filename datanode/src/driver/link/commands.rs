@@ -147,7 +147,7 @@ impl Commands {
                 length_bytes,
             } if self.node.store.is_unproven(block) => {
                 // Else what waits for the owner would be queued again with each repetition.
-                let is_dropped = !may_write_again(&self.node);
+                let is_dropped = !may_write_again(&self.node, block);
                 let seal = (epoch, (block, length_bytes));
                 is_dropped || self.unproven_seals.try_send(seal).is_ok()
             }
@@ -228,7 +228,7 @@ async fn seal(node: Arc<Node>, block: BlockId, length_bytes: u64) {
 
 /// As [`seal`], while the replica may be written again. The namenode repeats it otherwise, and it goes on where it was.
 async fn seal_unproven(node: Arc<Node>, block: BlockId, length_bytes: u64) {
-    let may_go_on = || may_write_again(&node);
+    let may_go_on = || may_write_again(&node, block);
     if !may_go_on() {
         return;
     }
@@ -241,9 +241,10 @@ async fn seal_unproven(node: Arc<Node>, block: BlockId, length_bytes: u64) {
     }
 }
 
-/// Whether a replica may be written again now. All of it is read and written: not while the owner needs the disks.
-fn may_write_again(node: &Node) -> bool {
-    node.busy.denial().is_none()
+/// Whether a replica may be written again now. All of it is read and written: not while the owner needs the disks, unless
+/// space matters more. What is not sealed is neither moved nor given up, and the quota would be exceeded as long.
+fn may_write_again(node: &Node, block: BlockId) -> bool {
+    node.busy.denial().is_none() || node.store.is_above_quota(block)
 }
 
 fn sealed_or_not(node: &Node, block: BlockId, sealed: Result<(), StoreError>) {

@@ -8,7 +8,8 @@
 //! 3. corrupt replicas, the largest first: the namenode has them removed once it knows of a good one, so that what is
 //!    still here may be all that is left of its block.
 //!
-//! Replicas that are being written stay; they may not grow, are sealed soon, and are chosen then.
+//! Replicas that are not sealed stay; they may not grow, are sealed soon, and are chosen then. Those that have to be written
+//! again first are so, while the volume is above its quota, also when the owner needs the server: the space is the owner's.
 
 use std::time::{Duration, Instant};
 
