@@ -81,11 +81,19 @@ pub struct Volume {
     pub(super) workers: Workers,
     /// For its small files.
     pub(super) in_turn: InTurn,
-    shrinking: Mutex<Shrinking>,
+    last_change: Mutex<LastChange>,
     disk: Arc<dyn Disk>,
     version: Mutex<VersionFile>,
     obeyed_at_start: Option<Position>,
     pub(super) place: Arc<Place>,
+}
+
+/// How the quota in force came about.
+struct LastChange {
+    shrinking: Shrinking,
+    /// Changes that have begun since the volume was opened: one that is not the last any more is of no account when the
+    /// disk has it.
+    begun: u64,
 }
 
 /// A replica that was found at start.
@@ -174,7 +182,10 @@ impl Volume {
             class: options.class,
             quota: Quota::new(quota_bytes),
             said_quota_bytes: AtomicU64::new(quota_bytes),
-            shrinking: Mutex::new(shrinking),
+            last_change: Mutex::new(LastChange {
+                shrinking,
+                begun: 0,
+            }),
             health,
             writers: AtomicU32::new(0),
             repairs: AtomicU64::new(0),
@@ -259,7 +270,7 @@ impl Volume {
     }
 
     /// Changes what the owner lets us use, from now on for new data, and within `time` for what is
-    /// there. It holds until the configuration says something else than it does now;
+    /// there. It holds until it is changed again, or the configuration says something else than it does now;
     /// `configured_bytes` is what that says, if it changed.
     ///
     /// # Errors
@@ -275,18 +286,28 @@ impl Volume {
         let now_unix_ms = unix_now_ms().unwrap_or(0);
         let set = SetQuota::new(configured_bytes, quota_bytes, time, now_unix_ms);
         let shrinking = Shrinking::within(configured_bytes, time, now());
-        if quota_bytes < self.quota.limit_bytes() {
-            // The owner needs the space: it is not filled while a slow disk is waited for.
-            *self.shrinking.lock() = shrinking;
-            self.quota.set_limit(quota_bytes);
-        }
+        let number = {
+            let mut last = self.last_change.lock();
+            last.begun += 1;
+            if quota_bytes < self.quota.limit_bytes() {
+                // The owner needs the space: it is not filled while a slow disk is waited for.
+                last.shrinking = shrinking;
+                self.quota.set_limit(quota_bytes);
+            }
+            last.begun
+        };
         let path = self.path.clone();
         let write = move || {
             quota_file::write(&set, &path).map_err(StoreError::disk("writing the quota of", &path))
         };
         // First: once a heartbeat shows the quota, the namenode does not send it again after a crash.
         let written = self.run_in_turn(write).await;
-        *self.shrinking.lock() = shrinking;
+        let mut last = self.last_change.lock();
+        if last.begun != number {
+            // The one that came since may be lower, and holds already.
+            return written;
+        }
+        last.shrinking = shrinking;
         self.quota.set_limit(quota_bytes);
         self.said_quota_bytes.store(quota_bytes, Ordering::Relaxed);
         tracing::info!(volume = %self.path.display(), quota_bytes, "the quota is changed");
@@ -295,13 +316,13 @@ impl Volume {
 
     /// What the configuration lets us use, in bytes, also while another quota holds.
     pub fn configured_quota_bytes(&self) -> u64 {
-        self.shrinking.lock().configured_bytes()
+        self.last_change.lock().shrinking.configured_bytes()
     }
 
     /// While more is used than the quota allows: milliseconds until that must change.
     pub fn time_to_shrink(&self, now: Instant) -> Option<u64> {
         let excess_bytes = self.quota.excess_bytes();
-        self.shrinking.lock().left_ms(excess_bytes, now)
+        self.last_change.lock().shrinking.left_ms(excess_bytes, now)
     }
 
     /// How far the namenode was that was obeyed before the volume was opened, as it says.

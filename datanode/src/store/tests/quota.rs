@@ -1,6 +1,7 @@
 //! The quota is never exceeded, as the file system counts it.
 
 use std::os::unix::fs::MetadataExt;
+use std::sync::mpsc;
 use std::time::Duration;
 
 use proptest::prelude::*;
@@ -156,6 +157,54 @@ async fn a_lowered_quota_holds_for_new_data_at_once_and_for_the_rest_in_time() {
     for block in [0, 2, 3, 4] {
         read(&store, block, 0, 500_000).await.unwrap();
     }
+}
+
+#[tokio::test]
+async fn a_lowered_quota_holds_although_the_disk_gets_an_earlier_change_after_it() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = real_store(dir.path());
+    let volume = store.volumes()[0].clone();
+    let before_bytes = store.status()[0].quota_bytes;
+    // What is done in turn waits until it is let go.
+    let occupy = || {
+        let (let_go, is_let_go) = mpsc::channel::<()>();
+        let volume = volume.clone();
+        let occupied = tokio::spawn(async move {
+            let wait = move || {
+                let _ = is_let_go.recv();
+                Ok(())
+            };
+            volume.run_in_turn(wait).await
+        });
+        (let_go, occupied)
+    };
+    let change = |quota_bytes| {
+        let volume = volume.clone();
+        tokio::spawn(async move {
+            let hour = Duration::from_secs(3600);
+            volume.set_quota(quota_bytes, hour, None).await
+        })
+    };
+    let (first_goes, first) = occupy();
+    let raised = change(before_bytes * 2);
+    let (second_goes, second) = occupy();
+    let lowered = change(before_bytes / 2);
+    // Each has its turn in this order.
+    tokio::task::yield_now().await;
+    assert_eq!(volume.quota.limit_bytes(), before_bytes / 2);
+    drop(first_goes);
+    first.await.unwrap().unwrap();
+    raised.await.unwrap().unwrap();
+    assert_eq!(volume.quota.limit_bytes(), before_bytes / 2);
+    assert_eq!(store.status()[0].quota_bytes, before_bytes);
+    drop(second_goes);
+    second.await.unwrap().unwrap();
+    lowered.await.unwrap().unwrap();
+    assert_eq!(volume.quota.limit_bytes(), before_bytes / 2);
+    assert_eq!(store.status()[0].quota_bytes, before_bytes / 2);
+    drop((volume, store));
+    let store = real_store(dir.path());
+    assert_eq!(store.status()[0].quota_bytes, before_bytes / 2);
 }
 
 #[tokio::test]
