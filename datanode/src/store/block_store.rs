@@ -3,7 +3,9 @@
 //! What changes on disk and in the map of replicas together is done inside one job on the disk's
 //! threads, so that a caller that gives up leaves nothing half done. The job owns the replica that it
 //! changes ([`super::open_replica::Taken`], [`super::removal::Removal`] and the like): no other can
-//! change it before the job has ended, and a job that never begins gives it back.
+//! change it before the job has ended, and a job that never begins gives it back. Sealing what has to be written
+//! again first, and removing what is large, are several jobs, which hand the replica on: wherever a caller gives up in
+//! between, it is as usable as before, or corrupt and to be removed.
 
 use std::path::PathBuf;
 use std::sync::Arc;

@@ -137,14 +137,14 @@ mod tests {
     }
 
     #[test]
-    fn one_that_is_not_answered_is_followed_by_the_next_at_once() {
+    fn one_that_is_answered_late_is_followed_by_the_next_at_once() {
         let start = some_time();
         let mut heartbeats = Heartbeats::new(start);
         assert!(heartbeats.look(start, 0, None));
         heartbeats.sent(start, 0, None);
-        let given_up = start + HEARTBEAT_INTERVAL;
-        heartbeats.answered(given_up);
-        assert_eq!(heartbeats.look_at(), given_up);
-        assert!(heartbeats.look(given_up, 0, None));
+        let late = start + HEARTBEAT_INTERVAL;
+        heartbeats.answered(late);
+        assert_eq!(heartbeats.look_at(), late);
+        assert!(heartbeats.look(late, 0, None));
     }
 }
