@@ -34,7 +34,7 @@ use harvestfs_protocol::transport::Endpoint;
 use openraft::Instant as _;
 use openraft::async_runtime::WatchReceiver;
 use openraft::impls::leader_id_std;
-use openraft::{Config, Membership, Raft, SnapshotPolicy};
+use openraft::{Config, Membership, Raft, SnapshotPolicy, StepDownPolicy};
 use serde::{Deserialize, Serialize};
 use tokio::sync::mpsc;
 
@@ -293,6 +293,8 @@ impl Consensus {
             enable_elect: is_sole_voter,
             // What it wrote and did not sync before a crash may be with others: no term leads twice.
             enable_leader_restore: Some(planted::is(Bug::LeadsAgainInItsTerm)),
+            // The owner hands leadership over then, and answers nothing more.
+            removed_leader_step_down: StepDownPolicy::Never,
             ..Config::default()
         };
         let stopped = |error: &dyn fmt::Display| ConsensusError::Stopped(error.to_string());

@@ -342,6 +342,11 @@ impl Outside {
         self.inner.caller.memory()
     }
 
+    /// Takes no more snapshots, and waits until none is being fetched.
+    pub async fn end_fetching(&self) {
+        self.inner.fetching.end().await;
+    }
+
     pub(super) fn answer(&self, request: PeerRequest) -> PeerReply {
         let condition = self.inner.status.condition;
         let is_founding = condition == Condition::Founding;

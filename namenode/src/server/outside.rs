@@ -119,6 +119,8 @@ pub(super) async fn wait(
                     return Ok(Waited::Changed);
                 }
                 Asked::Join(joining) => {
+                    // Another one may have begun just now, and would keep the journal open.
+                    outside.end_fetching().await;
                     joining.install(&mut journal)?;
                     return Ok(Waited::Changed);
                 }

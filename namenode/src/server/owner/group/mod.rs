@@ -245,6 +245,7 @@ impl Owner {
     pub(super) fn mind_fitness(&mut self) {
         if self.leads() {
             self.step_down_if_slow();
+            self.step_down_if_removed();
         } else {
             self.stay_out_if_clock_is_wrong();
         }
@@ -285,11 +286,34 @@ impl Owner {
         }
     }
 
+    /// Hands leadership over where the group that this namenode leads has removed it, as when it was elected in the middle of
+    /// that. openraft would do so too, but this one would go on answering beside the next one.
+    fn step_down_if_removed(&mut self) {
+        let group = &self.group;
+        let is_handed_over = group.transfer_to.is_some() || group.handing_over.since.is_some();
+        if is_handed_over || group.changing.is_some() || self.log.is_alone() {
+            return;
+        }
+        let status = self.log.group().status();
+        let is_member = status.members.iter().any(|it| it.id == status.this);
+        if status.is_changing || is_member {
+            return;
+        }
+        match successor(&status, None) {
+            Ok(to) => {
+                tracing::info!("this namenode leads a group that it was removed from");
+                self.group.transfer_to = Some(to);
+            }
+            Err(error) => {
+                tracing::warn!(%error, "this namenode was removed, and no other one can lead");
+            }
+        }
+    }
+
     /// Hands leadership over, if that is wanted. Where the other member was lost before it was elected, this one ends its
     /// leadership by itself: openraft would neither lead nor ask for votes any more, and nobody else may be able to.
     pub(super) async fn transfer_if_asked(&mut self) -> Result<(), NamenodeError> {
-        let now = Instant::now();
-        if self.leads() && self.group.handing_over.has_failed(now) {
+        if self.leads() && self.group.handing_over.has_failed(Instant::now()) {
             tracing::warn!("nobody took leadership over in time");
             return Err(NamenodeError::Deposed);
         }
@@ -297,8 +321,10 @@ impl Owner {
             return Ok(());
         };
         tracing::info!(%to, "leadership is handed over");
-        self.group.handing_over.begin(now);
-        self.log.transfer(to).await
+        self.log.transfer(to).await?;
+        // Not before: what is proposed is written first, which a slow disk takes its time for.
+        self.group.handing_over.begin(Instant::now());
+        Ok(())
     }
 }
 
