@@ -1,8 +1,9 @@
 //! Where a mount begins and ends, what it does while the namenode is away, and what nobody reads.
 
 use std::fs::{self, File, OpenOptions, Permissions};
-use std::io::{Read, Write};
+use std::io::{BufRead, BufReader, Read, Write};
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::sync::mpsc;
@@ -487,19 +488,18 @@ fn a_mount_waits_for_the_namenode_as_long_as_it_was_told() {
     held.sync_all().expect("it is stored now");
 }
 
-/// Makes this thread, and no other, somebody else than root.
-fn become_other() {
-    const OTHER: libc::uid_t = 65_534;
-    // SAFETY: it has no pointers, and nothing here relies on who the thread is.
-    let result = unsafe { libc::syscall(libc::SYS_setresuid, OTHER, OTHER, OTHER) };
-    assert_eq!(result, 0, "{:?}", std::io::Error::last_os_error());
-}
-
 /// With each write of somebody else than root the kernel wants the set-id bits of the file gone.
 #[test]
 fn what_others_than_root_append_while_the_namenode_is_away_is_taken_in_once() {
     const LONGER_THAN_THE_LEASE: Duration = Duration::from_secs(12);
-    const LINES: usize = 10;
+    const OTHER: u32 = 65_534;
+    // That the files are closed waits for the namenode.
+    const WRITER: &str = r#"exec 3>>"$0" && echo before >&3 && sync "$0" && echo began >&2 && read go || exit 1
+        for number in 0 1 2 3 4 5 6 7 8 9; do
+            echo "own $number" >&3 && echo "inherited $number" || exit 1
+        done
+        echo wrote >&2
+        read end"#;
     if !is_root() {
         harvestfs_tests::skip("only root can become somebody else");
         return;
@@ -513,42 +513,45 @@ fn what_others_than_root_append_while_the_namenode_is_away_is_taken_in_once() {
     fs::write(&path, "first\n").expect("write");
     let set_id = || fs::set_permissions(&path, Permissions::from_mode(0o6777)).expect("chmod");
     set_id();
-    let append = |path: &Path| OpenOptions::new().append(true).open(path).expect("open");
-    let mut inherited = append(&path);
-    let (go, goes) = mpsc::channel();
-    let (done, is_done) = mpsc::channel();
-    let writer = thread::spawn({
-        let path = path.clone();
-        move || {
-            become_other();
-            let mut own = append(&path);
-            own.write_all(b"before\n").expect("append");
-            own.sync_all().expect("fsync");
-            done.send(()).expect("it waits");
-            goes.recv().expect("it sends");
-            for number in 0..LINES {
-                for (name, file) in [("own", &mut own), ("inherited", &mut inherited)] {
-                    let line = format!("{name} {number}\n");
-                    file.write_all(line.as_bytes()).expect("append");
-                }
-            }
-            done.send(()).expect("it waits");
-            // That they are closed waits for the namenode.
-        }
+    let inherited = OpenOptions::new().append(true).open(&path).expect("open");
+    // Another process: the one that starts the namenode has no file open that its child would close, and wait.
+    let mut writer = Command::new("sh")
+        .args(["-c", WRITER])
+        .arg(&path)
+        .uid(OTHER)
+        .gid(OTHER)
+        .stdin(Stdio::piped())
+        .stdout(inherited)
+        .stderr(Stdio::piped())
+        .spawn()
+        .expect("sh runs");
+    let mut go = writer.stdin.take().expect("it was asked for");
+    let says = BufReader::new(writer.stderr.take().expect("it was asked for"));
+    let (said, is_said) = mpsc::channel();
+    thread::spawn(move || {
+        says.lines()
+            .map_while(Result::ok)
+            .try_for_each(|line| said.send(line))
     });
-    is_done.recv_timeout(DEADLINE).expect("the first line");
+    let said = |deadline| is_said.recv_timeout(deadline);
+    assert_eq!(said(DEADLINE).as_deref(), Ok("began"));
     let mode = || fs::metadata(&path).expect("stat").mode() & 0o7777;
     assert_eq!(mode(), 0o777);
     set_id();
     cluster.kill("namenode");
     thread::sleep(LONGER_THAN_THE_LEASE);
-    go.send(()).expect("it waits");
-    let written = is_done.recv_timeout(Duration::from_secs(10));
+    go.write_all(b"go\n").expect("it waits");
+    let wrote = said(Duration::from_secs(10));
     cluster.start_namenode();
-    written.expect("nothing waits for the namenode");
-    writer.join().expect("no panic");
+    assert_eq!(
+        wrote.as_deref(),
+        Ok("wrote"),
+        "nothing waits for the namenode"
+    );
+    go.write_all(b"end\n").expect("it waits");
+    assert!(writer.wait().expect("it ends").success());
     let mut expected = String::from("first\nbefore\n");
-    for number in 0..LINES {
+    for number in 0..10 {
         expected += &format!("own {number}\ninherited {number}\n");
     }
     assert_eq!(fs::read_to_string(&path).expect("read"), expected);
