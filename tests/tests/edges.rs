@@ -493,13 +493,7 @@ fn a_mount_waits_for_the_namenode_as_long_as_it_was_told() {
 fn what_others_than_root_append_while_the_namenode_is_away_is_taken_in_once() {
     const LONGER_THAN_THE_LEASE: Duration = Duration::from_secs(12);
     const OTHER: u32 = 65_534;
-    // That the files are closed waits for the namenode.
-    const WRITER: &str = r#"exec 3>>"$0" && echo before >&3 && sync "$0" && echo began >&2 && read go || exit 1
-        for number in 0 1 2 3 4 5 6 7 8 9; do
-            echo "own $number" >&3 && echo "inherited $number" || exit 1
-        done
-        echo wrote >&2
-        read end"#;
+    const LINES: usize = 10;
     if !is_root() {
         harvestfs_tests::skip("only root can become somebody else");
         return;
@@ -514,45 +508,54 @@ fn what_others_than_root_append_while_the_namenode_is_away_is_taken_in_once() {
     let set_id = || fs::set_permissions(&path, Permissions::from_mode(0o6777)).expect("chmod");
     set_id();
     let inherited = OpenOptions::new().append(true).open(&path).expect("open");
-    // Another process: the one that starts the namenode has no file open that its child would close, and wait.
-    let mut writer = Command::new("sh")
-        .args(["-c", WRITER])
-        .arg(&path)
+    let fifo = cluster.path("written");
+    let made = Command::new("mkfifo").arg("--mode=666").arg(&fifo).status();
+    assert!(made.expect("mkfifo runs").success());
+    // Another process, and one that closes nothing on the way: whoever closes a file waits for the namenode.
+    let mut writer = Command::new("tee")
+        .arg("-a")
+        .args([&path, &fifo])
         .uid(OTHER)
         .gid(OTHER)
         .stdin(Stdio::piped())
         .stdout(inherited)
-        .stderr(Stdio::piped())
         .spawn()
-        .expect("sh runs");
-    let mut go = writer.stdin.take().expect("it was asked for");
-    let says = BufReader::new(writer.stderr.take().expect("it was asked for"));
-    let (said, is_said) = mpsc::channel();
+        .expect("tee runs");
+    let mut lines = writer.stdin.take().expect("it was asked for");
+    let (written, is_written) = mpsc::channel();
     thread::spawn(move || {
-        says.lines()
-            .map_while(Result::ok)
-            .try_for_each(|line| said.send(line))
+        let lines = BufReader::new(File::open(&fifo).expect("tee opens it too")).lines();
+        let mut lines = lines.map_while(Result::ok);
+        lines.try_for_each(|line| written.send(line))
     });
-    let said = |deadline| is_said.recv_timeout(deadline);
-    assert_eq!(said(DEADLINE).as_deref(), Ok("began"));
+    let mut write = |line: &str| {
+        // At once: it writes what it has read.
+        lines
+            .write_all(format!("{line}\n").as_bytes())
+            .expect("it reads");
+        is_written.recv_timeout(Duration::from_secs(10))
+    };
+    assert_eq!(write("before").as_deref(), Ok("before"));
     let mode = || fs::metadata(&path).expect("stat").mode() & 0o7777;
     assert_eq!(mode(), 0o777);
     set_id();
     cluster.kill("namenode");
     thread::sleep(LONGER_THAN_THE_LEASE);
-    go.write_all(b"go\n").expect("it waits");
-    let wrote = said(Duration::from_secs(10));
+    let while_away: Vec<_> = (0..LINES)
+        .map(|number| write(&number.to_string()))
+        .collect();
     cluster.start_namenode();
-    assert_eq!(
-        wrote.as_deref(),
-        Ok("wrote"),
-        "nothing waits for the namenode"
-    );
-    go.write_all(b"end\n").expect("it waits");
+    drop(lines);
     assert!(writer.wait().expect("it ends").success());
-    let mut expected = String::from("first\nbefore\n");
-    for number in 0..10 {
-        expected += &format!("own {number}\ninherited {number}\n");
+    let mut expected = String::from("first\nbefore\nbefore\n");
+    for (number, written) in while_away.into_iter().enumerate() {
+        let line = number.to_string();
+        assert_eq!(
+            written.as_deref(),
+            Ok(&*line),
+            "nothing waits for the namenode"
+        );
+        expected += &format!("{line}\n{line}\n");
     }
     assert_eq!(fs::read_to_string(&path).expect("read"), expected);
     assert_eq!(mode(), 0o777, "the commit cleared them");
