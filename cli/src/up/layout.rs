@@ -33,6 +33,8 @@ const MADE_FILE: &str = "up.toml";
 const READY_FILE: &str = "up.ready";
 /// Holds what went wrong in the last `up`, once that has ended.
 const END_FILE: &str = "up.end";
+/// What that file says until then.
+const RUNNING: &str = "running";
 /// Less than this cannot hold the blocks being written.
 const QUOTA_MIN_BYTES: u64 = 64 << 20;
 
@@ -253,19 +255,23 @@ impl Layout {
             .with_context(|| format!("cannot write {}", path.display()))
     }
 
-    /// Forgets how an earlier `up` ended, so that one that is killed leaves nothing.
-    pub fn forget_end(data: &Path) -> anyhow::Result<()> {
-        super::remove_if_there(&data.join(END_FILE))
+    /// Says that this `up` has not ended, which is left of one that is killed.
+    pub fn announce_begin(data: &Path) -> anyhow::Result<()> {
+        Self::write_end(data, RUNNING)
     }
 
     /// Says how this `up` ended, for `down`.
     pub fn announce_end(data: &Path, ended: &anyhow::Result<()>) -> anyhow::Result<()> {
-        let path = data.join(END_FILE);
         let failed = match ended {
             Ok(()) => String::new(),
             Err(error) => format!("{error:#}"),
         };
-        durable::replace_file(&path, failed.as_bytes(), 0o600)
+        Self::write_end(data, &failed)
+    }
+
+    fn write_end(data: &Path, text: &str) -> anyhow::Result<()> {
+        let path = data.join(END_FILE);
+        durable::replace_file(&path, text.as_bytes(), 0o600)
             .with_context(|| format!("cannot write {}", path.display()))
     }
 
@@ -273,8 +279,9 @@ impl Layout {
     pub fn failed_in(data: &Path) -> anyhow::Result<Option<String>> {
         let path = data.join(END_FILE);
         match std::fs::read_to_string(&path) {
-            Ok(failed) => Ok(Some(failed)),
-            Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(None),
+            Ok(text) => Ok((text != RUNNING).then_some(text)),
+            // One of a program that never said so.
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(Some(String::new())),
             Err(error) => Err(error).with_context(|| format!("cannot read {}", path.display())),
         }
     }

@@ -112,7 +112,7 @@ pub fn up(args: &UpArgs) -> anyhow::Result<()> {
     Layout::close_to_others(&data)?;
     // First: what is made and changed is that of one `up` at a time, and of none that runs.
     let lock = take_lock(&data)?;
-    Layout::forget_end(&data)?;
+    Layout::announce_begin(&data)?;
     let prepared = Layout::prepare(args);
     if prepared.is_err() && is_new {
         // Only what is empty but for the lock.

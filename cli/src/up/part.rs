@@ -122,10 +122,13 @@ impl Part {
 
     /// Returns when the process has ended.
     pub async fn ended(&mut self) -> std::io::Result<ExitStatus> {
-        match &mut self.child {
-            Some(child) => child.wait().await,
-            None => std::future::pending().await,
-        }
+        let Some(child) = &mut self.child else {
+            return std::future::pending().await;
+        };
+        let status = child.wait().await?;
+        // It has not failed while it stopped, which `finish` says.
+        self.child = None;
+        Ok(status)
     }
 
     /// How long to wait before the next start; grows while it keeps ending.

@@ -59,8 +59,10 @@ async fn supervise(layout: &mut Layout) -> anyhow::Result<()> {
     println!("{}", layout.welcome()?);
     println!("Stop it with Ctrl-C.");
     tokio::select! {
-        _ = join_all(parts.all().map(keep)) => {}
+        biased;
+        // First: of what has ended just now, nothing is started again.
         () = &mut stop => {}
+        _ = join_all(parts.all().map(keep)) => {}
     }
     println!("Stopping ...");
     finish(&mut parts, layout).await?;

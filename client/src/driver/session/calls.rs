@@ -30,7 +30,7 @@ use super::sequences::Numbered;
 use crate::driver::clock;
 use crate::engine::cache::{MetaCache, Scope, Ticket, Unsettled};
 use crate::engine::session::call::{
-    Again, Call, Failure, Patience, RETRY_PAUSE_MIN, Repeats, Unanswered,
+    ATTEMPT_DEADLINE, Again, Call, Failure, Patience, RETRY_PAUSE_MIN, Repeats, Unanswered,
 };
 use crate::engine::session::sequences::{CONFIRMING_WINDOW, WINDOW};
 use crate::error::ClientError;
@@ -360,6 +360,10 @@ impl Session {
             self.settled(|cache| cache.is_any_unsettled(&scope)).await?;
         }
         let number = self.sequences.begin(window).await;
+        // However long it waited for others, what is left is enough for an attempt.
+        let patience = self.options.unreachable_timeout;
+        let latest = clock::now().checked_sub(patience.saturating_sub(ATTEMPT_DEADLINE));
+        started = latest.map_or(started, |latest| started.max(latest));
         let answered_before = self.last_relaxed();
         let ticket = self.cache.ticket();
         let call = MutationCall {
