@@ -28,6 +28,10 @@ pub trait Disk: Send + Sync + 'static {
         let _ = path;
         Err(io::ErrorKind::Unsupported.into())
     }
+    /// Size of a file in bytes, without opening it; of a link, its own.
+    fn file_bytes(&self, path: &Path) -> io::Result<u64> {
+        Ok(fs::symlink_metadata(path)?.len())
+    }
     /// Moves a file, replacing what is there.
     fn rename(&self, from: &Path, to: &Path) -> io::Result<()>;
     /// Removes a file.

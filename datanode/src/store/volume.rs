@@ -18,6 +18,7 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use harvestfs_protocol::ids::{BlockId, ClusterId, StorageId};
+use harvestfs_protocol::limits::BLOCK_BYTES_MAX;
 use harvestfs_protocol::timeline::Position;
 use harvestfs_protocol::types::{StorageClass, VolumeStatus};
 use harvestfs_protocol::{durable, machine, unix_now_ms};
@@ -50,6 +51,9 @@ const OPEN_DIR: &str = "open";
 const REPAIR_DIR: &str = "repair";
 const SEALED_DIR: &str = "sealed";
 const CORRUPT_DIR: &str = "corrupt";
+
+/// No replica has more chunks.
+const CHUNKS_MAX: u32 = (BLOCK_BYTES_MAX / layout::PAGE_BYTES as u64) as u32;
 
 /// A volume as the configuration names it.
 #[derive(Clone, Debug)]
@@ -368,41 +372,41 @@ impl Volume {
 
     fn find_replicas(&self, progress: &Progress) -> Result<Vec<Found>, VolumeError> {
         let repair_dir = self.path.join(REPAIR_DIR);
-        for (_, path, _) in replica_files(&repair_dir, progress)? {
+        for (_, path, _) in self.replica_files(&repair_dir, progress)? {
             // One that stays is in the way of a repair of this block at most.
-            of_one_file(fs::remove_file(&path), &path)?;
+            self.of_one_file(fs::remove_file(&path), &path)?;
             progress.answered();
         }
         let mut found = Vec::new();
         let corrupt_dir = self.path.join(CORRUPT_DIR);
-        for (block, _, file_bytes) in replica_files(&corrupt_dir, progress)? {
+        for (block, _, file_bytes) in self.replica_files(&corrupt_dir, progress)? {
             let chunks = chunks_left(file_bytes);
             found.push(self.found(block, file_bytes, chunks, FoundState::Corrupt));
         }
         for dir in 0..SEALED_DIRS {
             let dir = self.path.join(SEALED_DIR).join(sealed_dir(dir));
-            for (block, path, file_bytes) in replica_files(&dir, progress)? {
-                match layout::chunks_in_file(file_bytes) {
-                    Some(chunks) => {
-                        found.push(self.found(block, file_bytes, chunks, FoundState::Sealed));
-                    }
-                    None => {
+            for (block, path, file_bytes) in self.replica_files(&dir, progress)? {
+                let (chunks, state) = match file_bytes.map(layout::chunks_in_file) {
+                    Some(Some(chunks)) => (chunks, FoundState::Sealed),
+                    Some(None) => {
                         tracing::error!(
                             file = %path.display(), file_bytes,
                             "no sealed replica can have this size: it is corrupt"
                         );
                         let aside = self.corrupt_path(block);
                         // What stays is found to be corrupt at the next start too.
-                        of_one_file(self.disk.rename(&path, &aside), &path)?;
+                        self.of_one_file(self.disk.rename(&path, &aside), &path)?;
                         progress.answered();
-                        let chunks = chunks_left(file_bytes);
-                        found.push(self.found(block, file_bytes, chunks, FoundState::Corrupt));
+                        (chunks_left(file_bytes), FoundState::Corrupt)
                     }
-                }
+                    // It is not moved: the next start may find that nothing is wrong with it.
+                    None => (chunks_left(None), FoundState::Corrupt),
+                };
+                found.push(self.found(block, file_bytes, chunks, state));
             }
         }
         let open_dir = self.path.join(OPEN_DIR);
-        for (block, path, file_bytes) in replica_files(&open_dir, progress)? {
+        for (block, path, file_bytes) in self.replica_files(&open_dir, progress)? {
             let trusted = self
                 .disk
                 .open(&path)
@@ -428,7 +432,8 @@ impl Volume {
                 Err(error) => {
                     tracing::error!(file = %path.display(), %error, "cannot read an open replica");
                     self.health.note_error(&error, &path);
-                    (0, FoundState::Corrupt)
+                    // What it holds is not known.
+                    (chunks_left(None), FoundState::Corrupt)
                 }
             };
             found.push(self.found(block, file_bytes, chunks, state));
@@ -436,14 +441,65 @@ impl Volume {
         Ok(found)
     }
 
-    fn found(&self, block: BlockId, file_bytes: u64, chunks: u32, state: FoundState) -> Found {
-        let bytes = file_bytes + REPLICA_OVERHEAD_BYTES;
+    fn found(
+        &self,
+        block: BlockId,
+        file_bytes: Option<u64>,
+        chunks: u32,
+        state: FoundState,
+    ) -> Found {
+        // What a file of unknown size takes is not guessed: good replicas could be given up for it.
+        let bytes = file_bytes.unwrap_or(0) + REPLICA_OVERHEAD_BYTES;
         Found {
             block,
             chunks,
             state,
             charge: self.quota.count_existing(bytes),
         }
+    }
+
+    /// What was done with one file; nothing where it could not be, which is not to keep all others away.
+    ///
+    /// # Errors
+    /// It is not about this file.
+    fn of_one_file<T>(
+        &self,
+        done: std::io::Result<T>,
+        path: &Path,
+    ) -> Result<Option<T>, VolumeError> {
+        match done {
+            Ok(done) => Ok(Some(done)),
+            Err(error) if is_of_no_replica(&error) => Err(VolumeError::io(path)(error)),
+            Err(error) => {
+                tracing::error!(file = %path.display(), %error, "this file cannot be used; the others are");
+                self.health.note_error(&error, path);
+                Ok(None)
+            }
+        }
+    }
+
+    /// The replica files in a directory, with their sizes in bytes where these can be learned.
+    fn replica_files(
+        &self,
+        dir: &Path,
+        progress: &Progress,
+    ) -> Result<Vec<(BlockId, PathBuf, Option<u64>)>, VolumeError> {
+        let mut files = Vec::new();
+        let entries = fs::read_dir(dir).map_err(VolumeError::io(dir))?;
+        progress.answered();
+        for entry in entries {
+            progress.answered();
+            let path = entry.map_err(VolumeError::io(dir))?.path();
+            let name = path.file_name().and_then(|name| name.to_str());
+            match name.and_then(layout::parse_file_name) {
+                Some(block) => {
+                    let file_bytes = self.of_one_file(self.disk.file_bytes(&path), &path)?;
+                    files.push((block, path, file_bytes));
+                }
+                None => tracing::warn!(file = %path.display(), "this is no replica; ignored"),
+            }
+        }
+        Ok(files)
     }
 }
 
@@ -464,9 +520,12 @@ impl Drop for WriterCount {
     }
 }
 
-/// Chunks of a corrupt replica that its file may still hold: each is verified when it is read.
-fn chunks_left(file_bytes: u64) -> u32 {
-    layout::chunks_within(file_bytes).unwrap_or(0)
+/// Chunks of a corrupt replica that its file may still hold: each is verified when it is read. Where the file could not be
+/// looked at, it may be whole, and the last of its block: it must not count as one that holds nothing.
+fn chunks_left(file_bytes: Option<u64>) -> u32 {
+    file_bytes.map_or(CHUNKS_MAX, |file_bytes| {
+        layout::chunks_within(file_bytes).unwrap_or(0)
+    })
 }
 
 fn sealed_dir(block: u64) -> String {
@@ -521,43 +580,4 @@ fn make_dirs(path: &Path, progress: &Progress) -> Result<(), VolumeError> {
     durable::recover_noting(path, || progress.answered()).map_err(VolumeError::io(path))?;
     progress.answered();
     Ok(())
-}
-
-/// What was done with one file; nothing where it could not be, which is not to keep all others away.
-///
-/// # Errors
-/// It is not about this file.
-fn of_one_file<T>(done: std::io::Result<T>, path: &Path) -> Result<Option<T>, VolumeError> {
-    match done {
-        Ok(done) => Ok(Some(done)),
-        Err(error) if is_of_no_replica(&error) => Err(VolumeError::io(path)(error)),
-        Err(error) => {
-            tracing::error!(file = %path.display(), %error, "this file cannot be used; the others are");
-            Ok(None)
-        }
-    }
-}
-
-/// The replica files in a directory, with their sizes in bytes: 0 for one of which it cannot be learned.
-fn replica_files(
-    dir: &Path,
-    progress: &Progress,
-) -> Result<Vec<(BlockId, PathBuf, u64)>, VolumeError> {
-    let mut files = Vec::new();
-    let entries = fs::read_dir(dir).map_err(VolumeError::io(dir))?;
-    progress.answered();
-    for entry in entries {
-        progress.answered();
-        let entry = entry.map_err(VolumeError::io(dir))?;
-        match entry.file_name().to_str().and_then(layout::parse_file_name) {
-            Some(block) => {
-                let path = entry.path();
-                let metadata = of_one_file(entry.metadata(), &path)?;
-                let file_bytes = metadata.map_or(0, |metadata| metadata.len());
-                files.push((block, path, file_bytes));
-            }
-            None => tracing::warn!(file = %entry.path().display(), "this is no replica; ignored"),
-        }
-    }
-    Ok(files)
 }

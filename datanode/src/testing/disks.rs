@@ -23,6 +23,8 @@ pub enum Fault {
     Create,
     Allocate,
     Rename,
+    /// Asking for the size of a file that is not open.
+    Size,
 }
 
 /// A real disk whose operations fail or hang on demand.
@@ -126,6 +128,11 @@ impl Disk for FaultyDisk {
     fn open(&self, path: &Path) -> io::Result<Box<dyn DiskFile>> {
         self.rules.check(Fault::Read, path)?;
         self.wrap(path, RealDisk.open(path)?)
+    }
+
+    fn file_bytes(&self, path: &Path) -> io::Result<u64> {
+        self.rules.check(Fault::Size, path)?;
+        RealDisk.file_bytes(path)
     }
 
     fn rename(&self, from: &Path, to: &Path) -> io::Result<()> {

@@ -98,7 +98,7 @@ pub enum Worth {
     Useless,
     /// It is good, and there are most likely others.
     Sealed,
-    /// A part of it is bad, and there is perhaps no other.
+    /// A part of it is bad, or nobody knows what it holds, and there is perhaps no other.
     Corrupt,
 }
 

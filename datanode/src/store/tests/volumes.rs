@@ -243,6 +243,60 @@ async fn one_file_that_cannot_be_opened_keeps_no_others_away() {
     }
 }
 
+/// The next start may find that nothing is wrong with it, and it may be the last of its block.
+#[tokio::test]
+async fn what_cannot_be_looked_at_at_the_start_stays_in_its_place_and_is_given_up_last() {
+    let dir = tempfile::tempdir().unwrap();
+    let disk = FaultyDisk::new();
+    let store = store_at(dir.path(), 1 << 30, disk.clone());
+    for block in [1, 2] {
+        write_sealed(&store, block, &data(block, 4_096))
+            .await
+            .unwrap();
+    }
+    let mut writer = create(&store, 3).await.unwrap();
+    let written = vec![packet(0, &data(3, 4_096), false)];
+    writer.write(written, true).await.unwrap();
+    let storage = store.healthy_storages()[0];
+    drop((writer, store));
+    let sealed = dir.path().join("sealed/01").join(BlockId(1).to_string());
+    let open = dir.path().join("open").join(BlockId(3).to_string());
+    disk.fail(Fault::Size, &sealed, Errno::IO);
+    disk.fail(Fault::Read, &open, Errno::ACCESS);
+    let store = store_at(dir.path(), 1 << 30, disk.clone());
+    assert!(store.status()[0].healthy);
+    let mut corrupt = store.corrupt_replicas_of(storage);
+    corrupt.sort();
+    assert_eq!(corrupt, [1, 3].map(BlockId));
+    assert!(sealed.exists() && open.exists());
+    assert_eq!(store.victims(storage, u64::MAX)[0], BlockId(2));
+    assert_eq!(store.victims(storage, u64::MAX).len(), 3);
+    // All of it that can be read is.
+    assert_eq!(read(&store, 1, 0, 4_096).await.unwrap(), data(1, 4_096));
+    drop(store);
+    disk.heal();
+    let store = store_at(dir.path(), 1 << 30, disk);
+    assert!(store.corrupt_replicas_of(storage).is_empty());
+    for block in 1..=3 {
+        let found = read(&store, block, 0, 4_096).await.unwrap();
+        assert_eq!(found, data(block, 4_096));
+    }
+}
+
+#[tokio::test]
+async fn a_volume_with_many_files_that_cannot_be_looked_at_is_given_up() {
+    let dir = tempfile::tempdir().unwrap();
+    let disk = FaultyDisk::new();
+    let store = store_at(dir.path(), 1 << 30, disk.clone());
+    for block in 0..11 {
+        write_sealed(&store, block, b"good").await.unwrap();
+    }
+    drop(store);
+    disk.fail(Fault::Size, &dir.path().join("sealed"), Errno::IO);
+    let store = store_at(dir.path(), 1 << 30, disk);
+    assert!(!store.status()[0].healthy);
+}
+
 #[tokio::test]
 async fn what_a_repair_left_behind_is_removed() {
     let dir = tempfile::tempdir().unwrap();
