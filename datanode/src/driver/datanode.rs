@@ -185,8 +185,8 @@ impl Datanode {
         &self.volume_errors
     }
 
-    /// Completes once a volume is open after all whose disk did not answer in time at the start, with its directory. It is
-    /// used when the datanode is started again, which is to be soon: until then, all on it counts as lost.
+    /// Completes once a volume could be opened in time after all whose disk did not answer at the start, with its directory.
+    /// It is used when the datanode is started again, which is to be soon: until then, all on it counts as lost.
     pub async fn late_volume(&self) -> PathBuf {
         self.node.late_volume().await
     }

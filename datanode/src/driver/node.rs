@@ -69,7 +69,7 @@ pub struct Node {
     registration: watch::Sender<Option<Registration>>,
     stopping: watch::Sender<bool>,
     known: watch::Sender<bool>,
-    /// A volume that was left out at the start and is open after all.
+    /// A volume that was left out at the start and could be opened in time after all.
     late_volume: watch::Sender<Option<PathBuf>>,
 }
 
@@ -258,7 +258,8 @@ impl Node {
         let _ = self.known.subscribe().wait_for(|known| *known).await;
     }
 
-    /// Takes note that a volume that was left out at the start, because its disk did not answer, is open after all.
+    /// Takes note that a volume that was left out at the start, because its disk did not answer, could be
+    /// opened in time after all.
     pub fn opened_late(&self, path: PathBuf) {
         tracing::warn!(
             volume = %path.display(),
