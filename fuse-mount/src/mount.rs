@@ -17,7 +17,7 @@ use crate::kernel::{FuseKernel, Kernel};
 use crate::kernel_cache::KernelCache;
 use crate::kernel_options::{self, Permissions};
 use crate::metrics::Metrics;
-use crate::mount_table::{MOUNT_TYPE, MountEntry, canonical, mounted_on, mounts, source_of};
+use crate::mount_table::{MOUNT_TYPE, canonical, mounted_on, mounts, source_of};
 use crate::notices::Notices;
 use crate::read_ahead;
 use crate::serve::Adapter;
@@ -68,9 +68,6 @@ pub enum MountError {
     /// The kernel refused to unmount.
     #[error("cannot unmount: {0}")]
     Unmount(#[source] io::Error),
-    /// The kernel ended the connection, and what is mounted answers nothing any more.
-    #[error("the connection to the kernel was aborted")]
-    Aborted,
     /// The connection to the kernel broke.
     #[error("the connection to the kernel broke: {0}")]
     Session(String),
@@ -203,14 +200,7 @@ impl Mount {
     /// # Errors
     /// When the connection to the kernel broke, or written data could not be made visible.
     pub async fn ended(&mut self) -> Result<(), MountError> {
-        finish(self.client.clone(), self.ended.clone()).await?;
-        // To the session, both ends look the same.
-        let all = mounts().unwrap_or_default();
-        let is_ours = |mount: &MountEntry| mount.kind == MOUNT_TYPE && mount.device == self.device;
-        if all.iter().any(is_ours) {
-            return Err(MountError::Aborted);
-        }
-        Ok(())
+        finish(self.client.clone(), self.ended.clone()).await
     }
 
     /// Unmounts, writes back what is dirty and ends the session. What programs still have open is

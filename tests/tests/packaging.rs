@@ -1,11 +1,9 @@
 //! What is shipped for service managers fits the binary.
 
 use std::fs;
-use std::io::{BufRead, BufReader};
-use std::os::unix::fs::MetadataExt;
 use std::os::unix::net::UnixDatagram;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::Command;
 use std::time::Duration;
 
 use harvestfs_tests::{
@@ -149,50 +147,6 @@ fn the_unit_of_a_mount_respects_what_an_operator_unmounts_and_mounts() {
     let process = start();
     assert_eq!(fs::read(mount.join("f")).expect("read"), b"x");
     process.stop();
-    if !rustix::process::geteuid().is_root() {
-        harvestfs_tests::skip("only root aborts connections");
-        return;
-    }
-    // What is left then answers nothing: the unit is to start another one, which takes its place.
-    let mut aborted = Command::new(harvestfs())
-        .arg("mount")
-        .arg(&mount)
-        .arg("--config")
-        .arg(&config)
-        .stdout(Stdio::piped())
-        .spawn()
-        .expect("the binary runs");
-    let mut ready = String::new();
-    let said = aborted.stdout.take().expect("it was asked for");
-    BufReader::new(said).read_line(&mut ready).expect("text");
-    assert!(ready.starts_with("ready"), "{ready}");
-    abort(&mount, &cluster.path("connections"));
-    let mut status = None;
-    wait_until("it ends", Duration::from_secs(60), || {
-        status = aborted.try_wait().expect("it is our child");
-        status.is_some()
-    });
-    assert_eq!(status.and_then(|status| status.code()), Some(1));
-    let process = start();
-    assert_eq!(fs::read(mount.join("f")).expect("read"), b"x");
-    process.stop();
-}
-
-/// As an administrator does it with a mount that hangs; `connections` is where the kernel's list of them is mounted.
-fn abort(mount: &Path, connections: &Path) {
-    let device = fs::metadata(mount).expect("stat").dev();
-    let number = rustix::fs::minor(device).to_string();
-    fs::create_dir(connections).expect("a mount point");
-    let options = ["-t", "fusectl", "fusectl"];
-    let mounted = Command::new("mount")
-        .args(options)
-        .arg(connections)
-        .status();
-    assert!(mounted.expect("mount runs").success());
-    let aborted = fs::write(connections.join(number).join("abort"), "1");
-    let unmounted = Command::new("umount").arg(connections).status();
-    assert!(unmounted.expect("umount runs").success());
-    aborted.expect("the connection is listed");
 }
 
 /// What a datanode writes beside its volumes; without it, it lends no files, and says so in its log only.
