@@ -146,6 +146,11 @@ impl Hadoop {
                 "yarn.node-labels.fs-store.root-dir",
                 format!("file://{}", own("labels")),
             ),
+            // In /tmp by default, where it stays.
+            (
+                "yarn.node-attribute.fs-store.root-dir",
+                format!("file://{}", own("attributes")),
+            ),
             // Or masters of jobs without a label would find no node, where all have one.
             (
                 "yarn.resourcemanager.node-labels.am.allow-non-exclusive-allocation",
