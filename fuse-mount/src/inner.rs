@@ -1,7 +1,6 @@
 //! What the requests of one mount work on.
 
 use std::ffi::OsStr;
-use std::future::Future;
 use std::os::unix::ffi::OsStrExt;
 use std::sync::Arc;
 use std::time::Duration;
@@ -293,11 +292,9 @@ impl Inner {
 
     /// The kernel forgets what it has of an inode: a request has changed it, or may have, and the answer to that does
     /// not say so.
-    pub fn forget_changed(&self, ino: InodeId) -> impl Future<Output = ()> + Send + use<> {
+    pub async fn forget_changed(&self, ino: InodeId) {
         let shared = self.shared.clone();
-        async move {
-            blocking::run(async move { shared.changed_elsewhere(ino).await }).await;
-        }
+        blocking::run(async move { shared.changed_elsewhere(ino).await }).await;
     }
 
     /// Answers a thread how much was written at an offset of a file, where the kernel takes it to be.
@@ -358,23 +355,22 @@ impl Inner {
         if lease.is_zero() {
             return Ok(());
         }
-        let mode = match tokio::time::timeout(lease, file.mode()).await {
-            Ok(Ok(mode)) => Some(mode),
-            Ok(Err(_)) | Err(_) => None,
-        };
-        let left = mode.map(without_set_id);
-        if left.is_some() && left == mode {
-            return Ok(());
-        }
         let ino = file.ino();
-        if left.is_some() {
-            let changes = AttrChanges {
-                mode: left,
-                ..AttrChanges::default()
-            };
-            self.client
-                .setattr(&Credentials::root(), ino, changes)
-                .await?;
+        match tokio::time::timeout(lease, file.mode()).await {
+            Ok(Ok(mode)) => {
+                let left = without_set_id(mode);
+                if left == mode {
+                    return Ok(());
+                }
+                let changes = AttrChanges {
+                    mode: Some(left),
+                    ..AttrChanges::default()
+                };
+                let root = Credentials::root();
+                self.client.setattr(&root, ino, changes).await?;
+            }
+            // It may have some.
+            Ok(Err(_)) | Err(_) => {}
         }
         let shared = self.shared.clone();
         blocking::run(async move { shared.forget_attributes(ino).await }).await;

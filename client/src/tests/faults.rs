@@ -10,7 +10,7 @@ use harvestfs_protocol::error::FsError;
 use harvestfs_protocol::ids::InodeId;
 use harvestfs_protocol::meta::AttrChanges;
 
-use super::{create, name, pattern, root};
+use super::{APPEND, create, name, pattern, root, unhurried};
 use crate::testing::{Cluster, Mood};
 use crate::{Client, ClientError, File, OpenFlags};
 
@@ -53,12 +53,8 @@ async fn a_mutation_without_an_answer_is_executed_once() {
     }
     let (_, file) = create(&client, "log").await;
     drop(file);
-    let flags = OpenFlags {
-        append: true,
-        ..OpenFlags::READ_WRITE
-    };
     let log = client
-        .open_path(&root(), b"/log", flags, None)
+        .open_path(&root(), b"/log", APPEND, None)
         .await
         .unwrap();
     for _ in 0..3 {
@@ -103,10 +99,9 @@ async fn a_restart_of_the_namenode_is_ridden_out() {
 #[tokio::test(flavor = "multi_thread")]
 async fn attributes_that_are_set_before_the_first_commit_outlive_a_crash() {
     let cluster = Cluster::start(3, 3).await;
-    let mut options = cluster.options("a");
-    // Nothing is committed but for this test.
-    options.dirty_age_max = Duration::from_secs(3600);
-    let client = Client::connect(options).await.unwrap();
+    let client = Client::connect(unhurried(cluster.options("a")))
+        .await
+        .unwrap();
     let (attr, file) = create(&client, "file").await;
     let session = &client.core().session;
     // As a namenode does that gives delegations.

@@ -11,7 +11,7 @@ use harvestfs_protocol::ids::InodeId;
 use harvestfs_protocol::meta::{AttrChanges, FallocateMode, RenameMode, SetTime};
 use harvestfs_protocol::types::Timestamp;
 
-use super::{create, name, pattern, root};
+use super::{APPEND, create, name, pattern, root, unhurried};
 use crate::testing::Cluster;
 use crate::{Client, ClientError, OpenFlags};
 
@@ -360,13 +360,9 @@ async fn appends_of_two_clients_are_ordered_and_whole() {
     let cluster = Cluster::start(3, 3).await;
     let (a, b) = (cluster.client("a").await, cluster.client("b").await);
     let (attr, _first) = create(&a, "log").await;
-    let flags = OpenFlags {
-        append: true,
-        ..OpenFlags::READ_WRITE
-    };
     let mut writers = tokio::task::JoinSet::new();
     for (client, letter) in [(&a, b'a'), (&b, b'b')] {
-        let file = client.open(&root(), attr.ino, flags).await.unwrap();
+        let file = client.open(&root(), attr.ino, APPEND).await.unwrap();
         writers.spawn(async move {
             for _ in 0..30 {
                 let mut line = vec![letter; 99];
@@ -481,10 +477,9 @@ async fn a_time_that_is_set_survives_the_commit() {
 #[tokio::test(flavor = "multi_thread")]
 async fn owner_and_mode_are_set_without_waiting_for_the_content() {
     let cluster = Cluster::start(3, 3).await;
-    let mut options = cluster.options("a");
-    // Nothing is committed but for this test.
-    options.dirty_age_max = Duration::from_secs(3600);
-    let client = Client::connect(options).await.unwrap();
+    let client = Client::connect(unhurried(cluster.options("a")))
+        .await
+        .unwrap();
     let (attr, file) = create(&client, "file").await;
     file.write(0, Bytes::from_static(b"content")).await.unwrap();
     let as_it_is = AttrChanges {

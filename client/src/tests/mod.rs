@@ -12,11 +12,19 @@ mod rights;
 mod small;
 mod waiting;
 
+use std::time::Duration;
+
 use harvestfs_protocol::ids::InodeId;
 use harvestfs_protocol::name::Name;
 use harvestfs_protocol::types::{Attr, Credentials};
 
-use crate::{Client, File, OpenFlags};
+use crate::{Client, ClientOptions, File, OpenFlags};
+
+/// For what is appended to, and read.
+const APPEND: OpenFlags = OpenFlags {
+    append: true,
+    ..OpenFlags::READ_WRITE
+};
 
 fn root() -> Credentials {
     Credentials::root()
@@ -37,6 +45,12 @@ async fn create(client: &Client, text: &str) -> (Attr, File) {
         )
         .await
         .unwrap()
+}
+
+/// Nothing is flushed but for the test.
+fn unhurried(mut options: ClientOptions) -> ClientOptions {
+    options.dirty_age_max = Duration::from_secs(3600);
+    options
 }
 
 /// Bytes that differ from place to place and from seed to seed.

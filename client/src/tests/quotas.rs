@@ -12,7 +12,7 @@ use harvestfs_protocol::types::Credentials;
 use tokio::time::Instant;
 
 use super::faults::{DEADLINE, read_elsewhere, write_all};
-use super::{create, name, pattern, root};
+use super::{APPEND, create, name, pattern, root, unhurried};
 use crate::testing::Cluster;
 use crate::{Client, ClientError, File, OpenFlags};
 
@@ -142,11 +142,7 @@ async fn appends_that_are_refused_are_cut_off_with_everything() {
     let cluster = Cluster::start(3, 3).await;
     let client = cluster.client("a").await;
     let (full, file) = create_without_room(&client).await;
-    let flags = OpenFlags {
-        append: true,
-        ..OpenFlags::READ_WRITE
-    };
-    let log = client.open(&root(), file.ino(), flags).await.unwrap();
+    let log = client.open(&root(), file.ino(), APPEND).await.unwrap();
     log.append(Bytes::from_static(b"refused")).await.unwrap();
     assert_eq!(log.sync().await, quota_exceeded());
     // Where its end is, the namenode will say.
@@ -168,11 +164,7 @@ async fn a_file_is_readable_though_appends_to_it_are_refused() {
     limit(&client, full, b"6").await;
     file.write(0, Bytes::from_static(b"stored")).await.unwrap();
     file.sync().await.unwrap();
-    let flags = OpenFlags {
-        append: true,
-        ..OpenFlags::READ_WRITE
-    };
-    let log = client.open(&root(), file.ino(), flags).await.unwrap();
+    let log = client.open(&root(), file.ino(), APPEND).await.unwrap();
     log.append(Bytes::from_static(b"refused")).await.unwrap();
     assert_eq!(log.sync().await, quota_exceeded());
     for reader in [&file, &log] {
@@ -189,18 +181,13 @@ async fn a_file_is_readable_though_appends_to_it_are_refused() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_read_of_what_is_committed_commits_no_appends() {
     let cluster = Cluster::start(3, 3).await;
-    let mut options = cluster.options("a");
-    // Nothing is flushed but for the test.
-    options.dirty_age_max = Duration::from_secs(3600);
-    let client = Client::connect(options).await.unwrap();
+    let client = Client::connect(unhurried(cluster.options("a")))
+        .await
+        .unwrap();
     let (attr, file) = create(&client, "log").await;
     file.write(0, Bytes::from_static(b"stored")).await.unwrap();
     file.sync().await.unwrap();
-    let flags = OpenFlags {
-        append: true,
-        ..OpenFlags::READ_WRITE
-    };
-    let log = client.open(&root(), attr.ino, flags).await.unwrap();
+    let log = client.open(&root(), attr.ino, APPEND).await.unwrap();
     log.append(Bytes::from_static(b"more")).await.unwrap();
     assert_eq!(&log.read(2, 4).await.unwrap()[..], b"ored");
     assert_eq!(cluster.namenode.size_bytes(attr.ino), 6);
@@ -282,9 +269,7 @@ async fn what_may_be_cut_off_is_reported_as_lost_and_does_not_come_back() {
     let cluster = Cluster::start(3, 3).await;
     let mut options = cluster.options("a");
     options.unreachable_timeout = Duration::from_secs(1);
-    // Nothing is flushed but for the test.
-    options.dirty_age_max = Duration::from_secs(3600);
-    let client = Client::connect(options).await.unwrap();
+    let client = Client::connect(unhurried(options)).await.unwrap();
     let (full, file) = refused_behind_stored(&client).await;
     cluster.namenode.hold(Some(SetAttr::NAME));
     let truncated = file.truncate(0).await;

@@ -3,8 +3,7 @@
 use bytes::Bytes;
 use harvestfs_protocol::meta::AttrChanges;
 
-use super::{create, root};
-use crate::OpenFlags;
+use super::{APPEND, create, root};
 use crate::testing::Cluster;
 
 /// As through a descriptor that a program has from root.
@@ -13,11 +12,7 @@ async fn what_others_write_through_a_handle_of_root_takes_the_set_id_bits_with_i
     let cluster = Cluster::start(3, 3).await;
     let client = cluster.client("a").await;
     let (attr, _file) = create(&client, "program").await;
-    let flags = OpenFlags {
-        append: true,
-        ..OpenFlags::READ_WRITE
-    };
-    let file = client.open(&root(), attr.ino, flags).await.unwrap();
+    let file = client.open(&root(), attr.ino, APPEND).await.unwrap();
     let set_id = AttrChanges {
         mode: Some(0o6755),
         ..AttrChanges::default()

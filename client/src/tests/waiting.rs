@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
+use tokio::task::JoinHandle;
 use tokio::time::Instant;
 
 use bytes::Bytes;
@@ -15,7 +16,7 @@ use harvestfs_protocol::meta::query::GetAttr;
 use harvestfs_protocol::types::Attr;
 
 use super::faults::{DEADLINE, read_elsewhere, write_all};
-use super::{create, name, pattern, root};
+use super::{APPEND, create, name, pattern, root, unhurried};
 use crate::testing::Cluster;
 use crate::{
     CacheListener, Client, ClientError, ClientOptions, File, Invalidated, Invalidation, OpenFlags,
@@ -124,10 +125,7 @@ async fn what_is_changed_already_is_reported_when_no_caller_waits_any_more() {
     client.set_cache_listener(heard.clone());
     cluster.namenode.hold(Some(Commit::NAME));
     log.append(Bytes::from_static(b"one\n")).await.unwrap();
-    let syncing = tokio::spawn({
-        let log = log.clone();
-        async move { log.sync().await }
-    });
+    let syncing = begin_sync(&log);
     commit_is_called(&cluster).await;
     let (me, second) = (root(), name("second"));
     let linking = client.link(&me, log.ino(), InodeId::ROOT, &second);
@@ -305,15 +303,10 @@ async fn what_a_kernel_writes_back_ends_with_the_client() {
 }
 
 /// A new file to be appended to, of which nothing is flushed but for the test.
-async fn log_of(mut options: ClientOptions) -> (Client, File) {
-    options.dirty_age_max = Duration::from_secs(3600);
-    let client = Client::connect(options).await.unwrap();
-    let flags = OpenFlags {
-        append: true,
-        ..OpenFlags::READ_WRITE
-    };
+async fn log_of(options: ClientOptions) -> (Client, File) {
+    let client = Client::connect(unhurried(options)).await.unwrap();
     let (_, log) = client
-        .create_file(&root(), InodeId::ROOT, &name("log"), 0o644, flags)
+        .create_file(&root(), InodeId::ROOT, &name("log"), 0o644, APPEND)
         .await
         .unwrap();
     (client, log)
@@ -324,6 +317,11 @@ async fn impatient_log(cluster: &Cluster) -> (Client, File) {
     let mut options = cluster.options("a");
     options.unreachable_timeout = Duration::from_secs(1);
     log_of(options).await
+}
+
+fn begin_sync(log: &File) -> JoinHandle<Result<(), ClientError>> {
+    let log = log.clone();
+    tokio::spawn(async move { log.sync().await })
 }
 
 async fn commit_is_called(cluster: &Cluster) {
@@ -371,10 +369,7 @@ async fn of_appends_those_are_given_up_that_may_have_been_executed_and_no_others
     let (_client, log) = impatient_log(&cluster).await;
     cluster.namenode.hold(Some(Commit::NAME));
     log.append(Bytes::from_static(b"one\n")).await.unwrap();
-    let syncing = tokio::spawn({
-        let log = log.clone();
-        async move { log.sync().await }
-    });
+    let syncing = begin_sync(&log);
     commit_is_called(&cluster).await;
     log.append(Bytes::from_static(b"two\n")).await.unwrap();
     let lost = syncing.await.unwrap();
@@ -414,10 +409,9 @@ async fn what_is_written_and_what_is_appended_are_stored_in_the_order_in_which_t
 #[tokio::test(flavor = "multi_thread")]
 async fn a_flush_whose_data_is_sent_again_ends_after_an_attribute_was_set() {
     let cluster = Cluster::start(3, 3).await;
-    let mut options = cluster.options("a");
-    // Nothing is flushed but for the test.
-    options.dirty_age_max = Duration::from_secs(3600);
-    let client = Client::connect(options).await.unwrap();
+    let client = Client::connect(unhurried(cluster.options("a")))
+        .await
+        .unwrap();
     let (attr, file) = create(&client, "file").await;
     cluster.namenode.hold(Some(Commit::NAME));
     file.write(0, Bytes::from_static(b"content")).await.unwrap();

@@ -270,13 +270,10 @@ impl Node {
 
     /// Completes once there is such a volume, with its directory.
     pub async fn late_volume(&self) -> PathBuf {
-        let mut changes = self.late_volume.subscribe();
-        loop {
-            if let Some(path) = self.late_volume.borrow().clone() {
-                return path;
-            }
-            // The sender lives as long as `self`.
-            let _ = changes.changed().await;
+        let mut late = self.late_volume.subscribe();
+        match late.wait_for(Option::is_some).await.as_deref() {
+            Ok(Some(path)) => path.clone(),
+            _ => unreachable!("it is waited for, and its sender lives as long as this"),
         }
     }
 

@@ -62,47 +62,36 @@ impl Commands {
         scrubber: Arc<Scrubber>,
         alive: &Alive,
     ) -> Self {
-        let (repairs, queue) = mpsc::channel(QUEUED_MAX);
+        let workers = Workers { node, alive };
         let repairs_max = repairer.repairs_max();
-        work_off(queue, repairs_max, node, alive, move |repair| {
+        let repairs = workers.work_off(QUEUED_MAX, repairs_max, move |repair| {
             let repairer = repairer.clone();
             async move { repairer.repair(repair).await }
         });
-        let (deletions, queue) = mpsc::channel(QUEUED_MAX);
         let deleting = removals.clone();
-        work_off(queue, DELETIONS_AT_ONCE, node, alive, move |doomed| {
+        let deletions = workers.work_off(QUEUED_MAX, DELETIONS_AT_ONCE, move |doomed| {
             let deleting = deleting.clone();
             async move { deleting.delete(doomed).await }
         });
-        let (seals, queue) = mpsc::channel(QUEUED_MAX);
         let sealing = node.clone();
-        work_off(
-            queue,
-            SEALS_AT_ONCE,
-            node,
-            alive,
-            move |(block, length_bytes)| seal(sealing.clone(), block, length_bytes),
-        );
-        let (unproven_seals, queue) = mpsc::channel(QUEUED_MAX);
+        let seals = workers.work_off(QUEUED_MAX, SEALS_AT_ONCE, move |(block, length_bytes)| {
+            seal(sealing.clone(), block, length_bytes)
+        });
         let sealing = node.clone();
-        work_off(
-            queue,
-            SEALS_AT_ONCE,
-            node,
-            alive,
-            move |(block, length_bytes)| seal_unproven(sealing.clone(), block, length_bytes),
-        );
-        let (quotas, queue) = mpsc::channel(QUEUED_MAX);
+        let unproven_seals =
+            workers.work_off(QUEUED_MAX, SEALS_AT_ONCE, move |(block, length_bytes)| {
+                seal_unproven(sealing.clone(), block, length_bytes)
+            });
         let changing = node.clone();
-        work_off(queue, 1, node, alive, move |(storage, bytes, time)| {
+        let quotas = workers.work_off(QUEUED_MAX, 1, move |(storage, bytes, time)| {
             set_quota(changing.clone(), storage, bytes, time)
         });
         // One after the other: the budget is the scrubber's.
-        let (verifications, queue) = mpsc::channel(VERIFICATIONS_QUEUED_MAX);
-        work_off(queue, 1, node, alive, move |(storage, block)| {
-            let scrubber = scrubber.clone();
-            async move { scrubber.verify_doubted(storage, block).await }
-        });
+        let verifications =
+            workers.work_off(VERIFICATIONS_QUEUED_MAX, 1, move |(storage, block)| {
+                let scrubber = scrubber.clone();
+                async move { scrubber.verify_doubted(storage, block).await }
+            });
         Self {
             repairs,
             removals,
@@ -178,40 +167,52 @@ impl Commands {
     }
 }
 
-/// Starts workers that take from a queue, one item after the other each.
-fn work_off<T, F>(
-    queue: mpsc::Receiver<(Epoch, T)>,
-    workers: usize,
-    node: &Arc<Node>,
-    alive: &Alive,
-    work: impl Fn(T) -> F + Clone + Send + Sync + 'static,
-) where
-    T: Send + 'static,
-    F: Future<Output = ()> + Send + 'static,
-{
-    let queue = Arc::new(Mutex::new(queue));
-    for _ in 0..workers.max(1) {
-        let (queue, node, work, alive) = (queue.clone(), node.clone(), work.clone(), alive.clone());
-        tokio::spawn(async move {
-            let work_on = async {
-                loop {
-                    let item = queue.lock().await.recv().await;
-                    match item {
-                        Some((epoch, item)) if node.obedience.holds(epoch) => work(item).await,
-                        Some((epoch, _)) => {
-                            tracing::debug!(%epoch, "a command of a namenode that is not obeyed any more is dropped");
+/// What workers need to end when the datanode stops, and to be waited for.
+struct Workers<'a> {
+    node: &'a Arc<Node>,
+    alive: &'a Alive,
+}
+
+impl Workers<'_> {
+    /// Starts some that take from a queue, which holds so many items at most, one after the other each. Returns where
+    /// items are put.
+    fn work_off<T, F>(
+        &self,
+        queued_max: usize,
+        workers: usize,
+        work: impl Fn(T) -> F + Clone + Send + Sync + 'static,
+    ) -> mpsc::Sender<(Epoch, T)>
+    where
+        T: Send + 'static,
+        F: Future<Output = ()> + Send + 'static,
+    {
+        let (sender, queue) = mpsc::channel::<(Epoch, T)>(queued_max);
+        let queue = Arc::new(Mutex::new(queue));
+        for _ in 0..workers.max(1) {
+            let (queue, work) = (queue.clone(), work.clone());
+            let (node, alive) = (self.node.clone(), self.alive.clone());
+            tokio::spawn(async move {
+                let work_on = async {
+                    loop {
+                        let item = queue.lock().await.recv().await;
+                        match item {
+                            Some((epoch, item)) if node.obedience.holds(epoch) => work(item).await,
+                            Some((epoch, _)) => {
+                                tracing::debug!(%epoch, "a command of a namenode that is not obeyed any more is dropped");
+                            }
+                            None => break,
                         }
-                        None => break,
                     }
+                };
+                tokio::select! {
+                    biased;
+                    () = node.stopping() => {}
+                    () = work_on => {}
                 }
-            };
-            tokio::select! {
-                biased;
-                () = node.stopping() => {}
-                () = work_on => {}
-            }
-            drop(alive);
-        });
+                drop(alive);
+            });
+        }
+        sender
     }
 }
 

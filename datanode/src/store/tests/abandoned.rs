@@ -12,14 +12,7 @@ use crate::engine::link::LinkId;
 use crate::testing::disks::{Fault, FaultyDisk};
 
 fn store_with_threads(path: &Path, disk: &Arc<FaultyDisk>, threads: usize) -> BlockStore {
-    let volume = Volume::open(
-        &options(path, 1 << 30),
-        "dn1",
-        disk.clone(),
-        threads,
-        &Progress::default(),
-    )
-    .unwrap();
+    let volume = open_volume(&options(path, 1 << 30), disk.clone(), threads).unwrap();
     store_of(vec![volume])
 }
 
@@ -295,8 +288,7 @@ async fn what_a_reader_finds_of_a_removed_replica_is_no_newer_ones() {
 async fn an_older_file_of_the_volume_never_replaces_a_newer_one() {
     let dir = tempfile::tempdir().unwrap();
     let options = options(&dir.path().join("volume"), 1 << 30);
-    let (volume, _) =
-        Volume::open(&options, "dn1", Arc::new(RealDisk), 2, &Progress::default()).unwrap();
+    let (volume, _) = open_volume(&options, Arc::new(RealDisk), 2).unwrap();
     let (begun, mut has_begun) = tokio::sync::mpsc::channel(1);
     let (answer, answered) = std::sync::mpsc::channel::<()>();
     let written = Arc::new(parking_lot::Mutex::new(Vec::new()));
@@ -355,7 +347,7 @@ async fn a_slow_disk_does_not_keep_the_quotas_of_others_from_holding() {
     let disk = FaultyDisk::new();
     let volumes = paths.clone().map(|path| {
         let options = options(&path, 1 << 30);
-        Volume::open(&options, "dn1", disk.clone(), 1, &Progress::default()).unwrap()
+        open_volume(&options, disk.clone(), 1).unwrap()
     });
     let store = store_of(volumes.into());
     // The only thread of the first one waits.

@@ -348,13 +348,7 @@ async fn a_volume_is_not_opened_while_an_error_says_nothing_about_its_replicas()
     drop((writer, store));
     let disk = FaultyDisk::new();
     disk.fail(Fault::Read, &dir.path().join("open"), Errno::MFILE);
-    let opened = Volume::open(
-        &options(dir.path(), 1 << 30),
-        "dn1",
-        disk.clone(),
-        1,
-        &Progress::default(),
-    );
+    let opened = open_volume(&options(dir.path(), 1 << 30), disk.clone(), 1);
     let error = opened.err().unwrap();
     assert!(matches!(error, VolumeError::Io { .. }), "{error}");
     disk.heal();
@@ -422,16 +416,9 @@ async fn a_broken_volume_goes_down_and_the_others_serve() {
     let dir = tempfile::tempdir().unwrap();
     let disk = FaultyDisk::new();
     let paths = [dir.path().join("a"), dir.path().join("b")];
-    let volumes = paths.iter().map(|path| {
-        Volume::open(
-            &options(path, 1 << 30),
-            "dn1",
-            disk.clone(),
-            1,
-            &Progress::default(),
-        )
-        .unwrap()
-    });
+    let volumes = paths
+        .iter()
+        .map(|path| open_volume(&options(path, 1 << 30), disk.clone(), 1).unwrap());
     let store = store_of(volumes.collect());
     let storages = store.healthy_storages();
     for block in 0..16 {
@@ -471,14 +458,7 @@ async fn what_was_on_a_volume_that_went_down_is_created_on_another() {
     let volumes = ["a", "b"].map(|name| {
         let path = dir.path().join(name);
         let quota_bytes = if name == "a" { 2 << 30 } else { 1 << 30 };
-        Volume::open(
-            &options(&path, quota_bytes),
-            "dn1",
-            Arc::new(RealDisk),
-            1,
-            &Progress::default(),
-        )
-        .unwrap()
+        open_volume(&options(&path, quota_bytes), Arc::new(RealDisk), 1).unwrap()
     });
     let lost = volumes[0].0.clone();
     let store = store_of(volumes.into());
@@ -518,16 +498,9 @@ async fn creation_goes_to_the_next_volume_when_one_fails() {
     let dir = tempfile::tempdir().unwrap();
     let disk = FaultyDisk::new();
     let paths = [dir.path().join("a"), dir.path().join("b")];
-    let volumes = paths.iter().map(|path| {
-        Volume::open(
-            &options(path, 1 << 30),
-            "dn1",
-            disk.clone(),
-            1,
-            &Progress::default(),
-        )
-        .unwrap()
-    });
+    let volumes = paths
+        .iter()
+        .map(|path| open_volume(&options(path, 1 << 30), disk.clone(), 1).unwrap());
     let store = store_of(volumes.collect());
     disk.fail(Fault::Create, &paths[0], Errno::IO);
     for block in 0..8 {

@@ -41,17 +41,19 @@ pub fn store_of(volumes: Vec<(Arc<Volume>, Vec<Found>)>) -> BlockStore {
     store
 }
 
+/// A volume of a server, with so many threads.
+pub fn open_volume(
+    options: &VolumeOptions,
+    disk: Arc<dyn Disk>,
+    threads: usize,
+) -> Result<(Arc<Volume>, Vec<Found>), VolumeError> {
+    Volume::open(options, "dn1", disk, threads, &Progress::default())
+}
+
 /// A store over one volume at `path`.
 pub fn store_at(path: &Path, quota_bytes: u64, disk: Arc<dyn Disk>) -> BlockStore {
-    let volume = Volume::open(
-        &options(path, quota_bytes),
-        "dn1",
-        disk,
-        2,
-        &Progress::default(),
-    )
-    .unwrap();
-    store_of(vec![volume])
+    let volume = open_volume(&options(path, quota_bytes), disk, 2);
+    store_of(vec![volume.unwrap()])
 }
 
 pub fn real_store(path: &Path) -> BlockStore {

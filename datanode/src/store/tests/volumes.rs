@@ -145,7 +145,7 @@ async fn new_replicas_go_where_they_are_asked_for_or_there_is_room() {
             quota_bytes,
             class,
         };
-        Volume::open(&options, "dn1", Arc::new(RealDisk), 1, &Progress::default()).unwrap()
+        open_volume(&options, Arc::new(RealDisk), 1).unwrap()
     };
     let volumes = vec![
         volume("a", 8 << 20, StorageClass::Disk),
@@ -236,7 +236,7 @@ async fn one_file_that_cannot_be_opened_keeps_no_others_away() {
     for errno in [Errno::NFILE, Errno::ROFS, Errno::UCLEAN] {
         disk.fail(Fault::Read, &open(1), errno);
         let options = options(dir.path(), 1 << 30);
-        let opened = Volume::open(&options, "dn1", disk.clone(), 1, &Progress::default());
+        let opened = open_volume(&options, disk.clone(), 1);
         let refused = opened.err().unwrap();
         assert!(matches!(refused, VolumeError::Io { .. }), "{refused}");
         disk.heal();
@@ -357,16 +357,9 @@ async fn of_what_two_volumes_have_one_counts_and_nothing_is_removed_at_the_start
     let dir = tempfile::tempdir().unwrap();
     let paths = ["a", "b"].map(|name| dir.path().join(name));
     let open_all = || {
-        let volumes = paths.iter().map(|path| {
-            Volume::open(
-                &options(path, 1 << 30),
-                "dn1",
-                Arc::new(RealDisk),
-                1,
-                &Progress::default(),
-            )
-            .unwrap()
-        });
+        let volumes = paths
+            .iter()
+            .map(|path| open_volume(&options(path, 1 << 30), Arc::new(RealDisk), 1).unwrap());
         store_of(volumes.collect())
     };
     let files = || -> usize {
@@ -460,14 +453,7 @@ async fn volumes_share_the_repairs_of_their_server() {
         .map(|number| {
             let path = dir.path().join(number.to_string());
             let quota_bytes = if number == 2 { 1 << 30 } else { 1 << 28 };
-            Volume::open(
-                &options(&path, quota_bytes),
-                "dn1",
-                Arc::new(RealDisk),
-                1,
-                &Progress::default(),
-            )
-            .unwrap()
+            open_volume(&options(&path, quota_bytes), Arc::new(RealDisk), 1).unwrap()
         })
         .collect();
     let volumes: Vec<Arc<Volume>> = opened.iter().map(|(volume, _)| volume.clone()).collect();

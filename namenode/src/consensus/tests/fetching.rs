@@ -17,22 +17,12 @@ async fn a_closed_member_has_its_journal_open_no_more_although_another_one_does_
     // Calls for votes have it open until they end.
     consensus.set_candidate(false);
     let service = consensus.service();
-    let call = PeerCall {
-        from: 2,
-        to: Some(1),
-        memory: Memory {
-            run: 1,
-            writes: 0,
-            writes_at_start: 0,
-        },
-        known: None,
-        request: PeerRequest::TakeSnapshot {
-            last: Place { term: 1, record: 9 },
-            name: "nn".to_owned(),
-            addr: silent.local_addr().unwrap(),
-        },
+    let request = PeerRequest::TakeSnapshot {
+        last: Place { term: 1, record: 9 },
+        name: "nn".to_owned(),
+        addr: silent.local_addr().unwrap(),
     };
-    let answer = service.answer(call).await.unwrap();
+    let answer = service.answer(call_of_second(request)).await.unwrap();
     assert_eq!(answer.reply, PeerReply::Taking(None));
     assert!(is_called(&silent, 50 * PROMISED).await);
     drop(service);

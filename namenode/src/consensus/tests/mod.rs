@@ -123,6 +123,21 @@ fn an_epoch_ends_with_the_term_in_which_it_began() {
     assert_eq!(after(&[], 4), None);
 }
 
+/// What the second member asks the first one.
+fn call_of_second(request: PeerRequest) -> PeerCall {
+    PeerCall {
+        from: 2,
+        to: Some(1),
+        memory: Memory {
+            run: 1,
+            writes: 0,
+            writes_at_start: 0,
+        },
+        known: None,
+        request,
+    }
+}
+
 fn condition(journal: &Journal) -> Condition {
     standing(journal).unwrap().condition
 }
@@ -503,18 +518,7 @@ async fn a_member_that_has_just_started_votes_only_for_whom_the_leader_names() {
             is_trial,
             is_transfer,
         };
-        let call = PeerCall {
-            from: 2,
-            to: Some(1),
-            memory: Memory {
-                run: 1,
-                writes: 0,
-                writes_at_start: 0,
-            },
-            known: None,
-            request,
-        };
-        match service.answer(call).await.unwrap().reply {
+        match service.answer(call_of_second(request)).await.unwrap().reply {
             PeerReply::Voted { is_granted, .. } => is_granted,
             other => panic!("{other:?}"),
         }

@@ -275,13 +275,20 @@ impl Owner {
         if !(self.group.disk).is_slow(self.clock.now_ms(), committed, durable) {
             return;
         }
-        match successor(&self.log.group().status(), None) {
+        let reason =
+            format!("its disk is slow: it has {durable} of {committed} records that are committed");
+        self.leave_to_another(&self.log.group().status(), &reason);
+    }
+
+    /// Hands leadership over to whoever can lead, if anybody can.
+    fn leave_to_another(&mut self, status: &GroupStatus, reason: &str) {
+        match successor(status, None) {
             Ok(to) => {
-                tracing::warn!(committed, durable, "the disk of this namenode is slow");
+                tracing::warn!(reason, "this namenode hands leadership over");
                 self.group.transfer_to = Some(to);
             }
             Err(error) => {
-                tracing::warn!(%error, "the disk of this namenode is slow, and no other one can lead");
+                tracing::warn!(reason, %error, "this namenode should not lead, and no other one can");
             }
         }
     }
@@ -299,15 +306,7 @@ impl Owner {
         if status.is_changing || is_member {
             return;
         }
-        match successor(&status, None) {
-            Ok(to) => {
-                tracing::info!("this namenode leads a group that it was removed from");
-                self.group.transfer_to = Some(to);
-            }
-            Err(error) => {
-                tracing::warn!(%error, "this namenode was removed, and no other one can lead");
-            }
-        }
+        self.leave_to_another(&status, "the group has removed it");
     }
 
     /// Hands leadership over, if that is wanted. Where the other member was lost before it was elected, this one ends its
