@@ -356,21 +356,18 @@ impl Inner {
             return Ok(());
         }
         let ino = file.ino();
-        match tokio::time::timeout(lease, file.mode()).await {
-            Ok(Ok(mode)) => {
-                let left = without_set_id(mode);
-                if left == mode {
-                    return Ok(());
-                }
-                let changes = AttrChanges {
-                    mode: Some(left),
-                    ..AttrChanges::default()
-                };
-                let root = Credentials::root();
-                self.client.setattr(&root, ino, changes).await?;
+        // Where it cannot be read, the file may have some.
+        if let Ok(Ok(mode)) = tokio::time::timeout(lease, file.mode()).await {
+            let left = without_set_id(mode);
+            if left == mode {
+                return Ok(());
             }
-            // It may have some.
-            Ok(Err(_)) | Err(_) => {}
+            let changes = AttrChanges {
+                mode: Some(left),
+                ..AttrChanges::default()
+            };
+            let root = Credentials::root();
+            self.client.setattr(&root, ino, changes).await?;
         }
         let shared = self.shared.clone();
         blocking::run(async move { shared.forget_attributes(ino).await }).await;
