@@ -55,12 +55,13 @@ pub(crate) struct Session {
     pub is_expelled: bool,
 }
 
-/// Whether a session has come back after its lease had run out.
+/// Whether a session has come back, from before this namenode led or after its lease had run out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Returning {
     No,
-    /// It has, and has only replayed so far. That it has a lease again is not written down before the first other call: until
-    /// it is, whoever leads next takes nothing that the session has still to replay and that others may have changed.
+    /// It has, and has only replayed so far: it has cached nothing. If its lease had run out, that it has one again is not
+    /// written down before the first other call: until it is, whoever leads next takes nothing that the session has still to
+    /// replay and that others may have changed.
     Replays,
     /// It is written down, and durable with this record.
     Noted(Lsn),

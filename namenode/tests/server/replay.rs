@@ -10,6 +10,7 @@ use harvestfs_protocol::meta::{
     AttrChanges, FileCommit, FileCommitted, Housekeeping, MetaCall, MetaReply, Mutation, Notice,
     Query, housekeeping, mutation, query,
 };
+use harvestfs_protocol::rpc::Request;
 use harvestfs_protocol::types::Extent;
 
 use crate::harness::*;
@@ -247,6 +248,24 @@ async fn what_others_changed_before_all_was_replayed_is_not_hidden() {
         blocks_of(&mut fixture.bob, file).await,
         [(fixture.of_bob, 1_000)]
     );
+}
+
+/// She is back and heard of all the time, and takes longer to replay than others wait. Whoever leads next has to know of it.
+#[tokio::test]
+async fn what_others_changed_before_a_slow_session_had_replayed_all_is_not_hidden() {
+    let (mut fixture, file, replay) = forgotten().await;
+    fixture.alice_returns().await;
+    let link = fixture.alice.link.clone();
+    let alive = tokio::spawn(async move {
+        while link.try_ask(Request::KeepAlive).await.is_ok() {
+            tokio::time::sleep(LEASE / 10).await;
+        }
+    });
+    let by_bob = commit(vec![of_file(file, fixture.of_bob, 1_000)], true);
+    assert!(committed(fixture.bob.call(by_bob).await.unwrap())[0].is_ok());
+    alive.abort();
+    fixture.crash().await;
+    assert_refused(fixture, file, replay).await;
 }
 
 #[tokio::test]

@@ -280,7 +280,7 @@ impl Owner {
             self.leases
                 .changed(now_ms, author, &effects.inodes, &effects.entries, id);
         self.announce(announcements);
-        if !is_replay && self.only_replays(asker.session) {
+        if !is_replay && !effects.inodes.is_empty() && self.only_replays(asker.session) {
             let notice = (self.leases).forget(now_ms, asker.session, &effects.inodes);
             self.announce(vec![notice]);
         }

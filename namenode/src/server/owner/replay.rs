@@ -53,9 +53,10 @@ impl Owner {
         }
     }
 
-    /// A session changes files, and nobody waits any more for what others have to replay of them. That is written down before
-    /// the change: without it, the next leader would take what hides the change. False while it is not durable: in a crash it
-    /// could be lost with the change, and then both would be replayed in any order.
+    /// A session changes files, and nobody waits any more for what others have to replay of them: they are missing or silent,
+    /// or were asked for it in vain. That is written down before the change: without it, the next leader would take what hides
+    /// the change. False while it is not durable: in a crash it could be lost with the change, and then both would be replayed
+    /// in any order.
     pub(super) fn note_lapsed_before(&mut self, author: SessionId, call: &MutationCall) -> bool {
         let Awaits::Files(inodes) = call.mutation.facts().awaits else {
             return true;
@@ -65,10 +66,12 @@ impl Owner {
         }
         let now_ms = self.clock.now_ms();
         let holders = inodes.iter().filter_map(|ino| self.delegations.holder(ino));
-        // One that is back and silent again.
-        let silent = holders.filter(|it| *it != author);
-        let mut lapsed: Vec<_> = self.sessions.missing().chain(silent).collect();
-        lapsed.retain(|it| !self.leases.is_alive(now_ms, *it));
+        // One that is back, and silent again or slow. The slow one has been asked for a whole lease since it came back: it
+        // believes nothing of before, and has heard nothing since that it may cache. Once it has done more than replay, it
+        // has nothing to replay, and what it may have cached then is waited for.
+        let asked = holders.filter(|it| *it != author);
+        let mut lapsed: Vec<_> = self.sessions.missing().chain(asked).collect();
+        lapsed.retain(|it| !self.leases.is_alive(now_ms, *it) || self.only_replays(*it));
         lapsed.sort_unstable();
         lapsed.dedup();
         let mut unnoted = lapsed.clone();
@@ -117,8 +120,8 @@ impl Owner {
         next != Returning::No
     }
 
-    /// Whether a session has a lease again that is not written down. It may set attributes, which does not say whether it is
-    /// replayed, but must not cache what it is answered.
+    /// Whether a session is back and has only replayed so far, so that another leader may not wait for it. It may set
+    /// attributes, which does not say whether it is replayed, but must not cache what it is answered.
     pub(super) fn only_replays(&self, session: SessionId) -> bool {
         let session = self.sessions.get(session);
         session.is_some_and(|session| session.returning == Returning::Replays)

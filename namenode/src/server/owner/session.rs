@@ -133,6 +133,7 @@ impl Owner {
         }
         let connected = self.connections.get(&connection);
         let connected = connected.ok_or(FsError::SessionExpired)?;
+        let is_missing = self.sessions.is_missing(id);
         let session = self.sessions.get_mut(id);
         let session = session.filter(|it| !it.is_expelled);
         let session = session.ok_or(FsError::SessionExpired)?;
@@ -145,7 +146,7 @@ impl Owner {
         }
         // The connection that it had may be alive still; it has no session from now on.
         session.connection = Some(connection);
-        if self.namespace.has_lapsed(id) {
+        if is_missing || self.namespace.has_lapsed(id) {
             session.returning = Returning::Replays;
         }
         self.heard(id);
