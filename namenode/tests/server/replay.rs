@@ -377,3 +377,21 @@ async fn what_is_answered_before_the_lease_is_written_down_is_not_cached() {
         }
     }
 }
+
+/// Whoever leads next would take it for one that is replayed, and refuse it.
+#[tokio::test]
+async fn what_is_set_before_the_lease_is_written_down_is_durable_when_it_is_answered() {
+    let mut fixture = Fixture::new(with_short_leases).await;
+    let [file, other] = fixture.files;
+    fixture.crash().await;
+    // It is written down that her lease has run out.
+    fixture.bob.attr(chmod(other, 0o640)).await;
+    fixture.alice_returns().await;
+    let call = relaxed(&mut fixture.alice, chmod(file, 0o600));
+    let answer = meta(&fixture.alice.link, call.clone()).await;
+    assert!(answer.is_ok(), "{answer:?}");
+    fixture.crash().await;
+    fixture.alice_returns().await;
+    let again = meta(&fixture.alice.link, call).await;
+    assert!(again.is_ok(), "{again:?}");
+}

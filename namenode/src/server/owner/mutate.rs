@@ -90,7 +90,8 @@ impl Owner {
     }
 
     /// Whether a change may be lost in a crash: of all but the size of a file that never had content
-    /// and is delegated to the session.
+    /// and is delegated to the session. While it is written down that the session's lease has run out,
+    /// whoever leads next would refuse to have it replayed.
     fn may_be_relaxed(&self, session: SessionId, mutation: &Mutation) -> bool {
         let Mutation::SetAttr(SetAttr { ino, changes }) = mutation else {
             return false;
@@ -100,6 +101,7 @@ impl Owner {
             attr.is_ok_and(|attr| attr.content_version == 0)
         };
         changes.size_bytes.is_none()
+            && !self.namespace.has_lapsed(session)
             && self.delegations.is_held(session, *ino)
             && never_had_content()
     }
