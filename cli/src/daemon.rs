@@ -201,32 +201,23 @@ pub fn datanode(args: &DatanodeArgs) -> anyhow::Result<()> {
             tokio::spawn(endpoint.serve(MetricsSite(datanode.metrics_text())));
         }
         let mut is_registered = false;
-        let late = loop {
+        loop {
             tokio::select! {
                 () = datanode.registered(), if !is_registered => {
                     println!("{READY} {}", datanode.local_addr());
                     is_registered = true;
                 }
-                () = stop.received() => break None,
-                path = datanode.late_volume() => break Some(path),
+                () = stop.received() => break,
                 _ = reload.recv() => tokio::select! {
                     biased;
                     // A disk may not answer.
-                    () = stop.received() => break None,
+                    () = stop.received() => break,
                     () = reload_quotas(&args.config, &datanode) => {}
                 },
             }
-        };
+        }
         // Bounded by its own grace.
         datanode.shutdown().await;
-        if let Some(path) = late {
-            // Whoever supervises the datanode starts it again, with all volumes.
-            bail!(
-                "{}: the disk did not answer in time at the start, and does now: the datanode ends, to be started again \
-                 with this volume",
-                path.display()
-            );
-        }
         Ok(())
     })
 }

@@ -94,7 +94,13 @@ pub fn replica_files(input: &[u8]) {
         &Progress::default(),
     )
     .expect("the volume is good");
-    let store = BlockStore::new(vec![(volume, found)], BufferPool::new(1 << 20), 1 << 20, 1);
+    let store = BlockStore::new(
+        vec![(volume, found)],
+        0,
+        BufferPool::new(1 << 20),
+        1 << 20,
+        1,
+    );
     for replica in &replicas {
         check(&store, replica);
     }

@@ -2,7 +2,6 @@
 
 use std::io;
 use std::net::SocketAddr;
-use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -16,9 +15,10 @@ use harvestfs_telemetry::primary::{Monitor, Sampler};
 use tokio::sync::mpsc;
 
 use crate::driver::busy::BusySignal;
+use crate::driver::late::{self, Late};
 use crate::driver::link::{Commands, Links, Parts, Removals};
 use crate::driver::node::Node;
-use crate::driver::opening::{LateVolume, Opened, open_volumes};
+use crate::driver::opening::{Opened, open_volumes};
 use crate::driver::repair::Repairer;
 use crate::driver::scrubber::Scrubber;
 use crate::driver::service::{self, Alive};
@@ -51,7 +51,8 @@ impl Datanode {
     /// then on. Until it is registered, it answers all requests with `Busy` for want of keys.
     ///
     /// # Errors
-    /// [`StartError`]. A volume that cannot be used, or whose disk does not answer, is an error only if there is no other.
+    /// [`StartError`]. A volume that cannot be used, or is not open soon after another one, is an error only if there is
+    /// no other.
     pub async fn start(options: DatanodeOptions) -> Result<Self, StartError> {
         let sampler = options.primary.source.sampler()?;
         Self::start_on(options, Arc::new(RealDisk), sampler).await
@@ -88,7 +89,7 @@ impl Datanode {
         let Opened {
             store,
             errors: volume_errors,
-            late,
+            late: late_volumes,
         } = open_volumes(&options, disk, links_max).await?;
         let transport = TransportOptions::default();
         let endpoint = Endpoint::bind(options.listen, &options.identity, transport)?;
@@ -105,13 +106,14 @@ impl Datanode {
             connections,
             BusySignal::new(monitor),
             short_circuit,
+            Late::new(&late_volumes),
             links_max,
         );
         if let Some(listener) = listener {
             tokio::spawn(short_circuit::serve(listener, node.clone()));
         }
-        for volume in late {
-            tokio::spawn(watch_late(node.clone(), volume));
+        for volume in late_volumes {
+            tokio::spawn(late::run(node.clone(), volume));
         }
         tokio::spawn(watch_busy(node.clone()));
         tokio::spawn(write_obeyed(node.clone()));
@@ -179,22 +181,18 @@ impl Datanode {
         move || node.metrics_text()
     }
 
-    /// The volumes that cannot be used, and why.
+    /// The volumes that could not be used at the start, and why. One that was still being opened may be used by now.
     #[must_use]
     pub fn volume_errors(&self) -> &[VolumeError] {
         &self.volume_errors
     }
 
-    /// Completes once a volume could be opened in time after all whose disk did not answer at the start, with its directory.
-    /// It is used when the datanode is started again, which is to be soon: until then, all on it counts as lost.
-    pub async fn late_volume(&self) -> PathBuf {
-        self.node.late_volume().await
-    }
-
-    /// Takes over the quotas of volumes that are in use where they differ from what the configuration
-    /// said before: for new data at once, for what is there within an hour. Volumes are known
+    /// Takes over the quotas of volumes that are in use, or will be once they are open, where they differ from what the
+    /// configuration said before: for new data at once, for what is there within an hour. Volumes are known
     /// by their paths; everything else needs a restart.
     pub async fn reconfigure(&self, volumes: &[VolumeOptions]) {
+        // First: one that joins meanwhile sees it.
+        self.node.late.reconfigure(volumes);
         self.node.store.configure_quotas(volumes).await;
     }
 
@@ -267,15 +265,6 @@ fn watch_primary(sampler: Box<dyn Sampler>, options: &PrimaryOptions) -> io::Res
         return Ok(Monitor::start_here(sampler, gate, interval, now()));
     }
     Monitor::start(sampler, gate, interval)
-}
-
-/// Waits for a volume that was left out, until the node stops.
-async fn watch_late(node: Arc<Node>, volume: LateVolume) {
-    tokio::select! {
-        biased;
-        () = node.stopping() => {}
-        Some(path) = volume => node.opened_late(path),
-    }
 }
 
 /// Keeps the node's knowledge of its primary fresh until it stops.

@@ -5,6 +5,7 @@ mod budget;
 mod busy;
 mod datanode;
 mod guard;
+mod late;
 mod leftovers;
 mod link;
 mod metrics;

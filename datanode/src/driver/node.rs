@@ -1,7 +1,6 @@
 //! What all tasks of a datanode share.
 
 use std::net::SocketAddr;
-use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
@@ -15,13 +14,14 @@ use harvestfs_protocol::node::NodeRegistered;
 use harvestfs_protocol::timeline::{Authority, Position};
 use harvestfs_protocol::token::{BlockToken, Right, TokenKey};
 use harvestfs_protocol::transport::{ConnectionPool, FrameReceiver, FrameSender};
-use harvestfs_protocol::types::NodeInfo;
+use harvestfs_protocol::types::{NodeInfo, VolumeStatus};
 use harvestfs_protocol::unix_now_ms;
 use harvestfs_protocol::watch;
 use parking_lot::{Mutex, RwLock};
 use tokio::sync::Mutex as AsyncMutex;
 
 use crate::driver::busy::BusySignal;
+use crate::driver::late::Late;
 use crate::driver::metrics::{Metrics, Sample};
 use crate::driver::obedience::Obedience;
 use crate::driver::short_circuit::ShortCircuit;
@@ -29,7 +29,7 @@ use crate::driver::tokens::Tokens;
 use crate::engine::link::LinkId;
 use crate::engine::link::obedience::Refusal;
 use crate::engine::link::standing::Standing;
-use crate::store::BlockStore;
+use crate::store::{BlockStore, Found, Volume};
 
 /// When to ask again a datanode that has just started.
 const UNREGISTERED_RETRY_MS: u32 = 200;
@@ -57,6 +57,8 @@ pub struct Node {
     pub obedience: Obedience,
     /// Where files are lent to readers on this host, if anywhere.
     pub short_circuit: Option<ShortCircuit>,
+    /// Volumes that are still being opened.
+    pub late: Late,
     /// Block streams under way.
     pub active_streams: AtomicU32,
     /// What is measured.
@@ -69,8 +71,6 @@ pub struct Node {
     registration: watch::Sender<Option<Registration>>,
     stopping: watch::Sender<bool>,
     known: watch::Sender<bool>,
-    /// A volume that was left out at the start and could be opened in time after all.
-    late_volume: watch::Sender<Option<PathBuf>>,
 }
 
 impl Node {
@@ -79,6 +79,7 @@ impl Node {
         connections: ConnectionPool,
         busy: BusySignal,
         short_circuit: Option<ShortCircuit>,
+        late: Late,
         links_max: usize,
     ) -> Arc<Self> {
         Arc::new(Self {
@@ -90,12 +91,12 @@ impl Node {
             connections,
             busy,
             short_circuit,
+            late,
             active_streams: AtomicU32::new(0),
             metrics: Metrics::new(),
             registration: watch::Sender::new(None),
             stopping: watch::Sender::new(false),
             known: watch::Sender::new(false),
-            late_volume: watch::Sender::new(None),
         })
     }
 
@@ -138,6 +139,29 @@ impl Node {
     pub async fn claim(&self, cluster: ClusterId) {
         let _alone = self.claiming.lock().await;
         self.store.claim(cluster).await;
+    }
+
+    /// A volume joins the others that was opened after them, with what was found on it.
+    pub async fn join(&self, volume: &Arc<Volume>, found: Vec<Found>) {
+        let _alone = self.claiming.lock().await;
+        // As at a registration: what belongs to another cluster goes down before anything is said of it.
+        if let Some(cluster) = self.store.cluster() {
+            volume.join_cluster(cluster).await;
+        }
+        if let Some(obeyed) = volume.obeyed_at_start()
+            && volume.health.is_good()
+        {
+            self.obedience.found(obeyed);
+        }
+        self.store.join(volume, found);
+        self.late.has_joined();
+    }
+
+    /// What the namenodes are told of the volumes, also of those that are still being opened.
+    pub fn volumes(&self) -> Vec<VolumeStatus> {
+        let mut volumes = self.store.status();
+        self.late.add_to(&mut volumes);
+        volumes
     }
 
     /// Takes note of what a namenode said at registration.
@@ -258,25 +282,6 @@ impl Node {
         let _ = self.known.subscribe().wait_for(|known| *known).await;
     }
 
-    /// Takes note that a volume that was left out at the start, because its disk did not answer, could be
-    /// opened in time after all.
-    pub fn opened_late(&self, path: PathBuf) {
-        tracing::warn!(
-            volume = %path.display(),
-            "the disk answers by now: the volume is used when the datanode is started again"
-        );
-        self.late_volume.send_replace(Some(path));
-    }
-
-    /// Completes once there is such a volume, with its directory.
-    pub async fn late_volume(&self) -> PathBuf {
-        let mut late = self.late_volume.subscribe();
-        match late.wait_for(Option::is_some).await.as_deref() {
-            Ok(Some(path)) => path.clone(),
-            _ => unreachable!("it is waited for, and its sender lives as long as this"),
-        }
-    }
-
     /// The metrics in the text format of Prometheus. Waits for nothing.
     pub fn metrics_text(&self) -> String {
         self.metrics.text(&Sample {
@@ -284,7 +289,7 @@ impl Node {
             registered: *self.known.borrow(),
             streams: self.active_streams.load(Ordering::Relaxed),
             primary: self.busy.primary(),
-            volumes: self.store.status(),
+            volumes: self.volumes(),
         })
     }
 

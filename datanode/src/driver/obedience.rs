@@ -45,6 +45,11 @@ impl Obedience {
         self.state.lock()
     }
 
+    /// A volume says that this was obeyed before the start.
+    pub fn found(&self, obeyed: Position) {
+        self.state.lock().found(obeyed);
+    }
+
     /// Whether a command still holds that was given in this epoch.
     pub fn holds(&self, epoch: Epoch) -> bool {
         self.state.lock().holds(epoch)

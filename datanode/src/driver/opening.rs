@@ -1,22 +1,23 @@
-//! Opening the volumes at the start, each as long as its disk answers.
+//! Opening the volumes at the start: those that are open wait for the others, but not for long.
 
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use futures::future::{BoxFuture, join_all};
-use harvestfs_protocol::machine;
+use futures::future::join_all;
+use harvestfs_protocol::{machine, watch};
 use tokio::sync::oneshot;
 
+use crate::driver::late::{LateVolume, OpenVolume};
 use crate::options::{DatanodeOptions, StartError};
 use crate::store::{BlockStore, BufferPool, Disk, Progress, Volume, VolumeError};
 
-/// A volume whose disk owes one answer for this long is left out. Verifying what is on it may take much longer. An owner
-/// may keep a disk busy for longer too, and while the datanode runs that is borne; but until the volumes are opened,
-/// those on other disks are away as well. What is opened after this comes back with the next start.
+/// How long what is open waits for the others. After 30 s without this server, the namenode repairs all that it has; what
+/// it registers without is repaired at once. Each that is open within this time of the first one spares the cluster that.
+const OTHERS_WAIT: Duration = Duration::from_secs(if cfg!(test) { 1 } else { 10 });
+/// Where no volume is open, a disk that owes one answer for this long is given up: whoever supervises the datanode is to
+/// know. Verifying what is on it may take much longer.
 const ANSWER_DEADLINE: Duration = Duration::from_secs(2 * 60);
-/// How long after a volume was late again it is opened once more.
-const AGAIN_AFTER: Duration = Duration::from_secs(15 * 60);
 
 /// What came of opening the volumes.
 pub struct Opened {
@@ -24,30 +25,23 @@ pub struct Opened {
     pub store: BlockStore,
     /// Why the others are not.
     pub errors: Vec<VolumeError>,
-    /// Those of the others whose disks did not answer.
+    /// Those of the others that may be opened yet.
     pub late: Vec<LateVolume>,
 }
-
-/// A volume that is left out and may be opened in time yet: its directory, once it was; nothing where it cannot be used.
-pub type LateVolume = BoxFuture<'static, Option<PathBuf>>;
-
-/// Opens a volume, perhaps several times.
-type Open<T> = Arc<dyn Fn(&Progress) -> Result<T, VolumeError> + Send + Sync>;
 
 /// A volume that is being opened.
 struct Opening<T> {
     path: PathBuf,
-    open: Open<T>,
     progress: Arc<Progress>,
     opened: oneshot::Receiver<Result<T, VolumeError>>,
 }
 
 /// What came of opening a volume.
 enum Ended<T> {
-    /// It is open, or cannot be used.
-    InTime(Result<T, VolumeError>),
-    /// Its disk does not answer, and may yet.
-    Late(Opening<T>),
+    Open(T),
+    Unusable(VolumeError),
+    /// It may be opened yet.
+    Late(Opening<T>, VolumeError),
 }
 
 impl<T: Send + 'static> Opening<T> {
@@ -56,12 +50,15 @@ impl<T: Send + 'static> Opening<T> {
     ///
     /// # Errors
     /// There is no thread.
-    fn begin(path: PathBuf, open: Open<T>) -> Result<Self, VolumeError> {
+    fn begin(
+        path: PathBuf,
+        open: impl FnOnce(&Progress) -> Result<T, VolumeError> + Send + 'static,
+    ) -> Result<Self, VolumeError> {
         let progress = Arc::<Progress>::default();
         let (sender, opened) = oneshot::channel();
-        let (noted, opens) = (progress.clone(), open.clone());
+        let noted = progress.clone();
         // What nobody waits for any more is dropped here.
-        let work = move || drop(sender.send(opens(&noted)));
+        let work = move || drop(sender.send(open(&noted)));
         if machine::is_simulated() {
             tokio::spawn(async move { work() });
         } else {
@@ -72,66 +69,60 @@ impl<T: Send + 'static> Opening<T> {
         }
         Ok(Self {
             path,
-            open,
             progress,
             opened,
         })
     }
 
-    /// Waits for its end, or until the disk does not answer.
-    async fn end(mut self) -> Result<Ended<T>, StartError> {
-        loop {
-            let answers = self.progress.answers();
-            match tokio::time::timeout(ANSWER_DEADLINE, &mut self.opened).await {
-                Ok(Ok(opened)) => return Ok(Ended::InTime(opened)),
-                Ok(Err(_)) => return Err(StartError::OpeningFailed),
-                Err(_) if self.progress.answers() > answers => {}
-                Err(_) => return Ok(Ended::Late(self)),
-            }
-        }
-    }
-
-    /// Begins, and waits for the end as [`Opening::end`] does.
-    async fn attempt(path: PathBuf, open: Open<T>) -> Result<Ended<T>, StartError> {
-        match Self::begin(path, open) {
-            Ok(opening) => opening.end().await,
-            Err(error) => Ok(Ended::InTime(Err(error))),
-        }
-    }
-
-    /// Waits for its end as long as it takes, and then until it can be opened in time: the directory, once it could. It
-    /// is closed again then, for the process that is to use it. A disk may be as slow at each start: a process that
-    /// ended because of it would be started over and over, and the good volumes were away each time.
-    async fn end_late(self) -> Option<PathBuf> {
-        let (path, open) = (self.path.clone(), self.open.clone());
-        let mut late = self;
-        loop {
-            let ended = match late.opened.await {
+    /// Waits for its end, or until another one was kept waiting for long enough, or its disk does not answer.
+    async fn end(mut self, is_one_open: &watch::Sender<bool>) -> Result<Ended<T>, StartError> {
+        let error = tokio::select! {
+            biased;
+            opened = &mut self.opened => return match opened {
                 Ok(Ok(opened)) => {
-                    // It holds the lock.
-                    drop(opened);
-                    Self::attempt(path.clone(), open.clone()).await
+                    is_one_open.send_replace(true);
+                    Ok(Ended::Open(opened))
                 }
-                Ok(Err(error)) => Ok(Ended::InTime(Err(error))),
+                Ok(Err(error)) => Ok(Ended::Unusable(error)),
                 Err(_) => Err(StartError::OpeningFailed),
-            };
-            match ended {
-                Ok(Ended::InTime(Ok(_))) => return Some(path),
-                Ok(Ended::InTime(Err(error))) => {
-                    tracing::error!(%error, "a volume cannot be used");
-                    return None;
-                }
-                Ok(Ended::Late(again)) => late = again,
-                Err(error) => {
-                    tracing::error!(volume = %path.display(), %error, "a volume cannot be used");
-                    return None;
-                }
-            }
-            tracing::warn!(
-                volume = %path.display(),
-                "the disk did not answer in time again: the volume is still left out"
-            );
-            tokio::time::sleep(AGAIN_AFTER).await;
+            },
+            () = others_waited(is_one_open) => VolumeError::Opening {
+                path: self.path.clone(),
+            },
+            () = silence(&self.progress) => VolumeError::Silent {
+                path: self.path.clone(),
+            },
+        };
+        Ok(Ended::Late(self, error))
+    }
+}
+
+/// Begins to open a volume, and waits for the end as [`Opening::end`] does.
+async fn attempt<T: Send + 'static>(
+    path: PathBuf,
+    open: impl FnOnce(&Progress) -> Result<T, VolumeError> + Send + 'static,
+    is_one_open: &watch::Sender<bool>,
+) -> Result<Ended<T>, StartError> {
+    match Opening::begin(path, open) {
+        Ok(opening) => opening.end(is_one_open).await,
+        Err(error) => Ok(Ended::Unusable(error)),
+    }
+}
+
+/// Completes when a volume that is open has waited for the others for long enough.
+async fn others_waited(is_one_open: &watch::Sender<bool>) {
+    // The sender is only borrowed.
+    let _ = is_one_open.subscribe().wait_for(|is_open| *is_open).await;
+    tokio::time::sleep(OTHERS_WAIT).await;
+}
+
+/// Completes when a disk has owed an answer for too long.
+async fn silence(progress: &Progress) {
+    loop {
+        let answers = progress.answers();
+        tokio::time::sleep(ANSWER_DEADLINE).await;
+        if progress.answers() == answers {
+            return;
         }
     }
 }
@@ -146,37 +137,45 @@ pub async fn open_volumes(
     links_max: usize,
 ) -> Result<Opened, StartError> {
     let server = options.identity.peer().name.clone();
+    let is_one_open = watch::Sender::new(false);
     let endings = options.volumes.iter().cloned().map(|volume| {
         let (server, disk, threads) = (server.clone(), disk.clone(), options.disk_threads);
         let path = volume.path.clone();
-        let open = move |progress: &Progress| {
-            Volume::open(&volume, &server, disk.clone(), threads, progress)
-        };
-        Opening::attempt(path, Arc::new(open))
+        let open =
+            move |progress: &Progress| Volume::open(&volume, &server, disk, threads, progress);
+        attempt(path, open, &is_one_open)
     });
+    let endings: Vec<Result<Ended<OpenVolume>, StartError>> = join_all(endings).await;
     let (mut volumes, mut errors) = (Vec::new(), Vec::new());
-    let mut late = Vec::<LateVolume>::new();
-    for ended in join_all(endings).await {
+    let mut late = Vec::new();
+    for (configured, ended) in options.volumes.iter().zip(endings) {
         let error = match ended? {
-            Ended::InTime(Ok(volume)) => {
+            Ended::Open(volume) => {
                 volumes.push(volume);
                 continue;
             }
-            Ended::InTime(Err(error)) => error,
-            Ended::Late(opening) => {
-                let path = opening.path.clone();
-                late.push(Box::pin(opening.end_late()));
-                VolumeError::Silent { path }
+            Ended::Unusable(error) => {
+                tracing::error!(%error, "a volume cannot be used");
+                error
+            }
+            Ended::Late(opening, error) => {
+                tracing::warn!(%error, "a volume is left out until it is open");
+                late.push(LateVolume {
+                    options: configured.clone(),
+                    progress: opening.progress,
+                    opened: opening.opened,
+                });
+                error
             }
         };
-        tracing::error!(%error, "a volume cannot be used");
         errors.push(error);
     }
     if volumes.is_empty() {
         return Err(StartError::NoVolume(errors));
     }
     let buffers = BufferPool::new(options.buffer_bytes);
-    let store = BlockStore::new(volumes, buffers, options.table_cache_bytes, links_max);
+    let cache_bytes = options.table_cache_bytes;
+    let store = BlockStore::new(volumes, late.len(), buffers, cache_bytes, links_max);
     Ok(Opened {
         store,
         errors,
@@ -188,84 +187,67 @@ pub async fn open_volumes(
 mod tests {
     use std::sync::mpsc;
 
-    use parking_lot::Mutex;
-    use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
+    use tokio::time::Instant;
 
     use super::*;
 
-    fn begin(open: impl Fn() -> Result<(), VolumeError> + Send + Sync + 'static) -> Opening<()> {
-        let open = move |_: &Progress| open();
-        Opening::begin(PathBuf::from("v"), Arc::new(open)).unwrap()
+    fn begin(open: impl FnOnce() -> Result<(), VolumeError> + Send + 'static) -> Opening<()> {
+        Opening::begin(PathBuf::from("v"), |_: &Progress| open()).unwrap()
     }
 
-    /// A volume that says each time when its opening begins, and is open once that is released.
-    fn held_back() -> (Opening<()>, UnboundedReceiver<()>, mpsc::Sender<()>) {
-        let (begins, begun) = unbounded_channel();
+    /// A volume that is open once it is released.
+    fn held_back() -> (Opening<()>, mpsc::Sender<()>) {
         let (release, released) = mpsc::channel();
-        let released = Mutex::new(released);
         let opening = begin(move || {
-            // A test may not look.
-            let _ = begins.send(());
             // Without the other end, nothing is held back any more.
-            let _ = released.lock().recv();
+            let _ = released.recv();
             Ok(())
         });
-        (opening, begun, release)
-    }
-
-    async fn be_late(opening: Opening<()>) -> Opening<()> {
-        match opening.end().await.unwrap() {
-            Ended::Late(late) => late,
-            Ended::InTime(_) => panic!("it cannot have ended"),
-        }
+        (opening, release)
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_volume_is_waited_for_as_long_as_its_disk_answers_and_may_be_opened_later() {
-        let (opening, _begun, release) = held_back();
+    async fn while_none_is_open_a_volume_is_waited_for_as_long_as_its_disk_answers() {
+        let (opening, _release) = held_back();
         let progress = opening.progress.clone();
-        let ending = tokio::spawn(be_late(opening));
+        let ending = tokio::spawn(async move {
+            let none_is_open = watch::Sender::new(false);
+            opening.end(&none_is_open).await
+        });
         for _ in 0..10 {
             tokio::time::sleep(ANSWER_DEADLINE * 2 / 3).await;
             progress.answered();
             assert!(!ending.is_finished());
         }
-        let late = ending.await.unwrap();
-        // The second opening is to be in time.
-        tokio::time::resume();
-        drop(release);
-        assert_eq!(late.end_late().await, Some(PathBuf::from("v")));
+        let ended = ending.await.unwrap().unwrap();
+        assert!(matches!(ended, Ended::Late(_, VolumeError::Silent { .. })));
     }
 
-    /// Else the process that is started for it would leave it out again, and be ended again.
-    #[tokio::test(start_paused = true)]
-    async fn one_that_is_late_again_is_left_out_until_it_is_opened_in_time() {
-        let (opening, mut begun, release) = held_back();
-        let late = be_late(opening).await;
-        release.send(()).unwrap();
-        let ending = tokio::spawn(late.end_late());
-        for _ in 0..2 {
-            begun.recv().await.unwrap();
-        }
-        // It is late again, and waited for again.
-        tokio::time::sleep(ANSWER_DEADLINE + AGAIN_AFTER * 2).await;
-        assert!(!ending.is_finished());
-        // The third opening is to be in time.
-        tokio::time::resume();
-        drop(release);
-        assert_eq!(ending.await.unwrap(), Some(PathBuf::from("v")));
-    }
-
+    /// Else the good volumes of a server are away for as long as its worst disk likes.
     #[tokio::test]
-    async fn one_that_is_found_later_to_be_of_no_use_stays_left_out() {
-        let path = PathBuf::from("v");
-        let missing = begin(move || Err(VolumeError::Missing { path: path.clone() }));
-        assert_eq!(missing.end_late().await, None);
+    async fn one_that_is_open_waits_for_the_others_only_for_a_while() {
+        let is_one_open = watch::Sender::new(false);
+        let (opening, release) = held_back();
+        let first = begin(|| Ok(())).end(&is_one_open).await.unwrap();
+        assert!(matches!(first, Ended::Open(())));
+        // Not before: time would pass while the thread of the first one works.
+        tokio::time::pause();
+        let begun = Instant::now();
+        let ended = opening.end(&is_one_open).await.unwrap();
+        let Ended::Late(late, VolumeError::Opening { .. }) = ended else {
+            panic!("it cannot be open");
+        };
+        let waited = begun.elapsed();
+        let wanted = OTHERS_WAIT..OTHERS_WAIT * 2;
+        assert!(wanted.contains(&waited), "{waited:?}");
+        drop(release);
+        late.opened.await.unwrap().unwrap();
     }
 
     #[tokio::test]
     async fn one_that_breaks_off_is_said() {
-        let broken = begin(|| panic!("on purpose")).end().await;
+        let is_one_open = watch::Sender::new(false);
+        let broken = begin(|| panic!("on purpose")).end(&is_one_open).await;
         assert!(matches!(broken, Err(StartError::OpeningFailed)));
     }
 }

@@ -36,18 +36,24 @@ pub struct BlockStore {
 }
 
 impl BlockStore {
-    /// A store over volumes that were opened, with what was found on them. Namenodes on at
-    /// most so many links are told of it.
+    /// A store over volumes that were opened, with what was found on them; so many others may [join](Self::join) them
+    /// `late`. Namenodes on at most so many links are told of it.
     pub fn new(
         volumes: Vec<(Arc<Volume>, Vec<Found>)>,
+        late: usize,
         buffers: BufferPool,
         table_cache_bytes: usize,
         links_max: usize,
     ) -> Self {
-        let inventory = Inventory::new(volumes, buffers, table_cache_bytes, links_max);
+        let inventory = Inventory::new(volumes, late, buffers, table_cache_bytes, links_max);
         Self {
             inventory: Arc::new(inventory),
         }
+    }
+
+    /// A volume joins that was opened late, with what was found on it.
+    pub fn join(&self, volume: &Arc<Volume>, found: Vec<Found>) {
+        self.inventory.join(volume, found);
     }
 
     /// What happens to replicas, for the namenodes.
@@ -62,13 +68,13 @@ impl BlockStore {
 
     /// What a heartbeat says about the volumes. Touches no disk.
     pub fn status(&self) -> Vec<VolumeStatus> {
-        self.inventory.volumes.iter().map(|v| v.status()).collect()
+        self.inventory.volumes().map(|v| v.status()).collect()
     }
 
     /// What would have to go until no volume is above its quota or nearly full, in bytes. Until then,
     /// space matters more than sparing the disks.
     pub fn pressure_bytes(&self) -> u64 {
-        let healthy = self.inventory.volumes.iter().filter(|v| v.health.is_good());
+        let healthy = self.inventory.volumes().filter(|v| v.health.is_good());
         healthy.map(|volume| volume.quota.pressure_bytes()).sum()
     }
 
@@ -77,20 +83,20 @@ impl BlockStore {
         let volume = {
             let replicas = self.inventory.lock();
             let entry = replicas.get(&block);
-            entry.map(|entry| &self.inventory.volumes[entry.volume])
+            entry.map(|entry| self.inventory.volume(entry.volume))
         };
         volume.is_some_and(|it| it.check_usable().is_ok() && it.quota.excess_bytes() > 0)
     }
 
     /// The volumes that can be used.
     pub fn healthy_storages(&self) -> Vec<StorageId> {
-        let healthy = self.inventory.volumes.iter().filter(|v| v.health.is_good());
+        let healthy = self.inventory.volumes().filter(|v| v.health.is_good());
         healthy.map(|v| v.storage()).collect()
     }
 
     /// All volumes, also those that cannot be used.
-    pub fn volumes(&self) -> &[Arc<Volume>] {
-        &self.inventory.volumes
+    pub fn volumes(&self) -> Vec<Arc<Volume>> {
+        self.inventory.volumes().cloned().collect()
     }
 
     /// Changes what a volume may use; see [`Volume::set_quota`].
@@ -105,7 +111,7 @@ impl BlockStore {
     ) -> Result<(), StoreError> {
         match self.inventory.volume_index(storage) {
             Some(index) => {
-                let volume = &self.inventory.volumes[index];
+                let volume = self.inventory.volume(index);
                 volume.set_quota(quota_bytes, time, None).await
             }
             // It was reimaged since; the new volume has the configured quota.
@@ -117,7 +123,7 @@ impl BlockStore {
     /// keeps no other volume's from holding.
     pub async fn configure_quotas(&self, configured: &[VolumeOptions]) {
         let mut changes = JoinSet::new();
-        for volume in &self.inventory.volumes {
+        for volume in self.inventory.volumes() {
             let options = configured.iter().find(|it| it.path == volume.path());
             let Some(options) = options else {
                 continue;
@@ -139,11 +145,8 @@ impl BlockStore {
 
     /// Volumes that should be below their quota by now, and how many bytes they are above it.
     pub fn overdue(&self, now: Instant) -> Vec<(StorageId, u64)> {
-        let usable = self
-            .inventory
-            .volumes
-            .iter()
-            .filter(|v| v.check_usable().is_ok());
+        let volumes = self.inventory.volumes();
+        let usable = volumes.filter(|v| v.check_usable().is_ok());
         let overdue = usable.filter(|volume| volume.time_to_shrink(now) == Some(0));
         overdue
             .map(|volume| (volume.storage(), volume.quota.excess_bytes()))
@@ -160,39 +163,25 @@ impl BlockStore {
 
     /// Whether no volume that can be used answers now.
     pub fn is_silent(&self) -> bool {
-        let mut healthy = self.inventory.volumes.iter().filter(|v| v.health.is_good());
+        let mut healthy = self.inventory.volumes().filter(|v| v.health.is_good());
         healthy.next().is_some_and(|first| first.is_silent()) && healthy.all(|it| it.is_silent())
     }
 
     /// The cluster that the volumes belong to, once that is known.
     pub fn cluster(&self) -> Option<ClusterId> {
-        self.inventory.volumes.iter().find_map(|v| v.cluster())
+        self.inventory.volumes().find_map(|v| v.cluster())
     }
 
     /// Makes the volumes part of a cluster. Those of another cluster go down.
     pub async fn claim(&self, cluster: ClusterId) {
-        for volume in &self.inventory.volumes {
-            if volume.cluster() == Some(cluster) {
-                continue;
-            }
-            let claimed = volume.clone();
-            let result = volume
-                .run(move || {
-                    if let Err(error) = claimed.claim(cluster) {
-                        claimed.health.fail(&error.to_string(), claimed.path());
-                    }
-                    Ok(())
-                })
-                .await;
-            if let Err(error) = result {
-                tracing::warn!(%error, "the volume is not part of the cluster");
-            }
+        for volume in self.volumes() {
+            volume.join_cluster(cluster).await;
         }
     }
 
     /// How far the namenode was that was obeyed before the start, as the volume says that knows most.
     pub fn obeyed_at_start(&self) -> Option<Position> {
-        let volumes = self.inventory.volumes.iter();
+        let volumes = self.inventory.volumes();
         let obeyed = volumes.filter_map(|volume| volume.obeyed_at_start());
         obeyed.max_by_key(|it| (it.epoch, it.record))
     }
@@ -204,7 +193,7 @@ impl BlockStore {
     pub async fn write_obeyed(&self, position: Position) -> Result<(), StoreError> {
         let mut result = Ok(());
         let mut is_written = false;
-        for volume in &self.inventory.volumes {
+        for volume in self.volumes() {
             match volume.write_obeyed(position).await {
                 Ok(()) => is_written = true,
                 Err(error) => result = Err(error),
@@ -252,7 +241,7 @@ impl BlockStore {
     pub fn report(&self, block: BlockId) -> Option<(StorageId, ReplicaReport)> {
         let replicas = self.inventory.lock();
         let entry = replicas.get(&block)?;
-        let volume = &self.inventory.volumes[entry.volume];
+        let volume = self.inventory.volume(entry.volume);
         if !volume.health.is_good() {
             return None;
         }
@@ -292,7 +281,7 @@ impl BlockStore {
                 .await;
             match result {
                 Err(StoreError::NoSpace | StoreError::Disk { .. })
-                    if refused.len() + 1 < self.inventory.volumes.len() =>
+                    if refused.len() + 1 < self.inventory.volumes().count() =>
                 {
                     refused.push(index);
                 }
@@ -309,7 +298,7 @@ impl BlockStore {
         chunks_max: u32,
         charge: Charge,
     ) -> Result<BlockWriter, StoreError> {
-        let volume = self.inventory.volumes[index].clone();
+        let volume = self.inventory.volume(index).clone();
         let replica = OpenReplica::writing(origin);
         let creation = self.inventory.add(block, index, &replica)?;
         let inventory = self.inventory.clone();

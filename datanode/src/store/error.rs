@@ -72,6 +72,12 @@ pub enum VolumeError {
         /// The volume.
         path: PathBuf,
     },
+    /// It takes longer than the others are kept waiting.
+    #[error("{} is still being opened", path.display())]
+    Opening {
+        /// The volume.
+        path: PathBuf,
+    },
     /// Another process uses it.
     #[error("{} is in use by another process", path.display())]
     Locked {

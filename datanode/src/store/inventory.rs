@@ -1,8 +1,8 @@
 //! The map of all replicas. It is locked for lookups and single changes, never while a disk is
 //! accessed.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
 
 use harvestfs_protocol::ids::{BlockId, StorageId};
 use harvestfs_protocol::node::{ReplicaChange, ReplicaReport};
@@ -24,7 +24,8 @@ use crate::engine::quota::{Charge, REPLICA_OVERHEAD_BYTES, shrinking, volumes};
 
 /// Volumes, replicas, and what is cached of them.
 pub(super) struct Inventory {
-    pub(super) volumes: Vec<Arc<Volume>>,
+    /// By number, in which they are filled: those at the end are of volumes that join later.
+    pub(super) slots: Box<[OnceLock<Arc<Volume>>]>,
     replicas: Mutex<FxHashMap<BlockId, Entry>>,
     next_generation: AtomicU64,
     pub(super) files: FileCache,
@@ -91,7 +92,7 @@ pub(super) enum ToDelete {
 }
 
 impl Entry {
-    fn found(volume: usize, generation: Generation, found: Found) -> (BlockId, Self) {
+    pub(super) fn found(volume: usize, generation: Generation, found: Found) -> (BlockId, Self) {
         let state = match found.state {
             FoundState::Open => State::Open(OpenReplica::found(found.chunks, found.charge)),
             FoundState::Sealed => State::Sealed {
@@ -131,6 +132,7 @@ impl Entry {
 impl Inventory {
     pub(super) fn new(
         volumes: Vec<(Arc<Volume>, Vec<Found>)>,
+        late: usize,
         buffers: BufferPool,
         table_cache_bytes: usize,
         links_max: usize,
@@ -145,8 +147,11 @@ impl Inventory {
                 add_found(&mut replicas, &opened, block, entry);
             }
         }
+        let slots = opened.into_iter().map(OnceLock::from);
         Self {
-            volumes: opened,
+            slots: slots
+                .chain(std::iter::repeat_with(OnceLock::new).take(late))
+                .collect(),
             replicas: Mutex::new(replicas),
             next_generation: AtomicU64::new(generations.start),
             files: FileCache::default(),
@@ -160,8 +165,12 @@ impl Inventory {
         self.replicas.lock()
     }
 
+    pub(super) fn next_generation(&self) -> Generation {
+        Generation(self.next_generation.fetch_add(1, Ordering::Relaxed))
+    }
+
     pub(super) fn volume_index(&self, storage: StorageId) -> Option<usize> {
-        self.volumes.iter().position(|v| v.storage() == storage)
+        self.volumes().position(|v| v.storage() == storage)
     }
 
     pub(super) fn open_replicas(&self) -> Vec<(BlockId, Arc<Volume>)> {
@@ -169,7 +178,7 @@ impl Inventory {
         let open = replicas.iter().filter(
             |(_, entry)| matches!(&entry.state, State::Open(it) if it.origin == Origin::Pipeline),
         );
-        open.map(|(&block, entry)| (block, self.volumes[entry.volume].clone()))
+        open.map(|(&block, entry)| (block, self.volume(entry.volume).clone()))
             .collect()
     }
 
@@ -187,7 +196,7 @@ impl Inventory {
         refused: &[usize],
     ) -> Result<(usize, Charge), StoreError> {
         let mut candidates = Vec::new();
-        for (index, volume) in self.volumes.iter().enumerate() {
+        for (index, volume) in self.volumes().enumerate() {
             if volume.check_usable().is_ok() && !refused.contains(&index) {
                 candidates.push(volumes::Candidate {
                     volume: index,
@@ -202,14 +211,14 @@ impl Inventory {
             }
         }
         let reserved = volumes::order(candidates).find_map(|index| {
-            let volume = &self.volumes[index];
+            let volume = self.volume(index);
             let charge = volume.quota.reserve(REPLICA_OVERHEAD_BYTES)?;
             let repairs = u64::from(origin == Origin::Repair);
             volume.repairs.fetch_add(repairs, Ordering::Relaxed);
             Some((index, charge))
         });
         reserved.ok_or_else(|| {
-            let silent = self.volumes.iter().filter(|volume| volume.health.is_good());
+            let silent = self.volumes().filter(|volume| volume.health.is_good());
             let mut silent = silent.filter_map(|volume| volume.check_usable().err());
             // There may be room on a disk that does not answer.
             silent.next().unwrap_or(StoreError::NoSpace)
@@ -246,7 +255,7 @@ impl Inventory {
         if let Some(entry) = replicas.get(&block)
             && let Some(report) = entry.report(block)
         {
-            let storage = self.volumes[entry.volume].storage();
+            let storage = self.volume(entry.volume).storage();
             self.changes.push(storage, ReplicaChange::Have(report));
         }
     }
@@ -257,7 +266,7 @@ impl Inventory {
         let (storage, change) = match replicas.get(&block) {
             None => (storage, ReplicaChange::Deleted(block)),
             Some(entry) => {
-                let storage = self.volumes[entry.volume].storage();
+                let storage = self.volume(entry.volume).storage();
                 match (entry.report(block), &entry.state) {
                     (Some(report), _) => (storage, ReplicaChange::Have(report)),
                     // What is being fetched or removed is reported when that is done.
@@ -295,7 +304,7 @@ impl Inventory {
             return Err(StoreError::Corrupt { offset: 0 });
         }
         Ok(Readable {
-            volume: self.volumes[entry.volume].clone(),
+            volume: self.volume(entry.volume).clone(),
             generation: entry.generation,
             chunks,
             open,
@@ -364,7 +373,7 @@ impl Inventory {
         let Some(entry) = replicas.get_mut(&block) else {
             return Ok(ToDelete::Nothing);
         };
-        let volume = self.volumes[entry.volume].clone();
+        let volume = self.volume(entry.volume).clone();
         volume.check_usable()?;
         Ok(match std::mem::replace(&mut entry.state, State::Deleting) {
             State::Sealed { charge, .. } | State::Corrupt { charge, .. } => {
@@ -418,7 +427,7 @@ impl Inventory {
     }
 
     fn abandoned(&self, entry: &Entry) -> Option<(Arc<Volume>, Arc<OpenReplica>)> {
-        let volume = &self.volumes[entry.volume];
+        let volume = self.volume(entry.volume);
         match &entry.state {
             State::Open(replica)
                 if replica.origin == Origin::Repair
@@ -466,7 +475,7 @@ impl Inventory {
     /// Whether a replica is gone with its volume, so that another one may be created. A volume that is down stays
     /// so until the next start. What a job or a writer still has is not given up: it may yet change its state.
     fn give_up_lost(&self, entry: &Entry) -> bool {
-        if self.volumes[entry.volume].health.is_good() {
+        if self.volume(entry.volume).health.is_good() {
             return false;
         }
         match &entry.state {
@@ -488,7 +497,7 @@ impl Inventory {
     ) -> Result<Creation, StoreError> {
         let created = Entry {
             volume,
-            generation: Generation(self.next_generation.fetch_add(1, Ordering::Relaxed)),
+            generation: self.next_generation(),
             state: State::Open(replica.clone()),
         };
         let lost = {

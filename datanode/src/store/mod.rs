@@ -13,6 +13,7 @@ mod error;
 mod health;
 mod inventory;
 mod jobs;
+mod joining;
 mod layout;
 mod lending;
 mod obeyed_file;
@@ -44,7 +45,7 @@ pub use open_replica::Origin;
 pub use progress::Progress;
 pub use reading::{ChunkRange, Piece};
 pub use replica::OpenFile;
-pub use volume::{Volume, VolumeOptions};
+pub use volume::{Found, Volume, VolumeOptions};
 
 #[cfg(test)]
 mod tests;

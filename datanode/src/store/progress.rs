@@ -1,19 +1,36 @@
 //! How far the opening of a volume is, for those who wait for it.
 
+use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
+
+use harvestfs_protocol::ids::StorageId;
 
 /// Counts what the disk has answered.
 #[derive(Debug, Default)]
-pub struct Progress(AtomicU64);
+pub struct Progress {
+    answers: AtomicU64,
+    storage: OnceLock<StorageId>,
+}
 
 impl Progress {
     /// The disk has answered.
     pub fn answered(&self) {
-        self.0.fetch_add(1, Ordering::Relaxed);
+        self.answers.fetch_add(1, Ordering::Relaxed);
     }
 
     /// How often it has.
     pub fn answers(&self) -> u64 {
-        self.0.load(Ordering::Relaxed)
+        self.answers.load(Ordering::Relaxed)
+    }
+
+    /// It is this volume that is being opened.
+    pub fn found(&self, storage: StorageId) {
+        // It is opened once.
+        let _ = self.storage.set(storage);
+    }
+
+    /// Which volume it is, once that is known, which is long before it is open.
+    pub fn storage(&self) -> Option<StorageId> {
+        self.storage.get().copied()
     }
 }

@@ -163,6 +163,7 @@ impl Volume {
                 expected: server.to_owned(),
             });
         }
+        progress.found(version.storage);
         progress.answered();
         make_dirs(path, progress)?;
         let health = Arc::<Health>::default();

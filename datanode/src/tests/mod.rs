@@ -2,6 +2,7 @@
 
 mod background;
 mod busy;
+mod late;
 mod link;
 mod namenodes;
 mod pipeline;

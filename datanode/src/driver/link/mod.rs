@@ -28,6 +28,7 @@ use harvestfs_protocol::timeline::Authority;
 use harvestfs_protocol::transport::{CloseCode, RpcClient, RpcError, TransportError};
 use harvestfs_protocol::unix_now_ms;
 use harvestfs_protocol::version::{Release, Unfit, Versions};
+use harvestfs_protocol::watch;
 use parking_lot::Mutex;
 use tokio::sync::mpsc;
 
@@ -75,6 +76,8 @@ enum LinkError {
     Unfit(#[from] Unfit),
     #[error("the namenode's answer does not fit the request")]
     UnexpectedReply,
+    #[error("a volume has joined since it was registered")]
+    AnotherVolume,
 }
 
 /// The link to one namenode.
@@ -128,10 +131,10 @@ impl NamenodeLink {
         let mut attempts = Attempts::default();
         loop {
             let (error, happened) = match self.connect().await {
-                Ok(client) => {
+                Ok((client, joined)) => {
                     attempts.registered();
                     note(Some(&client));
-                    let error = self.serve(&client).await;
+                    let error = self.serve(&client, joined).await;
                     note(None);
                     self.links.node.lost(self.id);
                     (error, "lost the namenode")
@@ -158,6 +161,7 @@ impl NamenodeLink {
         match error {
             // Until the one that leads has registered this server, and this one knows.
             LinkError::Refused(FsError::NotLeader { .. }) => Failure::Passing,
+            LinkError::AnotherVolume => Failure::Passing,
             // It led, and is to learn from the others that it does no longer.
             LinkError::Disobeyed(Refusal::Older { .. }) if self.links.are_several() => {
                 Failure::Passing
@@ -172,7 +176,8 @@ impl NamenodeLink {
         }
     }
 
-    async fn connect(&self) -> Result<Client, LinkError> {
+    /// Registers. With the client comes what changes when a volume joins that was not registered.
+    async fn connect(&self) -> Result<(Client, watch::Receiver<usize>), LinkError> {
         let Links {
             endpoint, namenode, ..
         } = &*self.links;
@@ -181,9 +186,10 @@ impl NamenodeLink {
         let (notices, _) = mpsc::channel(1);
         let client = Client::start(connecting.await?, notices).await?;
         self.links.removals.forget_commands(self.id);
+        let joined = self.links.node.late.joined();
         let request = NodeRequest::Register(Box::new(RegisterNode {
             server: self.links.server.clone(),
-            volumes: self.links.node.store.status(),
+            volumes: self.links.node.volumes(),
             cluster: self.links.node.store.cluster(),
             version: Release::OURS.to_string(),
             obeyed: self.links.node.obedience.obeyed(),
@@ -194,7 +200,7 @@ impl NamenodeLink {
                 Versions::OURS.check_cluster(registered.cluster_version)?;
                 self.may_speak(&registered.authority)?;
                 self.registered(&registered).await;
-                Ok(client)
+                Ok((client, joined))
             }
             NodeReply::Heartbeat(_) | NodeReply::Accepted => Err(LinkError::UnexpectedReply),
         }
@@ -218,14 +224,15 @@ impl NamenodeLink {
         self.links.node.registered(self.id, registered);
     }
 
-    /// Works on a registered connection until it is lost.
-    async fn serve(&self, client: &Client) -> LinkError {
+    /// Works on a registered connection until it is lost, or a volume has joined, which has to be registered.
+    async fn serve(&self, client: &Client, mut joined: watch::Receiver<usize>) -> LinkError {
         let (ask_for_report, asked) = mpsc::channel(REPORTS_QUEUED_MAX);
         tokio::select! {
             biased;
             error = self.send_heartbeats(client, &ask_for_report) => error,
             error = reports::send(&self.links.node, self.id, client, asked) => error,
             error = client.connection().closed() => error.into(),
+            Ok(()) = joined.changed() => LinkError::AnotherVolume,
         }
     }
 
@@ -257,7 +264,7 @@ impl NamenodeLink {
             let cpu_permille = primary.map(|primary| primary.cpu_permille);
             heartbeats.sent(now(), self.links.removals.pressure_bytes(), cpu_permille);
             let request = NodeRequest::Heartbeat(Heartbeat {
-                volumes: self.links.node.store.status(),
+                volumes: self.links.node.volumes(),
                 busy: busy.denial().is_some(),
                 primary,
                 active_streams: self.links.node.active_streams.load(Ordering::Relaxed),

@@ -83,6 +83,14 @@ impl Obedience {
         self.written
     }
 
+    /// A volume that was opened after others says that this was obeyed before the start. Who knows less is not obeyed
+    /// any more.
+    pub fn found(&mut self, obeyed: Position) {
+        if self.obeyed.is_none_or(|before| is_through(before, obeyed)) {
+            self.obeyed = Some(obeyed);
+        }
+    }
+
     /// Whether a command still holds that was given in this epoch: no later one is obeyed since.
     pub fn holds(&self, epoch: Epoch) -> bool {
         self.obeyed.is_some_and(|it| it.epoch == epoch)
@@ -198,6 +206,25 @@ mod tests {
         assert!(again.judge(ONE, &at(5, 1, 15)).result.is_ok());
         assert_eq!(again.obeyed(), Some(at(5, 1, 20).position));
         assert_eq!(again.to_write(), None);
+    }
+
+    /// The other volumes may have been without what it says.
+    #[test]
+    fn what_a_volume_says_that_is_opened_later_counts_if_it_knows_more() {
+        let position = |number, id, record| at(number, id, record).position;
+        let mut obedience = Obedience::new(None, 1);
+        for (found, obeyed) in [
+            (position(5, 1, 10), position(5, 1, 10)),
+            (position(5, 1, 9), position(5, 1, 10)),
+            (position(4, 1, 99), position(5, 1, 10)),
+            (position(5, 2, 99), position(5, 1, 10)),
+            (position(6, 2, 3), position(6, 2, 3)),
+        ] {
+            obedience.found(found);
+            assert_eq!(obedience.obeyed(), Some(obeyed));
+        }
+        assert!(obedience.judge(ONE, &at(5, 1, 11)).result.is_err());
+        assert!(obedience.judge(ONE, &at(6, 2, 4)).result.is_ok());
     }
 
     #[test]

@@ -34,9 +34,9 @@ pub fn options(path: &Path, quota_bytes: u64) -> VolumeOptions {
     }
 }
 
-/// A store over volumes, with a link to a namenode.
+/// A store over volumes, which one more may join, with a link to a namenode.
 pub fn store_of(volumes: Vec<(Arc<Volume>, Vec<Found>)>) -> BlockStore {
-    let store = BlockStore::new(volumes, BufferPool::new(16 << 20), 1 << 20, 1);
+    let store = BlockStore::new(volumes, 1, BufferPool::new(16 << 20), 1 << 20, 1);
     store.changes().of(LinkId(0)).begin();
     store
 }

@@ -374,8 +374,10 @@ async fn of_what_two_volumes_have_one_counts_and_nothing_is_removed_at_the_start
         write_sealed(&store, 1, b"before").await.unwrap();
         drop(create(&store, 2).await.unwrap());
         assert_eq!(files(), 2);
-        let volume = &store.volumes()[lost];
-        volume.health.fail("on purpose", volume.path());
+        {
+            let volume = &store.volumes()[lost];
+            volume.health.fail("on purpose", volume.path());
+        }
         for block in [1, 2] {
             let created = store.create(BlockId(block), None, Origin::Repair, BLOCK_BYTES);
             let mut writer = created.await.unwrap();
@@ -396,6 +398,38 @@ async fn of_what_two_volumes_have_one_counts_and_nothing_is_removed_at_the_start
             assert_eq!(files(), left - 2);
         }
     }
+}
+
+/// Somebody may be at work on what is in use.
+#[tokio::test]
+async fn of_what_a_volume_has_that_joins_later_only_what_is_new_counts() {
+    let dir = tempfile::tempdir().unwrap();
+    let [first, second] = ["a", "b"].map(|name| options(&dir.path().join(name), 1 << 30));
+    let open = |options| open_volume(options, Arc::new(RealDisk), 1).unwrap();
+    let before = [
+        (&second, 1, b"old"),
+        (&second, 2, b"two"),
+        (&first, 1, b"new"),
+    ];
+    for (options, block, content) in before {
+        let store = store_of(vec![open(options)]);
+        write_sealed(&store, block, content).await.unwrap();
+    }
+    let store = store_of(vec![open(&first)]);
+    assert_eq!(store.status().len(), 1);
+    let (late, found) = open(&second);
+    store.join(&late, found);
+    let storages = store.healthy_storages();
+    assert_eq!(storages[1..], [late.storage()]);
+    for (block, storage, content) in [(1, storages[0], b"new"), (2, storages[1], b"two")] {
+        let (on, _) = store.report(BlockId(block)).unwrap();
+        assert_eq!(on, storage);
+        assert_eq!(read(&store, block, 0, 3).await.unwrap(), content[..]);
+    }
+    assert_eq!(store.replicas_of(late.storage()).len(), 1);
+    // It is one like the others.
+    store.delete(BlockId(2)).await.unwrap();
+    write_sealed(&store, 2, b"again").await.unwrap();
 }
 
 /// What might be found in a replica's file: garbage, with or without a good start.

@@ -1,0 +1,114 @@
+//! Volumes that are still being opened when the others begin to serve. Each joins them once it is open, and the
+//! namenodes are told by new registrations. A restart instead would not do: a disk may be as slow at each start, and the
+//! process would be started over and over.
+
+use std::sync::Arc;
+
+use harvestfs_protocol::types::VolumeStatus;
+use harvestfs_protocol::watch;
+use parking_lot::Mutex;
+use tokio::sync::oneshot;
+
+use crate::driver::node::Node;
+use crate::store::{Found, Progress, Volume, VolumeError, VolumeOptions};
+
+/// What is open, with what was found on it.
+pub type OpenVolume = (Arc<Volume>, Vec<Found>);
+
+/// A volume that is still being opened.
+pub struct LateVolume {
+    pub options: VolumeOptions,
+    pub progress: Arc<Progress>,
+    pub opened: oneshot::Receiver<Result<OpenVolume, VolumeError>>,
+}
+
+/// What is known about such volumes.
+pub struct Late {
+    volumes: Vec<(VolumeOptions, Arc<Progress>)>,
+    /// How many have joined.
+    joined: watch::Sender<usize>,
+    /// What the configuration says by now, if it was read again.
+    configured: Mutex<Option<Vec<VolumeOptions>>>,
+}
+
+impl Late {
+    pub fn new(volumes: &[LateVolume]) -> Self {
+        let volumes = volumes
+            .iter()
+            .map(|it| (it.options.clone(), it.progress.clone()));
+        Self {
+            volumes: volumes.collect(),
+            joined: watch::Sender::new(0),
+            configured: Mutex::new(None),
+        }
+    }
+
+    /// Adds those that have not joined to those that have. They cannot be used, but they are there: a namenode that was
+    /// not told of them would take the server for one that was reimaged, and what operators have said of it for done.
+    pub fn add_to(&self, statuses: &mut Vec<VolumeStatus>) {
+        for (options, progress) in &self.volumes {
+            let is_there = |it: &VolumeStatus| Some(it.storage) == progress.storage();
+            if let Some(storage) = progress.storage()
+                && !statuses.iter().any(is_there)
+            {
+                statuses.push(VolumeStatus {
+                    storage,
+                    class: options.class,
+                    quota_bytes: options.quota_bytes,
+                    used_bytes: 0,
+                    healthy: false,
+                    shrinks_in_ms: None,
+                });
+            }
+        }
+    }
+
+    /// Changes with each volume that joins from now on.
+    pub fn joined(&self) -> watch::Receiver<usize> {
+        self.joined.subscribe()
+    }
+
+    /// Another volume has joined.
+    pub fn has_joined(&self) {
+        self.joined.send_modify(|joined| *joined += 1);
+    }
+
+    /// The configuration was read again, and says this.
+    pub fn reconfigure(&self, volumes: &[VolumeOptions]) {
+        *self.configured.lock() = Some(volumes.to_vec());
+    }
+}
+
+/// Waits for a volume and has it join, unless the node stops before.
+pub async fn run(node: Arc<Node>, volume: LateVolume) {
+    tokio::select! {
+        biased;
+        () = node.stopping() => {}
+        () = join_when_open(&node, volume) => {}
+    }
+}
+
+async fn join_when_open(node: &Node, late: LateVolume) {
+    let LateVolume {
+        options, opened, ..
+    } = late;
+    let path = options.path.display();
+    let (volume, found) = match opened.await {
+        Ok(Ok(opened)) => opened,
+        Ok(Err(error)) => {
+            tracing::error!(%error, "a volume cannot be used");
+            return;
+        }
+        Err(_) => {
+            tracing::error!(volume = %path, "opening the volume broke off: this is a bug");
+            return;
+        }
+    };
+    node.join(&volume, found).await;
+    tracing::info!(volume = %path, "the volume is open by now, and is used");
+    // It was opened with the quota of before.
+    let configured = node.late.configured.lock().clone();
+    if let Some(configured) = configured {
+        node.store.configure_quotas(&configured).await;
+    }
+}

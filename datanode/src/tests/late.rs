@@ -1,0 +1,70 @@
+//! Volumes that take long to open.
+
+use harvestfs_protocol::error::DataError;
+use harvestfs_protocol::ids::BlockId;
+
+use crate::testing::cluster::{TestCluster, data};
+use crate::testing::disks::{Fault, FaultyDisk};
+use crate::{Datanode, VolumeError};
+
+/// It is there all the time for the namenode, which would take the server for one that was reimaged otherwise; and it
+/// joins without a restart, which the next slow start would only repeat.
+#[tokio::test]
+async fn a_volume_that_takes_long_to_open_joins_the_others_which_serve_meanwhile() {
+    const QUOTA_BYTES: u64 = 1 << 29;
+    let mut cluster = TestCluster::start(1).await;
+    cluster.write_block(&cluster.nodes, 1, &data(1, 5000)).await;
+    cluster.kill(0).await;
+    let mut options = cluster.options(0);
+    let mut other = options.volumes[0].clone();
+    other.path = cluster.dir.path().join("other");
+    options.volumes.push(other);
+    let mut lowered = options.volumes.clone();
+    for volume in &mut lowered {
+        volume.quota_bytes = QUOTA_BYTES;
+    }
+    let disk = FaultyDisk::new();
+    disk.hang_on(Fault::Size, &cluster.volume(0));
+    cluster.namenode.lock().full_reports.clear();
+    let datanode = Datanode::start_on(options, disk.clone(), None);
+    let datanode = datanode.await.unwrap();
+    let errors = datanode.volume_errors();
+    assert!(matches!(errors, [VolumeError::Opening { .. }]));
+    cluster.nodes[0] = cluster.namenode.node("dn1").await;
+    let node = cluster.nodes[0].node;
+    let registered = || {
+        let state = cluster.namenode.lock();
+        let volumes = state.registered.last().unwrap().volumes.clone();
+        let is_healthy = volumes.iter().map(|it| (it.storage, it.healthy));
+        is_healthy.collect::<Vec<_>>()
+    };
+    let before = registered();
+    let [(other, true), (late, false)] = before[..] else {
+        panic!("{before:?}");
+    };
+    cluster.write_block(&cluster.nodes, 2, &data(2, 5000)).await;
+    let missing = cluster.read(0, 1, (0, 5000)).await;
+    assert_eq!(missing, Err(DataError::NoSuchReplica));
+    datanode.reconfigure(&lowered).await;
+
+    disk.heal();
+    let both_reported = |reports: Option<&u32>| (reports == Some(&2)).then_some(());
+    let namenode = &cluster.namenode;
+    namenode
+        .wait_for(|state| both_reported(state.full_reports.get(&node)))
+        .await;
+    assert_eq!(registered(), [(other, true), (late, true)]);
+    for (block, storage) in [(1, late), (2, other)] {
+        assert_eq!(namenode.lock().replicas[&node][&BlockId(block)].0, storage);
+        let read = cluster.read(0, block, (0, 5000)).await.unwrap();
+        assert_eq!(read, data(block, 5000));
+    }
+    namenode
+        .wait_for(|state| {
+            let (_, _, last) = state.heartbeats.last()?;
+            let mut volumes = last.volumes.iter();
+            let is_lowered = volumes.all(|it| it.healthy && it.quota_bytes == QUOTA_BYTES);
+            is_lowered.then_some(())
+        })
+        .await;
+}
