@@ -11,6 +11,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use futures::future::join_all;
 use harvestfs_protocol::ids::{BlockId, ClusterId, StorageId};
 use harvestfs_protocol::node::ReplicaReport;
 use harvestfs_protocol::timeline::Position;
@@ -174,9 +175,8 @@ impl BlockStore {
 
     /// Makes the volumes part of a cluster. Those of another cluster go down.
     pub async fn claim(&self, cluster: ClusterId) {
-        for volume in self.volumes() {
-            volume.join_cluster(cluster).await;
-        }
+        // At once: the registration waits for it, and one disk may be slow.
+        join_all(self.volumes().iter().map(|it| it.join_cluster(cluster))).await;
     }
 
     /// How far the namenode was that was obeyed before the start, as the volume says that knows most.
@@ -186,15 +186,21 @@ impl BlockStore {
         obeyed.max_by_key(|it| (it.epoch, it.record))
     }
 
-    /// Writes down on all volumes how far the namenode was that is obeyed.
+    /// Writes down how far the namenode was that is obeyed, on all volumes that answer: deletions on each of them wait for
+    /// it, and one that has it is enough.
     ///
     /// # Errors
     /// What the last volume says, when none has it.
     pub async fn write_obeyed(&self, position: Position) -> Result<(), StoreError> {
         let mut result = Ok(());
         let mut is_written = false;
-        for volume in self.volumes() {
-            match volume.write_obeyed(position).await {
+        let (usable, others): (Vec<_>, Vec<_>) = self
+            .volumes()
+            .into_iter()
+            .partition(|it| it.check_usable().is_ok());
+        let asked = if usable.is_empty() { others } else { usable };
+        for written in join_all(asked.iter().map(|it| it.write_obeyed(position))).await {
+            match written {
                 Ok(()) => is_written = true,
                 Err(error) => result = Err(error),
             }
