@@ -7,7 +7,8 @@
 //! files only, because there `close` costs a round trip although no other session looks.
 //!
 //! Soft state: in no journal. After a restart, sessions that come back declare what they have; a
-//! file without content may be delegated to any session that has not come back.
+//! file without content may be delegated to any session that has not come back. Several may declare the
+//! same file: each has changed it, and does not know whether that is durable.
 //!
 //! Pure: time comes from the caller. Memory is bounded by what a session may have.
 
@@ -15,6 +16,7 @@ use std::collections::BTreeSet;
 
 use harvestfs_protocol::ids::{InodeId, SessionId};
 use rustc_hash::FxHashMap;
+use smallvec::SmallVec;
 
 /// See the module.
 #[derive(Debug)]
@@ -22,7 +24,7 @@ pub(crate) struct Delegations {
     per_session_max: usize,
     /// How long a holder has to commit what is recalled.
     patience_ms: u64,
-    by_inode: FxHashMap<InodeId, Delegation>,
+    by_inode: FxHashMap<InodeId, SmallVec<[Delegation; 1]>>,
     by_session: FxHashMap<SessionId, BTreeSet<InodeId>>,
 }
 
@@ -32,11 +34,9 @@ struct Delegation {
     recalled_ms: Option<u64>,
 }
 
-/// What a question about a file has to wait for.
+/// A session that a question about a file has to wait for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Standing {
-    /// Nothing.
-    Free,
     /// This session must be asked to commit the file's content first.
     Recall(SessionId),
     /// It was asked.
@@ -60,37 +60,48 @@ impl Delegations {
     /// Gives a session the delegation of a file, unless it takes none or has too many, or another
     /// has it.
     pub(crate) fn give(&mut self, session: SessionId, ino: InodeId) -> bool {
+        !self.by_inode.contains_key(&ino) && self.add(session, ino)
+    }
+
+    /// The same beside others that have it.
+    fn add(&mut self, session: SessionId, ino: InodeId) -> bool {
         let Some(files) = self.by_session.get_mut(&session) else {
             return false;
         };
-        if files.len() >= self.per_session_max || self.by_inode.contains_key(&ino) {
+        if files.len() >= self.per_session_max || !files.insert(ino) {
             return false;
         }
-        files.insert(ino);
         let delegation = Delegation {
             holder: session,
             recalled_ms: None,
         };
-        self.by_inode.insert(ino, delegation);
+        self.by_inode.entry(ino).or_default().push(delegation);
         true
     }
 
     /// Ends a delegation, after the commit or without it. False if the session did not have it.
     pub(crate) fn returned(&mut self, session: SessionId, ino: InodeId) -> bool {
-        if self.holder(ino) != Some(session) {
-            return false;
+        let files = self.by_session.get_mut(&session);
+        let had = files.is_some_and(|files| files.remove(&ino));
+        if had {
+            self.remove(session, ino);
         }
-        self.by_inode.remove(&ino);
-        if let Some(files) = self.by_session.get_mut(&session) {
-            files.remove(&ino);
+        had
+    }
+
+    fn remove(&mut self, session: SessionId, ino: InodeId) {
+        if let Some(delegations) = self.by_inode.get_mut(&ino) {
+            delegations.retain(|it| it.holder != session);
+            if delegations.is_empty() {
+                self.by_inode.remove(&ino);
+            }
         }
-        true
     }
 
     /// The session has ended, or takes none.
     pub(crate) fn ended(&mut self, session: SessionId) {
         for ino in self.by_session.remove(&session).into_iter().flatten() {
-            self.by_inode.remove(&ino);
+            self.remove(session, ino);
         }
     }
 
@@ -100,28 +111,33 @@ impl Delegations {
         self.ended(session);
         self.by_session.insert(session, BTreeSet::new());
         for &ino in inodes {
-            self.give(session, ino);
+            self.add(session, ino);
         }
     }
 
     /// Whether the session has the delegation of a file.
     pub(crate) fn is_held(&self, session: SessionId, ino: InodeId) -> bool {
-        let delegation = self.by_inode.get(&ino);
-        delegation.is_some_and(|delegation| delegation.holder == session)
+        let files = self.by_session.get(&session);
+        files.is_some_and(|files| files.contains(&ino))
     }
 
-    /// What a question of `asker` about a file has to wait for.
-    pub(crate) fn standing(&self, now_ms: u64, asker: SessionId, ino: InodeId) -> Standing {
-        match self.by_inode.get(&ino) {
-            Some(delegation) if delegation.holder != asker => match delegation.recalled_ms {
-                None => Standing::Recall(delegation.holder),
-                Some(since_ms) if now_ms < since_ms + self.patience_ms => {
-                    Standing::Recalled(delegation.holder)
-                }
-                Some(_) => Standing::Free,
-            },
-            _ => Standing::Free,
-        }
+    /// What a question of `asker` about a file has to wait for: of a holder that has not answered in time, for nothing.
+    pub(crate) fn standings(
+        &self,
+        now_ms: u64,
+        asker: SessionId,
+        ino: InodeId,
+    ) -> SmallVec<[Standing; 1]> {
+        let delegations = self.by_inode.get(&ino).into_iter().flatten();
+        let of_others = delegations.filter(|it| it.holder != asker);
+        let standings = of_others.filter_map(|it| match it.recalled_ms {
+            None => Some(Standing::Recall(it.holder)),
+            Some(since_ms) => {
+                let is_in_time = now_ms < since_ms + self.patience_ms;
+                is_in_time.then_some(Standing::Recalled(it.holder))
+            }
+        });
+        standings.collect()
     }
 
     /// All files that are delegated.
@@ -129,16 +145,18 @@ impl Delegations {
         self.by_inode.keys().copied()
     }
 
-    /// The recall is being sent to the holder.
-    pub(crate) fn recalled(&mut self, now_ms: u64, ino: InodeId) {
-        if let Some(delegation) = self.by_inode.get_mut(&ino) {
+    /// The recall is being sent to a holder.
+    pub(crate) fn recalled(&mut self, now_ms: u64, holder: SessionId, ino: InodeId) {
+        let delegations = self.by_inode.get_mut(&ino).into_iter().flatten();
+        for delegation in delegations.filter(|it| it.holder == holder) {
             delegation.recalled_ms = Some(now_ms);
         }
     }
 
     /// Whose it is.
-    pub(crate) fn holder(&self, ino: InodeId) -> Option<SessionId> {
-        self.by_inode.get(&ino).map(|delegation| delegation.holder)
+    pub(crate) fn holders(&self, ino: InodeId) -> impl Iterator<Item = SessionId> {
+        let delegations = self.by_inode.get(&ino).into_iter().flatten();
+        delegations.map(|it| it.holder)
     }
 }
 
@@ -149,6 +167,10 @@ mod tests {
     const A: SessionId = SessionId(1);
     const B: SessionId = SessionId(2);
     const FILE: InodeId = InodeId(7);
+
+    fn standing(delegations: &Delegations, now_ms: u64, asker: SessionId) -> Vec<Standing> {
+        delegations.standings(now_ms, asker, FILE).to_vec()
+    }
 
     fn with_one_file() -> Delegations {
         let mut delegations = Delegations::new(2, 1_000);
@@ -165,33 +187,61 @@ mod tests {
     #[test]
     fn others_wait_until_the_holder_has_committed() {
         let mut delegations = with_one_file();
-        assert_eq!(delegations.standing(0, A, FILE), Standing::Free);
-        assert_eq!(delegations.standing(0, B, FILE), Standing::Recall(A));
-        delegations.recalled(0, FILE);
-        assert_eq!(delegations.standing(1, B, FILE), Standing::Recalled(A));
+        assert_eq!(standing(&delegations, 0, A), []);
+        assert_eq!(standing(&delegations, 0, B), [Standing::Recall(A)]);
+        delegations.recalled(0, A, FILE);
+        assert_eq!(standing(&delegations, 1, B), [Standing::Recalled(A)]);
         assert!(!delegations.returned(B, FILE));
-        assert_eq!(delegations.standing(1, B, FILE), Standing::Recalled(A));
+        assert_eq!(standing(&delegations, 1, B), [Standing::Recalled(A)]);
         assert!(delegations.returned(A, FILE));
-        assert_eq!(delegations.standing(1, B, FILE), Standing::Free);
+        assert_eq!(standing(&delegations, 1, B), []);
         assert!(delegations.is_empty());
     }
 
     #[test]
     fn no_session_waits_for_a_holder_that_does_not_answer() {
         let mut delegations = with_one_file();
-        delegations.recalled(5, FILE);
-        assert_eq!(delegations.standing(1_004, B, FILE), Standing::Recalled(A));
-        assert_eq!(delegations.standing(1_005, B, FILE), Standing::Free);
+        delegations.recalled(5, A, FILE);
+        assert_eq!(standing(&delegations, 1_004, B), [Standing::Recalled(A)]);
+        assert_eq!(standing(&delegations, 1_005, B), []);
     }
 
     #[test]
     fn a_session_that_came_back_is_asked_again() {
         let mut delegations = with_one_file();
-        delegations.recalled(0, FILE);
+        delegations.recalled(0, A, FILE);
         delegations.declared(A, &[FILE]);
-        assert_eq!(delegations.standing(1, B, FILE), Standing::Recall(A));
+        assert_eq!(standing(&delegations, 1, B), [Standing::Recall(A)]);
         delegations.declared(A, &[]);
-        assert_eq!(delegations.standing(1, B, FILE), Standing::Free);
+        assert_eq!(standing(&delegations, 1, B), []);
+    }
+
+    #[test]
+    fn each_session_that_declares_a_file_is_asked_for_it() {
+        let mut delegations = with_one_file();
+        let other = InodeId(8);
+        delegations.declared(B, &[FILE, FILE]);
+        assert!(!delegations.give(B, FILE));
+        assert_eq!(
+            standing(&delegations, 0, A),
+            [Standing::Recall(B)],
+            "each waits for the other"
+        );
+        let third = SessionId(3);
+        assert_eq!(
+            standing(&delegations, 0, third),
+            [Standing::Recall(A), Standing::Recall(B)]
+        );
+        delegations.recalled(0, B, FILE);
+        assert_eq!(
+            standing(&delegations, 1, third),
+            [Standing::Recall(A), Standing::Recalled(B)]
+        );
+        assert!(delegations.returned(A, FILE) && !delegations.returned(A, FILE));
+        assert_eq!(standing(&delegations, 1, third), [Standing::Recalled(B)]);
+        assert!(delegations.give(B, other) && delegations.holders(other).eq([B]));
+        delegations.ended(B);
+        assert!(delegations.is_empty());
     }
 
     #[test]

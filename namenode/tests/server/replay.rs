@@ -1,6 +1,6 @@
 //! Commits that were answered before a crash took them, and that clients replay.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use harvestfs_namenode::server::NamenodeOptions;
 use harvestfs_protocol::admin::{AdminReply, AdminRequest};
@@ -125,6 +125,16 @@ impl Fixture {
         self.bob.acknowledge_all();
     }
 
+    /// Bob is back on another connection, and says which files he may have changed.
+    async fn bob_returns(&mut self, files: Vec<InodeId>) {
+        let sequence = self.bob.last_sequence();
+        let session = Some(self.bob.session);
+        let bob = self.cluster.open_as("bob", session, vec![], Some(files));
+        self.bob = bob.await.unwrap();
+        self.bob.set_sequence(sequence);
+        self.bob.acknowledge_all();
+    }
+
     /// Alice is back, and says which files she may have changed.
     async fn alice_returns(&mut self) {
         let sequence = self.alice.last_sequence();
@@ -197,6 +207,57 @@ async fn what_a_session_replays_comes_before_what_others_change() {
         ];
         assert_eq!(blocks_of(&mut fixture.bob, ino).await, expected);
     }
+}
+
+/// Both have changed the file, and know not what of it is durable. Only what Alice did was forgotten.
+#[tokio::test]
+async fn what_each_of_several_sessions_replays_comes_before_what_others_change() {
+    let mut fixture = Fixture::new(|_| {}).await;
+    let [file, _] = fixture.files;
+    let replay = replayed(
+        &mut fixture.alice,
+        vec![of_file(file, fixture.of_alice, 4_000)],
+    );
+    fixture.crash().await;
+    fixture.bob_returns(vec![file]).await;
+    fixture.alice_returns().await;
+    let by_bob = commit(vec![of_file(file, fixture.of_bob, 1_000)], true);
+    let by_bob = fixture.bob.number(by_bob);
+    let link = fixture.bob.link.clone();
+    let by_bob = tokio::spawn(async move { meta(&link, by_bob).await.unwrap() });
+    tokio::time::sleep(Duration::from_millis(50)).await;
+    let reply = meta(&fixture.alice.link, replay).await.unwrap();
+    assert!(committed(reply)[0].is_ok());
+    assert!(!by_bob.is_finished(), "Alice may have more to say");
+    let inodes = fixture.files.to_vec();
+    let returned = housekeeping::ReturnDelegations { inodes };
+    let returned = Housekeeping::ReturnDelegations(returned);
+    fixture.alice.call(returned).await.unwrap();
+    assert!(committed(by_bob.await.unwrap())[0].is_ok());
+    let expected = [(fixture.of_bob, 1_000), (fixture.of_alice, 3_000)];
+    assert_eq!(blocks_of(&mut fixture.bob, file).await, expected);
+}
+
+/// Each has changed what the other may have changed, too.
+#[tokio::test]
+async fn sessions_that_replay_do_not_wait_for_each_other() {
+    let mut fixture = Fixture::new(|_| {}).await;
+    let [file, other] = fixture.files;
+    let by_alice = relaxed(&mut fixture.alice, chmod(file, 0o600));
+    let by_bob = relaxed(&mut fixture.bob, chmod(other, 0o640));
+    fixture.crash().await;
+    fixture.bob_returns(fixture.files.to_vec()).await;
+    fixture.alice_returns().await;
+    let started = Instant::now();
+    let answers = [
+        meta(&fixture.alice.link, by_alice).await,
+        meta(&fixture.bob.link, by_bob).await,
+    ];
+    for answer in answers {
+        assert!(answer.is_ok(), "{answer:?}");
+    }
+    let waited = started.elapsed();
+    assert!(waited < Duration::from_secs(5), "{waited:?}");
 }
 
 #[tokio::test]

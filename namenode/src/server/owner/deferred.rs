@@ -45,19 +45,20 @@ impl Owner {
             .missing()
             .any(|other| other != asker && is_alive(other));
         for file in shown() {
-            match self.delegations.standing(now_ms, asker, file.ino) {
-                Standing::Free => waits |= missing && file.may_be_owed,
-                Standing::Recalled(holder) => waits |= is_alive(holder),
-                Standing::Recall(holder) => {
-                    if !is_alive(holder) {
-                        continue;
-                    }
-                    waits = true;
-                    self.delegations.recalled(now_ms, file.ino);
-                    match recalls.iter_mut().find(|(session, _)| *session == holder) {
-                        Some((_, inodes)) => inodes.push(file.ino),
-                        None => recalls.push((holder, vec![file.ino])),
-                    }
+            waits |= missing && file.may_be_owed;
+            for standing in self.delegations.standings(now_ms, asker, file.ino) {
+                let (Standing::Recall(holder) | Standing::Recalled(holder)) = standing;
+                if !is_alive(holder) {
+                    continue;
+                }
+                waits = true;
+                if standing == Standing::Recalled(holder) {
+                    continue;
+                }
+                self.delegations.recalled(now_ms, holder, file.ino);
+                match recalls.iter_mut().find(|(session, _)| *session == holder) {
+                    Some((_, inodes)) => inodes.push(file.ino),
+                    None => recalls.push((holder, vec![file.ino])),
                 }
             }
         }

@@ -42,7 +42,9 @@ impl Owner {
         responder: Responder,
     ) {
         let facts = call.mutation.facts();
-        if !is_replay(&call) && self.is_mutation_ahead_of_commits(asker.session, facts.awaits) {
+        if !self.may_replay(asker.session, &call)
+            && self.is_mutation_ahead_of_commits(asker.session, facts.awaits)
+        {
             let op = MetaOp::Mutation(call);
             return self.defer(connection, MetaCall { credentials, op }, responder);
         }

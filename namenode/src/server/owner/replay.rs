@@ -61,11 +61,11 @@ impl Owner {
         let Awaits::Files(inodes) = call.mutation.facts().awaits else {
             return true;
         };
-        if is_replay(call) || self.is_nothing_delegated() {
+        if self.may_replay(author, call) || self.is_nothing_delegated() {
             return true;
         }
         let now_ms = self.clock.now_ms();
-        let holders = inodes.iter().filter_map(|ino| self.delegations.holder(ino));
+        let holders = inodes.iter().flat_map(|ino| self.delegations.holders(ino));
         // One that is back, and silent again or slow. The slow one has been asked for a whole lease since it came back: it
         // believes nothing of before, and has heard nothing since that it may cache. Once it has done more than replay, it
         // has nothing to replay, and what it may have cached then is waited for.
@@ -127,6 +127,12 @@ impl Owner {
         session.is_some_and(|session| session.returning == Returning::Replays)
     }
 
+    /// Whether a session may have been answered a call before. It waits for nothing that others replay, or each might wait for
+    /// the other: what one was answered before it was durable followed nothing of others that was not.
+    pub(super) fn may_replay(&self, session: SessionId, call: &MutationCall) -> bool {
+        is_replay(call) || call.relaxed && self.only_replays(session)
+    }
+
     /// A mutation was executed. What is replayed was there before, and overtakes nothing.
     pub(super) fn note_changed(&mut self, author: SessionId, mutation: &Mutation, is_replay: bool) {
         let any_missing = self.sessions.any_missing();
@@ -140,9 +146,11 @@ impl Owner {
         for &part in Part::changed_by(mutation) {
             // One that is back, and had not replayed all before nobody waited for it any more.
             for ino in facts.inodes.iter() {
-                let holder = self.delegations.holder(ino).filter(|it| *it != author);
-                if let Some(holder) = holder.and_then(|it| self.sessions.get_mut(it)) {
-                    holder.overtaken.insert((ino, part));
+                let holders = self.delegations.holders(ino);
+                for holder in holders.filter(|it| *it != author) {
+                    if let Some(holder) = self.sessions.get_mut(holder) {
+                        holder.overtaken.insert((ino, part));
+                    }
                 }
             }
             if any_missing {
