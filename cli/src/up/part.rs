@@ -64,6 +64,8 @@ impl Part {
     /// Starts it, and returns when it says that it is ready, or when `patience` ends. When this is given up, it starts
     /// nevertheless.
     pub async fn start(&mut self, patience: impl Future<Output = ()>) -> anyhow::Result<()> {
+        // Before anything can fail: what cannot be started has not run since the last attempt.
+        self.started = Instant::now();
         let log = File::options()
             .create(true)
             .append(true)
@@ -84,7 +86,6 @@ impl Part {
             .lock
             .hand_on(|| command.spawn())
             .with_context(|| format!("cannot start {}", self.name))?;
-        self.started = Instant::now();
         let stdout = child.stdout.take();
         self.child = Some(child);
         let stdout = stdout.context("the pipe that was asked for is missing")?;
@@ -120,15 +121,15 @@ impl Part {
         }
     }
 
-    /// Returns when the process has ended.
-    pub async fn ended(&mut self) -> std::io::Result<ExitStatus> {
+    /// Returns when it has no process any more, with how that ended. None: it could not be started.
+    pub async fn ended(&mut self) -> std::io::Result<Option<ExitStatus>> {
         let Some(child) = &mut self.child else {
-            return std::future::pending().await;
+            return Ok(None);
         };
         let status = child.wait().await?;
         // It has not failed while it stopped, which `finish` says.
         self.child = None;
-        Ok(status)
+        Ok(Some(status))
     }
 
     /// How long to wait before the next start; grows while it keeps ending.
@@ -189,6 +190,33 @@ impl Part {
         if let Some(pid) = pid {
             // It may have ended meanwhile, which is what the signal is for.
             let _ = kill_process(pid, signal);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn what_cannot_be_started_is_tried_less_and_less_often() {
+        let dir = tempfile::tempdir().unwrap();
+        let lock = Inherited::wait(&dir.path().join("lock")).await.unwrap();
+        let mut part = Part::new("part", Vec::new(), dir.path(), &Rc::new(lock));
+        // It cannot log there.
+        std::fs::create_dir(part.log()).unwrap();
+        // It ran for long before.
+        tokio::time::advance(STABLE * 2).await;
+        let mut delay = part.next_restart_delay();
+        assert_eq!(delay, RESTART_DELAY_MIN);
+        for _ in 0..10 {
+            tokio::time::advance(delay).await;
+            assert!(part.start(std::future::pending()).await.is_err());
+            // There is no end to wait for.
+            assert_eq!(part.ended().await.unwrap(), None);
+            let next = part.next_restart_delay();
+            assert_eq!(next, (delay * 2).min(RESTART_DELAY_MAX));
+            delay = next;
         }
     }
 }

@@ -70,17 +70,21 @@ async fn supervise(layout: &mut Layout) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Starts the part again whenever it ends, without an end of its own. Each part has its own keeper:
-/// one that is slow to get ready does not keep another one down.
+/// Starts the part again whenever it ends or could not be started, without an end of its own. Each part has its own
+/// keeper: one that is slow to get ready does not keep another one down.
 async fn keep(part: &mut Part) {
     loop {
-        let status = part.ended().await;
+        let status = match part.ended().await {
+            Ok(Some(status)) => status.to_string(),
+            Ok(None) => "it could not be started".to_owned(),
+            Err(error) => error.to_string(),
+        };
         let delay = part.next_restart_delay();
         tracing::warn!(
             part = part.name(),
-            status = %status.map_or_else(|error| error.to_string(), |status| status.to_string()),
+            %status,
             delay_ms = delay.as_millis() as u64,
-            "a part ended by itself and is started again"
+            "a part does not run, and is started again"
         );
         sleep(delay).await;
         if let Err(error) = part.start(sleep(PART_START_DEADLINE)).await {
@@ -278,9 +282,33 @@ async fn stop(parts: &mut [Part]) -> Vec<anyhow::Result<()>> {
 mod tests {
     use futures::FutureExt;
     use futures::future::BoxFuture;
-    use tokio::time::Instant;
+    use tokio::time::{Instant, timeout};
 
     use super::*;
+
+    #[tokio::test]
+    async fn a_part_that_could_not_be_started_is_tried_again() {
+        let dir = tempfile::tempdir().unwrap();
+        let lock = Inherited::wait(&dir.path().join("lock")).await.unwrap();
+        let mut part = Part::new("part", Vec::new(), dir.path(), &Rc::new(lock));
+        let log = part.log().to_owned();
+        // It cannot log there.
+        std::fs::create_dir(&log).unwrap();
+        assert!(part.start(std::future::pending()).await.is_err());
+        let started = async {
+            // It is tried in vain meanwhile, too.
+            sleep(Duration::from_millis(500)).await;
+            std::fs::remove_dir(&log).unwrap();
+            // What is started is the program of this test, which does not know what a part is told, and says so.
+            while std::fs::read(&log).unwrap_or_default().is_empty() {
+                sleep(Duration::from_millis(10)).await;
+            }
+        };
+        tokio::select! {
+            () = keep(&mut part) => {}
+            started = timeout(Duration::from_secs(60), started) => started.expect("it is started"),
+        }
+    }
 
     fn starts(after_s: u64, result: anyhow::Result<()>) -> BoxFuture<'static, anyhow::Result<()>> {
         let after = Duration::from_secs(after_s);
