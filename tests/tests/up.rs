@@ -582,6 +582,7 @@ fn wrong_use_is_explained() {
         );
         let error = String::from_utf8_lossy(&output.stderr).into_owned();
         assert!(error.contains(word), "{arguments:?}: {error}");
+        assert!(!data.exists(), "{arguments:?} left something behind");
     }
 }
 

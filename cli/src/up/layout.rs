@@ -226,6 +226,11 @@ impl Layout {
         data.join("up.pid")
     }
 
+    /// The file that says how the last `up` ended.
+    pub fn end_path(data: &Path) -> PathBuf {
+        data.join(END_FILE)
+    }
+
     /// The file that namenodes and datanodes hold locked as long as one of them runs.
     pub fn servers_lock_path(data: &Path) -> PathBuf {
         data.join("servers.lock")
@@ -270,14 +275,14 @@ impl Layout {
     }
 
     fn write_end(data: &Path, text: &str) -> anyhow::Result<()> {
-        let path = data.join(END_FILE);
+        let path = Self::end_path(data);
         durable::replace_file(&path, text.as_bytes(), 0o600)
             .with_context(|| format!("cannot write {}", path.display()))
     }
 
     /// What went wrong in the `up` that has ended in a directory; empty if nothing did. None: it did not say.
     pub fn failed_in(data: &Path) -> anyhow::Result<Option<String>> {
-        let path = data.join(END_FILE);
+        let path = Self::end_path(data);
         match std::fs::read_to_string(&path) {
             Ok(text) => Ok((text != RUNNING).then_some(text)),
             // One of a program that never said so.

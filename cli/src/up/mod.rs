@@ -112,10 +112,10 @@ pub fn up(args: &UpArgs) -> anyhow::Result<()> {
     Layout::close_to_others(&data)?;
     // First: what is made and changed is that of one `up` at a time, and of none that runs.
     let lock = take_lock(&data)?;
-    Layout::announce_begin(&data)?;
-    let prepared = Layout::prepare(args);
+    let prepared = Layout::announce_begin(&data).and_then(|()| Layout::prepare(args));
     if prepared.is_err() && is_new {
-        // Only what is empty but for the lock.
+        // Only what is empty but for what was written above.
+        let _ = std::fs::remove_file(Layout::end_path(&data));
         let _ = std::fs::remove_file(Layout::lock_path(&data));
         let _ = std::fs::remove_dir(&data);
     }
