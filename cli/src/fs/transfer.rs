@@ -5,7 +5,7 @@ use std::fs::{self, File as LocalFile};
 use std::io::{IsTerminal, Read, Write};
 use std::os::fd::AsFd;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
-use std::os::unix::fs::PermissionsExt;
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -80,8 +80,9 @@ impl Files {
             let mut stdin = std::io::stdin().lock();
             return self.put_stream(&mut stdin, &target, 0o644, how).await;
         }
-        let mut pending = vec![(source.to_owned(), target)];
-        while let Some((path, target)) = pending.pop() {
+        // Each with the device of the directory above it: a mount of the cluster may be anywhere below the source.
+        let mut pending = vec![(source.to_owned(), target, None::<u64>)];
+        while let Some((path, target, device_above)) = pending.pop() {
             let metadata = if path == source {
                 fs::metadata(&path)?
             } else {
@@ -92,6 +93,10 @@ impl Files {
                 if !how.recursive {
                     bail!("it is a directory; copy it with -r");
                 }
+                let device = Some(metadata.dev());
+                if device != device_above {
+                    self.refuse_into_itself(&path, &target).await?;
+                }
                 let directory = self.directory(&target, mode).await?;
                 for entry in fs::read_dir(&path)? {
                     let entry = entry?;
@@ -101,7 +106,7 @@ impl Files {
                         path: below(&target.path, name.as_bytes()),
                         name,
                     };
-                    pending.push((entry.path(), target));
+                    pending.push((entry.path(), target, device));
                 }
             } else if metadata.is_symlink() {
                 let points_to = fs::read_link(&path)?;
@@ -120,6 +125,18 @@ impl Files {
             } else {
                 bail!("{} is neither file, directory nor symlink", path.display());
             }
+        }
+        Ok(())
+    }
+
+    /// What would be made in the directory that is copied would be found there, and copied again, without end.
+    async fn refuse_into_itself(&self, source: &Path, target: &Target) -> anyhow::Result<()> {
+        let directory = LocalFile::open(source)?;
+        if let Some(ino) = self.seen_through_mount(&directory)?
+            && self.is_within(target.parent, ino).await?
+        {
+            let source = source.display();
+            bail!("{source} would be copied into itself, to {target}");
         }
         Ok(())
     }
@@ -261,6 +278,11 @@ impl Files {
         if attr.kind != FileKind::Directory {
             let got = self.get_entry(attr, &above, target, how).await;
             return got.map(drop).with_context(in_target);
+        }
+        if let Some(ino) = self.seen_through_mount(&above)?
+            && self.is_within(ino, attr.ino).await?
+        {
+            bail!("it would be copied into itself, to {}", target.display());
         }
         // The directory above the target, and those from the target to where the walk is.
         let mut within = vec![above];

@@ -55,7 +55,11 @@ impl Files {
     }
 
     /// Whether a directory is another one, or below it.
-    async fn is_within(&self, directory: InodeId, other: InodeId) -> Result<bool, ClientError> {
+    pub(super) async fn is_within(
+        &self,
+        directory: InodeId,
+        other: InodeId,
+    ) -> Result<bool, ClientError> {
         // The way up needs no permission to list what is on it.
         let root = Credentials::root();
         let mut at = directory;

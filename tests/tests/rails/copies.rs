@@ -47,6 +47,15 @@ fn a_copy_onto_itself_does_not_empty_a_file() {
     );
 }
 
+/// Directories, and places in them.
+const INTO_ITSELF: [(&str, &str); 5] = [
+    ("/a", "/a/new"),
+    ("/a", "/a"),
+    ("/a", "/a/b/c/new"),
+    ("/a/b", "/a/b/c"),
+    ("/", "/backup"),
+];
+
 #[test]
 fn a_directory_is_not_copied_into_itself() {
     let cluster = cluster();
@@ -54,13 +63,7 @@ fn a_directory_is_not_copied_into_itself() {
     run(&["mkdir", "-p", "/a/b/c", "/ab"]);
     run(&["touch", "/a/b/c/f"]);
     let before = run(&["find", "/"]);
-    for (source, target) in [
-        ("/a", "/a/new"),
-        ("/a", "/a"),
-        ("/a", "/a/b/c/new"),
-        ("/a/b", "/a/b/c"),
-        ("/", "/backup"),
-    ] {
+    for (source, target) in INTO_ITSELF {
         let output = cluster.command(&["fs", "cp", "-r", source, target]);
         assert!(!output.status.success(), "{source} to {target}");
         let said = String::from_utf8_lossy(&output.stderr);
@@ -74,6 +77,47 @@ fn a_directory_is_not_copied_into_itself() {
     for copy in ["/ab/a/b/c/f", "/a/new/c/f"] {
         assert!(after.lines().any(|line| line == copy), "{after}");
     }
+}
+
+#[test]
+fn a_directory_is_not_copied_into_itself_through_a_mount() {
+    if !can_mount() {
+        return;
+    }
+    let mut cluster = cluster();
+    let mount = cluster.mount("home/mount");
+    let here = |path: &str| mount.join(&path[1..]).display().to_string();
+    let run = |arguments: &[&str]| cluster.output_of(&[&["fs"], arguments].concat());
+    let refused = |arguments: &[&str]| {
+        let output = cluster.command(&[&["fs"], arguments].concat());
+        assert!(!output.status.success(), "{arguments:?}");
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert!(said.contains("into itself"), "{arguments:?}: {said}");
+    };
+    run(&["mkdir", "-p", "/a/b/c", "/ab"]);
+    run(&["touch", "/a/b/c/f"]);
+    let before = run(&["find", "/"]);
+    for (source, target) in INTO_ITSELF {
+        for how in ["-r", "-rf"] {
+            refused(&["put", how, &here(source), target]);
+            refused(&["get", how, source, &here(target)]);
+        }
+        assert_eq!(run(&["find", "/"]), before, "{source} to {target}");
+    }
+    // Beside it, and from it to the directory above, it can be copied.
+    run(&["put", "-r", &here("/a"), "/ab"]);
+    run(&["put", "-r", &here("/a/b"), "/a/put"]);
+    run(&["get", "-r", "/a/b", &here("/a/got")]);
+    let after = run(&["find", "/"]);
+    for copy in ["/ab/a/b/c/f", "/a/put/c/f", "/a/got/c/f"] {
+        assert!(after.lines().any(|line| line == copy), "{after}");
+    }
+
+    // What is copied may only have the cluster mounted in it.
+    let home = cluster.path("home");
+    refused(&["put", "-r", &home.to_string_lossy(), "/up"]);
+    let after = run(&["find", "/up"]);
+    assert!(!after.lines().any(|line| line == "/up/mount"), "{after}");
 }
 
 #[test]
