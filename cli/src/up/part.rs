@@ -1,6 +1,7 @@
 //! One process of the cluster.
 
 use std::fs::File;
+use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
 use std::process::{ExitStatus, Stdio};
 use std::rc::Rc;
@@ -155,7 +156,9 @@ impl Part {
         let killed = match timeout(deadline, child.wait()).await {
             Ok(status) => {
                 let status = status?;
-                if !status.success() {
+                // A part listens for the signal first: one that ends by it has nothing to put in order.
+                let had_not_begun = status.signal() == Some(Signal::TERM.as_raw());
+                if !status.success() && !had_not_begun {
                     bail!(
                         "{} ended with {status}; see {}",
                         self.name,
@@ -198,11 +201,30 @@ impl Part {
 mod tests {
     use super::*;
 
+    async fn part_in(directory: &Path) -> Part {
+        let lock = Inherited::wait(&directory.join("lock")).await.unwrap();
+        Part::new("part", Vec::new(), directory, &Rc::new(lock))
+    }
+
+    #[tokio::test]
+    async fn a_part_that_is_stopped_before_it_listens_ends_in_good_order() {
+        let dir = tempfile::tempdir().unwrap();
+        let mut part = part_in(dir.path()).await;
+        // It listens for no signal.
+        let process = || Command::new("sleep").arg("60").spawn().unwrap();
+        part.child = Some(process());
+        part.terminate();
+        part.finish(STABLE).await.unwrap();
+        part.child = Some(process());
+        part.signal(Signal::KILL);
+        let failed = part.finish(STABLE).await.unwrap_err().to_string();
+        assert!(failed.contains("signal: 9"), "{failed}");
+    }
+
     #[tokio::test(start_paused = true)]
     async fn what_cannot_be_started_is_tried_less_and_less_often() {
         let dir = tempfile::tempdir().unwrap();
-        let lock = Inherited::wait(&dir.path().join("lock")).await.unwrap();
-        let mut part = Part::new("part", Vec::new(), dir.path(), &Rc::new(lock));
+        let mut part = part_in(dir.path()).await;
         // It cannot log there.
         std::fs::create_dir(part.log()).unwrap();
         // It ran for long before.
