@@ -8,8 +8,8 @@ use std::time::Duration;
 use bytes::Bytes;
 use harvestfs_protocol::error::FsError;
 use harvestfs_protocol::ids::InodeId;
-use harvestfs_protocol::meta::AttrChanges;
-use harvestfs_protocol::meta::query::Lookup;
+use harvestfs_protocol::meta::query::{GetXattr, Lookup};
+use harvestfs_protocol::meta::{AttrChanges, SetXattrMode};
 use harvestfs_protocol::types::{Attr, FileKind};
 use tokio::sync::Semaphore;
 use tokio::time::Instant;
@@ -209,4 +209,28 @@ async fn a_change_that_was_done_does_not_fail_when_its_file_is_removed_before_it
     let changed = changing.await.unwrap().unwrap();
     assert_eq!(changed.permission_bits(), 0o600);
     removing.await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_answer_from_before_an_attribute_was_set_does_not_say_how_blocks_are_placed() {
+    let cluster = Cluster::start(3, 3).await;
+    let (a, b) = (cluster.client("a").await, cluster.client("b").await);
+    let ino = made(&cluster, &a, "file").await.ino;
+    let file = b.open(&root(), ino, OpenFlags::WRITE).await.unwrap();
+    file.write(0, Bytes::from_static(b"data")).await.unwrap();
+    let asked = cluster.namenode.calls(GetXattr::NAME);
+    cluster.namenode.hold(Some(GetXattr::NAME));
+    let syncing = tokio::spawn({
+        let file = file.clone();
+        async move { file.sync().await }
+    });
+    // One for each of the settings.
+    wait_for(&cluster, GetXattr::NAME, asked + 3).await;
+    let (me, replication) = (root(), b"user.harvestfs.replication");
+    let set = b.setxattr(&me, ino, replication, b"2", SetXattrMode::Any);
+    set.await.unwrap();
+    cluster.namenode.hold(None);
+    syncing.await.unwrap().unwrap();
+    let known = file.state().rules().map(|rules| rules.replication);
+    assert_eq!(known, Some(2));
 }

@@ -34,7 +34,7 @@ use crate::driver::clock;
 use crate::driver::cluster::Cluster;
 use crate::engine::read::recent::Recent;
 use crate::engine::write::block::Written;
-use crate::engine::write::file::{Actions, DirtyFile, Uncommitted};
+use crate::engine::write::file::{Actions, DirtyFile, Question, Uncommitted};
 use crate::engine::write::packet;
 use crate::engine::write::queue::Topology;
 use crate::engine::write::writeback::{Order, Place, TakenPiece};
@@ -184,6 +184,13 @@ impl FileState {
         self.inner.lock().data.set_rules(rules);
     }
 
+    /// The number of a question for them, while they are not known.
+    fn ask_rules(&self) -> Option<Question> {
+        let mut inner = self.inner.lock();
+        let is_unknown = inner.data.rules().is_none();
+        is_unknown.then(|| inner.data.ask_rules())
+    }
+
     /// The file was just created, with these rules when they are known.
     pub(crate) fn is_new(&self, rules: Option<PlacementRules>) {
         let mut inner = self.inner.lock();
@@ -266,22 +273,24 @@ impl Files {
         packs.entry(rules).or_insert_with(start).clone()
     }
 
-    /// Makes sure that a file knows how its blocks are to be placed.
+    /// Makes sure that a file knows how its blocks are to be placed. Asks again where that was changed meanwhile.
     pub(crate) async fn find_rules(&self, file: &FileState) -> Result<(), ClientError> {
-        if file.rules().is_none() {
+        while let Some(question) = file.ask_rules() {
             let rules = self.cluster.session.rules_of(file.ino).await?;
-            file.set_rules(Some(rules));
+            file.inner.lock().data.rules_answered(question, rules);
         }
         Ok(())
     }
 
     /// They were forgotten while a flush waits for data that is to be sent again.
-    fn start_finding_rules(self: &Arc<Self>, file: &Arc<FileState>) {
+    fn start_finding_rules(self: &Arc<Self>, file: &Arc<FileState>, question: Question) {
         let (files, file) = (self.clone(), file.clone());
         self.cluster.session.runtime.spawn(async move {
             let found = files.cluster.session.rules_of(file.ino).await;
             let has_failed = found.is_err();
-            files.update(&file, |inner| inner.data.rules_found(found, clock::now()));
+            files.update(&file, |inner| {
+                inner.data.rules_found(question, found, clock::now());
+            });
             if has_failed {
                 files.has_failed(&file);
             }
@@ -395,8 +404,8 @@ impl Files {
         for _ in 0..actions.holds_owed {
             self.hold_closed(file);
         }
-        if actions.needs_rules {
-            self.start_finding_rules(file);
+        if let Some(question) = actions.needs_rules {
+            self.start_finding_rules(file, question);
         }
         for send in actions.sends {
             let (order, request) = (send.order, send.request);

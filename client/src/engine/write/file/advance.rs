@@ -1,15 +1,11 @@
 //! What is sent and committed next.
 
-use std::time::Instant;
-
 use harvestfs_protocol::limits::{EXTENTS_PER_COMMIT_MAX, PACKET_BYTES_MAX};
 use harvestfs_protocol::meta::FileCommit;
 use harvestfs_protocol::request_id::RequestId;
-use harvestfs_protocol::types::PlacementRules;
 
 use super::{Actions, Commit, DirtyFile, Lane, Send};
 use crate::engine::write::writeback::{Epoch, Order};
-use crate::error::ClientError;
 
 /// A file with more dirty data gets blocks of its own.
 const BULK_BYTES: u64 = 8 << 20;
@@ -50,8 +46,7 @@ impl DirtyFile {
                 actions.commits.extend(self.commit(order, tight));
             }
         }
-        actions.needs_rules = self.rules.is_none() && !self.asks_rules && self.has_wanted();
-        self.asks_rules |= actions.needs_rules;
+        actions.needs_rules = self.needed_rules();
         if self.held_bytes() == 0 {
             assert!(
                 actions.sends.is_empty() && actions.commits.is_empty(),
@@ -67,23 +62,13 @@ impl DirtyFile {
     }
 
     /// Whether something is to be sent that a flush waits for.
-    fn has_wanted(&self) -> bool {
+    pub(super) fn has_wanted(&self) -> bool {
         let mut lanes = [&self.written, &self.appended].into_iter();
         lanes.any(|lane| lane.wanted.is_some_and(|it| lane.data.has_dirty(it)))
     }
 
-    /// How blocks are to be placed was asked for. What waits for it goes on, or has failed.
-    pub(crate) fn rules_found(&mut self, found: Result<PlacementRules, ClientError>, now: Instant) {
-        self.asks_rules = false;
-        match found {
-            Ok(rules) => self.rules = Some(rules),
-            Err(error) if self.rules.is_none() && self.has_wanted() => self.failed(&error, now),
-            Err(_) => {}
-        }
-    }
-
     fn send(&mut self, order: Order, request: RequestId) -> Option<Send> {
-        let rules = self.rules?;
+        let rules = self.rules()?;
         self.bulk |= self.lane(order).data.dirty_bytes() >= BULK_BYTES;
         let bulk = self.bulk;
         let by_itself = bulk && !self.paused;

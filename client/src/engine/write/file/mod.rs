@@ -4,6 +4,7 @@
 mod advance;
 mod cut;
 mod refused;
+mod rules;
 #[cfg(test)]
 mod tests;
 
@@ -18,6 +19,8 @@ use harvestfs_protocol::meta::FileCommit;
 use harvestfs_protocol::request_id::RequestId;
 use harvestfs_protocol::types::{Attr, Credentials, PlacementRules, Timestamp, without_set_id};
 
+pub(crate) use self::rules::Question;
+use self::rules::Rules;
 use super::writeback::{Epoch, Order, PieceId, Place, TakenPiece, Writeback};
 use crate::engine::session::call::Unanswered;
 use crate::error::ClientError;
@@ -36,9 +39,7 @@ pub(crate) struct DirtyFile {
     written: Lane,
     appended: Lane,
     credentials: Credentials,
-    rules: Option<PlacementRules>,
-    /// They were asked for by [`Actions::needs_rules`], and are not known yet.
-    asks_rules: bool,
+    rules: Rules,
     /// It is written in bulk, into blocks of its own.
     bulk: bool,
     dirty_since: Option<Instant>,
@@ -130,7 +131,7 @@ pub(crate) struct Actions {
     pub(crate) sends: Vec<Send>,
     pub(crate) commits: Vec<Commit>,
     /// What is wanted waits until it is known how its blocks are to be placed: [`DirtyFile::rules_found`].
-    pub(crate) needs_rules: bool,
+    pub(crate) needs_rules: Option<Question>,
     /// Nothing is in memory any more: so many closed handles are to be released,
     pub(crate) holds_owed: u32,
     /// and the file is not one any more that was closed early.
@@ -198,8 +199,7 @@ impl DirtyFile {
             written: Lane::new(Order::File),
             appended: Lane::new(Order::Append),
             credentials: Credentials::root(),
-            rules: None,
-            asks_rules: false,
+            rules: Rules::default(),
             bulk: false,
             dirty_since: None,
             mtime: None,
@@ -241,15 +241,6 @@ impl DirtyFile {
             Order::Append => &self.written,
         };
         other.data.is_empty() && !self.takes_no_more()
-    }
-
-    pub(crate) fn rules(&self) -> Option<PlacementRules> {
-        self.rules
-    }
-
-    /// How its blocks are to be placed; none: it is not known any more.
-    pub(crate) fn set_rules(&mut self, rules: Option<PlacementRules>) {
-        self.rules = rules;
     }
 
     /// Data that was given up so far, and the last reason.
