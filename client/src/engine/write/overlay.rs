@@ -60,6 +60,12 @@ impl<T: Copy + PartialEq> SegmentMap<T> {
         self.bytes
     }
 
+    /// Whether a segment begins at an offset.
+    pub(crate) fn begins_at(&self, offset: u64) -> bool {
+        let in_tail = self.tail.as_ref().is_some_and(|tail| tail.offset == offset);
+        in_tail || self.segments.contains_key(&offset)
+    }
+
     /// The first offset after all segments; 0 when there is none.
     pub(crate) fn end(&self) -> u64 {
         let last = self.segments.last_key_value();

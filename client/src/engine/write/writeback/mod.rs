@@ -5,12 +5,13 @@
 //! file. Its bytes stay in memory until then, so that it can be sent again. Commits take pieces in
 //! the order in which they were taken, so an older write never hides a newer one.
 
+mod commit;
+
 use std::collections::{BTreeMap, VecDeque};
 use std::ops::Range;
 
 use bytes::Bytes;
 use harvestfs_protocol::ids::BlockId;
-use harvestfs_protocol::types::Extent;
 
 use crate::engine::write::overlay::{Segment, SegmentMap};
 
@@ -20,7 +21,7 @@ pub(crate) enum Order {
     /// From the start of the file.
     File,
     /// From where the end of the file is when the namenode executes the commit (`O_APPEND`).
-    /// An append belongs to one epoch, and a commit has whole ones, so that no append is torn.
+    /// An append belongs to one epoch, and a commit has whole appends, so that none is torn.
     Append,
 }
 
@@ -132,6 +133,9 @@ pub(crate) struct Writeback {
     /// Appends: where the next one goes, and how much was committed.
     append_end: u64,
     append_base: u64,
+    /// Appends that begin where a segment does, and so a piece, since small ones are gathered. Behind what was committed,
+    /// in order.
+    append_starts: VecDeque<u64>,
 }
 
 impl Writeback {
@@ -150,6 +154,7 @@ impl Writeback {
             written_bytes: 0,
             append_end: 0,
             append_base: 0,
+            append_starts: VecDeque::new(),
         }
     }
 
@@ -212,6 +217,9 @@ impl Writeback {
         let offset = self.append_end;
         self.append_end += data.len() as u64;
         self.write(offset, data);
+        if self.dirty.begins_at(offset) {
+            self.append_starts.push_back(offset);
+        }
     }
 
     /// What is in memory of a range of the file, newest wins, in order.
@@ -359,88 +367,6 @@ impl Writeback {
         any
     }
 
-    /// The extents that can be committed now, at most `extents_max`, of the data up to an epoch; for
-    /// appends, one that [`Writeback::written_through`] gave. The pieces count as being committed
-    /// until [`Writeback::commit_done`], [`Writeback::commit_failed`] or
-    /// [`Writeback::commit_given_up`].
-    pub(crate) fn begin_commit(
-        &mut self,
-        extents_max: usize,
-        through: Epoch,
-    ) -> Option<Vec<Extent>> {
-        if self.is_committing() {
-            return None;
-        }
-        let base = self.append_base;
-        let pieces = match self.order {
-            Order::File => self.written_pieces(through),
-            Order::Append => self.appended_pieces(through)?,
-        };
-        let mut extents: Vec<Extent> = Vec::new();
-        let mut committing = Vec::new();
-        let mut bytes = 0;
-        for piece in pieces {
-            let Some(place) = piece.place else { break };
-            let extent = Extent {
-                file_offset: piece.offset - base,
-                length_bytes: piece.data.len() as u64,
-                block: place.block,
-                block_offset: place.block_offset,
-            };
-            let full = extents.len() == extents_max;
-            match extents.last_mut() {
-                Some(last)
-                    if last.block == extent.block
-                        && last.block_end() == extent.block_offset
-                        && last.file_end() == extent.file_offset =>
-                {
-                    last.length_bytes += extent.length_bytes;
-                }
-                _ if full => break,
-                _ => extents.push(extent),
-            }
-            bytes += extent.length_bytes;
-            committing.push(piece.id);
-        }
-        if extents.is_empty() {
-            return None;
-        }
-        self.committing = committing;
-        assert!(
-            bytes <= self.written_bytes,
-            "{bytes} bytes are committed of {} that were written",
-            self.written_bytes
-        );
-        self.written_bytes -= bytes;
-        self.check_held();
-        Some(extents)
-    }
-
-    /// What was written of an epoch and of those before it, in the order in which it was taken, with
-    /// what was taken in between.
-    fn written_pieces(&self, through: Epoch) -> Vec<&Piece> {
-        let written = self.pieces.iter().take_while(|it| it.place.is_some());
-        let mut pieces: Vec<&Piece> = written.collect();
-        let last = pieces.iter().rposition(|piece| piece.epoch <= through);
-        pieces.truncate(last.map_or(0, |last| last + 1));
-        pieces
-    }
-
-    /// What was appended up to an epoch, in order; none if anything of it is not written.
-    fn appended_pieces(&self, through: Epoch) -> Option<Vec<&Piece>> {
-        let of_epochs = self.pieces.iter().filter(|it| it.epoch <= through);
-        let mut pieces: Vec<&Piece> = of_epochs.collect();
-        pieces.sort_by_key(|piece| piece.offset);
-        let mut expected = self.append_base;
-        for piece in &pieces {
-            if piece.place.is_none() || piece.offset != expected {
-                return None;
-            }
-            expected = piece.range().end;
-        }
-        Some(pieces)
-    }
-
     /// The commit is part of the file. Returns what of it left, and where it is.
     pub(crate) fn commit_done(&mut self) -> Vec<(Place, Bytes)> {
         let mut left = Vec::new();
@@ -462,6 +388,9 @@ impl Writeback {
                 left.extend(piece.place.map(|place| (place, piece.data)));
             }
         }
+        let base = self.append_base;
+        let committed = self.append_starts.partition_point(|start| *start <= base);
+        self.append_starts.drain(..committed);
         left
     }
 

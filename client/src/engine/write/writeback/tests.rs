@@ -1,3 +1,4 @@
+use harvestfs_protocol::types::Extent;
 use proptest::prelude::*;
 
 use super::*;
@@ -235,6 +236,55 @@ proptest! {
             prop_assert!(expected.starts_with(&file));
         }
     }
+}
+
+/// More than is gathered.
+const APPEND_BYTES: usize = 40 << 10;
+
+/// Has appends committed that are in three extents each, in so many extents at a time. Returns how many bytes each commit
+/// has.
+fn append_and_commit(appends: u8, is_each_flushed: bool, extents_max: usize) -> Vec<u64> {
+    let mut writeback = Writeback::new(Order::Append);
+    for number in 0..appends {
+        writeback.append(vec![number; APPEND_BYTES].into());
+        if is_each_flushed {
+            writeback.begin_flush();
+        }
+    }
+    let flush = writeback.begin_flush();
+    while let Some(piece) = writeback.take(flush, 0, APPEND_BYTES * 2 / 5) {
+        let place = Place {
+            block: BlockId(1),
+            // Behind each is something of another file.
+            block_offset: piece.offset * 2,
+        };
+        writeback.written(piece.id, place);
+    }
+    let mut commits = Vec::new();
+    while let Some(through) = writeback.written_through(flush) {
+        let extents = writeback.begin_commit(extents_max, through);
+        let extents = extents.expect("everything is written");
+        assert!(extents.len() <= extents_max);
+        commits.push(extents.iter().map(|it| it.length_bytes).sum());
+        writeback.commit_done();
+    }
+    assert!(writeback.append_starts.is_empty(), "nothing is left");
+    commits
+}
+
+#[test]
+fn appends_in_more_extents_than_a_commit_has_are_committed_whole() {
+    for is_each_flushed in [false, true] {
+        let expected = [2, 2, 1].map(|appends| appends * APPEND_BYTES as u64);
+        assert_eq!(append_and_commit(5, is_each_flushed, 7), expected);
+    }
+}
+
+#[test]
+fn an_append_in_more_extents_than_a_commit_has_comes_into_the_file() {
+    let commits = append_and_commit(1, true, 2);
+    assert_eq!(commits.len(), 2);
+    assert_eq!(commits.iter().sum::<u64>(), APPEND_BYTES as u64);
 }
 
 #[test]
