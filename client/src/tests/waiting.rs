@@ -364,7 +364,7 @@ async fn appends_stay_in_memory_while_the_namenode_is_away() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn of_appends_those_are_given_up_that_may_have_been_executed_and_no_others() {
+async fn appends_without_an_answer_are_in_the_file_once_when_the_namenode_is_back() {
     let cluster = Cluster::start(3, 3).await;
     let (_client, log) = impatient_log(&cluster).await;
     cluster.namenode.hold(Some(Commit::NAME));
@@ -372,7 +372,65 @@ async fn of_appends_those_are_given_up_that_may_have_been_executed_and_no_others
     let syncing = begin_sync(&log);
     commit_is_called(&cluster).await;
     log.append(Bytes::from_static(b"two\n")).await.unwrap();
-    let lost = syncing.await.unwrap();
+    // As long as nobody answers, each says so in time.
+    for synced in [syncing.await.unwrap(), log.sync().await] {
+        let is_named = matches!(synced, Err(ClientError::Unreachable { .. }));
+        assert!(is_named, "{synced:?}");
+    }
+    cluster.namenode.hold(None);
+    sync_in_the_end(&log).await;
+    let content = read_elsewhere(&cluster, "/log").await;
+    assert_eq!(content, b"one\ntwo\n", "each once");
+}
+
+/// More than there are requests in flight.
+#[tokio::test(flavor = "multi_thread")]
+async fn fsync_of_a_file_ends_behind_appends_to_others_that_are_not_answered() {
+    let cluster = Cluster::start(3, 3).await;
+    let (client, log) = impatient_log(&cluster).await;
+    let mut logs = vec![log];
+    for other in ["log-1", "log-2", "log-3"].map(name) {
+        let (me, parent) = (root(), InodeId::ROOT);
+        let created = client.create_file(&me, parent, &other, 0o644, APPEND);
+        logs.push(created.await.unwrap().1);
+    }
+    cluster.namenode.hold(Some(Commit::NAME));
+    let mut syncing = Vec::new();
+    for log in &logs {
+        log.append(Bytes::from_static(b"once\n")).await.unwrap();
+        syncing.push(begin_sync(log));
+    }
+    for syncing in syncing {
+        let synced = tokio::time::timeout(DEADLINE, syncing).await;
+        let synced = synced.unwrap().unwrap();
+        let is_named = matches!(synced, Err(ClientError::Unreachable { .. }));
+        assert!(is_named, "{synced:?}");
+    }
+    cluster.namenode.hold(None);
+    for log in &logs {
+        sync_in_the_end(log).await;
+    }
+    for path in ["/log", "/log-1", "/log-2", "/log-3"] {
+        assert_eq!(read_elsewhere(&cluster, path).await, b"once\n");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn of_appends_those_are_given_up_that_may_have_been_executed_when_the_session_ends() {
+    let cluster = Cluster::start(3, 3).await;
+    let (_client, log) = impatient_log(&cluster).await;
+    cluster.namenode.hold(Some(Commit::NAME));
+    log.append(Bytes::from_static(b"one\n")).await.unwrap();
+    let syncing = begin_sync(&log);
+    commit_is_called(&cluster).await;
+    log.append(Bytes::from_static(b"two\n")).await.unwrap();
+    cluster.namenode.expire_sessions();
+    let began = Instant::now();
+    let mut lost = syncing.await.unwrap();
+    while matches!(lost, Err(ClientError::Unreachable { .. })) {
+        assert!(began.elapsed() < DEADLINE, "it is not reported");
+        lost = log.sync().await;
+    }
     let is_named = matches!(lost, Err(ClientError::DataLost { .. }));
     assert!(is_named, "{lost:?}");
     cluster.namenode.hold(None);

@@ -24,13 +24,15 @@ use harvestfs_protocol::transport::{CloseCode, RpcError};
 use harvestfs_protocol::types::{Attr, Credentials};
 
 use super::Session;
+use super::commits::{Silence, leave_appends};
 use super::listener::Invalidation;
 use super::replay::make_replay;
 use super::sequences::Numbered;
 use crate::driver::clock;
 use crate::engine::cache::{MetaCache, Scope, Ticket, Unsettled};
 use crate::engine::session::call::{
-    ATTEMPT_DEADLINE, Again, Call, Failure, Patience, RETRY_PAUSE_MIN, Repeats, Unanswered,
+    ATTEMPT_DEADLINE, Again, Call, Failure, Patience, RETRY_PAUSE_MAX, RETRY_PAUSE_MIN, Repeats,
+    Unanswered,
 };
 use crate::engine::session::sequences::{CONFIRMING_WINDOW, WINDOW};
 use crate::error::ClientError;
@@ -40,7 +42,7 @@ const UNCONFIRMED_MAX: usize = 128;
 
 /// What a mutation comes with.
 #[derive(Clone, Copy, Default)]
-struct Beside {
+pub(super) struct Beside {
     /// It may be answered before it is durable.
     relaxed: bool,
     /// The file that blocks are allocated for.
@@ -50,7 +52,7 @@ struct Beside {
 }
 
 /// Learns what came of a mutation.
-type Afterwards = Box<dyn FnOnce(Result<&MetaReply, &Unanswered>) + Send>;
+pub(super) type Afterwards = Box<dyn FnOnce(Result<&MetaReply, &Unanswered>) + Send>;
 
 /// A mutation whose caller waits for it. If the caller goes away, a task completes it, so that the
 /// cache does not keep what it changed.
@@ -252,17 +254,6 @@ impl Session {
         Ok(done.await?)
     }
 
-    /// As [`Session::mutate`]. If it fails, that says whether it may have been executed: appends must not be committed
-    /// twice.
-    pub(crate) async fn commit(
-        self: &Arc<Self>,
-        credentials: &Credentials,
-        commit: mutation::Commit,
-    ) -> Result<(Ticket, MetaReply), Unanswered> {
-        self.execute(credentials, commit.into(), Beside::default(), None)
-            .await
-    }
-
     /// Allocates blocks, the first of them for data of a file.
     pub(crate) async fn allocate_blocks(
         self: &Arc<Self>,
@@ -329,15 +320,16 @@ impl Session {
         beside: Beside,
         afterwards: Option<Afterwards>,
     ) -> BoxFuture<'a, Result<(Ticket, MetaReply), Unanswered>> {
-        Box::pin(self.execute_numbered(credentials, mutation, beside, afterwards))
+        Box::pin(self.execute_numbered(credentials, mutation, beside, afterwards, None))
     }
 
-    async fn execute_numbered(
+    pub(super) async fn execute_numbered(
         self: &Arc<Self>,
         credentials: &Credentials,
         mutation: Mutation,
         beside: Beside,
         afterwards: Option<Afterwards>,
+        mut silence: Option<Silence<'_>>,
     ) -> Result<(Ticket, MetaReply), Unanswered> {
         let Beside {
             relaxed,
@@ -414,7 +406,18 @@ impl Session {
                     }
                 }
                 Again::AfterRelease if self.release_now().await => drop(pending.number.take()),
-                Again::AfterRelease | Again::No => break Err(given_up),
+                Again::AfterRelease | Again::No => match &mut silence {
+                    Some(silence) if given_up.may_be_learned() => {
+                        leave_appends(&mut pending.request);
+                        self.cache.forget(&scope_of(mutation_of(&pending.request)));
+                        silence(&given_up);
+                        maybe_executed = true;
+                        tokio::time::sleep(RETRY_PAUSE_MAX).await;
+                        started = clock::now();
+                        continue;
+                    }
+                    _ => break Err(given_up),
+                },
             }
             pending.renumber(self.sequences.begin(window).await);
             started = clock::now();

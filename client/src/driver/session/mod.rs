@@ -1,6 +1,7 @@
 //! The session with the namenode: connecting, resuming, leases, notices.
 
 pub(crate) mod calls;
+mod commits;
 pub(crate) mod content;
 pub(crate) mod holds;
 pub(crate) mod listener;

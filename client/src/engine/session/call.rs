@@ -12,7 +12,7 @@ use crate::error::ClientError;
 /// length of a lease.
 pub(crate) const ATTEMPT_DEADLINE: Duration = Duration::from_secs(20);
 pub(crate) const RETRY_PAUSE_MIN: Duration = Duration::from_millis(5);
-const RETRY_PAUSE_MAX: Duration = Duration::from_millis(500);
+pub(crate) const RETRY_PAUSE_MAX: Duration = Duration::from_millis(500);
 
 /// How long an operation waits.
 #[derive(Clone, Copy, Debug)]
@@ -67,6 +67,16 @@ impl Unanswered {
             error,
             maybe_executed: true,
         }
+    }
+
+    /// Whether it may have been executed, and an answer under the same number may yet say so: its session has not ended,
+    /// as far as is known.
+    pub(crate) fn may_be_learned(&self) -> bool {
+        let is_passing = matches!(
+            self.error,
+            ClientError::Unreachable { .. } | ClientError::Fs(FsError::Busy { .. })
+        );
+        self.maybe_executed && is_passing
     }
 }
 
@@ -254,6 +264,22 @@ mod tests {
         given_up.error = FsError::QuotaExceeded.into();
         assert_eq!(repeats.after(&given_up, false), Again::AfterRelease);
         assert_eq!(repeats.after(&given_up, false), Again::No, "once is enough");
+    }
+
+    #[test]
+    fn what_may_have_been_executed_is_learned_only_in_its_session() {
+        let away = ClientError::Unreachable {
+            waited: PATIENCE.unreachable,
+            reason: "lost".into(),
+        };
+        let busy = ClientError::from(FsError::Busy { retry_after_ms: 1 });
+        for error in [away, busy] {
+            assert!(Unanswered::unknown(error.clone()).may_be_learned());
+            assert!(!Unanswered::refused(error).may_be_learned());
+        }
+        for error in [FsError::SessionExpired.into(), ClientError::Closed] {
+            assert!(!Unanswered::unknown(error).may_be_learned());
+        }
     }
 
     /// What an attempt comes to, and how much of its deadline it takes, in percent.

@@ -127,6 +127,7 @@ mod tests {
             file: number,
             commit: Commit {
                 order,
+                first: 1,
                 commit: FileCommit {
                     ino: InodeId(number as u64),
                     extents: (0..extents).map(extent).collect(),

@@ -18,6 +18,26 @@ use crate::error::ClientError;
 
 type Batch = Vec<Entry<Arc<FileState>>>;
 
+/// A request that others wait for, since only so many may be in flight.
+struct InFlight {
+    files: Arc<Files>,
+    durable: bool,
+    is_over: bool,
+}
+
+impl InFlight {
+    /// It is answered, or late enough: the next one goes out.
+    fn over(&mut self) {
+        if std::mem::replace(&mut self.is_over, true) {
+            return;
+        }
+        let next = self.files.committer.queue(self.durable).lock().answered();
+        if let Some(batch) = next {
+            self.files.start_commit(batch, self.durable);
+        }
+    }
+}
+
 /// What is to be committed, by whether it is to be durable.
 #[derive(Default)]
 pub(super) struct Committer {
@@ -49,7 +69,7 @@ impl Files {
             let settled = session.settled(|cache| cache.is_content_unsettled(ino));
             match settled.await {
                 Ok(()) => files.send_commit(&file, commit),
-                Err(given_up) => files.commit_failed(&file, commit.order, &given_up),
+                Err(given_up) => files.commit_failed(&file, &commit, &given_up),
             }
         }));
     }
@@ -61,31 +81,40 @@ impl Files {
             commit,
         };
         let first = self.committer.queue(durable).lock().submit(entry);
-        let Some(first) = first else {
-            return;
-        };
-        let files = self.clone();
-        self.cluster.session.runtime.spawn(async move {
-            let mut next = Some(first);
-            while let Some(batch) = next {
-                let request = carrier(batch.iter().map(|entry| entry.commit.request));
-                request.scope(files.commit(batch, durable)).await;
-                next = files.committer.queue(durable).lock().answered();
-            }
-        });
+        if let Some(first) = first {
+            self.start_commit(first, durable);
+        }
     }
 
-    async fn commit(self: &Arc<Self>, batch: Batch, durable: bool) {
-        let mut refused = self.commit_once(batch, durable).await;
+    fn start_commit(self: &Arc<Self>, batch: Batch, durable: bool) {
+        let request = carrier(batch.iter().map(|entry| entry.commit.request));
+        let files = self.clone();
+        self.cluster
+            .session
+            .runtime
+            .spawn(request.scope(async move {
+                let mut in_flight = InFlight {
+                    files: files.clone(),
+                    durable,
+                    is_over: false,
+                };
+                files.commit(batch, &mut in_flight).await;
+                in_flight.over();
+            }));
+    }
+
+    async fn commit(self: &Arc<Self>, batch: Batch, in_flight: &mut InFlight) {
+        let mut refused = self.commit_once(batch, in_flight).await;
         // What was removed here a moment ago counts until the namenode knows that it is not open.
         if !refused.is_empty() && self.cluster.session.release_now().await {
-            refused = self.commit_once(refused, durable).await;
+            refused = self.commit_once(refused, in_flight).await;
         }
         self.commits_failed(refused, &Unanswered::refused(FsError::QuotaExceeded));
     }
 
     /// Gives back what a quota refused.
-    async fn commit_once(self: &Arc<Self>, batch: Batch, durable: bool) -> Batch {
+    async fn commit_once(self: &Arc<Self>, mut batch: Batch, in_flight: &mut InFlight) -> Batch {
+        let durable = in_flight.durable;
         let Some(first) = batch.first() else {
             return Vec::new();
         };
@@ -97,7 +126,19 @@ impl Files {
         };
         let session = &self.cluster.session;
         let generation = session.generation();
-        let mut result = session.commit(&credentials, op).await;
+        let mut is_late = false;
+        let silence = |unanswered: &Unanswered| {
+            for Entry { file, commit } in &batch {
+                match commit.order {
+                    Order::Append => self.commit_unanswered(file, commit, unanswered),
+                    Order::File if !is_late => self.commit_failed(file, commit, unanswered),
+                    Order::File => {}
+                }
+            }
+            is_late = true;
+            in_flight.over();
+        };
+        let mut result = session.commit(&credentials, op, silence).await;
         if let Err(given_up) = &mut result
             && matches!(given_up.error, ClientError::Fs(FsError::SessionExpired))
             && let Err(error) = session.link_of_next_session(Some(generation)).await
@@ -105,16 +146,22 @@ impl Files {
             // Without a session, writing the data again would be in vain.
             given_up.error = error;
         }
-        let (ticket, results) = match result {
+        // What has failed by then is in another commit.
+        let has_failed = |commit: &Commit| is_late && commit.order == Order::File;
+        let answer = match result {
             Ok((ticket, MetaReply::Committed(results))) if results.len() == batch.len() => {
-                (ticket, results)
+                Ok((ticket, results))
             }
             Ok(_) => {
                 let error = ClientError::UnexpectedReply(mutation::Commit::NAME);
-                self.commits_failed(batch, &Unanswered::unknown(error));
-                return Vec::new();
+                Err(Unanswered::unknown(error))
             }
+            Err(given_up) => Err(given_up),
+        };
+        let (ticket, results) = match answer {
+            Ok(answer) => answer,
             Err(given_up) => {
+                batch.retain(|entry| !has_failed(&entry.commit));
                 self.commits_failed(batch, &given_up);
                 return Vec::new();
             }
@@ -122,8 +169,9 @@ impl Files {
         let mut refused = Vec::new();
         let relaxed_number = session.last_relaxed();
         for (entry, result) in batch.into_iter().zip(results) {
-            let (file, order) = (&entry.file, entry.commit.order);
+            let (file, commit) = (&entry.file, &entry.commit);
             match result {
+                _ if has_failed(commit) => ticket.changed_inode(file.ino),
                 Ok(committed) => {
                     // The cache first: what leaves the file's memory must be found there.
                     match entry.final_extents(committed.append_offset) {
@@ -132,14 +180,14 @@ impl Files {
                         None => ticket.changed_inode(file.ino),
                     }
                     let number = if durable { 0 } else { relaxed_number };
-                    self.commit_done(file, order, number);
+                    self.commit_done(file, commit, number);
                 }
                 Err(error) => {
                     ticket.changed_inode(file.ino);
                     if error == FsError::QuotaExceeded {
                         refused.push(entry);
                     } else {
-                        self.commit_failed(file, order, &Unanswered::refused(error));
+                        self.commit_failed(file, commit, &Unanswered::refused(error));
                     }
                 }
             }
@@ -149,16 +197,19 @@ impl Files {
 
     fn commits_failed(self: &Arc<Self>, batch: Batch, failed: &Unanswered) {
         for entry in batch {
-            self.commit_failed(&entry.file, entry.commit.order, failed);
+            self.commit_failed(&entry.file, &entry.commit, failed);
         }
     }
 
     /// A commit is part of the file; `relaxed` is its number if it may not be durable.
-    fn commit_done(self: &Arc<Self>, file: &Arc<FileState>, order: Order, relaxed: u64) {
+    fn commit_done(self: &Arc<Self>, file: &Arc<FileState>, commit: &Commit, relaxed: u64) {
         self.update(file, |inner| {
             inner.relaxed = inner.relaxed.max(relaxed);
+            if !inner.data.awaits(commit) {
+                return;
+            }
             // Before anyone can see that it has left the file's memory.
-            for (place, data) in inner.data.commit_done(order) {
+            for (place, data) in inner.data.commit_done(commit.order) {
                 self.recent.keep(place, &data);
             }
         });
@@ -166,12 +217,32 @@ impl Files {
     }
 
     /// A commit was refused, or nothing is known of it.
-    fn commit_failed(self: &Arc<Self>, file: &Arc<FileState>, order: Order, failed: &Unanswered) {
+    fn commit_failed(
+        self: &Arc<Self>,
+        file: &Arc<FileState>,
+        commit: &Commit,
+        failed: &Unanswered,
+    ) {
         let request = RequestId::current();
         self.update(file, |inner| {
-            inner
-                .data
-                .commit_failed(order, failed, request, clock::now());
+            if inner.data.awaits(commit) {
+                let (order, now) = (commit.order, clock::now());
+                inner.data.commit_failed(order, failed, request, now);
+            }
+        });
+        self.has_failed(file);
+    }
+
+    /// A commit of appends is not answered in time, and is asked for again.
+    fn commit_unanswered(
+        self: &Arc<Self>,
+        file: &Arc<FileState>,
+        commit: &Commit,
+        unanswered: &Unanswered,
+    ) {
+        let error = &unanswered.error;
+        self.update(file, |inner| {
+            inner.data.commit_unanswered(commit, error, clock::now());
         });
         self.has_failed(file);
     }

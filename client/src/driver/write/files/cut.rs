@@ -29,8 +29,8 @@ impl FileState {
 }
 
 impl Files {
-    /// Before the namenode cuts a file: waits until no commit is in flight. None: only a flush can say what the cut
-    /// leaves of the data in memory.
+    /// Before the namenode cuts a file: waits until no commit is in flight, unless its answer is late. None: only a flush
+    /// can say what the cut leaves of the data in memory.
     pub(crate) async fn begin_cut(
         self: &Arc<Self>,
         file: &Arc<FileState>,
@@ -44,9 +44,7 @@ impl Files {
             _serial: serial.clone(),
         };
         self.update(file, |inner| inner.data.hold_commits(true));
-        let may_be_cut = file
-            .once(|data| (!data.is_committing()).then(|| data.may_be_cut(size_bytes)))
-            .await;
+        let may_be_cut = file.once(|data| data.may_be_cut(size_bytes)).await;
         may_be_cut.then_some(cut)
     }
 }

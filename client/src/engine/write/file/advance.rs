@@ -132,9 +132,15 @@ impl DirtyFile {
             None => return None,
         };
         let extents = lane.data.begin_commit(EXTENTS_PER_COMMIT_MAX, through)?;
+        let first = lane.data.committing()?;
         let (durable, request) = (lane.durable, lane.request);
+        if order == Order::Append {
+            // This one may have pieces of one that was refused in the end.
+            self.unanswered = None;
+        }
         Some(Commit {
             order,
+            first,
             commit: FileCommit {
                 ino,
                 extents,

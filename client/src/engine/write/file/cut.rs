@@ -19,14 +19,17 @@ impl DirtyFile {
     }
 
     /// Whether a commit is in flight.
-    pub(crate) fn is_committing(&self) -> bool {
+    fn is_committing(&self) -> bool {
         self.written.data.is_committing() || self.appended.data.is_committing()
     }
 
-    /// Whether it is known what a cut leaves of the data in memory: where appends go is not, but before
-    /// the end.
-    pub(crate) fn may_be_cut(&self, size_bytes: u64) -> bool {
-        size_bytes == 0 || !self.has_appends()
+    /// Whether it is known what a cut leaves of the data in memory: where appends go is not, but before the end, nor
+    /// whether they are in the file while their commit is not answered. None: a commit in flight will tell.
+    pub(crate) fn may_be_cut(&self, size_bytes: u64) -> Option<bool> {
+        if self.is_unanswered() {
+            return Some(false);
+        }
+        (!self.is_committing()).then(|| size_bytes == 0 || !self.has_appends())
     }
 
     /// The namenode has cut the file, which gave it this modification time. What is in memory beyond is not

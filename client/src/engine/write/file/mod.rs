@@ -7,6 +7,7 @@ mod refused;
 mod rules;
 #[cfg(test)]
 mod tests;
+mod unanswered;
 
 use std::ops::Range;
 use std::time::{Duration, Instant};
@@ -67,6 +68,8 @@ pub(crate) struct DirtyFile {
     refusals: u32,
     /// The file is about to be cut: no commit begins.
     holds_commits: bool,
+    /// The last commit of appends that was not answered in time, by its first piece.
+    unanswered: Option<PieceId>,
 }
 
 /// One of the two ways of writing.
@@ -154,6 +157,8 @@ pub(crate) struct Send {
 /// Extents to become part of the file.
 pub(crate) struct Commit {
     pub(crate) order: Order,
+    /// Its first piece, which is in no other commit that is in flight.
+    pub(crate) first: PieceId,
     pub(crate) commit: FileCommit,
     pub(crate) credentials: Credentials,
     pub(crate) durable: bool,
@@ -216,6 +221,7 @@ impl DirtyFile {
             paused: false,
             refusals: 0,
             holds_commits: false,
+            unanswered: None,
         }
     }
 

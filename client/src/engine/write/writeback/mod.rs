@@ -187,6 +187,11 @@ impl Writeback {
         !self.committing.is_empty()
     }
 
+    /// The first piece that is being committed.
+    pub(crate) fn committing(&self) -> Option<PieceId> {
+        self.committing.first().copied()
+    }
+
     /// The first offset after everything in memory; 0 when there is nothing.
     pub(crate) fn end(&self) -> u64 {
         self.dirty.end().max(self.sent.end())

@@ -1,0 +1,169 @@
+//! Commits of appends that are not answered for as long as operations wait for a namenode.
+//!
+//! They are asked for again under their numbers. Until it is known what came of one, or its session has ended, nothing of it
+//! may go into another commit, since it must not be in the file twice; and nothing that was appended later may overtake it.
+//! Flushes do not wait for that any longer than for everything else.
+
+use std::time::Instant;
+
+use super::{Commit, DirtyFile};
+use crate::engine::write::writeback::Order;
+use crate::error::ClientError;
+
+impl DirtyFile {
+    /// Whether the answer to a commit counts: what it has was not given up meanwhile.
+    pub(crate) fn awaits(&self, commit: &Commit) -> bool {
+        let lane = match commit.order {
+            Order::File => &self.written,
+            Order::Append => &self.appended,
+        };
+        lane.data.committing() == Some(commit.first)
+    }
+
+    /// No answer to a commit of appends came in time. It goes on; the flushes that wait for it have failed.
+    pub(crate) fn commit_unanswered(&mut self, commit: &Commit, error: &ClientError, now: Instant) {
+        if self.awaits(commit) {
+            self.unanswered = Some(commit.first);
+            self.failed(error, now);
+        }
+    }
+
+    /// Whether an answer did not come in time that has not come since either.
+    pub(super) fn is_unanswered(&self) -> bool {
+        self.unanswered.is_some() && self.unanswered == self.appended.data.committing()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use harvestfs_protocol::error::FsError;
+    use harvestfs_protocol::ids::{BlockId, InodeId};
+    use harvestfs_protocol::request_id::RequestId;
+    use harvestfs_protocol::types::{Credentials, Durability, PlacementRules, Timestamp};
+
+    use super::*;
+    use crate::engine::session::call::Unanswered;
+    use crate::engine::write::file::{FAILURES_UNSEEN_MAX, Moment};
+    use crate::engine::write::writeback::Place;
+    use crate::testing::some_time;
+
+    fn away() -> ClientError {
+        ClientError::Unreachable {
+            waited: Duration::from_secs(60),
+            reason: "away".into(),
+        }
+    }
+
+    fn opened() -> DirtyFile {
+        let mut file = DirtyFile::new(InodeId(7));
+        file.set_rules(Some(PlacementRules {
+            replication: 3,
+            durability: Durability::Strict,
+            class: None,
+        }));
+        file.handle_opened();
+        file
+    }
+
+    fn append(file: &mut DirtyFile, bytes: usize) {
+        let when = Moment {
+            now: some_time(),
+            wall_clock: Timestamp(1),
+        };
+        file.append(vec![1; bytes].into(), &Credentials::root(), when);
+    }
+
+    /// Sends what a flush wants to datanodes, and begins what can be committed then.
+    fn send(file: &mut DirtyFile) -> Option<Commit> {
+        let begun = file.advance(false, RequestId::NONE);
+        for send in begun.sends {
+            for piece in send.pieces {
+                let place = Place {
+                    block: BlockId(1),
+                    block_offset: piece.offset,
+                };
+                file.piece_written(send.order, piece.id, place);
+            }
+        }
+        let written = file.advance(false, RequestId::NONE);
+        begun.commits.into_iter().chain(written.commits).next()
+    }
+
+    fn length_bytes(commit: &Commit) -> u64 {
+        let extents = commit.commit.extents.iter();
+        extents.map(|extent| extent.length_bytes).sum()
+    }
+
+    #[test]
+    fn flushes_fail_while_an_append_is_not_answered_and_learn_of_it_later() {
+        for is_executed in [true, false] {
+            let mut file = opened();
+            append(&mut file, 10);
+            let first = file.begin_flush(false, RequestId::NONE);
+            let commit = send(&mut file).expect("it is written");
+            append(&mut file, 20);
+            file.commit_unanswered(&commit, &away(), some_time());
+            assert_eq!(file.flushed(&first), Some(Err(away())));
+            assert_eq!((file.losses().0, file.held_bytes()), (0, 30));
+
+            let second = file.begin_flush(false, RequestId::NONE);
+            assert!(send(&mut file).is_none(), "one would overtake the other");
+            assert_eq!(file.flushed(&second), None);
+            file.commit_unanswered(&commit, &away(), some_time());
+            assert_eq!(file.flushed(&second), Some(Err(away())));
+            assert_eq!(file.may_be_cut(0), Some(false), "it may be in the file");
+
+            let third = file.begin_flush(false, RequestId::NONE);
+            assert!(file.awaits(&commit));
+            let expected = if is_executed {
+                file.commit_done(Order::Append);
+                20
+            } else {
+                let refused = Unanswered::refused(away());
+                file.commit_failed(Order::Append, &refused, RequestId::NONE, some_time());
+                file.begin_flush(false, RequestId::NONE);
+                30
+            };
+            let rest = send(&mut file).expect("it is written");
+            assert_eq!(length_bytes(&rest), expected);
+            file.commit_done(Order::Append);
+            assert_eq!(file.flushed(&third), Some(Ok(())));
+            assert_eq!(file.may_be_cut(0), Some(true));
+        }
+    }
+
+    #[test]
+    fn an_answer_says_nothing_of_what_was_appended_after_its_commit_was_given_up() {
+        let mut file = opened();
+        append(&mut file, 10);
+        file.begin_flush(false, RequestId::NONE);
+        let given_up = send(&mut file).expect("it is written");
+        assert!(file.handle_closed());
+        for _ in 0..FAILURES_UNSEEN_MAX {
+            assert!(file.awaits(&given_up));
+            file.commit_unanswered(&given_up, &away(), some_time());
+        }
+        assert_eq!((file.losses().0 > 0, file.held_bytes()), (true, 0));
+        file.handle_opened();
+        append(&mut file, 20);
+        file.begin_flush(false, RequestId::NONE);
+        let next = send(&mut file).expect("it is written");
+        assert!(file.awaits(&next) && !file.awaits(&given_up));
+    }
+
+    #[test]
+    fn an_append_is_given_up_when_its_session_ends_without_an_answer() {
+        let mut file = opened();
+        append(&mut file, 10);
+        file.begin_flush(false, RequestId::NONE);
+        let commit = send(&mut file).expect("it is written");
+        file.commit_unanswered(&commit, &away(), some_time());
+        let expired = Unanswered::unknown(FsError::SessionExpired.into());
+        file.commit_failed(Order::Append, &expired, RequestId::NONE, some_time());
+        let (losses, loss) = file.losses();
+        assert!(losses == 1 && matches!(loss, Some(ClientError::DataLost { .. })));
+        assert_eq!(file.held_bytes(), 0);
+    }
+}
