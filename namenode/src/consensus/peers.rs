@@ -28,7 +28,7 @@ use super::applied::InJournal;
 use super::entry::EntryError;
 use super::links::Links;
 use super::store::LogStore;
-use super::{Group, LogId, Member, MemberId, Snapshot, Vote, wire};
+use super::{Group, LogId, Member, MemberId, PROMISED, Snapshot, Vote, wire};
 use crate::journal::{JournalError, Lsn};
 
 /// How long another namenode's disk may take. openraft has no limit of its own for it.
@@ -443,7 +443,14 @@ impl RaftNetworkV2<Group> for Peer {
         let Some(last) = snapshot.meta.last_log_id else {
             return Err(Unreachable::new(&PeerError::NoSnapshot).into());
         };
-        let taken = self.have_taken(last, option.hard_ttl());
+        // openraft takes the answer for one to a heartbeat that was sent now, but nobody looks at a vote for it: the other
+        // member may have promised its vote to another leader. Once now is too long ago for a lease, it makes none.
+        let no_lease_from = tokio::time::Instant::now() + PROMISED;
+        let taken = async {
+            self.have_taken(last, option.hard_ttl()).await?;
+            tokio::time::sleep_until(no_lease_from).await;
+            Ok::<(), PeerError>(())
+        };
         tokio::select! {
             biased;
             closed = cancelled => Err(closed.into()),
