@@ -162,6 +162,11 @@ impl Log {
 
     /// Has what was written replicated; at the latest some time after it was flushed.
     pub(crate) async fn propose(&mut self) {
+        // openraft does not ask in which term records were made. If this member was deposed and elected again before the
+        // owner knows, it would add them behind what others were committed in between, for which they were not made.
+        if self.failure.is_some() {
+            return;
+        }
         self.unproposed_bytes = 0;
         let records = std::mem::take(&mut self.unproposed);
         let proposed = self.consensus.propose(records.into_iter()).await;
@@ -178,6 +183,10 @@ impl Log {
     /// Proposes again what openraft refused, since it had no lease.
     pub(crate) async fn propose_refused(&mut self) {
         if self.term.is_none() || self.is_alone() || self.commits.last() >= self.last_lsn {
+            return;
+        }
+        // As in `propose`.
+        if self.failure.is_some() {
             return;
         }
         let proposed = self.consensus.propose_refused(self.last_lsn).await;
@@ -314,5 +323,90 @@ impl Log {
     /// Makes everything durable and ends the journal's thread. Blocks.
     pub(crate) async fn close(self) -> Result<(), NamenodeError> {
         self.consensus.close().await.map_err(NamenodeError::Journal)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::SocketAddr;
+
+    use harvestfs_protocol::identity::{CertificateAuthority, Role};
+    use harvestfs_protocol::transport::{Endpoint, TransportOptions};
+    use harvestfs_protocol::types::Timestamp;
+
+    use super::*;
+    use crate::consensus::{Leadership, Member, ReadLog};
+    use crate::engine::namespace::Command;
+    use crate::journal::{Journal, JournalOptions, JournalWriterOptions};
+    use crate::server::metrics::Metrics;
+
+    fn member(port: u16) -> Member {
+        Member {
+            name: "nn".to_owned(),
+            addr: SocketAddr::from(([127, 0, 0, 1], port)),
+        }
+    }
+
+    fn command() -> Vec<u8> {
+        let command = Command::OpenSession {
+            client: "client".to_owned(),
+            now: Timestamp::default(),
+        };
+        command.encode().unwrap()
+    }
+
+    /// It was deposed, and leads again in another term, before the owner of the engine knows.
+    #[tokio::test]
+    async fn what_was_refused_since_another_term_began_is_not_proposed_in_that() {
+        let dir = tempfile::tempdir().unwrap();
+        let options = JournalOptions {
+            segment_bytes: 1 << 20,
+            create_if_empty: true,
+            ..JournalOptions::new(dir.path(), 7)
+        };
+        let (mut journal, _) = Journal::open(&options).unwrap();
+        journal.append(&[command()]).unwrap();
+        journal.sync().unwrap();
+        let read = ReadLog {
+            snapshot_lsn: 0,
+            last_lsn: 1,
+            terms: vec![(1, 0)],
+            members: None,
+        };
+        let authority = CertificateAuthority::for_simulation().unwrap();
+        let identity = authority.issue(Role::Namenode, "nn", Duration::from_secs(60));
+        let any = member(0).addr;
+        let endpoint = Endpoint::bind(any, &identity.unwrap(), TransportOptions::default());
+        let (writing, endpoint) = (JournalWriterOptions::default(), endpoint.unwrap());
+        let started = Consensus::start(journal, writing, read, member(1), endpoint).await;
+        let (consensus, _committed) = started.unwrap();
+        consensus.elect_if_alone().await.unwrap();
+        let leadership = consensus.leadership();
+        let elected = async {
+            loop {
+                if let Leadership::This(term) = *leadership.borrow() {
+                    return term;
+                }
+                tokio::time::sleep(Duration::from_millis(1)).await;
+            }
+        };
+        let elected = tokio::time::timeout(Duration::from_secs(5), elected).await;
+        let term = elected.expect("nobody else has a vote");
+
+        // The term began with an entry.
+        let last = 2;
+        let mut log = Log::new(consensus, last, Metrics::new().journal.clone());
+        log.lead(term + 1);
+        log.push(command(), true);
+        log.flush().await;
+        assert!(matches!(log.failure(), Some(NamenodeError::Deposed)));
+        log.propose().await;
+        // What openraft adds next would come after it.
+        let learn = Change::Learn(MemberId(2), member(2));
+        let begun = log.consensus.begin_change(learn, last).await;
+        let (changing, progress) = begun.unwrap();
+        assert!(matches!(progress, Progress::Added(lsn) if lsn == last + 1));
+        drop(changing);
+        log.close().await.unwrap();
     }
 }
