@@ -17,7 +17,8 @@ use crate::journal::{Batch, JournalError, JournalWriter, Lsn};
 const BATCH_BYTES_MAX: usize = 1 << 20;
 
 /// Bytes of commands of the newest entries that are kept in memory, to be applied and sent. Those of which openraft has not
-/// heard stay besides: as many as the owner submits while it has a lease, without which it takes no requests.
+/// heard stay besides: as many as the owner submits while it has a lease, without which it takes no requests. So do those that
+/// are not durable, since the journal may not have them yet: as many as it queues and writes at once.
 const RECENT_BYTES_MAX: usize = 32 << 20;
 
 /// The end of the log.
@@ -63,7 +64,7 @@ impl Tail {
     fn forget_oldest(&mut self) {
         while self.recent_bytes > RECENT_BYTES_MAX
             && let Some(oldest) = self.recent.front()
-            && oldest.index() <= self.heard
+            && oldest.index() <= self.heard.min(self.durable)
         {
             self.recent_bytes -= bytes_of(oldest);
             self.recent.pop_front();
@@ -74,6 +75,7 @@ impl Tail {
     pub(super) fn progress(&mut self, durable: Result<Lsn, &Arc<JournalError>>) {
         if let Ok(durable) = durable {
             self.durable = durable;
+            self.forget_oldest();
         }
         let ended = durable.unwrap_or(Lsn::MAX);
         while self.pending.front().is_some_and(|(lsn, _)| *lsn <= ended)
@@ -161,12 +163,11 @@ mod tests {
     use super::*;
     use crate::consensus::entry::{Record, log_id};
 
-    /// A leader without a lease submits, and openraft refuses.
-    #[test]
-    fn what_openraft_has_not_heard_of_is_not_forgotten() {
+    /// With so many entries of a MiB, none of which is durable.
+    fn tail_with(entries: Lsn) -> Tail {
         let command = Bytes::from(vec![7; 1 << 20]);
         let mut tail = Tail::default();
-        for lsn in 1..=40 {
+        for lsn in 1..=entries {
             let record = Record {
                 command: command.clone(),
                 awaited: false,
@@ -174,12 +175,36 @@ mod tests {
             let entry = Entry::new(log_id(1, lsn), EntryPayload::Normal(record));
             tail.push(entry);
         }
-        assert_eq!(tail.recent.len(), 40);
+        assert_eq!(tail.recent.len() as u64, entries);
+        tail
+    }
+
+    fn oldest(tail: &Tail) -> Option<Lsn> {
+        tail.recent.front().map(RaftEntry::index)
+    }
+
+    /// A leader without a lease submits, and openraft refuses.
+    #[test]
+    fn what_openraft_has_not_heard_of_is_not_forgotten() {
+        let mut tail = tail_with(40);
+        tail.progress(Ok(40));
+        assert_eq!(oldest(&tail), Some(1));
         tail.hear(4);
-        assert!(tail.recent(4).is_none() && tail.recent(5).is_some());
+        assert_eq!(oldest(&tail), Some(5));
         tail.hear(40);
         // Each has more bytes than its command.
-        assert_eq!(tail.recent.len(), 31);
-        assert!(tail.recent(9).is_none() && tail.recent(10).is_some());
+        assert_eq!((oldest(&tail), tail.recent.len()), (Some(10), 31));
+    }
+
+    /// A disk that is slow has them still to be written.
+    #[test]
+    fn what_the_journal_may_not_have_is_not_forgotten() {
+        let mut tail = tail_with(40);
+        tail.hear(40);
+        assert_eq!(oldest(&tail), Some(1));
+        tail.progress(Ok(4));
+        assert_eq!(oldest(&tail), Some(5));
+        tail.progress(Ok(40));
+        assert_eq!((oldest(&tail), tail.recent.len()), (Some(10), 31));
     }
 }

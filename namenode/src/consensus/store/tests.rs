@@ -135,3 +135,23 @@ async fn others_run_between_the_pieces_of_a_long_log() {
     }
     assert_eq!((read, pauses), (vec![2, 3, 4, 5], 1));
 }
+
+/// More waits for a slow disk than is kept of entries in memory.
+#[tokio::test]
+async fn what_the_journal_does_not_have_yet_can_be_read() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut store = store_in(dir.path(), 64 << 20);
+    let led = Vote::new_committed(OF_THIS, MemberId(1));
+    store.save_vote(&led).await.unwrap();
+    let release = hold_up(&store).await;
+    let count = 40;
+    let written = records(count, 1 << 20);
+    store.submit(OF_THIS, written.clone()).await.unwrap();
+    let entry = |(lsn, it)| Entry::new(log_id(OF_THIS, lsn), EntryPayload::Normal(it));
+    let entries: Vec<Entry> = (1..).zip(written).map(entry).collect();
+    store.append(entries, IOFlushed::noop()).await.unwrap();
+    let read = store.try_get_log_entries(..).await.unwrap();
+    assert_eq!(read.len(), count);
+    drop(release);
+    store.close().unwrap();
+}
