@@ -382,8 +382,8 @@ impl Consensus {
         asked.map_err(|error| ConsensusError::Stopped(error.to_string()))
     }
 
-    /// Says whether this member asks for votes when nobody leads. Others have its own in any case. To be said again every
-    /// now and then.
+    /// Says whether this member asks for votes when nobody leads, or the leader hands leadership over to it. Others have its
+    /// own in any case. To be said again every now and then.
     pub fn set_candidate(&self, is_candidate: bool) {
         self.stays_out.store(!is_candidate, Ordering::Release);
         if tokio::time::Instant::now() >= self.votes_from {
@@ -495,6 +495,7 @@ impl Consensus {
             self.peers.clone(),
             self.fetching.clone(),
             self.votes_from,
+            Arc::clone(&self.stays_out),
         )
     }
 

@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use harvestfs_protocol::error::FsError;
 use harvestfs_protocol::group::Condition;
@@ -37,6 +38,8 @@ struct Member {
     fetching: Fetching,
     /// When it votes, unless the leader has asked for it.
     votes_from: tokio::time::Instant,
+    /// It does not ask for votes.
+    stays_out: Arc<AtomicBool>,
 }
 
 impl Service {
@@ -46,6 +49,7 @@ impl Service {
         peers: Peers,
         fetching: Fetching,
         votes_from: tokio::time::Instant,
+        stays_out: Arc<AtomicBool>,
     ) -> Self {
         let member = Member {
             raft,
@@ -53,6 +57,7 @@ impl Service {
             peers,
             fetching,
             votes_from,
+            stays_out,
         };
         Self {
             part: Part::Member(Box::new(member)),
@@ -197,6 +202,14 @@ impl Member {
                     return Ok(PeerReply::Forgetful);
                 }
                 Ok(reply)
+            }
+            // openraft would have it ask for votes all the same. Others do without being named, as soon as they hear of no
+            // leader.
+            PeerRequest::Transfer { to, .. }
+                if to == self.peers.caller.this.0 && self.stays_out.load(Ordering::Acquire) =>
+            {
+                let what = "this namenode asks for no votes just now: another one has to lead";
+                Err(FsError::InvalidArgument(what.to_owned()))
             }
             PeerRequest::Transfer { ballot, to, last } => {
                 let request = wire::transfer(ballot, to, last);

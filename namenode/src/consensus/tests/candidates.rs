@@ -2,6 +2,8 @@
 
 use std::net::UdpSocket;
 
+use harvestfs_protocol::error::FsError;
+
 use super::*;
 
 /// Whether anybody calls.
@@ -36,5 +38,46 @@ async fn a_member_that_is_no_candidate_asks_nobody_for_a_vote() {
     consensus.set_candidate(true);
     assert!(is_called(&other, 50 * PROMISED).await);
     consensus.set_candidate(false);
+    consensus.close().await.unwrap();
+}
+
+/// The leader does not know that it would end, and names the one that has most.
+#[tokio::test]
+async fn a_member_that_is_no_candidate_refuses_to_take_leadership_over() {
+    let dir = tempfile::tempdir().unwrap();
+    let journal = journal_in(dir.path());
+    found(&journal, MemberId(1), members(&[1, 2, 3])).unwrap();
+    let (consensus, _committed) = start_empty(journal).await;
+    consensus.set_candidate(false);
+    let service = consensus.service();
+    let ballot = Ballot {
+        term: 5,
+        candidate: 2,
+        is_elected: true,
+    };
+    let heartbeat = PeerRequest::Append {
+        ballot,
+        before: None,
+        records: Vec::new(),
+        committed: None,
+    };
+    let answer = service.answer(call_of_second(heartbeat)).await.unwrap();
+    assert_eq!(answer.reply, PeerReply::Appended);
+    let handed_over = async || {
+        let request = PeerRequest::Transfer {
+            ballot,
+            to: 1,
+            last: None,
+        };
+        let answer = service.answer(call_of_second(request)).await;
+        answer.map(|it| it.reply)
+    };
+    let refused = handed_over().await;
+    assert!(
+        matches!(&refused, Err(FsError::InvalidArgument(why)) if why.contains("no votes")),
+        "{refused:?}"
+    );
+    consensus.set_candidate(true);
+    assert_eq!(handed_over().await, Ok(PeerReply::Transferred));
     consensus.close().await.unwrap();
 }
