@@ -209,6 +209,18 @@ impl Consensus {
         asked.map_err(|error| ConsensusError::Stopped(error.to_string()))
     }
 
+    /// Whether the group has removed this member for good. To be asked of one that leads: it has executed everything that was
+    /// committed before its term, and so the last entry that names members. Another one may know only older ones.
+    #[must_use]
+    pub fn is_removed(&self) -> bool {
+        !self.store.is_among_members()
+    }
+
+    /// Writes down that this member is in the group no more, as when others say so: it has to begin anew.
+    pub fn leave(&self) {
+        self.store.left();
+    }
+
     /// The group, for what is done in the background.
     #[must_use]
     pub fn group(&self) -> GroupView {

@@ -125,7 +125,7 @@ pub const COMMAND_BYTES_MAX: usize = MAX_HEADER_BYTES / 2;
 /// Milliseconds between two heartbeats of a leader.
 const HEARTBEAT_MS: u64 = 50;
 /// A member that heard nothing of a leader for so long asks for an election: at least, and at most.
-const ELECTION_MS: (u64, u64) = (100, 200);
+pub(crate) const ELECTION_MS: (u64, u64) = (100, 200);
 /// How long after its heartbeat reached a majority a leader may answer by itself: a tenth less than others wait with
 /// elections, for clocks that do not run alike.
 const LEASE: Duration = Duration::from_millis(ELECTION_MS.1 * 9 / 10);

@@ -275,6 +275,16 @@ impl Log {
         Ok(self.consensus.transfer(to).await?)
     }
 
+    /// Whether the group has removed this namenode, which leads, for good.
+    pub(crate) fn is_removed(&self) -> bool {
+        self.consensus.is_removed()
+    }
+
+    /// Writes down that this namenode is in the group no more.
+    pub(crate) fn leave(&self) {
+        self.consensus.leave();
+    }
+
     /// Whether everything that was handed over is committed; waits for it for a while.
     pub(crate) async fn all_committed(&self) -> bool {
         let committed = async {

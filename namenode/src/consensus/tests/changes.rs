@@ -38,3 +38,51 @@ async fn members_that_a_successor_names_are_not_what_a_change_adds() {
     ));
     consensus.close().await.unwrap();
 }
+
+/// Of one that led then, which has the entry: nobody else tells it.
+#[tokio::test]
+async fn a_member_that_has_the_entry_by_which_it_was_removed_leaves_by_itself() {
+    let dir = tempfile::tempdir().unwrap();
+    let journal = journal_in(dir.path());
+    let disk = journal.disk();
+    let told = || member_file::read(&*disk).unwrap().unwrap().kept.told;
+    found(&journal, MemberId(1), members(&[1, 2, 3])).unwrap();
+    let (consensus, _committed) = start_empty(journal).await;
+    consensus.set_candidate(false);
+    assert!(!consensus.is_removed());
+    let others = [MemberId(2), MemberId(3)].into();
+    let named = Membership::new(vec![others], members(&[2, 3])).unwrap();
+    let entry = Entry::new(log_id(5, 1), EntryPayload::Membership(named));
+    let append = |records, before, committed| PeerRequest::Append {
+        ballot: Ballot {
+            term: 5,
+            candidate: 2,
+            is_elected: true,
+        },
+        before: Some(before),
+        records,
+        committed,
+    };
+    let service = consensus.service();
+    let (begin, last) = (Place { term: 0, record: 0 }, Place { term: 5, record: 1 });
+    // Until it is committed, another leader may replace it.
+    let request = append(vec![encode(&entry)], begin, None);
+    let answer = service.answer(call_of_second(request)).await.unwrap();
+    assert_eq!(answer.reply, PeerReply::Appended);
+    assert!(!consensus.is_removed());
+    let request = append(Vec::new(), last, Some(last));
+    let answer = service.answer(call_of_second(request)).await.unwrap();
+    assert_eq!(answer.reply, PeerReply::Appended);
+    let is_removed = async {
+        while !consensus.is_removed() {
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+    };
+    let is_removed = tokio::time::timeout(Duration::from_secs(5), is_removed).await;
+    assert!(is_removed.is_ok(), "the entry is committed");
+    assert_eq!(told(), Told::Nothing);
+    consensus.leave();
+    assert!(consensus.is_replaced());
+    assert_eq!(told(), Told::Left);
+    consensus.close().await.unwrap();
+}

@@ -21,7 +21,7 @@ use tokio::time::Instant;
 
 use self::changes::{add, remove};
 use super::{Owner, epochs};
-use crate::consensus::{Change, Changing, MemberId, Progress, Refusal};
+use crate::consensus::{Change, Changing, ELECTION_MS, MemberId, Progress, Refusal};
 use crate::server::NamenodeError;
 use crate::server::metrics::Responder;
 use crate::server::slow_disk::SlowDisk;
@@ -31,6 +31,9 @@ const SILENT_MS: u64 = 1_000;
 /// How long another member may take to lead when leadership is handed over to it: several times as long as it takes until
 /// anybody is elected who can be. Nothing is answered meanwhile.
 const HAND_OVER_WITHIN: Duration = Duration::from_secs(2);
+/// How long one that the group has removed waits after it handed leadership over. It hears nothing of the next one, and is not
+/// needed: this is only so that the others may get what they lack. They ask for votes within half of it.
+const REMOVED_WITHIN: Duration = Duration::from_millis(2 * ELECTION_MS.1);
 /// Before a change is asked for again that could not be completed.
 const COMPLETE_PAUSE: Duration = Duration::from_millis(200);
 
@@ -82,9 +85,9 @@ impl HandingOver {
     }
 
     /// Whether nobody took it over in time, as far as this member knows, which leads.
-    fn has_failed(&self, now: Instant) -> bool {
+    fn has_failed(&self, now: Instant, within: Duration) -> bool {
         self.since
-            .is_some_and(|since| now.duration_since(since) >= HAND_OVER_WITHIN)
+            .is_some_and(|since| now.duration_since(since) >= within)
     }
 }
 
@@ -312,9 +315,8 @@ impl Owner {
     /// Hands leadership over, if that is wanted. Where the other member was lost before it was elected, this one ends its
     /// leadership by itself: openraft would neither lead nor ask for votes any more, and nobody else may be able to.
     pub(super) async fn transfer_if_asked(&mut self) -> Result<(), NamenodeError> {
-        if self.leads() && self.group.handing_over.has_failed(Instant::now()) {
-            tracing::warn!("nobody took leadership over in time");
-            return Err(NamenodeError::Deposed);
+        if self.leads() && self.group.handing_over.since.is_some() {
+            self.check_handing_over()?;
         }
         let Some(to) = self.group.transfer_to.take() else {
             return Ok(());
@@ -324,6 +326,27 @@ impl Owner {
         // Not before: what is proposed is written first, which a slow disk takes its time for.
         self.group.handing_over.begin(Instant::now());
         Ok(())
+    }
+
+    /// Whether the next leader may still be heard of.
+    fn check_handing_over(&self) -> Result<(), NamenodeError> {
+        let is_removed = self.log.is_removed();
+        let within = if is_removed {
+            REMOVED_WITHIN
+        } else {
+            HAND_OVER_WITHIN
+        };
+        if !self.group.handing_over.has_failed(Instant::now(), within) {
+            return Ok(());
+        }
+        if is_removed {
+            tracing::info!("the group goes on without this namenode, which it has removed");
+            // Nobody else says so: it has the entry that removed it.
+            self.log.leave();
+        } else {
+            tracing::warn!("nobody took leadership over in time");
+        }
+        Err(NamenodeError::Deposed)
     }
 }
 

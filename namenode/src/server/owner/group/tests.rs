@@ -1,10 +1,11 @@
 use std::net::SocketAddr;
+use std::time::Duration;
 
 use harvestfs_protocol::group::{Condition, GroupMember, GroupStatus};
 use tokio::time::Instant;
 
 use super::changes::{has_caught_up, leaving, others_without_vote};
-use super::{HAND_OVER_WITHIN, HandingOver, successor};
+use super::{HAND_OVER_WITHIN, HandingOver, REMOVED_WITHIN, successor};
 use crate::consensus::MemberId;
 use crate::journal::Lsn;
 
@@ -110,9 +111,14 @@ fn what_was_lost_at_an_address_leaves_when_another_one_is_added_there() {
 fn leadership_that_nobody_takes_over_is_given_up_after_a_while_however_often_it_is_handed_over() {
     let begun = Instant::now();
     let mut handing_over = HandingOver::default();
-    assert!(!handing_over.has_failed(begun + 2 * HAND_OVER_WITHIN));
+    let has_failed = |it: &HandingOver, after: Duration| {
+        let now = begun + after;
+        it.has_failed(now, HAND_OVER_WITHIN)
+    };
+    assert!(!has_failed(&handing_over, 2 * HAND_OVER_WITHIN));
     handing_over.begin(begun);
-    assert!(!handing_over.has_failed(begun + HAND_OVER_WITHIN / 2));
+    assert!(!has_failed(&handing_over, HAND_OVER_WITHIN / 2));
     handing_over.begin(begun + HAND_OVER_WITHIN / 2);
-    assert!(handing_over.has_failed(begun + HAND_OVER_WITHIN));
+    assert!(has_failed(&handing_over, HAND_OVER_WITHIN));
+    assert!(handing_over.has_failed(begun + REMOVED_WITHIN, REMOVED_WITHIN));
 }
