@@ -410,6 +410,13 @@ impl Consensus {
         self.leadership.clone()
     }
 
+    /// The newest term that this member voted in. It leads in none before, though openraft says so, and goes on, only when the
+    /// vote is durable, behind all that its disk still has to write.
+    #[must_use]
+    pub fn voted_term(&self) -> Term {
+        self.store.voted_term()
+    }
+
     /// The engine has the commands up to there: they are not sent to it when they are committed.
     pub fn executed(&self, lsn: Lsn) {
         self.executed.up_to(lsn);

@@ -61,7 +61,9 @@ pub(crate) struct Served {
     pub events: mpsc::Sender<Event>,
     /// Answers other namenodes.
     pub service: Service,
-    /// Its sender is gone: nothing is answered any more.
+    /// Its sender is gone: peers are answered nothing any more.
+    pub let_go: watch::Receiver<()>,
+    /// Its sender is gone: neither are other namenodes.
     pub ended: watch::Receiver<()>,
 }
 
@@ -114,10 +116,10 @@ pub(crate) async fn serve(
     if events.send(connected).await.is_err() {
         return;
     }
-    let mut over = served.ended;
+    let mut let_go = served.let_go;
     let ended = tokio::select! {
         biased;
-        _ = over.changed() => Err(TransportError::Closed),
+        _ = let_go.changed() => Err(TransportError::Closed),
         ended = forward(id, peer.role, &mut server, &events, metrics) => ended,
     };
     match ended {

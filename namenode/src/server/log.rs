@@ -162,9 +162,7 @@ impl Log {
 
     /// Has what was written replicated; at the latest some time after it was flushed.
     pub(crate) async fn propose(&mut self) {
-        // openraft does not ask in which term records were made. If this member was deposed and elected again before the
-        // owner knows, it would add them behind what others were committed in between, for which they were not made.
-        if self.failure.is_some() {
+        if !self.may_propose() {
             return;
         }
         self.unproposed_bytes = 0;
@@ -182,15 +180,23 @@ impl Log {
 
     /// Proposes again what openraft refused, since it had no lease.
     pub(crate) async fn propose_refused(&mut self) {
-        if self.term.is_none() || self.is_alone() || self.commits.last() >= self.last_lsn {
-            return;
-        }
-        // As in `propose`.
-        if self.failure.is_some() {
+        if self.is_alone() || self.commits.last() >= self.last_lsn || !self.may_propose() {
             return;
         }
         let proposed = self.consensus.propose_refused(self.last_lsn).await;
         self.remember(proposed);
+    }
+
+    /// Whether records are for the term that there is. openraft does not ask that. If this member was deposed and elected again
+    /// before the owner knows, it would add them behind what others were committed in between, for which they were not made;
+    /// and while it saves its vote for another one, it answers nothing.
+    fn may_propose(&self) -> bool {
+        self.failure.is_none() && !self.is_outvoted()
+    }
+
+    /// Whether this namenode leads no more, since it voted in a later term. Known before that is durable.
+    pub(crate) fn is_outvoted(&self) -> bool {
+        (self.term).is_none_or(|led| self.consensus.voted_term() > led)
     }
 
     fn remember(&mut self, outcome: Result<(), ConsensusError>) {
@@ -406,7 +412,7 @@ mod tests {
         // The term began with an entry.
         let last = 2;
         let mut log = Log::new(consensus, last, Metrics::new().journal.clone());
-        log.lead(term + 1);
+        log.lead(term - 1);
         log.push(command(), true);
         log.flush().await;
         assert!(matches!(log.failure(), Some(NamenodeError::Deposed)));

@@ -383,14 +383,17 @@ async fn serve(
         };
         let (events_sender, events) = mpsc::channel(EVENTS_QUEUED_MAX);
         let (questions_sender, questions) = mpsc::channel(QUESTIONS_QUEUED_MAX);
-        // Dropped with this round: connections end with it.
+        // Dropped with this round, and connections of other namenodes end with it: what they were promised is answered until the
+        // member is closed. Those of all others end when the owner lets them go.
         let (_serving, ended) = watch::channel(());
+        let (holding, let_go) = watch::channel(());
         let accepting = Abort(tokio::spawn(accept(
             endpoint.clone(),
             ConnectionCounts::new(options.connections_per_address_max),
             Served {
                 events: events_sender,
                 service,
+                let_go,
                 ended,
             },
             Arc::clone(&metrics.requests),
@@ -419,7 +422,7 @@ async fn serve(
         let ended = match prepared {
             Prepared::Member(owner, _) => {
                 let asked = Asked { events, questions };
-                owner.run(asked, &mut stop, is_ready).await
+                owner.run(asked, holding, &mut stop, is_ready).await
             }
             Prepared::Outside(journal, outside) => {
                 // Whoever looks at it sees that it does not serve.

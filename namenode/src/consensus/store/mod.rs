@@ -210,6 +210,11 @@ impl LogStore {
         kept.vote.unwrap_or_else(|| Vote::new(0, MemberId(0)))
     }
 
+    /// The newest term that it voted in, also while that vote is not durable yet.
+    pub(in crate::consensus) fn voted_term(&self) -> Term {
+        self.shared.tail.lock().term
+    }
+
     /// How often this member has written down what it must not forget.
     pub(in crate::consensus) fn writes(&self) -> u64 {
         self.shared.kept.lock().writes

@@ -83,6 +83,8 @@ async fn a_vote_is_saved_after_what_was_appended_before_it() {
     let mut voted = Box::pin(other.save_vote(&vote));
     let context = &mut Context::from_waker(Waker::noop());
     assert!(voted.as_mut().poll(context).is_pending());
+    // The owner of the engine need not wait for that.
+    assert_eq!(store.voted_term(), OF_ANOTHER);
     assert!(store.submit(OF_THIS, records(1, 1)).await.is_err());
     drop(release);
     voted.await.unwrap();

@@ -13,6 +13,15 @@ use crate::server::recovery::Kept;
 /// How long requests in flight may take when the namenode stops.
 const SHUTDOWN_DEADLINE: Duration = Duration::from_secs(5);
 
+/// How the namenode is to stop.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Stop {
+    /// Answer what is in flight first.
+    Gracefully,
+    /// As if the process were killed.
+    AtOnce,
+}
+
 /// How an owner ended.
 pub(crate) enum Ended {
     /// As it was asked to.

@@ -51,7 +51,7 @@ use tokio::time::{Instant, MissedTickBehavior};
 use self::admin::Checkpoints;
 use self::backup::Backups;
 use self::deferred::Deferred;
-pub(crate) use self::ending::Ended;
+pub(crate) use self::ending::{Ended, Stop};
 use self::group::Group;
 use self::standby::Part;
 use self::upkeep::Upkeep;
@@ -84,15 +84,6 @@ const KEY_CHECK_INTERVAL_MS: u64 = 10_000;
 
 /// How often a leader without a lease looks whether it has one.
 const LEASE_POLL: Duration = Duration::from_millis(5);
-
-/// How the namenode is to stop.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Stop {
-    /// Answer what is in flight first.
-    Gracefully,
-    /// As if the process were killed.
-    AtOnce,
-}
 
 /// What the owner is asked.
 pub(crate) struct Asked {
@@ -280,10 +271,12 @@ impl Owner {
         owner
     }
 
-    /// Works until it is stopped, is deposed, or the journal fails. `ready` is called as soon as it serves, and again.
+    /// Works until it is stopped, is deposed, or the journal fails. `ready` is called as soon as it serves, and again. Peers
+    /// are let go when `holding` is dropped.
     pub(crate) async fn run(
         mut self,
         mut asked: Asked,
+        holding: harvestfs_protocol::watch::Sender<()>,
         stop: &mut oneshot::Receiver<Stop>,
         ready: impl FnMut(),
     ) -> Result<Ended, NamenodeError> {
@@ -291,6 +284,9 @@ impl Owner {
         self.checkpoints.cancel();
         if let Ok(Stop::Gracefully) = worked {
             self.answer_what_is_in_flight(asked.events).await;
+        } else {
+            // Peers look for another namenode, and do not wait until a slow disk has all that is still to be written.
+            drop((asked, holding));
         }
         self.historian.stop(clock::unix_now_s());
         self.end(worked.map(|_| ())).await

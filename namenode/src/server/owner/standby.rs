@@ -135,6 +135,8 @@ impl Owner {
                 self.take_over().map_err(NamenodeError::TakeOver)
             }
             (Part::Leader(led), now) if now != Leadership::This(led) => Err(NamenodeError::Deposed),
+            // Nobody would be told of the next leader as long as a slow disk has something to write.
+            (Part::Leader(_), _) if self.log.is_outvoted() => Err(NamenodeError::Deposed),
             _ => Ok(()),
         }
     }
