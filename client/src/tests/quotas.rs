@@ -177,6 +177,44 @@ async fn a_file_is_readable_though_appends_to_it_are_refused() {
     assert_eq!(&log.read(0, 100).await.unwrap()[..], b"storedrefused");
 }
 
+/// As `cp` does on one mount.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_file_is_copied_and_searched_for_holes_though_appends_to_it_are_refused() {
+    let cluster = Cluster::start(3, 3).await;
+    let client = cluster.client("a").await;
+    let (full, file) = create_without_room(&client).await;
+    limit(&client, full, b"6").await;
+    file.write(0, Bytes::from_static(b"stored")).await.unwrap();
+    file.sync().await.unwrap();
+    let log = client.open(&root(), file.ino(), APPEND).await.unwrap();
+    let (_, copy) = create(&client, "copy").await;
+    log.append(Bytes::from_static(b"refused")).await.unwrap();
+    // Whether there is room shows only then.
+    assert_eq!(log.copy_range(0, &copy, 0, 13).await, Ok(6));
+    assert_eq!(log.sync().await, quota_exceeded());
+    log.clone_range(0, &copy, 6, u64::MAX).await.unwrap();
+    assert_eq!(&copy.read(0, 100).await.unwrap()[..], b"storedstored");
+    assert_eq!(log.seek_data(2).await, Ok(Some(2)));
+    assert_eq!(log.seek_hole(0).await, Ok(Some(6)));
+    assert_eq!(log.seek_data(6).await, Ok(None));
+    limit(&client, full, b"99999999").await;
+    assert_eq!(log.copy_range(0, &copy, 0, 100).await, Ok(13));
+    assert_eq!(&copy.read(0, 100).await.unwrap()[..], b"storedrefused");
+}
+
+/// Whoever reads it is shown that.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_file_is_not_copied_without_what_is_refused_at_an_offset() {
+    let cluster = Cluster::start(3, 3).await;
+    let client = cluster.client("a").await;
+    let (_, file) = refused_behind_stored(&client).await;
+    let (_, copy) = create(&client, "copy").await;
+    assert_eq!(&file.read(0, 100).await.unwrap()[..], b"storedrefused");
+    assert_eq!(file.copy_range(0, &copy, 0, 6).await, quota_exceeded());
+    assert_eq!(file.seek_hole(0).await, quota_exceeded());
+    assert_eq!(copy.attr().await.unwrap().size_bytes, 0);
+}
+
 /// What is committed is before all that is appended.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_read_of_what_is_committed_commits_no_appends() {

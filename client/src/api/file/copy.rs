@@ -22,13 +22,14 @@ impl File {
         destination_offset: u64,
         length_bytes: u64,
     ) -> Result<Attr, ClientError> {
+        self.begin_sharing(destination).await?;
         let (from, to) = (source_offset, destination_offset);
         self.share_in_parts(from, destination, to, length_bytes, &mut 0)
             .await
     }
 
-    /// As [`File::clone_range`], of a range that ends within this file. Returns how many bytes are shared: fewer when
-    /// an error came after the first part, as `copy_file_range(2)` has it.
+    /// As [`File::clone_range`], of what this file has of a range. Returns how many bytes are shared: fewer where it ends
+    /// before, and when an error came after the first part, as `copy_file_range(2)` has it.
     ///
     /// # Errors
     /// As [`File::clone_range`], if nothing is shared.
@@ -39,6 +40,11 @@ impl File {
         destination_offset: u64,
         length_bytes: u64,
     ) -> Result<u64, ClientError> {
+        self.begin_sharing(destination).await?;
+        // Appends that are refused only now were part of the file when the caller looked where it ends.
+        let session = &self.inner.client.core().session;
+        let attr = session.attr(&self.inner.credentials, self.ino()).await?;
+        let length_bytes = length_bytes.min(attr.size_bytes.saturating_sub(source_offset));
         let (from, to) = (source_offset, destination_offset);
         let mut done = 0;
         let shared = self.share_in_parts(from, destination, to, length_bytes, &mut done);
@@ -52,6 +58,17 @@ impl File {
         }
     }
 
+    /// What was written to this file is part of it from here on, but for appends that are refused.
+    async fn begin_sharing(&self, destination: &File) -> Result<(), ClientError> {
+        if !self.inner.flags.may_read() {
+            return Err(ClientError::NotOpenFor("reading"));
+        }
+        if !destination.inner.flags.write {
+            return Err(ClientError::NotOpenFor("writing"));
+        }
+        self.flush_to_look().await
+    }
+
     /// Notes in `done` how many bytes are shared before an error.
     async fn share_in_parts(
         &self,
@@ -61,14 +78,6 @@ impl File {
         length_bytes: u64,
         done: &mut u64,
     ) -> Result<Attr, ClientError> {
-        let handle = &*self.inner;
-        if !handle.flags.may_read() {
-            return Err(ClientError::NotOpenFor("reading"));
-        }
-        if !destination.inner.flags.write {
-            return Err(ClientError::NotOpenFor("writing"));
-        }
-        self.files().flush(&handle.state, false).await?;
         let _serial = destination.state().serial.lock().await;
         self.files().flush(destination.state(), false).await?;
         let mut left = length_bytes;

@@ -469,12 +469,24 @@ impl File {
         Ok(Some(at.min(attr.size_bytes)))
     }
 
-    /// Attributes and extents after everything in memory was committed.
+    /// Attributes and extents after everything in memory was committed, but for appends that are refused.
     async fn committed_content(&self) -> Result<(Attr, Arc<ExtentMap>), ClientError> {
         let handle = &*self.inner;
-        self.files().flush(&handle.state, false).await?;
+        self.flush_to_look().await?;
         let session = &handle.client.core().session;
         session.content(&handle.credentials, self.ino()).await
+    }
+
+    /// Flushes the file for somebody who looks at what the namenode has of it. Appends that are refused are no part of
+    /// the file for those who read it either; data at an offset that is refused is, and the namenode has something
+    /// older in its place.
+    async fn flush_to_look(&self) -> Result<(), ClientError> {
+        let (files, state) = (self.files(), &self.inner.state);
+        if state.has_appends() {
+            files.flush_if_there_is_room(state).await
+        } else {
+            files.flush(state, false).await
+        }
     }
 }
 
