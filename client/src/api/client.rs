@@ -496,7 +496,8 @@ impl Client {
     }
 
     /// Attributes, found since the ticket was taken, with what is written and not committed. None:
-    /// they were overtaken, perhaps by a commit, of which nothing is left in memory.
+    /// they were overtaken, perhaps by a commit, of which nothing is left in memory; or there are appends that are to be
+    /// tried first, behind others that were refused.
     pub(crate) fn with_memory(&self, ticket: &Ticket, mut attr: Attr) -> Option<Attr> {
         if attr.kind != FileKind::Regular {
             return Some(attr);
@@ -536,8 +537,8 @@ impl Client {
     }
 
     /// As [`Client::with_memory`], for a file that changes all the time or a caller that looks at
-    /// many: what is known of the last commit.
-    fn with_latest(&self, mut attr: Attr) -> Attr {
+    /// many, or must not wait: what is known of the last commit.
+    pub(crate) fn with_latest(&self, mut attr: Attr) -> Attr {
         let core = self.core();
         let file = core.files.get(attr.ino);
         if let Some(uncommitted) = file.map(|file| file.uncommitted()) {

@@ -153,7 +153,8 @@ impl Client {
         if *changes != as_it_is || !is_owner || is_special || !file.change_with_commit(mtime) {
             return None;
         }
-        self.with_memory(&ticket, attr)
+        // Appends behind refused ones are not tried for that: it would fail with them.
+        (!ticket.is_overtaken(attr.ino)).then(|| self.with_latest(attr))
     }
 
     /// Creates a regular file and opens it; fails when the name is taken.

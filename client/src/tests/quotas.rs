@@ -177,6 +177,27 @@ async fn a_file_is_readable_though_appends_to_it_are_refused() {
     assert_eq!(&log.read(0, 100).await.unwrap()[..], b"storedrefused");
 }
 
+/// It returned, and nobody has refused it.
+#[tokio::test(flavor = "multi_thread")]
+async fn what_is_appended_after_a_refusal_is_seen_once_there_is_room() {
+    let cluster = Cluster::start(3, 3).await;
+    let client = Client::connect(unhurried(cluster.options("a")))
+        .await
+        .unwrap();
+    let (full, file) = create_without_room(&client).await;
+    let (me, ino) = (root(), file.ino());
+    let log = client.open(&me, ino, APPEND).await.unwrap();
+    log.append(Bytes::from_static(b"refused")).await.unwrap();
+    assert_eq!(log.sync().await, quota_exceeded());
+    log.append(Bytes::from_static(b"too")).await.unwrap();
+    assert_eq!(client.getattr(&me, ino).await.unwrap().size_bytes, 0);
+    limit(&client, full, b"99999999").await;
+    log.append(Bytes::from_static(b"stored")).await.unwrap();
+    let found = client.lookup(&me, full, &name("f")).await.unwrap();
+    assert_eq!(found.size_bytes, 16);
+    assert_eq!(&file.read(0, 100).await.unwrap()[..], b"refusedtoostored");
+}
+
 /// As `cp` does on one mount.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_file_is_copied_and_searched_for_holes_though_appends_to_it_are_refused() {

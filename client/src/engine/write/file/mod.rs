@@ -2,6 +2,7 @@
 //! what becomes of failures.
 
 mod advance;
+mod attributes;
 mod cut;
 mod refused;
 mod rules;
@@ -18,8 +19,9 @@ use harvestfs_protocol::ids::{BlockId, InodeId};
 use harvestfs_protocol::limits::PACKET_BYTES_MAX;
 use harvestfs_protocol::meta::FileCommit;
 use harvestfs_protocol::request_id::RequestId;
-use harvestfs_protocol::types::{Attr, Credentials, PlacementRules, Timestamp, without_set_id};
+use harvestfs_protocol::types::{Credentials, PlacementRules, Timestamp};
 
+pub(crate) use self::attributes::Uncommitted;
 pub(crate) use self::rules::Question;
 use self::rules::Rules;
 use super::writeback::{Epoch, Order, PieceId, Place, TakenPiece, Writeback};
@@ -66,6 +68,8 @@ pub(crate) struct DirtyFile {
     paused: bool,
     /// How often data was refused since something of the file was stored.
     refusals: u32,
+    /// Up to which flush appends were refused.
+    refused_through: Option<Epoch>,
     /// The file is about to be cut: no commit begins.
     holds_commits: bool,
     /// The last commit of appends that was not answered in time, by its first piece.
@@ -80,42 +84,6 @@ struct Lane {
     durable: bool,
     /// What wanted the last one.
     request: RequestId,
-}
-
-/// What data in memory makes of a file's attributes.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Uncommitted {
-    held_bytes: u64,
-    written_end: u64,
-    appended_bytes: u64,
-    /// Whether a commit of appends is in flight: what is known of the file may have them already.
-    appends_in_flight: bool,
-    /// Whether the commit takes the set-id bits: who runs the file must not find them beside what others wrote.
-    loses_rights: bool,
-    mtime: Option<Timestamp>,
-}
-
-impl Uncommitted {
-    /// Whether it can be said what the attributes will be.
-    pub(crate) fn is_definite(&self) -> bool {
-        !self.appends_in_flight
-    }
-
-    /// The attributes as they will be once everything in memory is part of the file.
-    pub(crate) fn apply(&self, attr: &mut Attr) {
-        attr.size_bytes = attr.size_bytes.max(self.written_end) + self.appended_bytes;
-        // At least what it has when everything in memory replaces other data, at most what it has when nothing does. A
-        // file that had less than its data would pass for a hole, which archivers do not read.
-        let filled = (attr.allocated_bytes + self.held_bytes).min(attr.size_bytes);
-        attr.allocated_bytes = attr.allocated_bytes.max(filled);
-        if self.loses_rights {
-            attr.mode = without_set_id(attr.mode);
-        }
-        if let Some(mtime) = self.mtime {
-            attr.mtime = mtime;
-            attr.ctime = attr.ctime.max(mtime);
-        }
-    }
 }
 
 /// A flush that waits for everything written before it.
@@ -220,6 +188,7 @@ impl DirtyFile {
             failures_unseen: 0,
             paused: false,
             refusals: 0,
+            refused_through: None,
             holds_commits: false,
             unanswered: None,
         }
@@ -318,38 +287,6 @@ impl DirtyFile {
     /// What is in memory of a range, in order, and where everything in memory ends.
     pub(crate) fn overlay(&mut self, range: Range<u64>) -> (Vec<(u64, Bytes)>, u64) {
         (self.written.data.overlay(range), self.written.data.end())
-    }
-
-    /// What commits will change of the attributes.
-    pub(crate) fn uncommitted(&self) -> Uncommitted {
-        if self.held_bytes() == 0 {
-            return Uncommitted::default();
-        }
-        Uncommitted {
-            held_bytes: self.held_bytes(),
-            written_end: self.written.data.end(),
-            // What is refused is not in the file, and may never be.
-            appended_bytes: if self.is_refused() {
-                0
-            } else {
-                self.appended.data.held_bytes()
-            },
-            loses_rights: self.loses_rights(),
-            appends_in_flight: self.appended.data.is_committing(),
-            mtime: self.mtime,
-        }
-    }
-
-    /// Sets the modification time of the next commit, if one is given; false when nothing waits for
-    /// a commit.
-    pub(crate) fn change_with_commit(&mut self, mtime: Option<Timestamp>) -> bool {
-        let uncommitted = [&self.written, &self.appended]
-            .iter()
-            .any(|lane| lane.data.held_bytes() > 0 && !lane.data.is_committing());
-        if uncommitted && mtime.is_some() {
-            self.mtime = mtime;
-        }
-        uncommitted
     }
 
     /// Wants everything in memory flushed; no caller waits for it. What failed before stays as it is.
@@ -529,6 +466,9 @@ impl DirtyFile {
             true => self.refusals.saturating_add(1),
             false => 0,
         };
+        if error.refuses_data() {
+            self.refused_through = self.refused_through.max(self.appended.wanted);
+        }
         self.paused = true;
         self.written.wanted = None;
         self.appended.wanted = None;

@@ -18,6 +18,11 @@ impl DirtyFile {
         self.refusals > 1
     }
 
+    /// Whether there are appends that came after a refusal, and in no flush that met one: there may be room for them.
+    pub(super) fn has_untried_appends(&self) -> bool {
+        self.is_refused() && self.appended.data.newest() > self.refused_through
+    }
+
     /// Whether a flush has to succeed before it takes more data. Else its writer, who has not been told
     /// yet that data is refused, would fill the memory that others need.
     pub(crate) fn takes_no_more(&self) -> bool {
@@ -82,13 +87,21 @@ mod tests {
         file
     }
 
-    fn write(file: &mut DirtyFile, bytes: u64) {
-        let when = Moment {
+    fn moment() -> Moment {
+        Moment {
             now: some_time(),
             wall_clock: Timestamp(1),
-        };
+        }
+    }
+
+    fn write(file: &mut DirtyFile, bytes: u64) {
         let data = Bytes::from(vec![1; bytes as usize]);
-        file.write(0, data, &Credentials::root(), when);
+        file.write(0, data, &Credentials::root(), moment());
+    }
+
+    fn append(file: &mut DirtyFile) {
+        let data = Bytes::from_static(b"line");
+        file.append(data, &Credentials::root(), moment());
     }
 
     fn advance(file: &mut DirtyFile) -> Actions {
@@ -97,12 +110,18 @@ mod tests {
 
     /// A flush sends everything, which meets an error.
     fn fail(file: &mut DirtyFile, error: &ClientError) {
+        fail_after(file, error, |_| {});
+    }
+
+    /// As [`fail`], after something happens to the file.
+    fn fail_after(file: &mut DirtyFile, error: &ClientError, then: impl FnOnce(&mut DirtyFile)) {
         file.begin_flush(false, RequestId::NONE);
         let sends = advance(file).sends;
         let pieces: Vec<_> = sends
             .iter()
             .flat_map(|send| send.pieces.iter().map(|piece| (send.order, piece.id)))
             .collect();
+        then(file);
         file.pieces_failed(&pieces, error, some_time());
     }
 
@@ -166,6 +185,23 @@ mod tests {
         assert_eq!(file.flushed(&flush), Some(Err(refused())));
         assert_eq!(file.losses().1, Some(refused()));
         assert!(!file.is_refused());
+    }
+
+    /// Somebody who looks has them tried, once.
+    #[test]
+    fn appends_count_as_refused_once_they_were_tried() {
+        let mut file = holding(0);
+        append(&mut file);
+        assert!(file.uncommitted().is_definite(), "nothing is refused");
+        fail(&mut file, &refused());
+        assert!(file.uncommitted().is_definite(), "all of it is refused");
+        append(&mut file);
+        assert!(!file.uncommitted().is_definite());
+        fail_after(&mut file, &refused(), append);
+        assert!(!file.uncommitted().is_definite(), "one came too late");
+        fail(&mut file, &refused());
+        assert_eq!(file.held_bytes(), 12);
+        assert!(file.uncommitted().is_definite());
     }
 
     #[test]

@@ -76,6 +76,10 @@ impl ByEpoch {
     fn oldest(&self) -> Option<Epoch> {
         self.bytes.first_key_value().map(|(&oldest, _)| oldest)
     }
+
+    fn newest(&self) -> Option<Epoch> {
+        self.bytes.last_key_value().map(|(&newest, _)| newest)
+    }
 }
 
 /// A piece to be sent.
@@ -258,6 +262,11 @@ impl Writeback {
     /// Whether everything written before a flush began is part of the file.
     pub(crate) fn is_flushed(&self, flush: Epoch) -> bool {
         self.held.oldest().is_none_or(|oldest| oldest > flush)
+    }
+
+    /// The flush that the newest data in memory belongs to; none: nothing is in memory.
+    pub(crate) fn newest(&self) -> Option<Epoch> {
+        self.held.newest()
     }
 
     /// Whether something is dirty that belongs to a flush or to one before it.
