@@ -279,24 +279,23 @@ async fn attempt(
     target: &Target,
     mut data: BytesMut,
 ) -> (BytesMut, Result<Bytes, Failure>) {
-    if data.is_empty()
-        && let Some(whole) = reads
-            .short_circuit
-            .read(
-                &reads.cluster.locations,
-                node,
-                target.block,
-                location.token,
-                &target.chunks,
-            )
-            .await
-    {
-        let bytes = whole.len() as u64;
-        reads
-            .fetched
-            .short_circuit
-            .fetch_add(bytes, Ordering::Relaxed);
-        return (data, Ok(whole));
+    if data.is_empty() {
+        let (here, locations) = (&reads.short_circuit, &reads.cluster.locations);
+        let (block, chunks) = (target.block, &target.chunks);
+        let lent = here.read(locations, node, block, location.token, chunks);
+        match lent.await {
+            Ok(Some(whole)) => {
+                let bytes = whole.len() as u64;
+                reads
+                    .fetched
+                    .short_circuit
+                    .fetch_add(bytes, Ordering::Relaxed);
+                return (data, Ok(whole));
+            }
+            Ok(None) => {}
+            // The datanode would wait for the same disk.
+            Err(error) => return (data, Err(error.into())),
+        }
     }
     let had = data.len();
     let from = target.chunks.start + had as u64;

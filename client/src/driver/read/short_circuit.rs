@@ -2,7 +2,8 @@
 //! [`harvestfs_protocol::short_circuit`].
 //!
 //! When anything fails here, the caller asks the datanode over the network, which reports what it
-//! is: a busy server, a missing replica, a chunk that does not match.
+//! is: a busy server, a missing replica, a chunk that does not match. Only where a disk hangs it asks
+//! another one: this one would wait for the same disk.
 
 use std::fs::File;
 use std::io;
@@ -11,13 +12,14 @@ use std::ops::Range;
 use std::os::unix::fs::FileExt;
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use bytes::{Bytes, BytesMut};
 use harvestfs_protocol::codec::StreamKind;
 use harvestfs_protocol::data::{DataRequest, Opening, ShortCircuitReply, chunk_checksum};
+use harvestfs_protocol::error::DataError;
 use harvestfs_protocol::ids::BlockId;
 use harvestfs_protocol::replica_layout::{
     ENTRY_BYTES, GROUP_CHUNKS, PAGE_BYTES, chunk_position, chunks_in_file, decode_header,
@@ -74,7 +76,10 @@ struct Lender {
 
 struct LentFile {
     file: File,
-    chunks: u32,
+    block: BlockId,
+    /// How many it has, once its header was read. That waits for its disk, and so is left to those who read it: others
+    /// ask for the files of other disks meanwhile.
+    chunks: OnceLock<u32>,
 }
 
 impl ShortCircuit {
@@ -88,6 +93,9 @@ impl ShortCircuit {
     }
 
     /// Whole chunks of a block, a range in bytes, verified; `None` if the network has to be asked.
+    ///
+    /// # Errors
+    /// The disk hangs.
     pub(crate) async fn read(
         &self,
         locations: &Locations,
@@ -95,12 +103,17 @@ impl ShortCircuit {
         block: BlockId,
         token: BlockToken,
         bytes: &Range<u64>,
-    ) -> Option<Bytes> {
-        let lender = self.lender(locations, node).await?;
-        let permit = self.reads.clone().try_acquire_owned().ok()?;
-        let page = PAGE_BYTES as u64;
-        let chunks =
-            u32::try_from(bytes.start / page).ok()?..u32::try_from(bytes.end / page).ok()?;
+    ) -> Result<Option<Bytes>, DataError> {
+        let Some(lender) = self.lender(locations, node).await else {
+            return Ok(None);
+        };
+        let Ok(permit) = self.reads.clone().try_acquire_owned() else {
+            return Ok(None);
+        };
+        let chunk = |at: u64| u32::try_from(at / PAGE_BYTES as u64);
+        let (Ok(first), Ok(end)) = (chunk(bytes.start), chunk(bytes.end)) else {
+            return Ok(None);
+        };
         let (tables, reader) = (self.tables.clone(), lender.clone());
         let file = FileRequest {
             block,
@@ -109,16 +122,31 @@ impl ShortCircuit {
         };
         let read = within(SILENCE_MAX, move || {
             let _permit = permit;
-            reader.read(&tables, file, chunks)
+            reader.read(&tables, file, first..end)
         });
-        match read.await? {
-            Ok(data) => data,
-            Err(error) => {
-                tracing::debug!(node = node.name, %error, "a datanode on this host lends no more");
-                let is_it = |open: &Arc<Lender>| Arc::ptr_eq(open, &lender);
-                self.lenders.lock().ended(node.node, clock::now(), is_it);
-                None
-            }
+        match read.await {
+            Some(Ok(data)) => Ok(data),
+            Some(Err(error)) => self.ended(node, &lender, &error).map(|()| None),
+            None => Ok(None),
+        }
+    }
+
+    /// A datanode lends no more, for a while.
+    ///
+    /// # Errors
+    /// Its disk hangs.
+    fn ended(
+        &self,
+        node: &NodeInfo,
+        lender: &Arc<Lender>,
+        error: &io::Error,
+    ) -> Result<(), DataError> {
+        tracing::debug!(node = node.name, %error, "a datanode on this host lends no more");
+        let is_it = |open: &Arc<Lender>| Arc::ptr_eq(open, lender);
+        self.lenders.lock().ended(node.node, clock::now(), is_it);
+        match error.kind() {
+            io::ErrorKind::TimedOut => Err(DataError::Disk("a read takes too long".into())),
+            _ => Ok(()),
         }
     }
 
@@ -223,7 +251,15 @@ impl Lender {
         let Some(lent) = self.file(&request)? else {
             return Ok(None);
         };
-        match lent.read(tables, block, chunks) {
+        let Some(lent_chunks) = self.in_step(lent.chunks())? else {
+            // It is not asked for again at once.
+            self.loans.lock().answered(block, None, clock::now());
+            return Ok(None);
+        };
+        if chunks.end > lent_chunks {
+            return Ok(None);
+        }
+        match lent.read(tables, chunks) {
             Ok(data) => Ok(data),
             Err(error) => {
                 tracing::debug!(%block, %error, "a replica on this host cannot be read");
@@ -252,11 +288,13 @@ impl Lender {
         }
         let asked_at = clock::now();
         let lent = self.in_step(ask(&self.socket, request))?;
-        let file = match lent {
-            Ok(file) => self.in_step(LentFile::new(file.into(), request.block))?,
-            Err(_) => None,
-        };
-        let file = file.map(Arc::new);
+        let file = lent.ok().map(|file| {
+            Arc::new(LentFile {
+                file: file.into(),
+                block: request.block,
+                chunks: OnceLock::new(),
+            })
+        });
         let mut loans = self.loans.lock();
         loans.answered(request.block, file.clone(), asked_at);
         Ok(file)
@@ -272,20 +310,26 @@ impl Lender {
 }
 
 impl LentFile {
-    /// `None` if it is not the file of a sealed replica, or cannot be read.
+    /// How many chunks it has; `None` if it is not the file of a sealed replica, or cannot be read.
     ///
     /// # Errors
     /// It is another block's file, which checksums would not show.
-    fn new(file: File, block: BlockId) -> io::Result<Option<Self>> {
+    fn chunks(&self) -> io::Result<Option<u32>> {
+        if let Some(chunks) = self.chunks.get() {
+            return Ok(Some(*chunks));
+        }
         let mut page = page_aligned(PAGE_BYTES);
-        let length = file.metadata().map_or(0, |metadata| metadata.len());
-        let (Some(chunks), Ok(())) = (chunks_in_file(length), file.read_exact_at(&mut page, 0))
-        else {
+        let length = self.file.metadata().map_or(0, |metadata| metadata.len());
+        let header = self.file.read_exact_at(&mut page, 0);
+        let (Some(chunks), Ok(())) = (chunks_in_file(length), header) else {
             return Ok(None);
         };
         match page.first_chunk().and_then(decode_header) {
-            Some((found, _)) if found == block => Ok(Some(Self { file, chunks })),
+            Some((found, _)) if found == self.block => {
+                Ok(Some(*self.chunks.get_or_init(|| chunks)))
+            }
             Some((found, _)) => {
+                let block = self.block;
                 tracing::error!(%block, %found, "the file of another block was lent");
                 Err(io::ErrorKind::InvalidData.into())
             }
@@ -293,16 +337,8 @@ impl LentFile {
         }
     }
 
-    /// `None` if a chunk does not match its checksum, or the replica is shorter.
-    fn read(
-        &self,
-        tables: &Tables,
-        block: BlockId,
-        chunks: Range<u32>,
-    ) -> io::Result<Option<Bytes>> {
-        if chunks.end > self.chunks {
-            return Ok(None);
-        }
+    /// `None` if a chunk does not match its checksum. The chunks are there.
+    fn read(&self, tables: &Tables, chunks: Range<u32>) -> io::Result<Option<Bytes>> {
         let mut whole = page_aligned(chunks.len() * PAGE_BYTES);
         let mut rest = &mut whole[..];
         let mut first = chunks.start;
@@ -311,12 +347,12 @@ impl LentFile {
             let part;
             (part, rest) = rest.split_at_mut((end - first) as usize * PAGE_BYTES);
             self.file.read_exact_at(part, chunk_position(first))?;
-            let table = self.table(tables, block, group_of(first))?;
+            let table = self.table(tables, group_of(first))?;
             let start = (first % GROUP_CHUNKS) as usize;
             let expected = &table[start..start + (end - first) as usize];
             let mut pairs = part.chunks(PAGE_BYTES).zip(expected);
             if !pairs.all(|(chunk, expected)| chunk_checksum(chunk) == *expected) {
-                tables.lock().pop(&(block, group_of(first)));
+                tables.lock().pop(&(self.block, group_of(first)));
                 return Ok(None);
             }
             first = end;
@@ -324,8 +360,9 @@ impl LentFile {
         Ok(Some(whole.freeze()))
     }
 
-    fn table(&self, tables: &Tables, block: BlockId, group: u32) -> io::Result<Arc<Table>> {
-        if let Some(table) = tables.lock().get(&(block, group)) {
+    fn table(&self, tables: &Tables, group: u32) -> io::Result<Arc<Table>> {
+        let key = (self.block, group);
+        if let Some(table) = tables.lock().get(&key) {
             return Ok(table.clone());
         }
         let mut page = page_aligned(PAGE_BYTES);
@@ -337,7 +374,7 @@ impl LentFile {
             *checksum = u32::from_le_bytes(*entry);
         }
         let table = Arc::new(table);
-        tables.lock().put((block, group), table.clone());
+        tables.lock().put(key, table.clone());
         Ok(table)
     }
 }
@@ -360,7 +397,7 @@ mod tests {
     use std::sync::mpsc;
 
     use harvestfs_protocol::codec::FrameDecoder;
-    use harvestfs_protocol::ids::StorageId;
+    use harvestfs_protocol::ids::{NodeId, StorageId};
     use harvestfs_protocol::replica_layout::{encode_header, entry_position, file_bytes};
     use harvestfs_protocol::short_circuit::answer;
     use harvestfs_protocol::token::{Right, TokenKey, TokenSigner};
@@ -445,6 +482,53 @@ mod tests {
         go_on.send(()).unwrap();
         let freed = timeout(Duration::from_secs(60), reads.acquire()).await;
         assert!(freed.is_ok(), "its thread has ended");
+    }
+
+    /// Over the network, the datanode would wait for the same disk.
+    #[tokio::test]
+    async fn a_disk_that_hangs_is_not_asked_over_the_network() {
+        let directory = tempfile::tempdir().unwrap();
+        let (lender, _socket) = connect(directory.path()).await;
+        let lender = Arc::new(lender);
+        let node = NodeInfo {
+            node: NodeId(1),
+            name: "datanode-1".into(),
+            data_addr: "127.0.0.1:1".parse().unwrap(),
+            rack: "rack".into(),
+        };
+        let here = ShortCircuit::new();
+        let way = || here.lenders.lock().way(node.node, clock::now());
+        assert!(matches!(way(), Way::Ask));
+        for (kind, hangs) in [
+            (io::ErrorKind::TimedOut, true),
+            (io::ErrorKind::ConnectionAborted, false),
+        ] {
+            here.lenders.lock().opened(node.node, lender.clone());
+            let ended = here.ended(&node, &lender, &kind.into());
+            assert_eq!(ended.is_err(), hangs, "{kind}");
+            assert!(!matches!(way(), Way::Lender(_)), "{kind}");
+        }
+    }
+
+    /// Its disk may hang, and nobody can ask for the files of others meanwhile.
+    #[tokio::test]
+    async fn a_file_is_not_looked_at_before_it_is_read() {
+        let directory = tempfile::tempdir().unwrap();
+        let (lender, socket) = connect(directory.path()).await;
+        let file = File::create(directory.path().join("empty")).unwrap();
+        let datanode = std::thread::spawn(move || {
+            let mut decoder = FrameDecoder::new();
+            lend(&socket, &mut decoder, &file, || {});
+            lend(&socket, &mut decoder, &file, || {})
+        });
+        let block = BlockId(1);
+        assert!(lender.file(&request(block)).unwrap().is_some());
+        for _ in 0..2 {
+            let read = lender.read(&tables(), request(block), 0..1);
+            assert_eq!(read.unwrap(), None, "it has no header");
+        }
+        drop(lender);
+        assert!(!datanode.join().unwrap(), "it was asked once more");
     }
 
     /// A datanode that stalled answers late. The caller of that request is gone, and the answer
