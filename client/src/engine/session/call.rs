@@ -30,6 +30,8 @@ pub(crate) struct Call {
     /// The session that it belongs to, if it is a mutation: it is not sent in another one.
     generation: Option<u64>,
     pause: Duration,
+    /// When the namenode said for the first time that it is busy.
+    busy_since: Option<Instant>,
     maybe_executed: bool,
 }
 
@@ -93,6 +95,7 @@ impl Call {
             patience,
             generation,
             pause: RETRY_PAUSE_MIN,
+            busy_since: None,
             maybe_executed: false,
         }
     }
@@ -127,7 +130,9 @@ impl Call {
         match failure {
             Failure::Refused(FsError::Busy { retry_after_ms }) => {
                 let pause = Duration::from_millis(retry_after_ms.into());
-                if waited + pause > self.patience.busy {
+                // Before, it waited for something else: for a connection, or for others that had to be answered first.
+                let since = *self.busy_since.get_or_insert(now);
+                if now.saturating_duration_since(since) + pause > self.patience.busy {
                     return Err(self.unanswered(FsError::Busy { retry_after_ms }.into()));
                 }
                 Ok(pause)
@@ -251,6 +256,22 @@ mod tests {
     }
 
     #[test]
+    fn a_busy_namenode_is_waited_for_however_late_it_was_asked() {
+        let (mut call, start) = call(Some(3));
+        let asked = start + PATIENCE.busy * 2;
+        let busy = FsError::Busy {
+            retry_after_ms: 1_000,
+        };
+        let mut after =
+            |waited: Duration| call.failed(Failure::Refused(busy.clone()), asked + waited);
+        let pause = Duration::from_secs(1);
+        assert_eq!(after(Duration::ZERO), Ok(pause));
+        assert_eq!(after(PATIENCE.busy - pause), Ok(pause));
+        let given_up = Unanswered::refused(busy.clone());
+        assert_eq!(after(PATIENCE.busy), Err(given_up));
+    }
+
+    #[test]
     fn what_may_have_been_executed_is_not_done_again_in_another_session() {
         let mut repeats = Repeats::new(Repeated::InNextSession, false);
         let mut given_up = Unanswered {
@@ -296,13 +317,14 @@ mod tests {
     }
 
     proptest! {
-        /// In virtual time: an operation ends, neither before its patience is over nor long after,
-        /// and says that it may have been executed exactly if an attempt got no answer.
+        /// In virtual time: an operation ends, neither before its patience is over nor long after, where that may be
+        /// one after the other, and says that it may have been executed exactly if an attempt got no answer.
         #[test]
         fn patience_is_kept(attempts in prop::collection::vec(attempt(), 1..20)) {
             let (mut call, start) = call(None);
             let mut now = start;
             let mut lost = false;
+            let mut busy_since: Option<Instant> = None;
             let mut last_pause = Duration::ZERO;
             for (failure, percent) in attempts.iter().cycle() {
                 let deadline = call.attempt(1, now).unwrap();
@@ -313,12 +335,17 @@ mod tests {
                     Failure::NoAnswer(_) | Failure::Refused(FsError::NotLeader { .. })
                 );
                 let waited = now - start;
+                let is_busy = matches!(failure, Failure::Refused(FsError::Busy { .. }));
+                let busy_for = match is_busy {
+                    true => now - *busy_since.get_or_insert(now),
+                    false => Duration::ZERO,
+                };
                 match call.failed(failure.clone(), now) {
                     Ok(pause) => {
                         prop_assert!(!pause.is_zero());
                         match failure {
                             Failure::Refused(FsError::Busy { .. }) => {
-                                prop_assert!(waited + pause <= PATIENCE.busy);
+                                prop_assert!(busy_for + pause <= PATIENCE.busy);
                             }
                             _ => {
                                 prop_assert!(waited < PATIENCE.unreachable);
@@ -337,14 +364,14 @@ mod tests {
                             }
                             ClientError::Fs(FsError::Busy { retry_after_ms }) => {
                                 let pause = Duration::from_millis(retry_after_ms.into());
-                                prop_assert!(waited + pause > PATIENCE.busy);
+                                prop_assert!(busy_for + pause > PATIENCE.busy);
                             }
                             ClientError::Fs(FsError::SessionExpired) => {
                                 prop_assert!(waited >= PATIENCE.unreachable);
                             }
                             other => prop_assert!(false, "{other:?}"),
                         }
-                        let longest = PATIENCE.unreachable + RETRY_PAUSE_MAX * 2;
+                        let longest = PATIENCE.unreachable + PATIENCE.busy + RETRY_PAUSE_MAX * 3;
                         prop_assert!(waited <= longest, "{waited:?}");
                         return Ok(());
                     }
