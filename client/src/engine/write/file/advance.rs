@@ -147,7 +147,7 @@ impl DirtyFile {
                 append: order == Order::Append,
                 mtime,
             },
-            credentials: self.credentials.clone(),
+            credentials: self.commits_as(),
             durable,
             request,
         })

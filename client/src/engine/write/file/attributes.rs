@@ -1,8 +1,12 @@
 //! What data in memory makes of a file's attributes.
+//!
+//! What others than root write takes the set-id bits, with the commit that makes it part of the file. Root may set them again
+//! after that, while more is written: what root writes leaves them.
 
-use harvestfs_protocol::types::{Attr, Timestamp, without_set_id};
+use harvestfs_protocol::types::{Attr, Credentials, Timestamp, without_set_id};
 
-use super::DirtyFile;
+use super::{DirtyFile, Lane, Moment};
+use crate::engine::write::writeback::Order;
 
 /// See the module.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -42,7 +46,40 @@ impl Uncommitted {
     }
 }
 
+impl Lane {
+    /// Who else than root wrote what is in memory, the last of them.
+    fn others(&self) -> Option<&Credentials> {
+        let (through, others) = self.others.as_ref()?;
+        (!self.data.is_flushed(*through)).then_some(others)
+    }
+}
+
 impl DirtyFile {
+    /// Notes who wrote what came in last, and when.
+    pub(super) fn note_write(&mut self, order: Order, by: &Credentials, when: Moment) {
+        let lane = self.lane(order);
+        if by.uid != 0
+            && let Some(newest) = lane.data.newest()
+        {
+            match &mut lane.others {
+                Some((through, others)) if *others == *by => *through = newest,
+                others => *others = Some((newest, by.clone())),
+            }
+        }
+        self.dirty_since.get_or_insert(when.now);
+        self.mtime = Some(when.wall_clock);
+    }
+
+    fn others(&self) -> Option<&Credentials> {
+        let mut lanes = [&self.written, &self.appended].into_iter();
+        lanes.find_map(Lane::others)
+    }
+
+    /// Who commits: root would leave the file the set-id bits that it loses by what others wrote.
+    pub(super) fn commits_as(&self) -> Credentials {
+        self.others().cloned().unwrap_or_else(Credentials::root)
+    }
+
     /// What commits will change of the attributes.
     pub(crate) fn uncommitted(&self) -> Uncommitted {
         if self.held_bytes() == 0 {
@@ -58,7 +95,7 @@ impl DirtyFile {
                 self.appended.data.held_bytes()
             },
             has_untried_appends: self.has_untried_appends(),
-            loses_rights: self.loses_rights(),
+            loses_rights: self.others().is_some(),
             appends_in_flight: self.appended.data.is_committing(),
             mtime: self.mtime,
         }
@@ -74,5 +111,83 @@ impl DirtyFile {
             self.mtime = mtime;
         }
         uncommitted
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use bytes::Bytes;
+    use harvestfs_protocol::ids::{BlockId, InodeId};
+    use harvestfs_protocol::request_id::RequestId;
+    use harvestfs_protocol::types::{Durability, PlacementRules};
+
+    use super::*;
+    use crate::engine::write::writeback::Place;
+    use crate::testing::some_time;
+
+    fn opened() -> DirtyFile {
+        let mut file = DirtyFile::new(InodeId(7));
+        file.set_rules(Some(PlacementRules {
+            replication: 3,
+            durability: Durability::Strict,
+            class: None,
+        }));
+        file.handle_opened();
+        file
+    }
+
+    fn somebody() -> Credentials {
+        Credentials {
+            uid: 1,
+            ..Credentials::root()
+        }
+    }
+
+    fn write(file: &mut DirtyFile, offset: u64, by: &Credentials) {
+        let when = Moment {
+            now: some_time(),
+            wall_clock: Timestamp(1),
+        };
+        file.write(offset, Bytes::from_static(b"data"), by, when);
+    }
+
+    /// Begins the commit of what a flush wants, and returns who commits.
+    fn commit(file: &mut DirtyFile) -> Credentials {
+        for send in file.advance(false, RequestId::NONE).sends {
+            for piece in send.pieces {
+                let place = Place {
+                    block: BlockId(1),
+                    block_offset: piece.offset,
+                };
+                file.piece_written(send.order, piece.id, place);
+            }
+        }
+        let mut commits = file.advance(false, RequestId::NONE).commits;
+        commits.pop().expect("to be committed").credentials
+    }
+
+    #[test]
+    fn what_root_writes_takes_no_rights_once_nothing_of_others_is_in_memory() {
+        let (root, somebody) = (Credentials::root(), somebody());
+        let mut file = opened();
+        write(&mut file, 0, &somebody);
+        file.begin_flush(false, RequestId::NONE);
+        write(&mut file, 4, &root);
+        assert_eq!(commit(&mut file), somebody);
+        assert!(file.uncommitted().loses_rights);
+        file.commit_done(Order::File);
+        assert_eq!(file.held_bytes(), 4);
+        assert!(!file.uncommitted().loses_rights);
+        file.begin_flush(false, RequestId::NONE);
+        assert_eq!(commit(&mut file), root);
+    }
+
+    #[test]
+    fn what_others_wrote_takes_no_rights_when_it_is_cut_off() {
+        let mut file = opened();
+        write(&mut file, 0, &somebody());
+        file.cut(0, Timestamp(2));
+        write(&mut file, 0, &Credentials::root());
+        assert!(!file.uncommitted().loses_rights);
     }
 }

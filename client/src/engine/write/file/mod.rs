@@ -41,7 +41,6 @@ pub(crate) struct DirtyFile {
     handles: usize,
     written: Lane,
     appended: Lane,
-    credentials: Credentials,
     rules: Rules,
     /// It is written in bulk, into blocks of its own.
     bulk: bool,
@@ -84,6 +83,8 @@ struct Lane {
     durable: bool,
     /// What wanted the last one.
     request: RequestId,
+    /// Up to which flush others than root have written, and who did last.
+    others: Option<(Epoch, Credentials)>,
 }
 
 /// A flush that waits for everything written before it.
@@ -151,6 +152,7 @@ impl Lane {
             wanted: None,
             durable: false,
             request: RequestId::NONE,
+            others: None,
         }
     }
 
@@ -171,7 +173,6 @@ impl DirtyFile {
             handles: 0,
             written: Lane::new(Order::File),
             appended: Lane::new(Order::Append),
-            credentials: Credentials::root(),
             rules: Rules::default(),
             bulk: false,
             dirty_since: None,
@@ -260,28 +261,14 @@ impl DirtyFile {
 
     /// Takes in data at an offset.
     pub(crate) fn write(&mut self, offset: u64, data: Bytes, by: &Credentials, when: Moment) {
-        self.note_write(by, when);
         self.written.data.write(offset, data);
+        self.note_write(Order::File, by, when);
     }
 
     /// Takes in data for the end.
     pub(crate) fn append(&mut self, data: Bytes, by: &Credentials, when: Moment) {
-        self.note_write(by, when);
         self.appended.data.append(data);
-    }
-
-    fn note_write(&mut self, by: &Credentials, when: Moment) {
-        // A commit by root would leave the file the set-id bits that it loses by what others wrote.
-        let is_root = by.uid == 0;
-        if self.credentials != *by && !(self.loses_rights() && is_root) {
-            self.credentials = by.clone();
-        }
-        self.dirty_since.get_or_insert(when.now);
-        self.mtime = Some(when.wall_clock);
-    }
-
-    fn loses_rights(&self) -> bool {
-        self.held_bytes() > 0 && self.credentials.uid != 0
+        self.note_write(Order::Append, by, when);
     }
 
     /// What is in memory of a range, in order, and where everything in memory ends.
@@ -515,6 +502,9 @@ impl DirtyFile {
         self.failure = None;
         self.paused = false;
         self.refusals = 0;
+        // What root writes next may belong to the same flush.
+        self.written.others = None;
+        self.appended.others = None;
     }
 
     fn lane(&mut self, order: Order) -> &mut Lane {
