@@ -11,7 +11,9 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use futures::future::join_all;
+use futures::StreamExt;
+use futures::future::{join_all, ready};
+use futures::stream::FuturesUnordered;
 use harvestfs_protocol::ids::{BlockId, ClusterId, StorageId};
 use harvestfs_protocol::node::ReplicaReport;
 use harvestfs_protocol::timeline::Position;
@@ -29,6 +31,9 @@ use super::replica::ReplicaWriter;
 use super::volume::{Found, Volume, VolumeOptions};
 use crate::engine::quota::Charge;
 use crate::engine::quota::shrinking::SHRINK_DEADLINE;
+
+/// How long what is obeyed is to be written on the other disks once one has it.
+const OTHERS_WAIT: Duration = Duration::from_secs(1);
 
 /// All replicas of a datanode. Cheap to clone.
 #[derive(Clone)]
@@ -186,26 +191,30 @@ impl BlockStore {
         obeyed.max_by_key(|it| (it.epoch, it.record))
     }
 
-    /// Writes down how far the namenode was that is obeyed, on all volumes that answer: deletions on each of them wait for
-    /// it, and one that has it is enough.
+    /// Writes down how far the namenode was that is obeyed, on all volumes that answer soon: deletions on each of them wait
+    /// for it, and one that has it is enough.
     ///
     /// # Errors
     /// What the last volume says, when none has it.
     pub async fn write_obeyed(&self, position: Position) -> Result<(), StoreError> {
-        let mut result = Ok(());
-        let mut is_written = false;
         let (usable, others): (Vec<_>, Vec<_>) = self
             .volumes()
             .into_iter()
             .partition(|it| it.check_usable().is_ok());
         let asked = if usable.is_empty() { others } else { usable };
-        for written in join_all(asked.iter().map(|it| it.write_obeyed(position))).await {
-            match written {
-                Ok(()) => is_written = true,
-                Err(error) => result = Err(error),
+        let writes = asked.iter().map(|it| it.write_obeyed(position));
+        let mut writes: FuturesUnordered<_> = writes.collect();
+        let mut result = Ok(());
+        while let Some(written) = writes.next().await {
+            result = written;
+            if result.is_ok() {
+                // Where it has not begun by then, it is left to what is obeyed next.
+                let others = writes.for_each(|_| ready(()));
+                let _ = tokio::time::timeout(OTHERS_WAIT, others).await;
+                break;
             }
         }
-        if is_written { Ok(()) } else { result }
+        result
     }
 
     /// All replicas of a volume, in no order.

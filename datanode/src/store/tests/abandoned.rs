@@ -383,36 +383,41 @@ async fn what_is_obeyed_is_written_down_while_another_disk_does_not_answer() {
         epoch: Epoch { number: 7, id: 9 },
         record: 1,
     };
-    let dir = tempfile::tempdir().unwrap();
-    let paths = ["a", "b"].map(|name| dir.path().join(name));
-    let volumes = paths.clone().map(|path| {
-        let options = options(&path, 1 << 30);
-        open_volume(&options, Arc::new(RealDisk), 1).unwrap()
-    });
-    let store = store_of(volumes.into());
-    // The only thread of the first one waits.
-    let silent = store.volumes()[0].clone();
-    let (begun, has_begun) = tokio::sync::oneshot::channel();
-    let (answer, answered) = std::sync::mpsc::channel::<()>();
-    let waiting = silent.clone();
-    let job = tokio::spawn(async move {
-        let job = move || {
-            begun.send(()).unwrap();
-            answered.recv().unwrap();
-            Ok(())
-        };
-        waiting.run(job).await
-    });
-    has_begun.await.unwrap();
-    tokio::time::pause();
-    tokio::time::advance(Duration::from_secs(6)).await;
-    tokio::time::resume();
-    assert!(silent.is_silent());
-    store.write_obeyed(OBEYED).await.unwrap();
-    // It would have failed by the time that a silent disk is waited for.
-    assert!(!job.is_finished());
-    let has_it = paths.map(|path| path.join("OBEYED").exists());
-    assert_eq!(has_it, [false, true]);
-    answer.send(()).unwrap();
-    job.await.unwrap().unwrap();
+    // Also before it is known that it does not answer.
+    for is_silent in [true, false] {
+        let dir = tempfile::tempdir().unwrap();
+        let paths = ["a", "b"].map(|name| dir.path().join(name));
+        let volumes = paths.clone().map(|path| {
+            let options = options(&path, 1 << 30);
+            open_volume(&options, Arc::new(RealDisk), 1).unwrap()
+        });
+        let store = store_of(volumes.into());
+        // The only thread of the first one waits.
+        let hanging = store.volumes()[0].clone();
+        let (begun, has_begun) = tokio::sync::oneshot::channel();
+        let (answer, answered) = std::sync::mpsc::channel::<()>();
+        let waiting = hanging.clone();
+        let job = tokio::spawn(async move {
+            let job = move || {
+                begun.send(()).unwrap();
+                answered.recv().unwrap();
+                Ok(())
+            };
+            waiting.run(job).await
+        });
+        has_begun.await.unwrap();
+        if is_silent {
+            tokio::time::pause();
+            tokio::time::advance(Duration::from_secs(6)).await;
+            tokio::time::resume();
+        }
+        assert_eq!(hanging.is_silent(), is_silent);
+        store.write_obeyed(OBEYED).await.unwrap();
+        // It would have failed by the time that a silent disk is waited for.
+        assert!(!job.is_finished());
+        let has_it = paths.map(|path| path.join("OBEYED").exists());
+        assert_eq!(has_it, [false, true]);
+        answer.send(()).unwrap();
+        job.await.unwrap().unwrap();
+    }
 }
