@@ -43,7 +43,10 @@ impl Scrubber {
                 rounds.begin(now());
                 for storage in self.node.store.healthy_storages() {
                     for block in rounds.order(self.node.store.sealed_of(storage)) {
-                        self.verify(block, budget).await;
+                        if !self.verify(block, budget).await {
+                            // Each of the others would be waited for as well.
+                            break;
+                        }
                     }
                 }
                 tokio::time::sleep_until(rounds.end(now()).into()).await;
@@ -67,13 +70,20 @@ impl Scrubber {
         }
     }
 
-    async fn verify(&self, block: BlockId, budget: &Budget) {
+    /// Returns whether its volume can be asked for more.
+    async fn verify(&self, block: BlockId, budget: &Budget) -> bool {
         match self.read(block, budget).await {
-            Ok(()) | Err(StoreError::NoSuchReplica) => {}
+            Ok(()) | Err(StoreError::NoSuchReplica) => true,
+            // That says nothing about the replica.
+            Err(error) if error.is_of_volume() => {
+                tracing::debug!(%block, %error, "the scrubber leaves a volume alone");
+                false
+            }
             // Reported by the store itself.
             Err(error) => {
                 self.node.metrics.scrub.count_failure();
                 tracing::warn!(%block, %error, "the scrubber found a bad replica");
+                true
             }
         }
     }

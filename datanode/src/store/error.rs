@@ -178,6 +178,11 @@ impl StoreError {
 }
 
 impl StoreError {
+    /// Whether it is the volume that cannot be used now, with all that is on it.
+    pub(crate) fn is_of_volume(&self) -> bool {
+        matches!(self, Self::Silent { .. } | Self::VolumeDown { .. })
+    }
+
     /// Whether a file, or the directory in which it was to be created, is not there.
     pub(crate) fn is_missing(&self) -> bool {
         matches!(self, Self::Disk { source, .. } if source.kind() == io::ErrorKind::NotFound)
