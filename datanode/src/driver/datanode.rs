@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use futures::future::BoxFuture;
+use futures::future::{BoxFuture, join};
 use harvestfs_protocol::identity::{Peer, Role};
 use harvestfs_protocol::limits::{LABEL_BYTES_MAX, VOLUMES_PER_NODE_MAX};
 use harvestfs_protocol::machine;
@@ -207,8 +207,12 @@ impl Datanode {
         self.alive = None;
         let end = async {
             while self.all_ended.recv().await.is_some() {}
-            self.node.store.sync_open_replicas().await;
-            if let Err(error) = self.node.obedience.write(&self.node.store).await {
+            let Node {
+                store, obedience, ..
+            } = &*self.node;
+            // At once: a disk that does not answer takes all the time that there is.
+            let ((), written) = join(store.sync_open_replicas(), obedience.write(store)).await;
+            if let Err(error) = written {
                 tracing::warn!(%error, "the namenode that was obeyed is not written down");
             }
         };

@@ -358,15 +358,29 @@ impl BlockStore {
 
     /// Puts the replicas that are not sealed on stable storage, as far as the disks let it.
     pub async fn sync_open_replicas(&self) {
-        for (block, volume) in self.inventory.open_replicas() {
-            let disk = volume.disk().clone();
-            let path = volume.open_path(block);
-            let job = move || {
-                let synced = disk.open(&path).and_then(|file| file.sync_all());
-                synced.map_err(StoreError::disk("syncing", &path))
-            };
-            if let Err(error) = volume.run(job).await {
-                tracing::warn!(%block, %error, "cannot sync an open replica");
+        let open = self.inventory.open_replicas();
+        // At once: the process is to end soon, and one disk may not answer.
+        let volumes = self.volumes();
+        join_all(volumes.iter().map(|it| sync_open_of(it, &open))).await;
+    }
+}
+
+/// Syncs those of the open replicas that are on one volume.
+async fn sync_open_of(volume: &Arc<Volume>, open: &[(BlockId, Arc<Volume>)]) {
+    for (block, on) in open {
+        if !Arc::ptr_eq(on, volume) {
+            continue;
+        }
+        let disk = volume.disk().clone();
+        let path = volume.open_path(*block);
+        let job = move || {
+            let synced = disk.open(&path).and_then(|file| file.sync_all());
+            synced.map_err(StoreError::disk("syncing", &path))
+        };
+        if let Err(error) = volume.run(job).await {
+            tracing::warn!(%block, %error, "cannot sync an open replica");
+            if error.is_of_volume() {
+                return;
             }
         }
     }
