@@ -10,11 +10,18 @@ use tokio::sync::oneshot;
 
 use crate::driver::late::{LateVolume, OpenVolume};
 use crate::options::{DatanodeOptions, StartError};
-use crate::store::{BlockStore, BufferPool, Disk, Progress, Volume, VolumeError};
+use crate::store::{BlockStore, BufferPool, Disk, Progress, Volume, VolumeError, now};
 
-/// How long what is open waits for the others. After 30 s without this server, the namenode repairs all that it has; what
-/// it registers without is repaired at once. Each that is open within this time of the first one spares the cluster that.
-const OTHERS_WAIT: Duration = Duration::from_secs(if cfg!(test) { 1 } else { 10 });
+/// For how long what is open waits for a disk that says nothing. A volume that cannot be used when the server registers is
+/// repaired at once, and what is open is away meanwhile: what hangs may hang for long.
+const SILENCE_WAIT: Duration = Duration::from_secs(if cfg!(test) { 1 } else { 10 });
+/// The same where it is not known yet which volume it is. The namenode, which is not told of it, takes the server for one
+/// that was reimaged, and ends what operators have said of it; but after 30 s without the server it repairs all on it.
+const UNKNOWN_WAIT: Duration = Duration::from_secs(25);
+/// For how long what is open waits for a disk that answers: a large volume may take longer to open than a small one at each
+/// start. After an orderly stop the namenode expects the server within 120 s, and repairs nothing until then. After a
+/// crash it repairs from 30 s on until the server is back.
+const OTHERS_WAIT: Duration = Duration::from_secs(90);
 /// Where no volume is open, a disk that owes one answer for this long is given up: whoever supervises the datanode is to
 /// know. Verifying what is on it may take much longer.
 const ANSWER_DEADLINE: Duration = Duration::from_secs(2 * 60);
@@ -86,7 +93,7 @@ impl<T: Send + 'static> Opening<T> {
                 Ok(Err(error)) => Ok(Ended::Unusable(error)),
                 Err(_) => Err(StartError::OpeningFailed),
             },
-            () = others_waited(is_one_open) => VolumeError::Opening {
+            () = others_waited(is_one_open, &self.progress) => VolumeError::Opening {
                 path: self.path.clone(),
             },
             () = silence(&self.progress) => VolumeError::Silent {
@@ -109,11 +116,24 @@ async fn attempt<T: Send + 'static>(
     }
 }
 
-/// Completes when a volume that is open has waited for the others for long enough.
-async fn others_waited(is_one_open: &watch::Sender<bool>) {
+/// Completes when a volume that is open has waited for this one for long enough.
+async fn others_waited(is_one_open: &watch::Sender<bool>, progress: &Progress) {
     // The sender is only borrowed.
     let _ = is_one_open.subscribe().wait_for(|is_open| *is_open).await;
-    tokio::time::sleep(OTHERS_WAIT).await;
+    let begun = now();
+    let (mut answers, mut answered_at) = (progress.answers(), begun);
+    loop {
+        tokio::time::sleep(SILENCE_WAIT / 10).await;
+        if progress.answers() != answers {
+            (answers, answered_at) = (progress.answers(), now());
+        }
+        let is_silent = now() - answered_at >= SILENCE_WAIT;
+        let is_known = progress.storage().is_some();
+        let waited = now() - begun;
+        if waited >= OTHERS_WAIT || (is_silent && (is_known || waited >= UNKNOWN_WAIT)) {
+            return;
+        }
+    }
 }
 
 /// Completes when a disk has owed an answer for too long.
@@ -187,6 +207,7 @@ pub async fn open_volumes(
 mod tests {
     use std::sync::mpsc;
 
+    use harvestfs_protocol::ids::StorageId;
     use tokio::time::Instant;
 
     use super::*;
@@ -223,25 +244,46 @@ mod tests {
         assert!(matches!(ended, Ended::Late(_, VolumeError::Silent { .. })));
     }
 
-    /// Else the good volumes of a server are away for as long as its worst disk likes.
+    /// Else the good volumes of a server are away for as long as its worst disk likes. But what is not waited for is
+    /// repaired.
     #[tokio::test]
     async fn one_that_is_open_waits_for_the_others_only_for_a_while() {
-        let is_one_open = watch::Sender::new(false);
-        let (opening, release) = held_back();
-        let first = begin(|| Ok(())).end(&is_one_open).await.unwrap();
-        assert!(matches!(first, Ended::Open(())));
-        // Not before: time would pass while the thread of the first one works.
-        tokio::time::pause();
-        let begun = Instant::now();
-        let ended = opening.end(&is_one_open).await.unwrap();
-        let Ended::Late(late, VolumeError::Opening { .. }) = ended else {
-            panic!("it cannot be open");
-        };
-        let waited = begun.elapsed();
-        let wanted = OTHERS_WAIT..OTHERS_WAIT * 2;
-        assert!(wanted.contains(&waited), "{waited:?}");
-        drop(release);
-        late.opened.await.unwrap().unwrap();
+        for (is_known, answers, wanted) in [
+            (true, 0, SILENCE_WAIT),
+            (true, 10, SILENCE_WAIT * 6),
+            (true, 1_000, OTHERS_WAIT),
+            (false, 0, UNKNOWN_WAIT),
+            (false, 1_000, OTHERS_WAIT),
+        ] {
+            let is_one_open = watch::Sender::new(false);
+            let (opening, release) = held_back();
+            let progress = opening.progress.clone();
+            if is_known {
+                progress.found(StorageId(1));
+            }
+            let first = begin(|| Ok(())).end(&is_one_open).await.unwrap();
+            assert!(matches!(first, Ended::Open(())));
+            // Not before: time would pass while the thread of the first one works.
+            tokio::time::pause();
+            let begun = Instant::now();
+            let answering = tokio::spawn(async move {
+                for _ in 0..answers {
+                    tokio::time::sleep(SILENCE_WAIT / 2).await;
+                    progress.answered();
+                }
+            });
+            let ended = opening.end(&is_one_open).await.unwrap();
+            let Ended::Late(late, VolumeError::Opening { .. }) = ended else {
+                panic!("it cannot be open");
+            };
+            let waited = begun.elapsed();
+            let wanted = wanted..wanted + SILENCE_WAIT / 2;
+            assert!(wanted.contains(&waited), "{waited:?}, and not {wanted:?}");
+            answering.abort();
+            tokio::time::resume();
+            drop(release);
+            late.opened.await.unwrap().unwrap();
+        }
     }
 
     #[tokio::test]

@@ -25,7 +25,7 @@ impl Progress {
 
     /// It is this volume that is being opened.
     pub fn found(&self, storage: StorageId) {
-        // It is opened once.
+        // It is seen before the volume is locked, and said again when it is.
         let _ = self.storage.set(storage);
     }
 

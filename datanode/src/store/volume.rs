@@ -146,8 +146,11 @@ impl Volume {
             Err(error) => return Err(VolumeError::io(path)(error)),
         }
         progress.answered();
-        if VersionFile::read(path)?.is_none() {
-            check_empty(path)?;
+        match VersionFile::read(path)? {
+            // Soon: without it, the namenode would take the server for one that was reimaged.
+            Some(version) if version.server == server => progress.found(version.storage),
+            Some(_) => {}
+            None => check_empty(path)?,
         }
         progress.answered();
         let place = Arc::new(Place::take(path)?);
