@@ -2,6 +2,7 @@
 
 use std::collections::hash_map;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use harvestfs_protocol::ids::ClusterId;
 
@@ -23,6 +24,11 @@ impl Inventory {
     /// A volume joins, with what was found on it. Of a block that another one has already, that one's file stays in
     /// use, whatever this one's is worth: somebody may be at work on it.
     pub(super) fn join(&self, volume: &Arc<Volume>, found: Vec<Found>) {
+        let others = self.volumes().filter(|it| it.health.is_good());
+        let repairs = others.map(|it| it.repairs.load(Ordering::Relaxed)).min();
+        // Else it would receive all of them until it has received as many.
+        let repairs = repairs.unwrap_or(0);
+        volume.repairs.store(repairs, Ordering::Relaxed);
         let mut doubles = Vec::new();
         {
             // Until all is there: who sees the volume sees what is on it, or reports would say that it is empty.

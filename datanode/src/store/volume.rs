@@ -79,7 +79,7 @@ pub struct Volume {
     pub health: Arc<Health>,
     /// Replicas being written.
     pub writers: AtomicU32,
-    /// Repairs that it was chosen to receive since it was opened.
+    /// Repairs that it was chosen to receive since the start, or counts as if, having joined later.
     pub repairs: AtomicU64,
     pub(super) pulse: Arc<Pulse>,
     pub(super) workers: Workers,

@@ -498,4 +498,15 @@ async fn volumes_share_the_repairs_of_their_server() {
     }
     let received = volumes.iter().map(|it| it.repairs.load(Ordering::Relaxed));
     assert_eq!(received.collect::<Vec<_>>(), [3, 3, 3]);
+    // One that joins later does not make up for those before.
+    let path = dir.path().join("late");
+    let (late, found) = open_volume(&options(&path, 1 << 30), Arc::new(RealDisk), 1).unwrap();
+    store.join(&late, found);
+    for block in 9..17 {
+        let created = store.create(BlockId(block), None, Origin::Repair, BLOCK_BYTES);
+        drop(created.await.unwrap());
+    }
+    let received = store.volumes();
+    let received = received.iter().map(|it| it.repairs.load(Ordering::Relaxed));
+    assert_eq!(received.collect::<Vec<_>>(), [5, 5, 5, 5]);
 }
