@@ -113,7 +113,8 @@ impl Datanode {
             tokio::spawn(short_circuit::serve(listener, node.clone()));
         }
         for volume in late_volumes {
-            tokio::spawn(late::run(node.clone(), volume));
+            let rate = options.removal_bytes_per_second;
+            tokio::spawn(late::run(node.clone(), volume, rate));
         }
         tokio::spawn(watch_busy(node.clone()));
         tokio::spawn(write_obeyed(node.clone()));

@@ -3,14 +3,19 @@
 //! process would be started over and over.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use harvestfs_protocol::types::VolumeStatus;
 use harvestfs_protocol::watch;
 use parking_lot::Mutex;
 use tokio::sync::oneshot;
 
+use crate::driver::budget::Budget;
 use crate::driver::node::Node;
-use crate::store::{Found, Progress, Volume, VolumeError, VolumeOptions};
+use crate::store::{Double, Found, Progress, Volume, VolumeError, VolumeOptions};
+
+/// How long nothing more is removed of a volume whose disk does not answer.
+const SILENCE_PAUSE: Duration = Duration::from_secs(30);
 
 /// What is open, with what was found on it.
 pub type OpenVolume = (Arc<Volume>, Vec<Found>);
@@ -79,16 +84,18 @@ impl Late {
     }
 }
 
-/// Waits for a volume and has it join, unless the node stops before.
-pub async fn run(node: Arc<Node>, volume: LateVolume) {
+/// Waits for a volume and has it join, unless the node stops before. What it has that is on another one by then is removed
+/// at a rate, as with all replicas that are removed; 0 means no limit.
+pub async fn run(node: Arc<Node>, volume: LateVolume, removal_bytes_per_second: u64) {
+    let budget = Budget::new(removal_bytes_per_second);
     tokio::select! {
         biased;
         () = node.stopping() => {}
-        () = join_when_open(&node, volume) => {}
+        () = join_when_open(&node, volume, &budget) => {}
     }
 }
 
-async fn join_when_open(node: &Node, late: LateVolume) {
+async fn join_when_open(node: &Node, late: LateVolume, budget: &Budget) {
     let LateVolume {
         options, opened, ..
     } = late;
@@ -104,11 +111,34 @@ async fn join_when_open(node: &Node, late: LateVolume) {
             return;
         }
     };
-    node.join(&volume, found).await;
+    let doubles = node.join(&volume, found).await;
     tracing::info!(volume = %path, "the volume is open by now, and is used");
     // It was opened with the quota of before.
     let configured = node.late.configured.lock().clone();
     if let Some(configured) = configured {
         node.store.configure_quotas(&configured).await;
+    }
+    remove(&volume, doubles, budget).await;
+}
+
+/// Each slow start would leave more of them behind, and what they take is the owner's.
+async fn remove(volume: &Volume, doubles: Vec<Double>, budget: &Budget) {
+    for double in doubles {
+        let mut left = Some(double);
+        while let Some(double) = left {
+            while volume.is_silent() {
+                tokio::time::sleep(SILENCE_PAUSE).await;
+            }
+            left = match double.remove_piece().await {
+                Ok((bytes, rest)) => {
+                    budget.spend(bytes).await;
+                    rest
+                }
+                Err(error) => {
+                    tracing::warn!(%error, "a file that is not needed is left alone");
+                    None
+                }
+            };
+        }
     }
 }

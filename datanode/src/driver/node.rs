@@ -29,7 +29,7 @@ use crate::driver::tokens::Tokens;
 use crate::engine::link::LinkId;
 use crate::engine::link::obedience::Refusal;
 use crate::engine::link::standing::Standing;
-use crate::store::{BlockStore, Found, Volume};
+use crate::store::{BlockStore, Double, Found, Volume};
 
 /// When to ask again a datanode that has just started.
 const UNREGISTERED_RETRY_MS: u32 = 200;
@@ -141,8 +141,9 @@ impl Node {
         self.store.claim(cluster).await;
     }
 
-    /// A volume joins the others that was opened after them, with what was found on it.
-    pub async fn join(&self, volume: &Arc<Volume>, found: Vec<Found>) {
+    /// A volume joins the others that was opened after them, with what was found on it. Returns its files that do not
+    /// count.
+    pub async fn join(&self, volume: &Arc<Volume>, found: Vec<Found>) -> Vec<Double> {
         let _alone = self.claiming.lock().await;
         // As at a registration: what belongs to another cluster goes down before anything is said of it.
         if let Some(cluster) = self.store.cluster() {
@@ -153,8 +154,9 @@ impl Node {
         {
             self.obedience.found(obeyed);
         }
-        self.store.join(volume, found);
+        let doubles = self.store.join(volume, found);
         self.late.has_joined();
+        doubles
     }
 
     /// What the namenodes are told of the volumes, also of those that are still being opened.

@@ -23,6 +23,7 @@ use tokio::task::JoinSet;
 use super::block_writer::BlockWriter;
 use super::buffer::BufferPool;
 use super::changes::Changes;
+use super::doubles::Double;
 use super::error::StoreError;
 use super::inventory::{Inventory, State};
 use super::layout;
@@ -57,9 +58,9 @@ impl BlockStore {
         }
     }
 
-    /// A volume joins that was opened late, with what was found on it.
-    pub fn join(&self, volume: &Arc<Volume>, found: Vec<Found>) {
-        self.inventory.join(volume, found);
+    /// A volume joins that was opened late, with what was found on it. Returns its files that do not count.
+    pub fn join(&self, volume: &Arc<Volume>, found: Vec<Found>) -> Vec<Double> {
+        self.inventory.join(volume, found)
     }
 
     /// What happens to replicas, for the namenodes.

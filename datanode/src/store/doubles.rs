@@ -1,14 +1,137 @@
-//! Blocks of which two files are found at the start: a volume could not be used for a time, and what it had was created
-//! again on another one.
+//! Blocks of which there are two files: a volume could not be used for a time, and what it had was created again on
+//! another one. One of them counts. What the other one takes is in use all the same until it is removed.
 
 use std::collections::hash_map;
 use std::sync::Arc;
 
 use harvestfs_protocol::ids::BlockId;
+use parking_lot::Mutex;
 use rustc_hash::FxHashMap;
 
-use super::inventory::{Entry, State};
-use super::volume::Volume;
+use super::error::StoreError;
+use super::inventory::{Entry, Inventory, State};
+use super::removal::{PIECE_BYTES, cut, remove_files};
+use super::volume::{Found, Volume};
+use crate::engine::quota::Charge;
+
+/// The files of a volume that do not count.
+#[derive(Default)]
+pub(super) struct Doubles {
+    /// What those take that are left alone.
+    kept: Mutex<Vec<Charge>>,
+    /// Of these blocks, a job is removing a file.
+    in_removal: Mutex<Vec<BlockId>>,
+}
+
+/// A file that does not count. Dropped before it is removed, it is left alone.
+#[must_use = "the file is removed only piece by piece"]
+pub struct Double {
+    inventory: Arc<Inventory>,
+    volume: Arc<Volume>,
+    block: BlockId,
+    chunks: u32,
+    /// None only when the file is removed, and this is about to be dropped.
+    charge: Option<Charge>,
+}
+
+/// As long as it lives, no replica of the block is created on the volume, whose file would be taken for the one that is to
+/// be removed.
+struct InRemoval {
+    volume: Arc<Volume>,
+    block: BlockId,
+}
+
+impl Doubles {
+    /// A file that is there does not count, and is left alone.
+    pub(super) fn keep(&self, charge: Charge) {
+        self.kept.lock().push(charge);
+    }
+
+    /// Whether a file of this block is being removed.
+    pub(super) fn has_in_removal(&self, block: BlockId) -> bool {
+        self.in_removal.lock().contains(&block)
+    }
+}
+
+const HAS_CHARGE: &str = "a file that does not count has its charge until it is removed";
+
+impl Double {
+    pub(super) fn new(inventory: Arc<Inventory>, volume: Arc<Volume>, found: Found) -> Self {
+        Self {
+            inventory,
+            volume,
+            block: found.block,
+            chunks: found.chunks,
+            charge: Some(found.charge),
+        }
+    }
+
+    /// Removes a piece of the file, as long as the one that counts is whole. Returns its bytes, and what is left to be
+    /// removed, if anything.
+    ///
+    /// # Errors
+    /// What the disk says: the rest is left alone.
+    pub async fn remove_piece(self) -> Result<(u64, Option<Self>), StoreError> {
+        let volume = self.volume.clone();
+        volume.run(move || self.remove_piece_now()).await
+    }
+
+    fn remove_piece_now(mut self) -> Result<(u64, Option<Self>), StoreError> {
+        let Some(_in_removal) = self.begin() else {
+            warn_of(&self.volume, self.block);
+            return Ok((0, None));
+        };
+        let charge = self.charge.as_mut().expect(HAS_CHARGE);
+        let bytes = charge.bytes();
+        if bytes > PIECE_BYTES {
+            let cut_bytes = cut(&self.volume, self.block)?;
+            charge.shrink_to(bytes - cut_bytes);
+            if cut_bytes > 0 {
+                return Ok((cut_bytes, Some(self)));
+            }
+        }
+        remove_files(&self.volume, self.block)?;
+        drop(self.charge.take());
+        Ok((bytes, None))
+    }
+
+    /// `None` if the file that counts is not on another volume any more, or may be worth less than this one.
+    fn begin(&self) -> Option<InRemoval> {
+        let replicas = self.inventory.lock();
+        let entry = replicas.get(&self.block)?;
+        let other = self.inventory.volume(entry.volume);
+        let is_whole = match &entry.state {
+            State::Sealed { chunks, .. } => *chunks >= self.chunks && other.check_usable().is_ok(),
+            State::Open(_) | State::Condemned { .. } | State::Corrupt { .. } | State::Deleting => {
+                false
+            }
+        };
+        if !is_whole || Arc::ptr_eq(other, &self.volume) {
+            return None;
+        }
+        // Before the map is unlocked: a replica is created with an entry there.
+        self.volume.doubles.in_removal.lock().push(self.block);
+        Some(InRemoval {
+            volume: self.volume.clone(),
+            block: self.block,
+        })
+    }
+}
+
+impl Drop for Double {
+    fn drop(&mut self) {
+        if let Some(charge) = self.charge.take() {
+            self.volume.doubles.keep(charge);
+        }
+    }
+}
+
+impl Drop for InRemoval {
+    fn drop(&mut self) {
+        let mut in_removal = self.volume.doubles.in_removal.lock();
+        in_removal.retain(|block| *block != self.block);
+    }
+}
 
 /// Adds what was found of a block on one of the volumes. Of two files the better one counts. The other one stays: nobody
 /// has read all of the better one, and it may be the one on a disk that fails again.
@@ -29,14 +152,30 @@ pub(super) fn add_found(
             } else {
                 found
             };
-            let volume = &volumes[other.volume];
-            tracing::warn!(
-                %block,
-                volume = %volume.path().display(),
-                "there are two files of one replica: the one of this volume is left alone"
-            );
+            leave_alone(&volumes[other.volume], block, other.state);
         }
     }
+}
+
+/// A file does not count that was found, and on which nobody is at work.
+fn leave_alone(volume: &Volume, block: BlockId, state: State) {
+    warn_of(volume, block);
+    let charge = match state {
+        State::Sealed { charge, .. } | State::Corrupt { charge, .. } => Some(charge),
+        State::Open(replica) => replica.end_if_idle(),
+        State::Condemned { .. } | State::Deleting => None,
+    };
+    if let Some(charge) = charge {
+        volume.doubles.keep(charge);
+    }
+}
+
+fn warn_of(volume: &Volume, block: BlockId) {
+    tracing::warn!(
+        %block,
+        volume = %volume.path().display(),
+        "there are two files of one replica: the one of this volume is left alone"
+    );
 }
 
 /// Whether it is sealed, and how many chunks it has.

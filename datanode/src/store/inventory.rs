@@ -472,23 +472,10 @@ impl Inventory {
         entry.state = state;
     }
 
-    /// Whether a replica is gone with its volume, so that another one may be created. A volume that is down stays
-    /// so until the next start. What a job or a writer still has is not given up: it may yet change its state.
-    fn give_up_lost(&self, entry: &Entry) -> bool {
-        if self.volume(entry.volume).health.is_good() {
-            return false;
-        }
-        match &entry.state {
-            State::Sealed { .. } | State::Corrupt { .. } => true,
-            State::Open(replica) => replica.end_if_idle(),
-            State::Condemned { .. } | State::Deleting => false,
-        }
-    }
-
     /// Adds a replica that is about to be created, in place of one that is lost.
     ///
     /// # Errors
-    /// [`StoreError::ReplicaExists`].
+    /// [`StoreError::ReplicaExists`]; also if a file of the block is being removed there.
     pub(super) fn add(
         self: &Arc<Self>,
         block: BlockId,
@@ -503,7 +490,8 @@ impl Inventory {
         let lost = {
             let mut replicas = self.lock();
             let known = replicas.get(&block);
-            if known.is_some_and(|entry| !self.give_up_lost(entry)) {
+            let is_in_removal = self.volume(volume).doubles.has_in_removal(block);
+            if is_in_removal || known.is_some_and(|entry| !self.give_up_lost(entry)) {
                 return Err(StoreError::ReplicaExists);
             }
             replicas.insert(block, created)

@@ -1,12 +1,12 @@
 //! Volumes that are opened only after the others are in use.
 
-use std::collections::hash_map;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use harvestfs_protocol::ids::ClusterId;
 
-use super::inventory::{Entry, Inventory};
+use super::doubles::Double;
+use super::inventory::{Entry, Inventory, State};
 use super::volume::{Found, Volume};
 
 impl Inventory {
@@ -22,37 +22,41 @@ impl Inventory {
     }
 
     /// A volume joins, with what was found on it. Of a block that another one has already, that one's file stays in
-    /// use, whatever this one's is worth: somebody may be at work on it.
-    pub(super) fn join(&self, volume: &Arc<Volume>, found: Vec<Found>) {
+    /// use, whatever this one's is worth: somebody may be at work on it. Returns this one's.
+    pub(super) fn join(self: &Arc<Self>, volume: &Arc<Volume>, found: Vec<Found>) -> Vec<Double> {
         let others = self.volumes().filter(|it| it.health.is_good());
         let repairs = others.map(|it| it.repairs.load(Ordering::Relaxed)).min();
         // Else it would receive all of them until it has received as many.
         let repairs = repairs.unwrap_or(0);
         volume.repairs.store(repairs, Ordering::Relaxed);
         let mut doubles = Vec::new();
-        {
-            // Until all is there: who sees the volume sees what is on it, or reports would say that it is empty.
-            let mut replicas = self.lock();
-            let mut slots = self.slots.iter();
-            let index = slots.position(|slot| slot.set(volume.clone()).is_ok());
-            let index = index.expect("there is a slot for each volume that may join");
-            replicas.reserve(found.len());
-            for found in found {
-                let (block, entry) = Entry::found(index, self.next_generation(), found);
-                match replicas.entry(block) {
-                    hash_map::Entry::Vacant(vacant) => {
-                        vacant.insert(entry);
-                    }
-                    hash_map::Entry::Occupied(_) => doubles.push((block, entry)),
-                }
+        // Until all is there: who sees the volume sees what is on it, or reports would say that it is empty.
+        let mut replicas = self.lock();
+        let mut slots = self.slots.iter();
+        let index = slots.position(|slot| slot.set(volume.clone()).is_ok());
+        let index = index.expect("there is a slot for each volume that may join");
+        replicas.reserve(found.len());
+        for found in found {
+            if replicas.contains_key(&found.block) {
+                doubles.push(Double::new(self.clone(), volume.clone(), found));
+                continue;
             }
+            let (block, entry) = Entry::found(index, self.next_generation(), found);
+            replicas.insert(block, entry);
         }
-        for (block, _) in &doubles {
-            tracing::warn!(
-                %block,
-                volume = %volume.path().display(),
-                "there are two files of one replica: the one of this volume is left alone"
-            );
+        doubles
+    }
+
+    /// Whether a replica is gone with its volume, so that another one may take its place. A volume that is down stays
+    /// so until the next start. What a job or a writer still has is not given up: it may yet change its state.
+    pub(super) fn give_up_lost(&self, entry: &Entry) -> bool {
+        if self.volume(entry.volume).health.is_good() {
+            return false;
+        }
+        match &entry.state {
+            State::Sealed { .. } | State::Corrupt { .. } => true,
+            State::Open(replica) => replica.end_if_idle().is_some(),
+            State::Condemned { .. } | State::Deleting => false,
         }
     }
 }

@@ -196,14 +196,16 @@ impl OpenReplica {
         self.let_go.notify_waiters();
     }
 
-    /// As [`OpenReplica::end`], where nobody has the replica. Whether that is so.
-    pub fn end_if_idle(&self) -> bool {
+    /// As [`OpenReplica::end`], where nobody has the replica; returns what it takes, if that is so.
+    pub fn end_if_idle(&self) -> Option<Charge> {
         let mut slot = self.slot.lock();
-        let is_idle = matches!(*slot, Slot::Idle(_));
-        if is_idle {
-            *slot = Slot::Taken;
+        match std::mem::replace(&mut *slot, Slot::Taken) {
+            Slot::Idle(charge) => Some(charge),
+            other @ (Slot::Writing(_) | Slot::Taken) => {
+                *slot = other;
+                None
+            }
         }
-        is_idle
     }
 
     fn replace(&self, slot: Slot) {

@@ -14,7 +14,7 @@ use super::volume::Volume;
 use crate::engine::quota::Charge;
 
 /// What is cut off at a time: so little that an owner's sync does not wait long for it.
-const PIECE_BYTES: u64 = 32 << 20;
+pub(super) const PIECE_BYTES: u64 = 32 << 20;
 
 /// A replica that can no longer be read, and whose file is still there. Each job on the file has this while it
 /// runs, so that no other replica of the block can come into being meanwhile. Dropped before it is
@@ -151,23 +151,11 @@ impl Removal {
     }
 
     fn finish_now(mut self) -> Result<u64, StoreError> {
-        let (volume, block) = (&self.volume, self.block);
-        let places = [
-            volume.sealed_path(block),
-            volume.open_path(block),
-            volume.repair_path(block),
-            volume.corrupt_path(block),
-        ];
-        for path in &places {
-            match volume.disk().remove(path) {
-                Ok(()) => {}
-                Err(error) if error.kind() == io::ErrorKind::NotFound => {}
-                Err(error) => {
-                    self.is_refused = true;
-                    return Err(StoreError::disk("removing", path)(error));
-                }
-            }
+        if let Err(error) = remove_files(&self.volume, self.block) {
+            self.is_refused = true;
+            return Err(error);
         }
+        let (volume, block) = (&self.volume, self.block);
         let charge = self.charge.take().expect(HAS_CHARGE);
         let bytes = charge.bytes();
         self.inventory.remove(block, charge);
@@ -219,7 +207,26 @@ impl Inventory {
     }
 }
 
-fn cut(volume: &Volume, block: BlockId) -> Result<u64, StoreError> {
+/// Removes what a volume has of a block, wherever it is. Blocks on the disk.
+pub(super) fn remove_files(volume: &Volume, block: BlockId) -> Result<(), StoreError> {
+    let places = [
+        volume.sealed_path(block),
+        volume.open_path(block),
+        volume.repair_path(block),
+        volume.corrupt_path(block),
+    ];
+    for path in &places {
+        match volume.disk().remove(path) {
+            Ok(()) => {}
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+            Err(error) => return Err(StoreError::disk("removing", path)(error)),
+        }
+    }
+    Ok(())
+}
+
+/// Cuts a piece off a sealed replica's file, and returns its bytes; 0 once the rest is small. Blocks on the disk.
+pub(super) fn cut(volume: &Volume, block: BlockId) -> Result<u64, StoreError> {
     let disk = volume.disk();
     // Should the datanode end before the rest is gone, that is not taken for a replica.
     let path = volume.corrupt_path(block);

@@ -26,6 +26,7 @@ use parking_lot::Mutex;
 
 use super::clock::now;
 use super::disk::Disk;
+use super::doubles::Doubles;
 use super::error::{StoreError, VolumeError};
 use super::health::Health;
 use super::jobs::{BROKEN_OFF, InTurn};
@@ -85,6 +86,8 @@ pub struct Volume {
     pub(super) workers: Workers,
     /// For its small files.
     pub(super) in_turn: InTurn,
+    /// Its files that do not count.
+    pub(super) doubles: Doubles,
     last_change: Mutex<LastChange>,
     disk: Arc<dyn Disk>,
     version: Mutex<VersionFile>,
@@ -199,6 +202,7 @@ impl Volume {
             repairs: AtomicU64::new(0),
             pulse: Arc::default(),
             in_turn: InTurn::default(),
+            doubles: Doubles::default(),
             disk,
             workers,
             version: Mutex::new(version),

@@ -418,7 +418,8 @@ async fn of_what_a_volume_has_that_joins_later_only_what_is_new_counts() {
     let store = store_of(vec![open(&first)]);
     assert_eq!(store.status().len(), 1);
     let (late, found) = open(&second);
-    store.join(&late, found);
+    let doubles = store.join(&late, found);
+    assert_eq!(doubles.len(), 1);
     let storages = store.healthy_storages();
     assert_eq!(storages[1..], [late.storage()]);
     for (block, storage, content) in [(1, storages[0], b"new"), (2, storages[1], b"two")] {
@@ -430,6 +431,69 @@ async fn of_what_a_volume_has_that_joins_later_only_what_is_new_counts() {
     // It is one like the others.
     store.delete(BlockId(2)).await.unwrap();
     write_sealed(&store, 2, b"again").await.unwrap();
+}
+
+/// What is left behind takes the owner's space, and would be more after each slow start.
+#[tokio::test]
+async fn of_what_a_volume_has_that_joins_later_only_what_is_whole_elsewhere_is_removed() {
+    let dir = tempfile::tempdir().unwrap();
+    let [first, second] = ["a", "b"].map(|name| options(&dir.path().join(name), 1 << 30));
+    let open = |options| open_volume(options, Arc::new(RealDisk), 1).unwrap();
+    let store = store_of(vec![open(&second)]);
+    for block in 1..=5 {
+        write_sealed(&store, block, &data(block, 5_000))
+            .await
+            .unwrap();
+    }
+    drop(store);
+    let store = store_of(vec![open(&first)]);
+    write_sealed(&store, 1, &data(1, 5_000)).await.unwrap();
+    write_sealed(&store, 2, b"short").await.unwrap();
+    drop(create(&store, 3).await.unwrap());
+    write_sealed(&store, 4, &data(4, 5_000)).await.unwrap();
+    let (late, found) = open(&second);
+    let used_bytes = late.quota.used_bytes();
+    let doubles = store.join(&late, found);
+    assert_eq!(doubles.len(), 4);
+    assert_eq!(late.quota.used_bytes(), used_bytes);
+    // By then, it is nowhere else.
+    store.delete(BlockId(4)).await.unwrap();
+    let mut removed_bytes = 0;
+    for double in doubles {
+        let (bytes, left) = double.remove_piece().await.unwrap();
+        assert!(left.is_none());
+        removed_bytes += bytes;
+    }
+    let is_there = (1..=5).filter(|&block| late.sealed_path(BlockId(block)).exists());
+    assert_eq!(is_there.collect::<Vec<u64>>(), [2, 3, 4, 5]);
+    // What is left alone is no room for others.
+    assert!(removed_bytes > 5_000);
+    assert_eq!(late.quota.used_bytes(), used_bytes - removed_bytes);
+    write_sealed(&store, 4, &data(4, 5_000)).await.unwrap();
+    for block in [1, 4, 5] {
+        let read = read(&store, block, 0, 5_000).await.unwrap();
+        assert_eq!(read, data(block, 5_000));
+    }
+}
+
+/// A start after which two volumes have the same finds no room where there is none.
+#[tokio::test]
+async fn what_does_not_count_at_the_start_takes_its_space_all_the_same() {
+    let dir = tempfile::tempdir().unwrap();
+    let both = ["a", "b"].map(|name| options(&dir.path().join(name), 1 << 30));
+    let open = |options| open_volume(options, Arc::new(RealDisk), 1).unwrap();
+    let mut used_bytes = Vec::new();
+    for options in &both {
+        let store = store_of(vec![open(options)]);
+        write_sealed(&store, 1, &data(1, 5_000)).await.unwrap();
+        drop(create(&store, 2).await.unwrap());
+        drop(store);
+        used_bytes.push(open(options).0.quota.used_bytes());
+    }
+    let store = store_of(both.iter().map(open).collect());
+    let status = store.status();
+    let now_used_bytes: Vec<u64> = status.iter().map(|it| it.used_bytes).collect();
+    assert_eq!(now_used_bytes, used_bytes);
 }
 
 /// What might be found in a replica's file: garbage, with or without a good start.
