@@ -158,7 +158,7 @@ pub(super) fn add_found(
 }
 
 /// A file does not count that was found, and on which nobody is at work.
-fn leave_alone(volume: &Volume, block: BlockId, state: State) {
+pub(super) fn leave_alone(volume: &Volume, block: BlockId, state: State) {
     warn_of(volume, block);
     let charge = match state {
         State::Sealed { charge, .. } | State::Corrupt { charge, .. } => Some(charge),

@@ -5,9 +5,9 @@ use std::sync::atomic::Ordering;
 
 use harvestfs_protocol::ids::ClusterId;
 
-use super::doubles::Double;
+use super::doubles::{Double, leave_alone};
 use super::inventory::{Entry, Inventory, State};
-use super::volume::{Found, Volume};
+use super::volume::{Found, FoundState, Volume};
 
 impl Inventory {
     /// The volumes that are open.
@@ -22,29 +22,46 @@ impl Inventory {
     }
 
     /// A volume joins, with what was found on it. Of a block that another one has already, that one's file stays in
-    /// use, whatever this one's is worth: somebody may be at work on it. Returns this one's.
+    /// use, unless nothing is left of it, or it is known to be bad: somebody may be at work on it. Returns this one's.
     pub(super) fn join(self: &Arc<Self>, volume: &Arc<Volume>, found: Vec<Found>) -> Vec<Double> {
         let others = self.volumes().filter(|it| it.health.is_good());
         let repairs = others.map(|it| it.repairs.load(Ordering::Relaxed)).min();
         // Else it would receive all of them until it has received as many.
         let repairs = repairs.unwrap_or(0);
         volume.repairs.store(repairs, Ordering::Relaxed);
-        let mut doubles = Vec::new();
-        // Until all is there: who sees the volume sees what is on it, or reports would say that it is empty.
-        let mut replicas = self.lock();
-        let mut slots = self.slots.iter();
-        let index = slots.position(|slot| slot.set(volume.clone()).is_ok());
-        let index = index.expect("there is a slot for each volume that may join");
-        replicas.reserve(found.len());
-        for found in found {
-            if replicas.contains_key(&found.block) {
-                doubles.push(Double::new(self.clone(), volume.clone(), found));
-                continue;
+        let is_good = volume.health.is_good();
+        let (mut doubles, mut replaced) = (Vec::new(), Vec::new());
+        {
+            // Until all is there: who sees the volume sees what is on it, or reports would say that it is empty.
+            let mut replicas = self.lock();
+            let mut slots = self.slots.iter();
+            let index = slots.position(|slot| slot.set(volume.clone()).is_ok());
+            let index = index.expect("there is a slot for each volume that may join");
+            replicas.reserve(found.len());
+            for found in found {
+                let known = replicas.get(&found.block);
+                if known.is_some_and(|known| !is_good || !self.gives_way(known, &found)) {
+                    doubles.push(Double::new(self.clone(), volume.clone(), found));
+                    continue;
+                }
+                let (block, entry) = Entry::found(index, self.next_generation(), found);
+                if let Some(before) = replicas.insert(block, entry) {
+                    replaced.push((block, before));
+                }
             }
-            let (block, entry) = Entry::found(index, self.next_generation(), found);
-            replicas.insert(block, entry);
+        }
+        for (block, before) in replaced {
+            self.tables.forget(before.generation);
+            self.files.forget(before.generation);
+            leave_alone(self.volume(before.volume), block, before.state);
         }
         doubles
+    }
+
+    /// Whether a replica gives way to what was found of the block elsewhere: it is gone, or corrupt, and that is not.
+    fn gives_way(&self, known: &Entry, found: &Found) -> bool {
+        let is_worse = matches!(known.state, State::Corrupt { .. });
+        (is_worse && found.state == FoundState::Sealed) || self.give_up_lost(known)
     }
 
     /// Whether a replica is gone with its volume, so that another one may take its place. A volume that is down stays

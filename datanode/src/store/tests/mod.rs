@@ -3,6 +3,7 @@
 mod abandoned;
 mod crash;
 mod faults;
+mod joining;
 mod lifecycle;
 mod quota;
 mod recorded;

@@ -1,0 +1,119 @@
+//! Volumes that join the others later.
+
+use std::fs;
+
+use super::*;
+
+/// Somebody may be at work on what is in use.
+#[tokio::test]
+async fn of_what_a_volume_has_that_joins_later_only_what_is_new_counts() {
+    let dir = tempfile::tempdir().unwrap();
+    let [first, second] = ["a", "b"].map(|name| options(&dir.path().join(name), 1 << 30));
+    let open = |options| open_volume(options, Arc::new(RealDisk), 1).unwrap();
+    let before = [
+        (&second, 1, b"old"),
+        (&second, 2, b"two"),
+        (&first, 1, b"new"),
+    ];
+    for (options, block, content) in before {
+        let store = store_of(vec![open(options)]);
+        write_sealed(&store, block, content).await.unwrap();
+    }
+    let store = store_of(vec![open(&first)]);
+    assert_eq!(store.status().len(), 1);
+    let (late, found) = open(&second);
+    let doubles = store.join(&late, found);
+    assert_eq!(doubles.len(), 1);
+    let storages = store.healthy_storages();
+    assert_eq!(storages[1..], [late.storage()]);
+    for (block, storage, content) in [(1, storages[0], b"new"), (2, storages[1], b"two")] {
+        let (on, _) = store.report(BlockId(block)).unwrap();
+        assert_eq!(on, storage);
+        assert_eq!(read(&store, block, 0, 3).await.unwrap(), content[..]);
+    }
+    assert_eq!(store.replicas_of(late.storage()).len(), 1);
+    // It is one like the others.
+    store.delete(BlockId(2)).await.unwrap();
+    write_sealed(&store, 2, b"again").await.unwrap();
+}
+
+/// What is left behind takes the owner's space, and would be more after each slow start.
+#[tokio::test]
+async fn of_what_a_volume_has_that_joins_later_only_what_is_whole_elsewhere_is_removed() {
+    let dir = tempfile::tempdir().unwrap();
+    let [first, second] = ["a", "b"].map(|name| options(&dir.path().join(name), 1 << 30));
+    let open = |options| open_volume(options, Arc::new(RealDisk), 1).unwrap();
+    let store = store_of(vec![open(&second)]);
+    for block in 1..=5 {
+        write_sealed(&store, block, &data(block, 5_000))
+            .await
+            .unwrap();
+    }
+    drop(store);
+    let store = store_of(vec![open(&first)]);
+    write_sealed(&store, 1, &data(1, 5_000)).await.unwrap();
+    write_sealed(&store, 2, b"short").await.unwrap();
+    drop(create(&store, 3).await.unwrap());
+    write_sealed(&store, 4, &data(4, 5_000)).await.unwrap();
+    let (late, found) = open(&second);
+    let used_bytes = late.quota.used_bytes();
+    let doubles = store.join(&late, found);
+    assert_eq!(doubles.len(), 4);
+    assert_eq!(late.quota.used_bytes(), used_bytes);
+    // By then, it is nowhere else.
+    store.delete(BlockId(4)).await.unwrap();
+    let mut removed_bytes = 0;
+    for double in doubles {
+        let (bytes, left) = double.remove_piece().await.unwrap();
+        assert!(left.is_none());
+        removed_bytes += bytes;
+    }
+    let is_there = (1..=5).filter(|&block| late.sealed_path(BlockId(block)).exists());
+    assert_eq!(is_there.collect::<Vec<u64>>(), [2, 3, 4, 5]);
+    // What is left alone is no room for others.
+    assert!(removed_bytes > 5_000);
+    assert_eq!(late.quota.used_bytes(), used_bytes - removed_bytes);
+    write_sealed(&store, 4, &data(4, 5_000)).await.unwrap();
+    for block in [1, 4, 5] {
+        let read = read(&store, block, 0, 5_000).await.unwrap();
+        assert_eq!(read, data(block, 5_000));
+    }
+}
+
+/// Else it would not be seen before the next start, and it may be the last one of the block.
+#[tokio::test]
+async fn what_is_lost_or_corrupt_gives_way_to_what_a_volume_has_that_joins_later() {
+    for is_lost in [true, false] {
+        let dir = tempfile::tempdir().unwrap();
+        let [first, second] = ["a", "b"].map(|name| options(&dir.path().join(name), 1 << 30));
+        let open = |options| open_volume(options, Arc::new(RealDisk), 1).unwrap();
+        for options in [&first, &second] {
+            let store = store_of(vec![open(options)]);
+            write_sealed(&store, 1, &data(1, 50_000)).await.unwrap();
+        }
+        if !is_lost {
+            // No sealed replica has this size.
+            let path = first.path.join("sealed/01/0000000000000001");
+            let file = fs::OpenOptions::new().write(true).open(path).unwrap();
+            file.set_len(30_001).unwrap();
+        }
+        let store = store_of(vec![open(&first)]);
+        let volume = store.volumes()[0].clone();
+        let corrupt = store.corrupt_replicas_of(volume.storage());
+        assert_eq!(corrupt.is_empty(), is_lost);
+        if is_lost {
+            volume.health.fail("on purpose", volume.path());
+        }
+        let used_bytes = volume.quota.used_bytes();
+        let (late, found) = open(&second);
+        let doubles = store.join(&late, found);
+        assert!(doubles.is_empty());
+        let (on, _) = store.report(BlockId(1)).unwrap();
+        assert_eq!(on, late.storage());
+        let read = read(&store, 1, 0, 50_000).await.unwrap();
+        assert_eq!(read, data(1, 50_000));
+        assert!(store.corrupt_replicas_of(volume.storage()).is_empty());
+        // Its file is there.
+        assert_eq!(volume.quota.used_bytes(), used_bytes);
+    }
+}
