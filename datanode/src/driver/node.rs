@@ -36,6 +36,9 @@ const UNREGISTERED_RETRY_MS: u32 = 200;
 /// How long a writer waits for the first registration.
 const REGISTRATION_DEADLINE: Duration = Duration::from_secs(5);
 
+/// How long a volume that joins late is left alone after it could not be made part of the cluster.
+const CLAIM_INTERVAL: Duration = Duration::from_secs(5);
+
 /// What the namenode said at the last registration.
 #[derive(Clone, Copy, Debug)]
 pub struct Registration {
@@ -144,11 +147,20 @@ impl Node {
     /// A volume joins the others that was opened after them, with what was found on it. Returns its files that do not
     /// count.
     pub async fn join(&self, volume: &Arc<Volume>, found: Vec<Found>) -> Vec<Double> {
-        let _alone = self.claiming.lock().await;
-        // As at a registration: what belongs to another cluster goes down before anything is said of it.
-        if let Some(cluster) = self.store.cluster() {
-            volume.join_cluster(cluster).await;
-        }
+        let _alone = loop {
+            // As at a registration: what belongs to another cluster goes down before anything is said of it. Without the
+            // lock, for which registrations wait: its disk may be slow again.
+            while let Some(cluster) = self.to_claim(volume) {
+                volume.join_cluster(cluster).await;
+                if self.to_claim(volume).is_some() {
+                    tokio::time::sleep(CLAIM_INTERVAL).await;
+                }
+            }
+            let alone = self.claiming.lock().await;
+            if self.to_claim(volume).is_none() {
+                break alone;
+            }
+        };
         if let Some(obeyed) = volume.obeyed_at_start()
             && volume.health.is_good()
         {
@@ -157,6 +169,13 @@ impl Node {
         let doubles = self.store.join(volume, found);
         self.late.has_joined();
         doubles
+    }
+
+    /// Which cluster the others are part of, if a volume that can be used is not yet.
+    fn to_claim(&self, volume: &Volume) -> Option<ClusterId> {
+        let cluster = self.store.cluster()?;
+        let is_unclaimed = volume.health.is_good() && volume.cluster() != Some(cluster);
+        is_unclaimed.then_some(cluster)
     }
 
     /// What the namenodes are told of the volumes, also of those that are still being opened.

@@ -40,7 +40,7 @@ impl Inventory {
             replicas.reserve(found.len());
             for found in found {
                 let known = replicas.get(&found.block);
-                if known.is_some_and(|known| !is_good || !self.gives_way(known, &found)) {
+                if known.is_some_and(|known| !(is_good && self.gives_way(known, &found))) {
                     doubles.push(Double::new(self.clone(), volume.clone(), found));
                     continue;
                 }
@@ -79,20 +79,31 @@ impl Inventory {
 }
 
 impl Volume {
-    /// Makes it part of a cluster. It goes down if it is part of another one.
+    /// Makes it part of a cluster. It goes down if it is part of another one. While its disk does not answer, it is left as
+    /// it is.
     pub async fn join_cluster(self: &Arc<Self>, cluster: ClusterId) {
-        if self.cluster() == Some(cluster) {
+        if self.cluster().is_some() {
+            // Whatever its disk does: nothing has to be written to find out.
+            self.claim_or_fail(cluster);
             return;
         }
         let claimed = self.clone();
         let claim = move || {
-            if let Err(error) = claimed.claim(cluster) {
-                claimed.health.fail(&error.to_string(), claimed.path());
-            }
+            claimed.claim_or_fail(cluster);
             Ok(())
         };
-        if let Err(error) = self.run(claim).await {
+        let done = match self.check_usable() {
+            Ok(()) => self.run(claim).await,
+            Err(error) => Err(error),
+        };
+        if let Err(error) = done {
             tracing::warn!(%error, "the volume is not part of the cluster");
+        }
+    }
+
+    fn claim_or_fail(&self, cluster: ClusterId) {
+        if let Err(error) = self.claim(cluster) {
+            self.health.fail(&error.to_string(), self.path());
         }
     }
 }
