@@ -111,7 +111,14 @@ async fn join_when_open(node: &Node, late: LateVolume, budget: &Budget) {
             return;
         }
     };
-    let doubles = node.join(&volume, found).await;
+    let Some(doubles) = node.join(&volume, found).await else {
+        let storage = volume.storage();
+        tracing::error!(
+            volume = %path, %storage,
+            "the server has this volume already: one directory is a copy of the other, take it away"
+        );
+        return;
+    };
     tracing::info!(volume = %path, "the volume is open by now, and is used");
     // It was opened with the quota of before.
     let configured = node.late.configured.lock().clone();

@@ -35,7 +35,6 @@ use crate::store::{BlockStore, Double, Found, Volume};
 const UNREGISTERED_RETRY_MS: u32 = 200;
 /// How long a writer waits for the first registration.
 const REGISTRATION_DEADLINE: Duration = Duration::from_secs(5);
-
 /// How long a volume that joins late is left alone after it could not be made part of the cluster.
 const CLAIM_INTERVAL: Duration = Duration::from_secs(5);
 
@@ -145,8 +144,8 @@ impl Node {
     }
 
     /// A volume joins the others that was opened after them, with what was found on it. Returns its files that do not
-    /// count.
-    pub async fn join(&self, volume: &Arc<Volume>, found: Vec<Found>) -> Vec<Double> {
+    /// count; `None` if the others have it already.
+    pub async fn join(&self, volume: &Arc<Volume>, found: Vec<Found>) -> Option<Vec<Double>> {
         let _alone = loop {
             // As at a registration: what belongs to another cluster goes down before anything is said of it. Without the
             // lock, for which registrations wait: its disk may be slow again.
@@ -161,6 +160,11 @@ impl Node {
                 break alone;
             }
         };
+        // Namenodes register no server that has one twice.
+        let is_same = |it: &Arc<Volume>| it.storage() == volume.storage();
+        if self.store.volumes().iter().any(is_same) {
+            return None;
+        }
         if let Some(obeyed) = volume.obeyed_at_start()
             && volume.health.is_good()
         {
@@ -168,7 +172,7 @@ impl Node {
         }
         let doubles = self.store.join(volume, found);
         self.late.has_joined();
-        doubles
+        Some(doubles)
     }
 
     /// Which cluster the others are part of, if a volume that can be used is not yet.

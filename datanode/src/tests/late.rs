@@ -1,11 +1,37 @@
 //! Volumes that take long to open.
 
+use std::fs::{self, File};
+use std::path::Path;
+use std::time::Duration;
+
 use harvestfs_protocol::error::DataError;
 use harvestfs_protocol::ids::BlockId;
+use rustix::fs::FlockOperation;
 
 use crate::testing::cluster::{TestCluster, data};
 use crate::testing::disks::{Fault, FaultyDisk};
 use crate::{Datanode, VolumeError};
+
+/// Waits until no process uses a volume any more.
+async fn wait_until_unlocked(volume: &Path) {
+    let lock = File::open(volume.join("LOCK")).unwrap();
+    while rustix::fs::flock(&lock, FlockOperation::NonBlockingLockExclusive).is_err() {
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+}
+
+fn copy(from: &Path, to: &Path) {
+    fs::create_dir(to).unwrap();
+    for entry in fs::read_dir(from).unwrap() {
+        let entry = entry.unwrap();
+        let (from, to) = (entry.path(), to.join(entry.file_name()));
+        if from.is_dir() {
+            copy(&from, &to);
+        } else {
+            fs::copy(&from, &to).unwrap();
+        }
+    }
+}
 
 /// It is there all the time for the namenode, which would take the server for one that was reimaged otherwise; and it
 /// joins without a restart, which the next slow start would only repeat.
@@ -15,6 +41,7 @@ async fn a_volume_that_takes_long_to_open_joins_the_others_which_serve_meanwhile
     let mut cluster = TestCluster::start(1).await;
     cluster.write_block(&cluster.nodes, 1, &data(1, 5000)).await;
     cluster.kill(0).await;
+    wait_until_unlocked(&cluster.volume(0)).await;
     let mut options = cluster.options(0);
     let mut other = options.volumes[0].clone();
     other.path = cluster.dir.path().join("other");
@@ -67,4 +94,40 @@ async fn a_volume_that_takes_long_to_open_joins_the_others_which_serve_meanwhile
             is_lowered.then_some(())
         })
         .await;
+}
+
+/// Namenodes refuse a server that has a volume twice, with all its volumes.
+#[tokio::test]
+async fn a_copy_of_a_volume_that_takes_long_to_open_takes_nothing_down() {
+    let mut cluster = TestCluster::start(1).await;
+    cluster.write_block(&cluster.nodes, 1, &data(1, 5000)).await;
+    cluster.kill(0).await;
+    wait_until_unlocked(&cluster.volume(0)).await;
+    let mut options = cluster.options(0);
+    let mut other = options.volumes[0].clone();
+    other.path = cluster.dir.path().join("copy");
+    copy(&cluster.volume(0), &other.path);
+    let path = other.path.clone();
+    options.volumes.push(other);
+    let disk = FaultyDisk::new();
+    disk.hang_on(Fault::Size, &path);
+    cluster.namenode.lock().full_reports.clear();
+    let datanode = Datanode::start_on(options, disk.clone(), None);
+    let datanode = datanode.await.unwrap();
+    let errors = datanode.volume_errors();
+    assert!(matches!(errors, [VolumeError::Opening { .. }]));
+    cluster.nodes[0] = cluster.namenode.node("dn1").await;
+
+    disk.wait_for_hanging(1).await;
+    disk.heal();
+    wait_until_unlocked(&path).await;
+    let registrations = cluster.namenode.lock().registered.len();
+    cluster.namenode.wait_for_heartbeats().await;
+    let read = cluster.read(0, 1, (0, 5000)).await.unwrap();
+    assert_eq!(read, data(1, 5000));
+    let state = cluster.namenode.lock();
+    assert_eq!(state.registered.len(), registrations);
+    let (_, _, last) = state.heartbeats.last().unwrap();
+    assert_eq!(last.volumes.len(), 1);
+    assert!(last.volumes[0].healthy);
 }
