@@ -59,13 +59,25 @@ impl Late {
                 statuses.push(VolumeStatus {
                     storage,
                     class: options.class,
-                    quota_bytes: options.quota_bytes,
+                    quota_bytes: self.quota_bytes(options, progress),
                     used_bytes: 0,
                     healthy: false,
                     shrinks_in_ms: None,
                 });
             }
         }
+    }
+
+    /// What such a volume may use once it is open. The namenode takes an order to change it for carried out when it sees
+    /// what it ordered.
+    fn quota_bytes(&self, options: &VolumeOptions, progress: &Progress) -> u64 {
+        let configured = self.configured.lock();
+        let mut of_volumes = configured.iter().flatten();
+        let of_volume = of_volumes.find(|it| it.path == options.path);
+        let quota_bytes = of_volume.map(|it| it.quota_bytes);
+        let newer = quota_bytes.filter(|it| *it != options.quota_bytes);
+        let opened_with = progress.quota_bytes().unwrap_or(options.quota_bytes);
+        newer.unwrap_or(opened_with)
     }
 
     /// Changes with each volume that joins from now on.
@@ -119,7 +131,9 @@ async fn join_when_open(node: &Node, late: LateVolume, budget: &Budget) {
         );
         return;
     };
-    tracing::info!(volume = %path, "the volume is open by now, and is used");
+    if volume.health.is_good() {
+        tracing::info!(volume = %path, "the volume is open by now, and is used");
+    }
     // It was opened with the quota of before.
     let configured = node.late.configured.lock().clone();
     if let Some(configured) = configured {

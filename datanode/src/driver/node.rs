@@ -146,6 +146,12 @@ impl Node {
     /// A volume joins the others that was opened after them, with what was found on it. Returns its files that do not
     /// count; `None` if the others have it already.
     pub async fn join(&self, volume: &Arc<Volume>, found: Vec<Found>) -> Option<Vec<Double>> {
+        // Which one the others are part of is said at the first registration. Nobody is served before.
+        if self.store.cluster().is_none() {
+            let mut registrations = self.registration.subscribe();
+            // The sender lives as long as `self`.
+            let _ = registrations.wait_for(Option::is_some).await;
+        }
         let _alone = loop {
             // As at a registration: what belongs to another cluster goes down before anything is said of it. Without the
             // lock, for which registrations wait: its disk may be slow again.
@@ -167,6 +173,8 @@ impl Node {
         }
         if let Some(obeyed) = volume.obeyed_at_start()
             && volume.health.is_good()
+            // Else it may be about another cluster's namenodes.
+            && volume.cluster() == self.store.cluster()
         {
             self.obedience.found(obeyed);
         }

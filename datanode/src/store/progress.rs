@@ -10,6 +10,7 @@ use harvestfs_protocol::ids::StorageId;
 pub struct Progress {
     answers: AtomicU64,
     storage: OnceLock<StorageId>,
+    quota_bytes: OnceLock<u64>,
 }
 
 impl Progress {
@@ -27,6 +28,17 @@ impl Progress {
     pub fn found(&self, storage: StorageId) {
         // It is seen before the volume is locked, and said again when it is.
         let _ = self.storage.set(storage);
+    }
+
+    /// So much it may use.
+    pub fn limited(&self, quota_bytes: u64) {
+        // It is opened once.
+        let _ = self.quota_bytes.set(quota_bytes);
+    }
+
+    /// What it may use, once that is known, which is long before it is open.
+    pub fn quota_bytes(&self) -> Option<u64> {
+        self.quota_bytes.get().copied()
     }
 
     /// Which volume it is, once that is known, which is long before it is open.

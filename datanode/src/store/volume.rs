@@ -187,6 +187,7 @@ impl Volume {
         progress.answered();
         let (quota_bytes, shrinking) =
             Shrinking::at_start(options.quota_bytes, set, now(), now_unix_ms);
+        progress.limited(quota_bytes);
         let volume = Arc::new(Self {
             path: path.clone(),
             storage: version.storage,

@@ -494,7 +494,7 @@ async fn volumes_share_the_repairs_of_their_server() {
         let created = store.create(BlockId(block), None, Origin::Repair, BLOCK_BYTES);
         drop(created.await.unwrap());
     }
-    let received = store.volumes();
-    let received = received.iter().map(|it| it.repairs.load(Ordering::Relaxed));
+    let volumes = store.volumes();
+    let received = volumes.iter().map(|it| it.repairs.load(Ordering::Relaxed));
     assert_eq!(received.collect::<Vec<_>>(), [5, 5, 5, 5]);
 }
