@@ -145,6 +145,9 @@ async fn join_when_open(node: &Node, late: LateVolume, budget: &Budget) {
 /// Each slow start would leave more of them behind, and what they take is the owner's.
 async fn remove(volume: &Volume, doubles: Vec<Double>, budget: &Budget) {
     for double in doubles {
+        if !volume.health.is_good() {
+            return;
+        }
         let mut left = Some(double);
         while let Some(double) = left {
             while volume.is_silent() {
