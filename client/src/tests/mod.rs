@@ -10,6 +10,7 @@ mod overtaken;
 mod quotas;
 mod rights;
 mod small;
+mod unanswered;
 mod waiting;
 
 use std::time::Duration;

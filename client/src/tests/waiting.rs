@@ -313,18 +313,18 @@ async fn log_of(options: ClientOptions) -> (Client, File) {
 }
 
 /// The same of a client that soon gives up waiting.
-async fn impatient_log(cluster: &Cluster) -> (Client, File) {
+pub(super) async fn impatient_log(cluster: &Cluster) -> (Client, File) {
     let mut options = cluster.options("a");
     options.unreachable_timeout = Duration::from_secs(1);
     log_of(options).await
 }
 
-fn begin_sync(log: &File) -> JoinHandle<Result<(), ClientError>> {
+pub(super) fn begin_sync(log: &File) -> JoinHandle<Result<(), ClientError>> {
     let log = log.clone();
     tokio::spawn(async move { log.sync().await })
 }
 
-async fn commit_is_called(cluster: &Cluster) {
+pub(super) async fn commit_is_called(cluster: &Cluster) {
     let began = Instant::now();
     while cluster.namenode.calls(Commit::NAME) == 0 {
         assert!(began.elapsed() < DEADLINE, "nothing is committed");
@@ -333,7 +333,7 @@ async fn commit_is_called(cluster: &Cluster) {
 }
 
 /// The client connects again, and then stores what it has in memory.
-async fn sync_in_the_end(log: &File) {
+pub(super) async fn sync_in_the_end(log: &File) {
     let began = Instant::now();
     while let Err(error) = log.sync().await {
         let is_named = matches!(error, ClientError::Unreachable { .. });

@@ -29,7 +29,7 @@ use super::listener::Invalidation;
 use super::replay::make_replay;
 use super::sequences::Numbered;
 use crate::driver::clock;
-use crate::engine::cache::{MetaCache, Scope, Ticket, Unsettled};
+use crate::engine::cache::{Scope, Ticket, Unsettled};
 use crate::engine::session::call::{
     ATTEMPT_DEADLINE, Again, Call, Failure, Patience, RETRY_PAUSE_MAX, RETRY_PAUSE_MIN, Repeats,
     Unanswered,
@@ -287,32 +287,6 @@ impl Session {
         Ok(done.await?)
     }
 
-    /// Waits while a mutation that no caller waits for may yet change what another one changes too: it was asked for
-    /// before, and is to happen before.
-    ///
-    /// # Errors
-    /// That takes as long as a namenode is waited for.
-    pub(crate) async fn settled(
-        &self,
-        is_unsettled: impl Fn(&MetaCache) -> bool,
-    ) -> Result<(), Unanswered> {
-        let settled = async {
-            loop {
-                let settled = self.settled.notified();
-                if !is_unsettled(&self.cache) {
-                    return;
-                }
-                settled.await;
-            }
-        };
-        let waited = self.options.unreachable_timeout;
-        let in_time = tokio::time::timeout(waited, settled).await;
-        in_time.map_err(|_| {
-            let reason = "it has not answered what was asked for before".to_owned();
-            Unanswered::refused(ClientError::Unreachable { waited, reason })
-        })
-    }
-
     fn execute<'a>(
         self: &'a Arc<Self>,
         credentials: &'a Credentials,
@@ -351,7 +325,7 @@ impl Session {
             let scope = scope_of(&mutation);
             self.settled(|cache| cache.is_any_unsettled(&scope)).await?;
         }
-        let number = self.sequences.begin(window).await;
+        let number = self.number(window).await?;
         // However long it waited for others, what is left is enough for an attempt.
         let patience = self.options.unreachable_timeout;
         let latest = clock::now().checked_sub(patience.saturating_sub(ATTEMPT_DEADLINE));
@@ -419,7 +393,10 @@ impl Session {
                     _ => break Err(given_up),
                 },
             }
-            pending.renumber(self.sequences.begin(window).await);
+            match self.number(window).await {
+                Ok(number) => pending.renumber(number),
+                Err(Unanswered { error, .. }) => break Err(Unanswered { error, ..given_up }),
+            }
             started = clock::now();
         };
         let request = pending.request.clone();

@@ -3,6 +3,7 @@
 pub(crate) mod calls;
 mod commits;
 pub(crate) mod content;
+mod earlier;
 pub(crate) mod holds;
 pub(crate) mod listener;
 mod listing;

@@ -1,0 +1,53 @@
+//! Appends whose commit is not answered, and what goes on meanwhile.
+
+use bytes::Bytes;
+use harvestfs_protocol::ids::InodeId;
+use harvestfs_protocol::meta::mutation::Commit;
+
+use super::faults::{DEADLINE, read_elsewhere};
+use super::waiting::{begin_sync, commit_is_called, impatient_log, sync_in_the_end};
+use super::{create, name, root};
+use crate::ClientError;
+use crate::engine::session::sequences::WINDOW;
+use crate::testing::Cluster;
+
+/// An append that is not answered keeps its number, and those of others are at most a window after it.
+#[tokio::test(flavor = "multi_thread")]
+async fn what_has_no_number_behind_an_append_that_is_not_answered_fails_in_time() {
+    let cluster = Cluster::start(3, 3).await;
+    let (client, log) = impatient_log(&cluster).await;
+    let (_, other) = create(&client, "other").await;
+    cluster.namenode.hold(Some(Commit::NAME));
+    log.append(Bytes::from_static(b"once\n")).await.unwrap();
+    let syncing = begin_sync(&log);
+    commit_is_called(&cluster).await;
+    let beyond = 50;
+    let mut making = Vec::new();
+    for index in 0..WINDOW + beyond {
+        let (client, directory) = (client.clone(), name(&format!("directory-{index}")));
+        making.push(tokio::spawn(async move {
+            let (me, parent) = (root(), InodeId::ROOT);
+            client.mkdir(&me, parent, &directory, 0o755).await
+        }));
+    }
+    let mut refused = 0;
+    for made in making {
+        let made = tokio::time::timeout(DEADLINE, made).await;
+        if let Err(error) = made.unwrap().unwrap() {
+            let is_named = matches!(error, ClientError::Unreachable { .. });
+            assert!(is_named, "{error:?}");
+            refused += 1;
+        }
+    }
+    assert!(refused >= beyond, "{refused}");
+    other.write(0, Bytes::from_static(b"more")).await.unwrap();
+    let synced = tokio::time::timeout(DEADLINE, other.sync()).await;
+    assert!(synced.unwrap().is_err());
+    assert!(syncing.await.unwrap().is_err());
+    cluster.namenode.hold(None);
+    for file in [&log, &other] {
+        sync_in_the_end(file).await;
+    }
+    assert_eq!(read_elsewhere(&cluster, "/log").await, b"once\n");
+    assert_eq!(read_elsewhere(&cluster, "/other").await, b"more");
+}
