@@ -24,7 +24,7 @@ use harvestfs_protocol::transport::{CloseCode, RpcError};
 use harvestfs_protocol::types::{Attr, Credentials};
 
 use super::Session;
-use super::commits::{Silence, leave_appends};
+use super::commits::Silence;
 use super::listener::Invalidation;
 use super::replay::make_replay;
 use super::sequences::Numbered;
@@ -105,7 +105,7 @@ impl Drop for Pending<'_> {
         let unsettled = session.cache.unsettled(&scope_of(mutation_of(&request)));
         let runtime = session.runtime.clone();
         runtime.spawn(RequestId::current().scope(async move {
-            let asked = session.ask(&request, Some(number.generation()), clock::now());
+            let asked = session.ask(&request, Some(number.generation()), clock::now(), true);
             // The kernel got an error for it, and may have what was there before.
             let told = session.notify_listener(invalidations(&unsettled));
             let asked = async {
@@ -168,7 +168,7 @@ pub(super) fn mutation_of(request: &Request) -> &Mutation {
 }
 
 /// What a mutation may change.
-fn scope_of(mutation: &Mutation) -> Scope {
+pub(super) fn scope_of(mutation: &Mutation) -> Scope {
     let facts = mutation.facts();
     let entries = facts.entries.into_iter().flatten();
     Scope {
@@ -221,7 +221,7 @@ impl Session {
     ) -> Result<MetaReply, ClientError> {
         let name = op.name();
         let request = Request::Meta(MetaCall { credentials, op });
-        match self.ask(&request, None, clock::now()).await {
+        match self.ask(&request, None, clock::now(), false).await {
             Ok(Reply::Meta(reply)) => Ok(reply),
             Ok(_) => Err(ClientError::UnexpectedReply(name)),
             Err(unanswered) => Err(unanswered.into()),
@@ -353,7 +353,9 @@ impl Session {
         let result = loop {
             let generation = pending.number.as_ref().map(Numbered::generation);
             let replays = self.unconfirmed.lock().replays();
-            let given_up = match self.ask(&pending.request, generation, started).await {
+            let closes = silence.as_ref().is_none_or(Silence::is_new);
+            let asked = self.ask(&pending.request, generation, started, closes);
+            let given_up = match asked.await {
                 Ok(Reply::Mutated(mutated)) => {
                     if !early || self.keep(&mut pending, &mutated.reply, replays) {
                         break Ok(mutated);
@@ -380,18 +382,17 @@ impl Session {
                     }
                 }
                 Again::AfterRelease if self.release_now().await => drop(pending.number.take()),
-                Again::AfterRelease | Again::No => match &mut silence {
-                    Some(silence) if given_up.may_be_learned() => {
-                        leave_appends(&mut pending.request);
-                        self.cache.forget(&scope_of(mutation_of(&pending.request)));
-                        silence(&given_up);
-                        maybe_executed = true;
-                        tokio::time::sleep(RETRY_PAUSE_MAX).await;
-                        started = clock::now();
-                        continue;
+                Again::AfterRelease | Again::No => {
+                    let request = &mut pending.request;
+                    let goes_on = |it: &mut Silence<'_>| it.goes_on(self, request, &given_up);
+                    if !silence.as_mut().is_some_and(goes_on) {
+                        break Err(given_up);
                     }
-                    _ => break Err(given_up),
-                },
+                    maybe_executed = true;
+                    tokio::time::sleep(RETRY_PAUSE_MAX).await;
+                    started = clock::now();
+                    continue;
+                }
             }
             match self.number(window).await {
                 Ok(number) => pending.renumber(number),
@@ -498,14 +499,16 @@ impl Session {
     }
 
     /// Sends a request until there is an answer or patience is over. A mutation belongs to the
-    /// session with a generation and is not sent in another one.
+    /// session with a generation and is not sent in another one. `closes`: the connection of one is closed when it is
+    /// given up.
     fn ask<'a>(
         &'a self,
         request: &'a Request,
         generation: Option<u64>,
         started: Instant,
+        closes: bool,
     ) -> BoxFuture<'a, Result<Reply, Unanswered>> {
-        Box::pin(self.ask_patiently(request, generation, started))
+        Box::pin(self.ask_patiently(request, generation, started, closes))
     }
 
     async fn ask_patiently(
@@ -513,6 +516,7 @@ impl Session {
         request: &Request,
         generation: Option<u64>,
         started: Instant,
+        closes: bool,
     ) -> Result<Reply, Unanswered> {
         let patience = Patience {
             unreachable: self.options.unreachable_timeout,
@@ -537,11 +541,9 @@ impl Session {
                 Err(error) => Failure::NoAnswer(error.to_string()),
             };
             let again = call.failed(failure, clock::now());
-            if let Err(Unanswered {
-                error: ClientError::Unreachable { .. },
-                ..
-            }) = &again
-                && generation.is_some()
+            if let Err(given_up) = &again
+                && closes
+                && given_up.may_be_learned()
             {
                 // It may be executed yet, and this client is not notified of what it changes itself. On a new connection
                 // nothing is cached, and the namenode executes nothing more that came on this one.

@@ -71,12 +71,13 @@ impl Unanswered {
         }
     }
 
-    /// Whether it may have been executed, and an answer under the same number may yet say so: its session has not ended,
-    /// as far as is known.
+    /// Whether it may have been executed, or be yet, and an answer under the same number may say so: its session has not
+    /// ended, as far as is known.
     pub(crate) fn may_be_learned(&self) -> bool {
         let is_passing = matches!(
             self.error,
-            ClientError::Unreachable { .. } | ClientError::Fs(FsError::Busy { .. })
+            ClientError::Unreachable { .. }
+                | ClientError::Fs(FsError::Busy { .. } | FsError::Recovery(_))
         );
         self.maybe_executed && is_passing
     }
@@ -294,7 +295,8 @@ mod tests {
             reason: "lost".into(),
         };
         let busy = ClientError::from(FsError::Busy { retry_after_ms: 1 });
-        for error in [away, busy] {
+        let recovering = ClientError::from(FsError::Recovery("put back".into()));
+        for error in [away, busy, recovering] {
             assert!(Unanswered::unknown(error.clone()).may_be_learned());
             assert!(!Unanswered::refused(error).may_be_learned());
         }

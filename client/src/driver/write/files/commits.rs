@@ -7,7 +7,7 @@ use harvestfs_protocol::meta::{MetaReply, mutation};
 use harvestfs_protocol::request_id::RequestId;
 use parking_lot::Mutex;
 
-use super::{FileState, Files};
+use super::{FileState, Files, Inner};
 use crate::driver::clock;
 use crate::driver::write::requests::carrier;
 use crate::engine::session::call::Unanswered;
@@ -52,6 +52,13 @@ impl Committer {
         } else {
             &self.relaxed
         }
+    }
+}
+
+impl FileState {
+    /// Whether the answer to a commit counts: what it has was not given up meanwhile.
+    fn awaits(&self, commit: &Commit) -> bool {
+        self.inner.lock().data.awaits(commit)
     }
 }
 
@@ -107,13 +114,15 @@ impl Files {
         let mut refused = self.commit_once(batch, in_flight).await;
         // What was removed here a moment ago counts until the namenode knows that it is not open.
         if !refused.is_empty() && self.cluster.session.release_now().await {
+            // What was given up meanwhile is reported as lost.
+            refused.retain(|entry| entry.file.awaits(&entry.commit));
             refused = self.commit_once(refused, in_flight).await;
         }
         self.commits_failed(refused, &Unanswered::refused(FsError::QuotaExceeded));
     }
 
     /// Gives back what a quota refused.
-    async fn commit_once(self: &Arc<Self>, mut batch: Batch, in_flight: &mut InFlight) -> Batch {
+    async fn commit_once(self: &Arc<Self>, batch: Batch, in_flight: &mut InFlight) -> Batch {
         let durable = in_flight.durable;
         let Some(first) = batch.first() else {
             return Vec::new();
@@ -126,17 +135,23 @@ impl Files {
         };
         let session = &self.cluster.session;
         let generation = session.generation();
-        let mut is_late = false;
+        // Not any more what failed or was given up before there was an answer: it may be in another commit.
+        let mut wanted = vec![true; batch.len()];
         let silence = |unanswered: &Unanswered| {
-            for Entry { file, commit } in &batch {
+            for (Entry { file, commit }, is_wanted) in batch.iter().zip(&mut wanted) {
                 match commit.order {
-                    Order::Append => self.commit_unanswered(file, commit, unanswered),
-                    Order::File if !is_late => self.commit_failed(file, commit, unanswered),
-                    Order::File => {}
+                    _ if !*is_wanted => {}
+                    Order::Append => {
+                        *is_wanted = self.commit_unanswered(file, commit, unanswered);
+                    }
+                    Order::File => {
+                        self.commit_failed(file, commit, unanswered);
+                        *is_wanted = false;
+                    }
                 }
             }
-            is_late = true;
             in_flight.over();
+            wanted.clone()
         };
         let mut result = session.commit(&credentials, op, silence).await;
         if let Err(given_up) = &mut result
@@ -146,8 +161,6 @@ impl Files {
             // Without a session, writing the data again would be in vain.
             given_up.error = error;
         }
-        // What has failed by then is in another commit.
-        let has_failed = |commit: &Commit| is_late && commit.order == Order::File;
         let answer = match result {
             Ok((ticket, MetaReply::Committed(results))) if results.len() == batch.len() => {
                 Ok((ticket, results))
@@ -161,17 +174,18 @@ impl Files {
         let (ticket, results) = match answer {
             Ok(answer) => answer,
             Err(given_up) => {
-                batch.retain(|entry| !has_failed(&entry.commit));
-                self.commits_failed(batch, &given_up);
+                let batch = batch.into_iter().zip(wanted);
+                let failed = batch.filter(|(_, is_wanted)| *is_wanted);
+                self.commits_failed(failed.map(|(entry, _)| entry).collect(), &given_up);
                 return Vec::new();
             }
         };
         let mut refused = Vec::new();
         let relaxed_number = session.last_relaxed();
-        for (entry, result) in batch.into_iter().zip(results) {
+        for ((entry, is_wanted), result) in batch.into_iter().zip(wanted).zip(results) {
             let (file, commit) = (&entry.file, &entry.commit);
             match result {
-                _ if has_failed(commit) => ticket.changed_inode(file.ino),
+                _ if !is_wanted => ticket.changed_inode(file.ino),
                 Ok(committed) => {
                     // The cache first: what leaves the file's memory must be found there.
                     match entry.final_extents(committed.append_offset) {
@@ -233,17 +247,17 @@ impl Files {
         self.has_failed(file);
     }
 
-    /// A commit of appends is not answered in time, and is asked for again.
+    /// A commit of appends is not answered in time. Whether it is to be asked for again.
     fn commit_unanswered(
         self: &Arc<Self>,
         file: &Arc<FileState>,
         commit: &Commit,
         unanswered: &Unanswered,
-    ) {
-        let error = &unanswered.error;
-        self.update(file, |inner| {
-            inner.data.commit_unanswered(commit, error, clock::now());
-        });
+    ) -> bool {
+        let (error, now) = (&unanswered.error, clock::now());
+        let change = |inner: &mut Inner| inner.data.commit_unanswered(commit, error, now);
+        let goes_on = self.update(file, change);
         self.has_failed(file);
+        goes_on
     }
 }

@@ -20,12 +20,23 @@ impl DirtyFile {
         lane.data.committing() == Some(commit.first)
     }
 
-    /// No answer to a commit of appends came in time. It goes on; the flushes that wait for it have failed.
-    pub(crate) fn commit_unanswered(&mut self, commit: &Commit, error: &ClientError, now: Instant) {
-        if self.awaits(commit) {
-            self.unanswered = Some(commit.first);
+    /// No answer to a commit of appends came in time. The flushes that wait for it have failed, also one that has just
+    /// begun. Whether it goes on: it does, unless what it has is given up.
+    pub(crate) fn commit_unanswered(
+        &mut self,
+        commit: &Commit,
+        error: &ClientError,
+        now: Instant,
+    ) -> bool {
+        if !self.awaits(commit) {
+            return false;
+        }
+        self.unanswered = Some(commit.first);
+        // Else nothing was tried since it failed the last time.
+        if self.is_wanted() {
             self.failed(error, now);
         }
+        self.awaits(commit)
     }
 
     /// Whether an answer did not come in time that has not come since either.
@@ -141,9 +152,11 @@ mod tests {
         file.begin_flush(false, RequestId::NONE);
         let given_up = send(&mut file).expect("it is written");
         assert!(file.handle_closed());
-        for _ in 0..FAILURES_UNSEEN_MAX {
-            assert!(file.awaits(&given_up));
-            file.commit_unanswered(&given_up, &away(), some_time());
+        for failure in 1..=FAILURES_UNSEEN_MAX {
+            file.want_all(RequestId::NONE);
+            let goes_on = file.commit_unanswered(&given_up, &away(), some_time());
+            assert_eq!(goes_on, failure < FAILURES_UNSEEN_MAX);
+            assert_eq!(goes_on, file.awaits(&given_up));
         }
         assert_eq!((file.losses().0 > 0, file.held_bytes()), (true, 0));
         file.handle_opened();
@@ -151,6 +164,21 @@ mod tests {
         file.begin_flush(false, RequestId::NONE);
         let next = send(&mut file).expect("it is written");
         assert!(file.awaits(&next) && !file.awaits(&given_up));
+    }
+
+    #[test]
+    fn a_closed_file_keeps_what_no_flush_has_tried_again() {
+        let mut file = opened();
+        append(&mut file, 10);
+        file.begin_flush(false, RequestId::NONE);
+        let commit = send(&mut file).expect("it is written");
+        assert!(file.handle_closed());
+        for _ in 0..2 * FAILURES_UNSEEN_MAX {
+            assert!(file.commit_unanswered(&commit, &away(), some_time()));
+        }
+        assert_eq!((file.losses().0, file.held_bytes()), (0, 10));
+        let now = some_time();
+        assert!(file.is_dirty_for(Duration::ZERO, now), "nobody will try");
     }
 
     #[test]
