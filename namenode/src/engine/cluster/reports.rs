@@ -237,7 +237,12 @@ impl Cluster {
                 reported
             }
             // Reported as there, not as read and found well.
-            ReplicaState::Corrupt => ReplicaState::Corrupt,
+            ReplicaState::Corrupt if known.storage == storage => ReplicaState::Corrupt,
+            // Another one, on a volume that joined late.
+            ReplicaState::Corrupt => {
+                deletes.remove(id);
+                reported
+            }
             ReplicaState::Deleting => {
                 deletes.add(id, bytes);
                 ReplicaState::Deleting
