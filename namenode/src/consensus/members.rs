@@ -14,6 +14,7 @@ use openraft::{ChangeMembers, Instant as _, Membership};
 
 use super::applied::Applied;
 use super::peers::{Peer, PeerError, Peers, Running};
+use super::snapshots::blocking;
 use super::store::LogStore;
 use super::{Consensus, ConsensusError, Group, Member, MemberId, Raft, Term};
 use crate::journal::{JournalReader, Lsn};
@@ -209,16 +210,24 @@ impl Consensus {
         asked.map_err(|error| ConsensusError::Stopped(error.to_string()))
     }
 
-    /// Whether the group has removed this member for good. To be asked of one that leads: it has executed everything that was
-    /// committed before its term, and so the last entry that names members. Another one may know only older ones.
+    /// Whether the group has removed this member for good. To be asked of one that leads, or did so until now: it has executed
+    /// everything that was committed before its term, and so the last entry that names members. Another one may know only older
+    /// ones. Where an entry of its log takes it in again, committed or not, it may have acknowledged that already.
     #[must_use]
     pub fn is_removed(&self) -> bool {
-        !self.store.is_among_members()
+        if self.store.is_among_members() {
+            return false;
+        }
+        let this = self.store.this();
+        let metrics = self.raft.server_metrics();
+        let newest = metrics.borrow_watched();
+        newest.membership_config.get_node(&this).is_none()
     }
 
     /// Writes down that this member is in the group no more, as when others say so: it has to begin anew.
-    pub fn leave(&self) {
-        self.store.left();
+    pub async fn leave(&self) {
+        let store = self.store.clone();
+        blocking(move || store.left()).await;
     }
 
     /// The group, for what is done in the background.

@@ -281,14 +281,14 @@ impl Log {
         Ok(self.consensus.transfer(to).await?)
     }
 
-    /// Whether the group has removed this namenode, which leads, for good.
+    /// Whether the group has removed this namenode for good, which leads, or did so until now.
     pub(crate) fn is_removed(&self) -> bool {
         self.consensus.is_removed()
     }
 
     /// Writes down that this namenode is in the group no more.
-    pub(crate) fn leave(&self) {
-        self.consensus.leave();
+    pub(crate) async fn leave(&self) {
+        self.consensus.leave().await;
     }
 
     /// Whether everything that was handed over is committed; waits for it for a while.

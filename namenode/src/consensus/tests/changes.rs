@@ -50,38 +50,51 @@ async fn a_member_that_has_the_entry_by_which_it_was_removed_leaves_by_itself() 
     let (consensus, _committed) = start_empty(journal).await;
     consensus.set_candidate(false);
     assert!(!consensus.is_removed());
-    let others = [MemberId(2), MemberId(3)].into();
-    let named = Membership::new(vec![others], members(&[2, 3])).unwrap();
-    let entry = Entry::new(log_id(5, 1), EntryPayload::Membership(named));
-    let append = |records, before, committed| PeerRequest::Append {
-        ballot: Ballot {
-            term: 5,
-            candidate: 2,
-            is_elected: true,
-        },
-        before: Some(before),
-        records,
-        committed,
+    let named = |ids: &[u64]| {
+        let others = [MemberId(2), MemberId(3)].into();
+        let named = Membership::new(vec![others], members(ids)).unwrap();
+        EntryPayload::Membership(named)
     };
     let service = consensus.service();
-    let (begin, last) = (Place { term: 0, record: 0 }, Place { term: 5, record: 1 });
-    // Until it is committed, another leader may replace it.
-    let request = append(vec![encode(&entry)], begin, None);
-    let answer = service.answer(call_of_second(request)).await.unwrap();
-    assert_eq!(answer.reply, PeerReply::Appended);
-    assert!(!consensus.is_removed());
-    let request = append(Vec::new(), last, Some(last));
-    let answer = service.answer(call_of_second(request)).await.unwrap();
-    assert_eq!(answer.reply, PeerReply::Appended);
-    let is_removed = async {
-        while !consensus.is_removed() {
-            tokio::time::sleep(Duration::from_millis(1)).await;
-        }
+    let append = async |term, entries: &[Entry], before, committed| {
+        let request = PeerRequest::Append {
+            ballot: Ballot {
+                term,
+                candidate: 2,
+                is_elected: true,
+            },
+            before: Some(before),
+            records: entries.iter().map(encode).collect(),
+            committed,
+        };
+        let answer = service.answer(call_of_second(request)).await.unwrap();
+        assert_eq!(answer.reply, PeerReply::Appended);
     };
-    let is_removed = tokio::time::timeout(Duration::from_secs(5), is_removed).await;
-    assert!(is_removed.is_ok(), "the entry is committed");
+    let once = async |is_removed: bool| {
+        let changed = async {
+            while consensus.is_removed() != is_removed {
+                tokio::time::sleep(Duration::from_millis(1)).await;
+            }
+        };
+        let changed = tokio::time::timeout(Duration::from_secs(5), changed).await;
+        assert!(changed.is_ok(), "not yet: {is_removed}");
+    };
+    let (begin, last) = (Place { term: 0, record: 0 }, Place { term: 5, record: 1 });
+    let removing = Entry::new(log_id(5, 1), named(&[2, 3]));
+    // Until it is committed, another leader may replace it.
+    append(5, &[removing], begin, None).await;
+    assert!(!consensus.is_removed());
+    append(5, &[], last, Some(last)).await;
+    once(true).await;
+    // By then it may have acknowledged what takes it in again.
+    let adding = Entry::new(log_id(5, 2), named(&[1, 2, 3]));
+    append(5, &[adding], last, Some(last)).await;
+    once(false).await;
+    let other = Entry::new(log_id(6, 2), EntryPayload::Blank);
+    append(6, &[other], last, Some(last)).await;
+    once(true).await;
     assert_eq!(told(), Told::Nothing);
-    consensus.leave();
+    consensus.leave().await;
     assert!(consensus.is_replaced());
     assert_eq!(told(), Told::Left);
     consensus.close().await.unwrap();

@@ -49,6 +49,10 @@ impl Owner {
         self,
         worked: Result<(), NamenodeError>,
     ) -> Result<Ended, NamenodeError> {
+        if matches!(worked, Err(NamenodeError::Deposed)) {
+            // Whether the next leader was heard of, or nobody took over in time.
+            self.leave_if_removed().await;
+        }
         let led = self.log.last_led();
         let is_replaced = self.log.is_replaced();
         // Replies that are still held are given up: their mutations may be repeated.

@@ -339,14 +339,19 @@ impl Owner {
         if !self.group.handing_over.has_failed(Instant::now(), within) {
             return Ok(());
         }
-        if is_removed {
-            tracing::info!("the group goes on without this namenode, which it has removed");
-            // Nobody else says so: it has the entry that removed it.
-            self.log.leave();
-        } else {
+        if !is_removed {
             tracing::warn!("nobody took leadership over in time");
         }
         Err(NamenodeError::Deposed)
+    }
+
+    /// Writes down that this namenode left, if the group has removed it while it led. Nobody else says so: it has the entry that
+    /// removed it, and if it only stood by from now on, it would do so for ever.
+    pub(super) async fn leave_if_removed(&self) {
+        if self.leads() && self.log.is_removed() {
+            tracing::info!("the group goes on without this namenode, which it has removed");
+            self.log.leave().await;
+        }
     }
 }
 
