@@ -456,8 +456,10 @@ impl RaftLogStorage<Group> for LogStore {
         // leader what a slow disk does not have yet (`openraft::docs::protocol::io_ordering`). The two are written at the
         // same time: nobody is told of either before both are durable.
         let synced = self.begin_sync().await?;
-        self.keep(|kept| kept.vote = Some(*vote))
-            .map_err(io::Error::other)?;
+        let (store, vote) = (self.clone(), *vote);
+        // The owner has this thread too, and lets its clients go meanwhile.
+        let kept = blocking(move || store.keep(|kept| kept.vote = Some(vote))).await;
+        kept.map_err(io::Error::other)?;
         let Some(synced) = synced else {
             return Ok(());
         };

@@ -91,6 +91,24 @@ async fn a_vote_is_saved_after_what_was_appended_before_it() {
     assert!(store.is_durable());
 }
 
+/// The owner of the engine has the same thread, and lets its clients go when there is a vote in a later term.
+#[tokio::test]
+async fn others_run_while_a_vote_is_written() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = store_in(dir.path(), 1 << 20);
+    let mut other = store.clone();
+    let vote = Vote::new(OF_ANOTHER, MemberId(2));
+    let mut voted = Box::pin(other.save_vote(&vote));
+    {
+        let _writing = store.shared.writing.lock();
+        let context = &mut Context::from_waker(Waker::noop());
+        assert!(voted.as_mut().poll(context).is_pending());
+        assert_eq!(store.voted_term(), OF_ANOTHER);
+    }
+    voted.await.unwrap();
+    assert_eq!((store.vote(), store.writes()), (vote, 1));
+}
+
 /// A leader's disk did nothing for a while. What it had written and the journal had no room for yet must not come behind
 /// what removes it.
 #[tokio::test]
