@@ -11,6 +11,7 @@ use openraft::storage::{EntryResponder, RaftStateMachine};
 use openraft::{EntryPayload, OptionalSend, RaftSnapshotBuilder};
 use tokio::sync::mpsc;
 
+use super::snapshots::blocking;
 use super::store::LogStore;
 use super::{Executed, Group, LogId, Snapshot, SnapshotMeta, StoredMembers, Term};
 use crate::journal::Lsn;
@@ -112,7 +113,9 @@ impl RaftStateMachine<Group> for Applied {
                 EntryPayload::Blank => Some(Committed::Term { lsn, term }),
                 EntryPayload::Membership(members) => {
                     let members = StoredMembers::new(self.last, members);
-                    (self.store.keep_members(members)).map_err(io::Error::other)?;
+                    let store = self.store.clone();
+                    let kept = blocking(move || store.keep_members(members)).await;
+                    kept.map_err(io::Error::other)?;
                     Some(Committed::Members { lsn })
                 }
             };

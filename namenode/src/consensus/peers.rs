@@ -27,6 +27,7 @@ use parking_lot::Mutex;
 use super::applied::InJournal;
 use super::entry::EntryError;
 use super::links::Links;
+use super::snapshots::blocking;
 use super::store::LogStore;
 use super::{Group, LogId, Member, MemberId, PROMISED, Snapshot, Vote, wire};
 use crate::journal::{JournalError, Lsn};
@@ -300,9 +301,13 @@ impl Peer {
         if !self.caller.note(from, answer.memory) {
             return Err(PeerError::Forgetful(self.addr));
         }
-        if is_append && let Some(store) = &self.caller.store {
+        if is_append
+            && let Some(store) = &self.caller.store
+            && !store.has_written_memory(from)
+        {
             // Before it counts: if this namenode forgot it, an older copy of the other one could take part.
-            store.write_memory(from)?;
+            let store = store.clone();
+            blocking(move || store.write_memory(from)).await?;
         }
         self.caller.releases.others.lock().insert(from, running);
         Ok((from, answer.reply))

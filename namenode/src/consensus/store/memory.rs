@@ -44,11 +44,17 @@ impl LogStore {
         }
     }
 
+    /// Whether a start of this member does not forget what is known of another one's memory.
+    pub(in crate::consensus) fn has_written_memory(&self, member: MemberId) -> bool {
+        let known = self.shared.kept.lock().known.get(&member).copied();
+        self.shared.written_known.lock().get(&member).copied() == known
+    }
+
     /// What is known of another member's memory is durable when this returns, so that a start of this one does not
     /// forget it.
     pub(in crate::consensus) fn write_memory(&self, member: MemberId) -> Result<(), JournalError> {
-        let known = self.shared.kept.lock().known.get(&member).copied();
-        if self.shared.written_known.lock().get(&member).copied() == known {
+        // Another call may have written it while this one waited.
+        if self.has_written_memory(member) {
             return Ok(());
         }
         self.keep(|_| ())
