@@ -103,6 +103,12 @@ impl Checkpoints {
         self.results.recv().await
     }
 
+    /// Nobody waits for one any more.
+    pub(super) fn let_go(&mut self) {
+        self.wanted.clear();
+        self.waiting.clear();
+    }
+
     /// Gives up what is running and waits for its thread.
     pub(super) fn cancel(&mut self) {
         // Or it could not hand over its result.

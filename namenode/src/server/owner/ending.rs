@@ -6,8 +6,10 @@ use std::time::Duration;
 use tokio::sync::mpsc;
 
 use super::Owner;
+use super::group::Group;
 use crate::server::NamenodeError;
 use crate::server::connection::Event;
+use crate::server::gate::Gate;
 use crate::server::recovery::Kept;
 
 /// How long requests in flight may take when the namenode stops.
@@ -75,6 +77,15 @@ impl Owner {
             Err(NamenodeError::Deposed) => closed.map(|()| Ended::Deposed(None)),
             worked => worked.and(closed).map(|()| Ended::Stopped),
         }
+    }
+
+    /// Drops what has connections of peers open.
+    pub(super) fn let_go(&mut self) {
+        self.connections.clear();
+        self.gate = Gate::new();
+        self.deferred.clear();
+        self.group = Group::default();
+        self.checkpoints.let_go();
     }
 
     /// Takes what has arrived before the stop and waits until it is answered.

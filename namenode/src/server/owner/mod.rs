@@ -287,6 +287,7 @@ impl Owner {
         } else {
             // Peers look for another namenode, and do not wait until a slow disk has all that is still to be written.
             drop((asked, holding));
+            self.let_go();
         }
         self.historian.stop(clock::unix_now_s());
         self.end(worked.map(|_| ())).await
