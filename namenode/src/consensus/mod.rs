@@ -562,7 +562,7 @@ impl Consensus {
         self.store.counters()
     }
 
-    /// Leaves the group, makes everything durable and ends the journal's thread. Blocks.
+    /// Leaves the group, makes everything durable and ends the journal's thread.
     ///
     /// # Errors
     /// What stopped the journal.
@@ -573,7 +573,9 @@ impl Consensus {
         // It has the journal open, and may take longer than the next member waits for that.
         self.fetching.end().await;
         drop(self.journal);
-        self.store.close()
+        let store = self.store;
+        // Connections of peers are to end meanwhile.
+        blocking(move || store.close()).await
     }
 }
 

@@ -336,7 +336,7 @@ impl Log {
         self.consensus.journal()
     }
 
-    /// Makes everything durable and ends the journal's thread. Blocks.
+    /// Makes everything durable and ends the journal's thread.
     pub(crate) async fn close(self) -> Result<(), NamenodeError> {
         self.consensus.close().await.map_err(NamenodeError::Journal)
     }

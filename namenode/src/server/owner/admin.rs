@@ -12,6 +12,7 @@ use harvestfs_protocol::version::Release;
 use tokio::sync::{mpsc, oneshot};
 
 use super::Owner;
+use crate::consensus::blocking;
 use crate::engine::cluster::{BlockFault, OrphanReplica, ShortenedBlock};
 use crate::engine::namespace::Command;
 use crate::journal::Lsn;
@@ -110,11 +111,11 @@ impl Checkpoints {
     }
 
     /// Gives up what is running and waits for its thread.
-    pub(super) fn cancel(&mut self) {
+    pub(super) async fn cancel(&mut self) {
         // Or it could not hand over its result.
         self.results.close();
         if let Some(running) = self.running.take() {
-            running.cancel();
+            blocking(move || running.cancel()).await;
         }
     }
 }

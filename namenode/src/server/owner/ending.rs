@@ -7,10 +7,11 @@ use tokio::sync::mpsc;
 
 use super::Owner;
 use super::group::Group;
-use crate::server::NamenodeError;
+use crate::consensus::blocking;
 use crate::server::connection::Event;
 use crate::server::gate::Gate;
 use crate::server::recovery::Kept;
+use crate::server::{NamenodeError, clock};
 
 /// How long requests in flight may take when the namenode stops.
 const SHUTDOWN_DEADLINE: Duration = Duration::from_secs(5);
@@ -59,6 +60,8 @@ impl Owner {
         let is_replaced = self.log.is_replaced();
         // Replies that are still held are given up: their mutations may be repeated.
         let closed = self.log.close().await;
+        let mut historian = self.historian;
+        blocking(move || historian.stop(clock::unix_now_s())).await;
         drop_elsewhere(self.cluster);
         let (namespace, raised) = (self.namespace, self.raised);
         if let (Err(NamenodeError::Deposed), Ok(()), Some(last), false) =

@@ -281,15 +281,15 @@ impl Owner {
         ready: impl FnMut(),
     ) -> Result<Ended, NamenodeError> {
         let worked = self.work(&mut asked, stop, ready).await;
-        self.checkpoints.cancel();
         if let Ok(Stop::Gracefully) = worked {
+            self.checkpoints.cancel().await;
             self.answer_what_is_in_flight(asked.events).await;
         } else {
             // Peers look for another namenode, and do not wait until a slow disk has all that is still to be written.
             drop((asked, holding));
             self.let_go();
+            self.checkpoints.cancel().await;
         }
-        self.historian.stop(clock::unix_now_s());
         self.end(worked.map(|_| ())).await
     }
 
