@@ -58,6 +58,8 @@ impl Owner {
         }
         let led = self.log.last_led();
         let is_replaced = self.log.is_replaced();
+        // First: nobody takes what is committed any more, and openraft would wait for ever until there is room for it.
+        drop(self.committed);
         // Replies that are still held are given up: their mutations may be repeated.
         let closed = self.log.close().await;
         let mut historian = self.historian;
