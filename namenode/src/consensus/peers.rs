@@ -232,7 +232,8 @@ impl Peer {
             Ok(_) if self.caller.silent.lock().remove(&addr) => {
                 tracing::info!(%addr, "the namenode answers again");
             }
-            Ok(_) | Err(PeerError::Left) => {}
+            // It answers also where it refuses what it was asked.
+            Ok(_) | Err(PeerError::Left | PeerError::Refused(FsError::InvalidArgument(_))) => {}
             Err(error) => {
                 if self.caller.silent.lock().insert(addr) {
                     tracing::warn!(%addr, %error, "another namenode does not answer");

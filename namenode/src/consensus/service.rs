@@ -205,9 +205,14 @@ impl Member {
             }
             // openraft would have it ask for votes all the same. Others do without being named, as soon as they hear of no
             // leader.
-            PeerRequest::Transfer { to, .. }
+            PeerRequest::Transfer { ballot, to, last }
                 if to == self.peers.caller.this.0 && self.stays_out.load(Ordering::Acquire) =>
             {
+                // As if another one were named: the others may have its vote at once.
+                let request = wire::transfer(ballot, from, last);
+                let heard = self.raft.handle_transfer_leader(request).await;
+                let heard = heard.map_err(|error| stopped(&error))?;
+                heard.map_err(|error| FsError::InvalidArgument(error.to_string()))?;
                 let what = "this namenode asks for no votes just now: another one has to lead";
                 Err(FsError::InvalidArgument(what.to_owned()))
             }

@@ -50,6 +50,7 @@ async fn a_member_that_is_no_candidate_refuses_to_take_leadership_over() {
     let (consensus, _committed) = start_empty(journal).await;
     consensus.set_candidate(false);
     let service = consensus.service();
+    tokio::time::sleep(PROMISED).await;
     let ballot = Ballot {
         term: 5,
         candidate: 2,
@@ -77,6 +78,22 @@ async fn a_member_that_is_no_candidate_refuses_to_take_leadership_over() {
         matches!(&refused, Err(FsError::InvalidArgument(why)) if why.contains("no votes")),
         "{refused:?}"
     );
+    // Others have its vote all the same, as soon as the leader leaves.
+    let request = PeerRequest::Vote {
+        ballot: Ballot {
+            term: 6,
+            candidate: 2,
+            is_elected: false,
+        },
+        last: Some(Place { term: 5, record: 9 }),
+        is_trial: true,
+        is_transfer: false,
+    };
+    let answer = service.answer(call_of_second(request)).await.unwrap();
+    match answer.reply {
+        PeerReply::Voted { is_granted, .. } => assert!(is_granted),
+        other => panic!("{other:?}"),
+    }
     consensus.set_candidate(true);
     assert_eq!(handed_over().await, Ok(PeerReply::Transferred));
     consensus.close().await.unwrap();
