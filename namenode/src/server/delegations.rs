@@ -31,7 +31,10 @@ pub(crate) struct Delegations {
 #[derive(Debug)]
 struct Delegation {
     holder: SessionId,
+    /// When it was recalled first.
     recalled_ms: Option<u64>,
+    /// The holder was asked since it declared the file last.
+    is_asked: bool,
 }
 
 /// A session that a question about a file has to wait for.
@@ -60,11 +63,11 @@ impl Delegations {
     /// Gives a session the delegation of a file, unless it takes none or has too many, or another
     /// has it.
     pub(crate) fn give(&mut self, session: SessionId, ino: InodeId) -> bool {
-        !self.by_inode.contains_key(&ino) && self.add(session, ino)
+        !self.by_inode.contains_key(&ino) && self.add(session, ino, None)
     }
 
     /// The same beside others that have it.
-    fn add(&mut self, session: SessionId, ino: InodeId) -> bool {
+    fn add(&mut self, session: SessionId, ino: InodeId, recalled_ms: Option<u64>) -> bool {
         let Some(files) = self.by_session.get_mut(&session) else {
             return false;
         };
@@ -73,7 +76,8 @@ impl Delegations {
         }
         let delegation = Delegation {
             holder: session,
-            recalled_ms: None,
+            recalled_ms,
+            is_asked: false,
         };
         self.by_inode.entry(ino).or_default().push(delegation);
         true
@@ -106,13 +110,22 @@ impl Delegations {
     }
 
     /// The session takes delegations; the ones that it declares are all that it has. A session that
-    /// came back gets pending recalls again: the notice may have been lost with its connection.
+    /// came back gets pending recalls again: the notice may have been lost with its connection. It has no more time for
+    /// that, or others would wait for ever for one that comes back again and again.
     pub(crate) fn declared(&mut self, session: SessionId, inodes: &[InodeId]) {
+        let before = inodes.iter().map(|&ino| self.recalled_ms(session, ino));
+        let before: Vec<Option<u64>> = before.collect();
         self.ended(session);
         self.by_session.insert(session, BTreeSet::new());
-        for &ino in inodes {
-            self.add(session, ino);
+        for (&ino, recalled_ms) in inodes.iter().zip(before) {
+            self.add(session, ino, recalled_ms);
         }
+    }
+
+    /// When the file was recalled from the session, if it has it.
+    fn recalled_ms(&self, session: SessionId, ino: InodeId) -> Option<u64> {
+        let mut delegations = self.by_inode.get(&ino)?.iter();
+        delegations.find(|it| it.holder == session)?.recalled_ms
     }
 
     /// Whether the session has the delegation of a file.
@@ -130,12 +143,13 @@ impl Delegations {
     ) -> SmallVec<[Standing; 1]> {
         let delegations = self.by_inode.get(&ino).into_iter().flatten();
         let of_others = delegations.filter(|it| it.holder != asker);
-        let standings = of_others.filter_map(|it| match it.recalled_ms {
-            None => Some(Standing::Recall(it.holder)),
-            Some(since_ms) => {
-                let is_in_time = now_ms < since_ms + self.patience_ms;
-                is_in_time.then_some(Standing::Recalled(it.holder))
-            }
+        let in_time = of_others.filter(|it| {
+            it.recalled_ms
+                .is_none_or(|since_ms| now_ms < since_ms + self.patience_ms)
+        });
+        let standings = in_time.map(|it| match it.is_asked {
+            true => Standing::Recalled(it.holder),
+            false => Standing::Recall(it.holder),
         });
         standings.collect()
     }
@@ -149,7 +163,8 @@ impl Delegations {
     pub(crate) fn recalled(&mut self, now_ms: u64, holder: SessionId, ino: InodeId) {
         let delegations = self.by_inode.get_mut(&ino).into_iter().flatten();
         for delegation in delegations.filter(|it| it.holder == holder) {
-            delegation.recalled_ms = Some(now_ms);
+            delegation.recalled_ms.get_or_insert(now_ms);
+            delegation.is_asked = true;
         }
     }
 
@@ -214,6 +229,23 @@ mod tests {
         assert_eq!(standing(&delegations, 1, B), [Standing::Recall(A)]);
         delegations.declared(A, &[]);
         assert_eq!(standing(&delegations, 1, B), []);
+    }
+
+    #[test]
+    fn a_session_that_comes_back_again_and_again_has_no_more_time_for_that() {
+        let mut delegations = with_one_file();
+        for now_ms in [5, 400, 1_004] {
+            delegations.declared(A, &[FILE]);
+            assert_eq!(standing(&delegations, now_ms, B), [Standing::Recall(A)]);
+            delegations.recalled(now_ms, A, FILE);
+            assert_eq!(standing(&delegations, now_ms, B), [Standing::Recalled(A)]);
+        }
+        assert_eq!(standing(&delegations, 1_005, B), []);
+        delegations.declared(A, &[FILE]);
+        assert_eq!(standing(&delegations, 1_005, B), []);
+        // Another one is asked for.
+        assert!(delegations.returned(A, FILE) && delegations.give(A, FILE));
+        assert_eq!(standing(&delegations, 1_005, B), [Standing::Recall(A)]);
     }
 
     #[test]

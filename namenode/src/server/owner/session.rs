@@ -42,6 +42,9 @@ impl Owner {
         open: OpenSession,
         responder: Responder,
     ) {
+        let now_ms = self.clock.now_ms();
+        let was_alive = |id| self.leases.is_alive(now_ms, id);
+        let has_lapsed = !open.resume.is_some_and(was_alive);
         let opened = match open.resume {
             None => self.new_session(connection),
             Some(id) => self.resume_session(connection, id, open.seen),
@@ -55,6 +58,10 @@ impl Owner {
         }
         self.set_holds(id, open.holds);
         self.note_overtaken(id, open.delegations.as_deref().unwrap_or_default());
+        if has_lapsed {
+            // Others did not wait for it any more, and do so again: it has all the time for what is recalled.
+            self.delegations.ended(id);
+        }
         match &open.delegations {
             Some(inodes) => self.delegations.declared(id, inodes),
             None => self.delegations.ended(id),
