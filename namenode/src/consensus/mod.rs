@@ -417,6 +417,11 @@ impl Consensus {
         self.store.voted_term()
     }
 
+    /// Waits until this member votes in a later term than this one. One waits at a time.
+    pub async fn voted_after(&self, term: Term) {
+        self.store.voted_after(term).await;
+    }
+
     /// The engine has the commands up to there: they are not sent to it when they are committed.
     pub fn executed(&self, lsn: Lsn) {
         self.executed.up_to(lsn);

@@ -167,7 +167,8 @@ impl Log {
         }
         self.unproposed_bytes = 0;
         let records = std::mem::take(&mut self.unproposed);
-        let proposed = self.consensus.propose(records.into_iter()).await;
+        let proposing = self.consensus.propose(records.into_iter());
+        let proposed = self.unless_outvoted(proposing).await;
         self.remember(proposed);
     }
 
@@ -183,7 +184,8 @@ impl Log {
         if self.is_alone() || self.commits.last() >= self.last_lsn || !self.may_propose() {
             return;
         }
-        let proposed = self.consensus.propose_refused(self.last_lsn).await;
+        let proposing = self.consensus.propose_refused(self.last_lsn);
+        let proposed = self.unless_outvoted(proposing).await;
         self.remember(proposed);
     }
 
@@ -197,6 +199,23 @@ impl Log {
     /// Whether this namenode leads no more, since it voted in a later term. Known before that is durable.
     pub(crate) fn is_outvoted(&self) -> bool {
         (self.term).is_none_or(|led| self.consensus.voted_term() > led)
+    }
+
+    /// What comes of something that openraft is asked, unless this namenode is outvoted meanwhile: openraft answers nothing while
+    /// it saves that vote, behind all that a slow disk still has to write. Nothing more is proposed then, so that what openraft
+    /// heard of that was asked is of no account.
+    async fn unless_outvoted<T>(
+        &self,
+        asked: impl Future<Output = Result<T, ConsensusError>>,
+    ) -> Result<T, ConsensusError> {
+        let Some(led) = self.term else {
+            return Err(ConsensusError::Deposed);
+        };
+        tokio::select! {
+            biased;
+            () = self.consensus.voted_after(led) => Err(ConsensusError::Deposed),
+            answered = asked => answered,
+        }
     }
 
     fn remember(&mut self, outcome: Result<(), ConsensusError>) {
@@ -245,7 +264,8 @@ impl Log {
         change: Change,
     ) -> Result<(Changing, Progress), NamenodeError> {
         self.propose_all().await;
-        let begun = self.consensus.begin_change(change, self.last_lsn).await;
+        let beginning = self.consensus.begin_change(change, self.last_lsn);
+        let begun = self.unless_outvoted(beginning).await;
         let (changing, progress) = begun.map_err(NamenodeError::from)?;
         self.added(&progress);
         Ok((changing, progress))
@@ -257,7 +277,8 @@ impl Log {
         changing: &mut Changing,
     ) -> Result<Progress, NamenodeError> {
         self.propose_all().await;
-        let progress = self.consensus.go_on(changing, self.last_lsn).await;
+        let going_on = self.consensus.go_on(changing, self.last_lsn);
+        let progress = self.unless_outvoted(going_on).await;
         let progress = progress.map_err(NamenodeError::from)?;
         self.added(&progress);
         Ok(progress)
@@ -278,7 +299,8 @@ impl Log {
     pub(crate) async fn transfer(&mut self, to: MemberId) -> Result<(), NamenodeError> {
         self.flush().await;
         self.propose().await;
-        Ok(self.consensus.transfer(to).await?)
+        let asked = self.unless_outvoted(self.consensus.transfer(to)).await;
+        asked.map_err(NamenodeError::from)
     }
 
     /// Whether the group has removed this namenode for good, which leads, or did so until now.

@@ -72,6 +72,8 @@ struct Shared {
     /// The last entry with members that was added, until somebody has waited for it.
     members_added: Mutex<Option<Lsn>>,
     added: Notify,
+    /// Notified with each vote, before it is durable.
+    voted: Notify,
 }
 
 /// Whether this member may write its file.
@@ -126,6 +128,7 @@ impl LogStore {
                 fetched: Mutex::new(None),
                 members_added: Mutex::new(None),
                 added: Notify::new(),
+                voted: Notify::new(),
             }),
         })
     }
@@ -215,6 +218,13 @@ impl LogStore {
         self.shared.tail.lock().term
     }
 
+    /// Waits until it votes in a later term than this one, whether or not that is durable. One waits at a time.
+    pub(in crate::consensus) async fn voted_after(&self, term: Term) {
+        while self.voted_term() <= term {
+            self.shared.voted.notified().await;
+        }
+    }
+
     /// How often this member has written down what it must not forget.
     pub(in crate::consensus) fn writes(&self) -> u64 {
         self.shared.kept.lock().writes
@@ -302,6 +312,10 @@ impl LogStore {
         term: Term,
         records: Vec<Record>,
     ) -> Result<(), Deposed> {
+        if self.voted_term() != term {
+            // It is openraft's turn, perhaps, which waits for a slow disk.
+            return Err(Deposed);
+        }
         let _turn = self.shared.turn.lock().await;
         let Some(writer) = self.writer() else {
             return Err(Deposed);
@@ -448,6 +462,7 @@ impl RaftLogStorage<Group> for LogStore {
     async fn save_vote(&mut self, vote: &Vote) -> Result<(), io::Error> {
         // First: a leader of a term before adds nothing once there is a vote in a later one.
         self.shared.tail.lock().term = vote.leader_id.term;
+        self.shared.voted.notify_one();
         if planted::is(Bug::ForgetsVote) {
             self.shared.kept.lock().vote = Some(*vote);
             return Ok(());

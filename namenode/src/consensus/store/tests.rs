@@ -82,8 +82,11 @@ async fn a_vote_is_saved_after_what_was_appended_before_it() {
     let vote = Vote::new(OF_ANOTHER, MemberId(2));
     let mut voted = Box::pin(other.save_vote(&vote));
     let context = &mut Context::from_waker(Waker::noop());
+    let mut outvoted = pin!(store.voted_after(OF_THIS));
+    assert!(outvoted.as_mut().poll(context).is_pending());
     assert!(voted.as_mut().poll(context).is_pending());
     // The owner of the engine need not wait for that.
+    assert!(outvoted.as_mut().poll(context).is_ready());
     assert_eq!(store.voted_term(), OF_ANOTHER);
     assert!(store.submit(OF_THIS, records(1, 1)).await.is_err());
     drop(release);
