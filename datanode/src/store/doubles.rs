@@ -95,16 +95,23 @@ impl Double {
         Ok((bytes, None))
     }
 
-    /// `None` if the file that counts is not on another volume any more, or may be worth less than this one.
+    /// `None` if the file that counts is not on another volume any more, or may be worth less than this one. So may one
+    /// that was found sealed, as this one: nobody has read it, and this may be the last good one of the block.
     fn begin(&self) -> Option<InRemoval> {
         let replicas = self.inventory.lock();
         let entry = replicas.get(&self.block)?;
         let other = self.inventory.volume(entry.volume);
         let is_whole = match &entry.state {
-            State::Sealed { chunks, .. } => *chunks >= self.chunks && other.check_usable().is_ok(),
-            State::Open(_) | State::Condemned { .. } | State::Corrupt { .. } | State::Deleting => {
-                false
-            }
+            State::Sealed {
+                chunks,
+                is_found: false,
+                ..
+            } => *chunks >= self.chunks && other.check_usable().is_ok(),
+            State::Sealed { is_found: true, .. }
+            | State::Open(_)
+            | State::Condemned { .. }
+            | State::Corrupt { .. }
+            | State::Deleting => false,
         };
         if !is_whole || Arc::ptr_eq(other, &self.volume) {
             return None;

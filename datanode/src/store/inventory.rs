@@ -51,7 +51,12 @@ pub(super) enum State {
     /// May be written to.
     Open(Arc<OpenReplica>),
     /// Complete.
-    Sealed { chunks: u32, charge: Charge },
+    Sealed {
+        chunks: u32,
+        charge: Charge,
+        /// So it was at the start: only its size is known, and nobody may have read it since it was written.
+        is_found: bool,
+    },
     /// The same, and its file is being moved aside: only that job may change the state.
     Condemned { chunks: u32 },
     /// Some of it does not match its checksums, or cannot be read. The rest may be all that is left of the
@@ -98,6 +103,7 @@ impl Entry {
             FoundState::Sealed => State::Sealed {
                 chunks: found.chunks,
                 charge: found.charge,
+                is_found: true,
             },
             FoundState::Corrupt => State::Corrupt {
                 chunks: found.chunks,
@@ -349,7 +355,12 @@ impl Inventory {
     ) -> Result<(), StoreError> {
         match writer.seal(chunks, &volume.sealed_path(block)) {
             Ok(charge) => {
-                self.replace_open(block, replica, State::Sealed { chunks, charge });
+                let sealed = State::Sealed {
+                    chunks,
+                    charge,
+                    is_found: false,
+                };
+                self.replace_open(block, replica, sealed);
                 replica.end();
                 self.report_have(block);
                 Ok(())
@@ -521,7 +532,7 @@ impl Inventory {
                 return;
             };
             match std::mem::replace(&mut entry.state, State::Deleting) {
-                State::Sealed { chunks, charge } => {
+                State::Sealed { chunks, charge, .. } => {
                     entry.state = State::Condemned { chunks };
                     Some((chunks, charge))
                 }

@@ -44,12 +44,16 @@ async fn of_what_a_volume_has_that_joins_later_only_what_is_whole_elsewhere_is_r
     let [first, second] = ["a", "b"].map(|name| options(&dir.path().join(name), 1 << 30));
     let open = |options| open_volume(options, Arc::new(RealDisk), 1).unwrap();
     let store = store_of(vec![open(&second)]);
-    for block in 1..=5 {
+    for block in 1..=6 {
         write_sealed(&store, block, &data(block, 5_000))
             .await
             .unwrap();
     }
     drop(store);
+    let store = store_of(vec![open(&first)]);
+    write_sealed(&store, 6, &data(6, 5_000)).await.unwrap();
+    drop(store);
+    // Of the last one, only the size is known from here on.
     let store = store_of(vec![open(&first)]);
     write_sealed(&store, 1, &data(1, 5_000)).await.unwrap();
     write_sealed(&store, 2, b"short").await.unwrap();
@@ -58,7 +62,7 @@ async fn of_what_a_volume_has_that_joins_later_only_what_is_whole_elsewhere_is_r
     let (late, found) = open(&second);
     let used_bytes = late.quota.used_bytes();
     let doubles = store.join(&late, found);
-    assert_eq!(doubles.len(), 4);
+    assert_eq!(doubles.len(), 5);
     assert_eq!(late.quota.used_bytes(), used_bytes);
     // By then, it is nowhere else.
     store.delete(BlockId(4)).await.unwrap();
@@ -68,8 +72,8 @@ async fn of_what_a_volume_has_that_joins_later_only_what_is_whole_elsewhere_is_r
         assert!(left.is_none());
         removed_bytes += bytes;
     }
-    let is_there = (1..=5).filter(|&block| late.sealed_path(BlockId(block)).exists());
-    assert_eq!(is_there.collect::<Vec<u64>>(), [2, 3, 4, 5]);
+    let is_there = (1..=6).filter(|&block| late.sealed_path(BlockId(block)).exists());
+    assert_eq!(is_there.collect::<Vec<u64>>(), [2, 3, 4, 5, 6]);
     // What is left alone is no room for others.
     assert!(removed_bytes > 5_000);
     assert_eq!(late.quota.used_bytes(), used_bytes - removed_bytes);
