@@ -106,7 +106,12 @@ impl Double {
                 chunks,
                 is_found: false,
                 ..
-            } => *chunks >= self.chunks && other.check_usable().is_ok(),
+            } => {
+                *chunks >= self.chunks
+                    // Else it may be the next that goes.
+                    && other.quota.excess_bytes() == 0
+                    && other.check_usable().is_ok()
+            }
             State::Sealed { is_found: true, .. }
             | State::Open(_)
             | State::Condemned { .. }
@@ -138,6 +143,22 @@ impl Drop for InRemoval {
         let mut in_removal = self.volume.doubles.in_removal.lock();
         in_removal.retain(|block| *block != self.block);
     }
+}
+
+/// Leaves all files alone of a block of which a volume has several, as one that is corrupt and one that is sealed: one is
+/// removed with all others there, for the chunks that it has itself.
+pub(super) fn leave_several_alone(doubles: &mut Vec<Double>) {
+    let mut files = FxHashMap::<BlockId, u32>::default();
+    for double in &*doubles {
+        *files.entry(double.block).or_default() += 1;
+    }
+    doubles.retain(|double| {
+        let is_only = files[&double.block] == 1;
+        if !is_only {
+            warn_of(&double.volume, double.block);
+        }
+        is_only
+    });
 }
 
 /// Adds what was found of a block on one of the volumes. Of two files the better one counts. The other one stays: nobody

@@ -5,7 +5,7 @@ use std::sync::atomic::Ordering;
 
 use harvestfs_protocol::ids::ClusterId;
 
-use super::doubles::{Double, leave_alone};
+use super::doubles::{Double, leave_alone, leave_several_alone};
 use super::inventory::{Entry, Inventory, State};
 use super::volume::{Found, FoundState, Volume};
 
@@ -55,6 +55,7 @@ impl Inventory {
             self.files.forget(before.generation);
             leave_alone(self.volume(before.volume), block, before.state);
         }
+        leave_several_alone(&mut doubles);
         doubles
     }
 

@@ -84,6 +84,53 @@ async fn of_what_a_volume_has_that_joins_later_only_what_is_whole_elsewhere_is_r
     }
 }
 
+/// The longer one would go with the shorter one, for which alone there is a better one.
+#[tokio::test]
+async fn of_a_block_of_which_a_volume_has_two_files_none_is_removed() {
+    let dir = tempfile::tempdir().unwrap();
+    let [first, second] = ["a", "b"].map(|name| options(&dir.path().join(name), 1 << 30));
+    let open = |options| open_volume(options, Arc::new(RealDisk), 1).unwrap();
+    let store = store_of(vec![open(&second)]);
+    write_sealed(&store, 1, &data(1, 50_000)).await.unwrap();
+    drop(store);
+    let sealed = second.path.join("sealed/01/0000000000000001");
+    let corrupt = second.path.join("corrupt/0000000000000001");
+    fs::copy(&sealed, &corrupt).unwrap();
+    let file = fs::OpenOptions::new().write(true).open(&corrupt).unwrap();
+    file.set_len(8_192).unwrap();
+    let store = store_of(vec![open(&first)]);
+    write_sealed(&store, 1, b"short").await.unwrap();
+    let (late, found) = open(&second);
+    assert_eq!(found.len(), 2);
+    let used_bytes = late.quota.used_bytes();
+    assert!(store.join(&late, found).is_empty());
+    assert!(sealed.exists() && corrupt.exists());
+    // Both are there.
+    assert_eq!(late.quota.used_bytes(), used_bytes);
+}
+
+/// What is above its quota is given up before long.
+#[tokio::test]
+async fn nothing_is_removed_for_what_is_on_a_volume_that_is_above_its_quota() {
+    let dir = tempfile::tempdir().unwrap();
+    let [first, second] = ["a", "b"].map(|name| options(&dir.path().join(name), 1 << 30));
+    let open = |options| open_volume(options, Arc::new(RealDisk), 1).unwrap();
+    let store = store_of(vec![open(&second)]);
+    write_sealed(&store, 1, &data(1, 5_000)).await.unwrap();
+    drop(store);
+    let store = store_of(vec![open(&first)]);
+    write_sealed(&store, 1, &data(1, 5_000)).await.unwrap();
+    let (late, found) = open(&second);
+    let doubles = store.join(&late, found);
+    assert_eq!(doubles.len(), 1);
+    store.volumes()[0].quota.set_limit(0);
+    for double in doubles {
+        let (bytes, left) = double.remove_piece().await.unwrap();
+        assert!(bytes == 0 && left.is_none());
+    }
+    assert!(late.sealed_path(BlockId(1)).exists());
+}
+
 /// Else it would not be seen before the next start, and it may be the last one of the block.
 #[tokio::test]
 async fn what_is_lost_or_corrupt_gives_way_to_what_a_volume_has_that_joins_later() {
