@@ -12,9 +12,9 @@ use tokio::sync::oneshot;
 
 use crate::driver::budget::Budget;
 use crate::driver::node::Node;
-use crate::store::{Double, Found, Progress, Volume, VolumeError, VolumeOptions};
+use crate::store::{Double, Found, PieceRemoved, Progress, Volume, VolumeError, VolumeOptions};
 
-/// How long nothing more is removed of a volume whose disk does not answer.
+/// How long nothing more is removed while a disk does not answer.
 const SILENCE_PAUSE: Duration = Duration::from_secs(30);
 
 /// What is open, with what was found on it.
@@ -154,9 +154,17 @@ async fn remove(volume: &Volume, doubles: Vec<Double>, budget: &Budget) {
                 tokio::time::sleep(SILENCE_PAUSE).await;
             }
             left = match double.remove_piece().await {
-                Ok((bytes, rest)) => {
+                Ok(PieceRemoved::Last(bytes)) => {
                     budget.spend(bytes).await;
-                    rest
+                    None
+                }
+                Ok(PieceRemoved::Some(bytes, rest)) => {
+                    budget.spend(bytes).await;
+                    Some(rest)
+                }
+                Ok(PieceRemoved::Silent(rest)) => {
+                    tokio::time::sleep(SILENCE_PAUSE).await;
+                    Some(rest)
                 }
                 Err(error) => {
                     tracing::warn!(%error, "a file that is not needed is left alone");

@@ -34,6 +34,23 @@ pub struct Double {
     charge: Option<Charge>,
 }
 
+/// What came of removing a piece of a file.
+pub enum PieceRemoved {
+    /// It was the last one, of so many bytes; or the file is left alone, and it was none.
+    Last(u64),
+    /// So many bytes are removed, and this is left.
+    Some(u64, Double),
+    /// None is yet: the disk of the one that counts does not answer.
+    Silent(Double),
+}
+
+/// Whether a piece may be removed.
+enum Begun {
+    Removal(InRemoval),
+    Silent,
+    LeftAlone,
+}
+
 /// As long as it lives, no replica of the block is created on the volume, whose file would be taken for the one that is to
 /// be removed.
 struct InRemoval {
@@ -66,20 +83,23 @@ impl Double {
         }
     }
 
-    /// Removes a piece of the file, as long as the one that counts is whole. Returns its bytes, and what is left to be
-    /// removed, if anything.
+    /// Removes a piece of the file, as long as the one that counts is whole.
     ///
     /// # Errors
     /// What the disk says: the rest is left alone.
-    pub async fn remove_piece(self) -> Result<(u64, Option<Self>), StoreError> {
+    pub async fn remove_piece(self) -> Result<PieceRemoved, StoreError> {
         let volume = self.volume.clone();
         volume.run(move || self.remove_piece_now()).await
     }
 
-    fn remove_piece_now(mut self) -> Result<(u64, Option<Self>), StoreError> {
-        let Some(_in_removal) = self.begin() else {
-            warn_of(&self.volume, self.block);
-            return Ok((0, None));
+    fn remove_piece_now(mut self) -> Result<PieceRemoved, StoreError> {
+        let _in_removal = match self.begin() {
+            Begun::Removal(in_removal) => in_removal,
+            Begun::Silent => return Ok(PieceRemoved::Silent(self)),
+            Begun::LeftAlone => {
+                warn_of(&self.volume, self.block);
+                return Ok(PieceRemoved::Last(0));
+            }
         };
         let charge = self.charge.as_mut().expect(HAS_CHARGE);
         let bytes = charge.bytes();
@@ -87,43 +107,48 @@ impl Double {
             let cut_bytes = cut(&self.volume, self.block)?;
             charge.shrink_to(bytes - cut_bytes);
             if cut_bytes > 0 {
-                return Ok((cut_bytes, Some(self)));
+                return Ok(PieceRemoved::Some(cut_bytes, self));
             }
         }
         remove_files(&self.volume, self.block)?;
         drop(self.charge.take());
-        Ok((bytes, None))
+        Ok(PieceRemoved::Last(bytes))
     }
 
-    /// `None` if the file that counts is not on another volume any more, or may be worth less than this one. So may one
-    /// that was found sealed, as this one: nobody has read it, and this may be the last good one of the block.
-    fn begin(&self) -> Option<InRemoval> {
+    /// It is left alone if the file that counts is not on another volume any more, or may be worth less than this one. So
+    /// may one that was found sealed, as this one: nobody has read it, and this may be the last good one of the block.
+    fn begin(&self) -> Begun {
         let replicas = self.inventory.lock();
-        let entry = replicas.get(&self.block)?;
+        let Some(entry) = replicas.get(&self.block) else {
+            return Begun::LeftAlone;
+        };
         let other = self.inventory.volume(entry.volume);
         let is_whole = match &entry.state {
             State::Sealed {
                 chunks,
                 is_found: false,
                 ..
-            } => {
-                *chunks >= self.chunks
-                    // Else it may be the next that goes.
-                    && other.quota.excess_bytes() == 0
-                    && other.check_usable().is_ok()
-            }
+            } => *chunks >= self.chunks,
             State::Sealed { is_found: true, .. }
             | State::Open(_)
             | State::Condemned { .. }
             | State::Corrupt { .. }
             | State::Deleting => false,
         };
-        if !is_whole || Arc::ptr_eq(other, &self.volume) {
-            return None;
+        // What is above its quota may be the next that goes.
+        let stays = is_whole && other.quota.excess_bytes() == 0;
+        if !stays || Arc::ptr_eq(other, &self.volume) {
+            return Begun::LeftAlone;
+        }
+        match other.check_usable() {
+            Ok(()) => {}
+            // It is there once its disk answers again, and most of them do.
+            Err(StoreError::Silent { .. }) => return Begun::Silent,
+            Err(_) => return Begun::LeftAlone,
         }
         // Before the map is unlocked: a replica is created with an entry there.
         self.volume.doubles.in_removal.lock().push(self.block);
-        Some(InRemoval {
+        Begun::Removal(InRemoval {
             volume: self.volume.clone(),
             block: self.block,
         })

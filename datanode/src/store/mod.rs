@@ -39,7 +39,7 @@ pub use clock::now;
 #[cfg(test)]
 pub use disk::DiskFile;
 pub use disk::{Disk, RealDisk};
-pub use doubles::Double;
+pub use doubles::{Double, PieceRemoved};
 pub use error::{StoreError, VolumeError};
 pub use lending::Lent;
 pub use open_replica::Origin;

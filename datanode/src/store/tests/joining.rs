@@ -1,6 +1,7 @@
 //! Volumes that join the others later.
 
 use std::fs;
+use std::time::Duration;
 
 use super::*;
 
@@ -68,8 +69,9 @@ async fn of_what_a_volume_has_that_joins_later_only_what_is_whole_elsewhere_is_r
     store.delete(BlockId(4)).await.unwrap();
     let mut removed_bytes = 0;
     for double in doubles {
-        let (bytes, left) = double.remove_piece().await.unwrap();
-        assert!(left.is_none());
+        let PieceRemoved::Last(bytes) = double.remove_piece().await.unwrap() else {
+            panic!("it is small, and all disks answer");
+        };
         removed_bytes += bytes;
     }
     let is_there = (1..=6).filter(|&block| late.sealed_path(BlockId(block)).exists());
@@ -109,6 +111,48 @@ async fn of_a_block_of_which_a_volume_has_two_files_none_is_removed() {
     assert_eq!(late.quota.used_bytes(), used_bytes);
 }
 
+/// Else all that is left would be left alone for good, for a silence that is over soon.
+#[tokio::test]
+async fn what_is_on_a_disk_that_does_not_answer_is_waited_for() {
+    let dir = tempfile::tempdir().unwrap();
+    let [first, second] = ["a", "b"].map(|name| options(&dir.path().join(name), 1 << 30));
+    let open = |options| open_volume(options, Arc::new(RealDisk), 1).unwrap();
+    let store = store_of(vec![open(&second)]);
+    write_sealed(&store, 1, &data(1, 5_000)).await.unwrap();
+    drop(store);
+    let store = store_of(vec![open(&first)]);
+    write_sealed(&store, 1, &data(1, 5_000)).await.unwrap();
+    let (late, found) = open(&second);
+    let mut doubles = store.join(&late, found);
+    let double = doubles.pop().unwrap();
+    let counting = store.volumes()[0].clone();
+    let (begun, has_begun) = tokio::sync::oneshot::channel();
+    let (answer, answered) = std::sync::mpsc::channel::<()>();
+    let waiting = counting.clone();
+    let job = tokio::spawn(async move {
+        let job = move || {
+            begun.send(()).unwrap();
+            answered.recv().unwrap();
+            Ok(())
+        };
+        waiting.run(job).await
+    });
+    has_begun.await.unwrap();
+    // In real time: the thread of the other disk looks at the clock.
+    while !counting.is_silent() {
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+    let PieceRemoved::Silent(double) = double.remove_piece().await.unwrap() else {
+        panic!("the disk does not answer");
+    };
+    assert!(late.sealed_path(BlockId(1)).exists());
+    answer.send(()).unwrap();
+    job.await.unwrap().unwrap();
+    let removed = double.remove_piece().await.unwrap();
+    assert!(matches!(removed, PieceRemoved::Last(1..)));
+    assert!(!late.sealed_path(BlockId(1)).exists());
+}
+
 /// What is above its quota is given up before long.
 #[tokio::test]
 async fn nothing_is_removed_for_what_is_on_a_volume_that_is_above_its_quota() {
@@ -125,8 +169,8 @@ async fn nothing_is_removed_for_what_is_on_a_volume_that_is_above_its_quota() {
     assert_eq!(doubles.len(), 1);
     store.volumes()[0].quota.set_limit(0);
     for double in doubles {
-        let (bytes, left) = double.remove_piece().await.unwrap();
-        assert!(bytes == 0 && left.is_none());
+        let removed = double.remove_piece().await.unwrap();
+        assert!(matches!(removed, PieceRemoved::Last(0)));
     }
     assert!(late.sealed_path(BlockId(1)).exists());
 }
