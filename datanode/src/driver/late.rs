@@ -14,8 +14,8 @@ use crate::driver::budget::Budget;
 use crate::driver::node::Node;
 use crate::store::{Double, Found, PieceRemoved, Progress, Volume, VolumeError, VolumeOptions};
 
-/// How long nothing more is removed while a disk does not answer.
-const SILENCE_PAUSE: Duration = Duration::from_secs(30);
+/// How long nothing more is removed, or verified, while a disk does not answer.
+pub const SILENCE_PAUSE: Duration = Duration::from_secs(30);
 
 /// What is open, with what was found on it.
 pub type OpenVolume = (Arc<Volume>, Vec<Found>);

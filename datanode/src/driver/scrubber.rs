@@ -9,9 +9,10 @@ use harvestfs_protocol::limits::CHUNK_BYTES;
 use harvestfs_protocol::machine;
 
 use crate::driver::budget::Budget;
+use crate::driver::late::SILENCE_PAUSE;
 use crate::driver::node::Node;
 use crate::engine::scrub::Rounds;
-use crate::store::{ChunkRange, StoreError, now};
+use crate::store::{ChunkRange, StoreError, Volume, now};
 
 /// What is read at a time.
 const PIECE_BYTES: usize = 256 * 1024;
@@ -41,13 +42,9 @@ impl Scrubber {
             let mut rounds = Rounds::new(interval, machine::random());
             loop {
                 rounds.begin(now());
-                for storage in self.node.store.healthy_storages() {
-                    for block in rounds.order(self.node.store.sealed_of(storage)) {
-                        if !self.verify(block, budget).await {
-                            // Each of the others would be waited for as well.
-                            break;
-                        }
-                    }
+                for volume in self.node.store.volumes() {
+                    let sealed = self.node.store.sealed_of(volume.storage());
+                    self.verify_all(&volume, rounds.order(sealed), budget).await;
                 }
                 tokio::time::sleep_until(rounds.end(now()).into()).await;
             }
@@ -70,7 +67,25 @@ impl Scrubber {
         }
     }
 
-    /// Returns whether its volume can be asked for more.
+    /// Verifies replicas of a volume until it is down.
+    async fn verify_all(&self, volume: &Volume, blocks: Vec<BlockId>, budget: &Budget) {
+        for block in blocks {
+            if !volume.health.is_good() {
+                return;
+            }
+            if self.verify(block, budget).await {
+                continue;
+            }
+            // Each round begins with the same ones: were the others left out, nobody would ever read them.
+            while volume.health.is_good() && volume.is_silent() {
+                tokio::time::sleep(SILENCE_PAUSE).await;
+            }
+            // Not again and again: it may be this file alone for which the disk does not answer.
+            self.verify(block, budget).await;
+        }
+    }
+
+    /// Returns whether its volume could be asked for it.
     async fn verify(&self, block: BlockId, budget: &Budget) -> bool {
         match self.read(block, budget).await {
             Ok(()) | Err(StoreError::NoSuchReplica) => true,
