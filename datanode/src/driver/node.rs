@@ -179,6 +179,7 @@ impl Node {
             self.obedience.found(obeyed);
         }
         let doubles = self.store.join(volume, found);
+        self.obedience.has_joined();
         self.late.has_joined();
         Some(doubles)
     }

@@ -3,6 +3,7 @@
 use std::net::SocketAddr;
 use std::time::Duration;
 
+use harvestfs_protocol::ids::StorageId;
 use harvestfs_protocol::timeline::{Authority, Epoch, Position};
 use parking_lot::{Mutex, MutexGuard};
 use tokio::sync::{Mutex as AsyncMutex, Notify};
@@ -19,8 +20,8 @@ const WRITE_INTERVAL: Duration = Duration::from_secs(5);
 /// What was obeyed, in memory and on the disks.
 pub struct Obedience {
     state: Mutex<engine::link::obedience::Obedience>,
-    /// Held while it is written.
-    writing: AsyncMutex<()>,
+    /// Held while it is written. The volumes that have what was written last.
+    have_it: AsyncMutex<Vec<StorageId>>,
     begun: Notify,
 }
 
@@ -30,7 +31,7 @@ impl Obedience {
         let state = engine::link::obedience::Obedience::new(obeyed, links_max);
         Self {
             state: Mutex::new(state),
-            writing: AsyncMutex::new(()),
+            have_it: AsyncMutex::default(),
             begun: Notify::new(),
         }
     }
@@ -93,21 +94,53 @@ impl Obedience {
     /// # Errors
     /// What the last disk says, when no disk has it.
     pub async fn write(&self, store: &BlockStore) -> Result<(), StoreError> {
-        let _alone = self.writing.lock().await;
+        let mut have_it = self.have_it.lock().await;
         let to_write = self.state.lock().to_write();
         if let Some(position) = to_write {
-            store.write_obeyed(position).await?;
-            self.state.lock().wrote(position);
+            self.write_now(position, store, &mut have_it).await?;
         }
         Ok(())
     }
 
-    /// Writes it whenever it has changed, a new epoch at once.
+    /// As [`Obedience::write`], also if a disk can be used that lacks it: one that has it may fail.
+    async fn spread(&self, store: &BlockStore) -> Result<(), StoreError> {
+        let mut have_it = self.have_it.lock().await;
+        let volumes = store.volumes();
+        let mut usable = volumes.iter().filter(|it| it.check_usable().is_ok());
+        let is_lacking = usable.any(|it| !have_it.contains(&it.storage()));
+        let to_write = {
+            let state = self.state.lock();
+            let to_spread = state.to_spread().filter(|_| is_lacking);
+            state.to_write().or(to_spread)
+        };
+        if let Some(position) = to_write {
+            self.write_now(position, store, &mut have_it).await?;
+        }
+        Ok(())
+    }
+
+    async fn write_now(
+        &self,
+        position: Position,
+        store: &BlockStore,
+        have_it: &mut Vec<StorageId>,
+    ) -> Result<(), StoreError> {
+        *have_it = store.write_obeyed(position).await?;
+        self.state.lock().wrote(position);
+        Ok(())
+    }
+
+    /// Another volume has joined, which may lack what the others have.
+    pub fn has_joined(&self) {
+        self.begun.notify_one();
+    }
+
+    /// Writes it whenever it has changed, or a disk lacks it; a new epoch at once.
     pub async fn keep_written(&self, store: &BlockStore) {
         loop {
             // Whichever comes first.
             let _ = tokio::time::timeout(WRITE_INTERVAL, self.begun.notified()).await;
-            if let Err(error) = self.write(store).await {
+            if let Err(error) = self.spread(store).await {
                 tracing::warn!(%error, "the namenode that was obeyed is not written down");
                 tokio::time::sleep(WRITE_INTERVAL).await;
             }

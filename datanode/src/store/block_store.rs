@@ -12,7 +12,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use futures::StreamExt;
-use futures::future::{join_all, ready};
+use futures::future::join_all;
 use futures::stream::FuturesUnordered;
 use harvestfs_protocol::ids::{BlockId, ClusterId, StorageId};
 use harvestfs_protocol::node::ReplicaReport;
@@ -193,29 +193,40 @@ impl BlockStore {
     }
 
     /// Writes down how far the namenode was that is obeyed, on all volumes that answer soon: deletions on each of them wait
-    /// for it, and one that has it is enough.
+    /// for it, and one that has it is enough. Returns which ones have it.
     ///
     /// # Errors
     /// What the last volume says, when none has it.
-    pub async fn write_obeyed(&self, position: Position) -> Result<(), StoreError> {
+    pub async fn write_obeyed(&self, position: Position) -> Result<Vec<StorageId>, StoreError> {
         let (usable, others): (Vec<_>, Vec<_>) = self
             .volumes()
             .into_iter()
             .partition(|it| it.check_usable().is_ok());
         let asked = if usable.is_empty() { others } else { usable };
-        let writes = asked.iter().map(|it| it.write_obeyed(position));
+        let writes = asked.iter().map(|it| async move {
+            it.write_obeyed(position).await?;
+            Ok::<_, StoreError>(it.storage())
+        });
         let mut writes: FuturesUnordered<_> = writes.collect();
-        let mut result = Ok(());
+        let mut have_it = Vec::new();
         while let Some(written) = writes.next().await {
-            result = written;
-            if result.is_ok() {
-                // Where it has not begun by then, it is left to what is obeyed next.
-                let others = writes.for_each(|_| ready(()));
-                let _ = tokio::time::timeout(OTHERS_WAIT, others).await;
-                break;
+            match written {
+                Ok(storage) => {
+                    have_it.push(storage);
+                    break;
+                }
+                Err(error) if writes.is_empty() => return Err(error),
+                Err(_) => {}
             }
         }
-        result
+        // Where it has not begun by then, it is left to the next time.
+        let others = async {
+            while let Some(written) = writes.next().await {
+                have_it.extend(written.ok());
+            }
+        };
+        let _ = tokio::time::timeout(OTHERS_WAIT, others).await;
+        Ok(have_it)
     }
 
     /// All replicas of a volume, in no order.

@@ -52,6 +52,10 @@ async fn a_volume_that_takes_long_to_open_joins_the_others_which_serve_meanwhile
     }
     let disk = FaultyDisk::new();
     disk.hang_on(Fault::Size, &cluster.volume(0));
+    let obeyed = [&options.volumes[0], &options.volumes[1]].map(|it| it.path.join("OBEYED"));
+    if obeyed[0].exists() {
+        fs::remove_file(&obeyed[0]).unwrap();
+    }
     cluster.namenode.lock().full_reports.clear();
     let datanode = Datanode::start_on(options, disk.clone(), None);
     let datanode = datanode.await.unwrap();
@@ -85,6 +89,11 @@ async fn a_volume_that_takes_long_to_open_joins_the_others_which_serve_meanwhile
         assert_eq!(namenode.lock().replicas[&node][&BlockId(block)].0, storage);
         let read = cluster.read(0, block, (0, 5000)).await.unwrap();
         assert_eq!(read, data(block, 5000));
+    }
+    // It is told of the namenode that is obeyed, though that has said nothing new.
+    let [of_late, of_other] = &obeyed;
+    while !of_late.exists() || !of_other.exists() {
+        tokio::time::sleep(Duration::from_millis(5)).await;
     }
     namenode
         .wait_for(|state| {

@@ -41,6 +41,8 @@ impl Refusal {
 pub struct Obedience {
     obeyed: Option<Position>,
     written: Option<Position>,
+    /// Whether it is what a namenode said since the start, and not only a disk, which may be of another cluster.
+    is_heard: bool,
     /// By link: whether the namenode is in recovery, or stands by.
     recovering: Vec<bool>,
 }
@@ -69,6 +71,7 @@ impl Obedience {
         Self {
             obeyed,
             written: obeyed,
+            is_heard: false,
             recovering: vec![false; links_max],
         }
     }
@@ -111,6 +114,7 @@ impl Obedience {
                 self.obeyed
             );
             self.obeyed = Some(obeyed);
+            self.is_heard = true;
         }
         Judgement { result, is_news }
     }
@@ -142,6 +146,11 @@ impl Obedience {
     /// What has to be written down, if the disks do not have it.
     pub fn to_write(&self) -> Option<Position> {
         self.obeyed.filter(|_| self.obeyed != self.written)
+    }
+
+    /// What is to be on all disks, also if it is on one of them already.
+    pub fn to_spread(&self) -> Option<Position> {
+        self.obeyed.filter(|_| self.is_heard)
     }
 
     /// A disk has this now.
@@ -206,6 +215,18 @@ mod tests {
         assert!(again.judge(ONE, &at(5, 1, 15)).result.is_ok());
         assert_eq!(again.obeyed(), Some(at(5, 1, 20).position));
         assert_eq!(again.to_write(), None);
+    }
+
+    /// At the start, nobody knows yet which disks are of another cluster.
+    #[test]
+    fn what_only_a_disk_says_is_not_put_on_others() {
+        let position = at(5, 1, 20).position;
+        let mut obedience = Obedience::new(Some(position), 1);
+        assert!(obedience.judge(ONE, &at(4, 1, 99)).result.is_err());
+        assert_eq!(obedience.to_spread(), None);
+        assert!(obedience.judge(ONE, &at(5, 1, 15)).result.is_ok());
+        assert_eq!(obedience.to_write(), None);
+        assert_eq!(obedience.to_spread(), Some(position));
     }
 
     /// The other volumes may have been without what it says.

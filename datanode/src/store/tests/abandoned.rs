@@ -412,7 +412,8 @@ async fn what_is_obeyed_is_written_down_while_another_disk_does_not_answer() {
             tokio::time::resume();
         }
         assert_eq!(hanging.is_silent(), is_silent);
-        store.write_obeyed(OBEYED).await.unwrap();
+        let have_it = store.write_obeyed(OBEYED).await.unwrap();
+        assert_eq!(have_it, [store.volumes()[1].storage()]);
         // It would have failed by the time that a silent disk is waited for.
         assert!(!job.is_finished());
         let has_it = paths.map(|path| path.join("OBEYED").exists());
