@@ -1,9 +1,9 @@
-//! Looks whether volumes are still where they were.
+//! Looks whether volumes are still where they were, and part of the cluster.
 
 use std::sync::Arc;
 use std::time::Duration;
 
-use futures::future::join_all;
+use futures::future::{join, join_all};
 
 use crate::driver::node::Node;
 
@@ -16,7 +16,9 @@ pub async fn run(node: Arc<Node>) {
         loop {
             tokio::time::sleep(INTERVAL).await;
             // At once: a disk that does not answer keeps no other one waiting for longer than this round.
-            join_all(node.store.volumes().iter().map(|it| it.check_place())).await;
+            let volumes = node.store.volumes();
+            let looks = join_all(volumes.iter().map(|it| it.check_place()));
+            join(looks, node.claim_rest()).await;
         }
     };
     tokio::select! {

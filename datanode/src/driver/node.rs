@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
+use futures::future::join_all;
 use harvestfs_protocol::codec::StreamKind;
 use harvestfs_protocol::error::DataError;
 use harvestfs_protocol::identity::{Peer, Role};
@@ -65,8 +66,8 @@ pub struct Node {
     pub active_streams: AtomicU32,
     /// What is measured.
     pub metrics: Metrics,
-    /// Held while the volumes become part of a cluster: two namenodes may say of which one at once.
-    claiming: AsyncMutex<()>,
+    /// Held while the volumes become part of a cluster: two namenodes may say of which one at once. What was said last.
+    claiming: AsyncMutex<Option<ClusterId>>,
     tokens: RwLock<Tokens>,
     standing: Mutex<Standing>,
     /// `None` before the first one.
@@ -85,7 +86,7 @@ impl Node {
         links_max: usize,
     ) -> Arc<Self> {
         Arc::new(Self {
-            claiming: AsyncMutex::new(()),
+            claiming: AsyncMutex::default(),
             tokens: RwLock::new(Tokens::new(links_max)),
             standing: Mutex::new(Standing::new(links_max)),
             obedience: Obedience::new(store.obeyed_at_start(), links_max),
@@ -139,8 +140,22 @@ impl Node {
 
     /// Makes the volumes part of a cluster. Those of another cluster go down.
     pub async fn claim(&self, cluster: ClusterId) {
-        let _alone = self.claiming.lock().await;
+        let mut claimed = self.claiming.lock().await;
+        *claimed = Some(cluster);
         self.store.claim(cluster).await;
+    }
+
+    /// Volumes whose disks did not answer at the registration become part of the cluster once they do.
+    pub async fn claim_rest(&self) {
+        // Not for as long as it takes: registrations wait for the lock, and a disk may be slow again.
+        let claimed = *self.claiming.lock().await;
+        let Some(cluster) = claimed else {
+            return;
+        };
+        let volumes = self.store.volumes();
+        let is_left = |it: &&Arc<Volume>| it.cluster().is_none() && it.check_usable().is_ok();
+        let rest: Vec<_> = volumes.iter().filter(is_left).collect();
+        join_all(rest.iter().map(|it| it.join_cluster(cluster))).await;
     }
 
     /// A volume joins the others that was opened after them, with what was found on it. Returns its files that do not

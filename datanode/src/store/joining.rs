@@ -94,7 +94,8 @@ impl Volume {
             Ok(())
         };
         let done = match self.check_usable() {
-            Ok(()) => self.run(claim).await,
+            // Two that replace the file at once would be in each other's way, and take the volume down.
+            Ok(()) => self.run_in_turn(claim).await,
             Err(error) => Err(error),
         };
         if let Err(error) = done {
