@@ -31,10 +31,30 @@ pub(crate) struct Delegations {
 #[derive(Debug)]
 struct Delegation {
     holder: SessionId,
-    /// When it was recalled first.
-    recalled_ms: Option<u64>,
+    recall: Recall,
     /// The holder was asked since it declared the file last.
     is_asked: bool,
+}
+
+/// How far others have waited for the holder.
+#[derive(Clone, Copy, Debug, Default)]
+struct Recall {
+    since_ms: Option<u64>,
+    /// The holder came back since it was recalled first, and has had its time anew for that.
+    is_renewed: bool,
+}
+
+impl Recall {
+    /// The holder came back. The first time, it may not have been reached before.
+    fn declared(self) -> Self {
+        match self.since_ms {
+            Some(_) if !self.is_renewed => Self {
+                since_ms: None,
+                is_renewed: true,
+            },
+            _ => self,
+        }
+    }
 }
 
 /// A session that a question about a file has to wait for.
@@ -63,11 +83,11 @@ impl Delegations {
     /// Gives a session the delegation of a file, unless it takes none or has too many, or another
     /// has it.
     pub(crate) fn give(&mut self, session: SessionId, ino: InodeId) -> bool {
-        !self.by_inode.contains_key(&ino) && self.add(session, ino, None)
+        !self.by_inode.contains_key(&ino) && self.add(session, ino, Recall::default())
     }
 
     /// The same beside others that have it.
-    fn add(&mut self, session: SessionId, ino: InodeId, recalled_ms: Option<u64>) -> bool {
+    fn add(&mut self, session: SessionId, ino: InodeId, recall: Recall) -> bool {
         let Some(files) = self.by_session.get_mut(&session) else {
             return false;
         };
@@ -76,7 +96,7 @@ impl Delegations {
         }
         let delegation = Delegation {
             holder: session,
-            recalled_ms,
+            recall,
             is_asked: false,
         };
         self.by_inode.entry(ino).or_default().push(delegation);
@@ -110,22 +130,23 @@ impl Delegations {
     }
 
     /// The session takes delegations; the ones that it declares are all that it has. A session that
-    /// came back gets pending recalls again: the notice may have been lost with its connection. It has no more time for
-    /// that, or others would wait for ever for one that comes back again and again.
+    /// came back gets pending recalls again: the notice may have been lost with its connection. It has more time for that
+    /// only once, or others would wait for ever for one that comes back again and again.
     pub(crate) fn declared(&mut self, session: SessionId, inodes: &[InodeId]) {
-        let before = inodes.iter().map(|&ino| self.recalled_ms(session, ino));
-        let before: Vec<Option<u64>> = before.collect();
+        let before = inodes.iter().map(|&ino| self.recall_of(session, ino));
+        let before: Vec<Recall> = before.collect();
         self.ended(session);
         self.by_session.insert(session, BTreeSet::new());
-        for (&ino, recalled_ms) in inodes.iter().zip(before) {
-            self.add(session, ino, recalled_ms);
+        for (&ino, recall) in inodes.iter().zip(before) {
+            self.add(session, ino, recall.declared());
         }
     }
 
-    /// When the file was recalled from the session, if it has it.
-    fn recalled_ms(&self, session: SessionId, ino: InodeId) -> Option<u64> {
-        let mut delegations = self.by_inode.get(&ino)?.iter();
-        delegations.find(|it| it.holder == session)?.recalled_ms
+    /// How far others have waited for the session, which may not have the file.
+    fn recall_of(&self, session: SessionId, ino: InodeId) -> Recall {
+        let mut delegations = self.by_inode.get(&ino).into_iter().flatten();
+        let its = delegations.find(|it| it.holder == session);
+        its.map(|it| it.recall).unwrap_or_default()
     }
 
     /// Whether the session has the delegation of a file.
@@ -144,7 +165,8 @@ impl Delegations {
         let delegations = self.by_inode.get(&ino).into_iter().flatten();
         let of_others = delegations.filter(|it| it.holder != asker);
         let in_time = of_others.filter(|it| {
-            it.recalled_ms
+            it.recall
+                .since_ms
                 .is_none_or(|since_ms| now_ms < since_ms + self.patience_ms)
         });
         let standings = in_time.map(|it| match it.is_asked {
@@ -163,7 +185,7 @@ impl Delegations {
     pub(crate) fn recalled(&mut self, now_ms: u64, holder: SessionId, ino: InodeId) {
         let delegations = self.by_inode.get_mut(&ino).into_iter().flatten();
         for delegation in delegations.filter(|it| it.holder == holder) {
-            delegation.recalled_ms.get_or_insert(now_ms);
+            delegation.recall.since_ms.get_or_insert(now_ms);
             delegation.is_asked = true;
         }
     }
@@ -232,20 +254,21 @@ mod tests {
     }
 
     #[test]
-    fn a_session_that_comes_back_again_and_again_has_no_more_time_for_that() {
+    fn a_session_that_comes_back_again_and_again_has_its_time_anew_once() {
         let mut delegations = with_one_file();
-        for now_ms in [5, 400, 1_004] {
+        delegations.recalled(5, A, FILE);
+        for now_ms in [900, 1_300, 1_899] {
             delegations.declared(A, &[FILE]);
             assert_eq!(standing(&delegations, now_ms, B), [Standing::Recall(A)]);
             delegations.recalled(now_ms, A, FILE);
             assert_eq!(standing(&delegations, now_ms, B), [Standing::Recalled(A)]);
         }
-        assert_eq!(standing(&delegations, 1_005, B), []);
+        assert_eq!(standing(&delegations, 1_900, B), []);
         delegations.declared(A, &[FILE]);
-        assert_eq!(standing(&delegations, 1_005, B), []);
+        assert_eq!(standing(&delegations, 1_900, B), []);
         // Another one is asked for.
         assert!(delegations.returned(A, FILE) && delegations.give(A, FILE));
-        assert_eq!(standing(&delegations, 1_005, B), [Standing::Recall(A)]);
+        assert_eq!(standing(&delegations, 1_900, B), [Standing::Recall(A)]);
     }
 
     #[test]
