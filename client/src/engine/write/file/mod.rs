@@ -61,7 +61,7 @@ pub(crate) struct DirtyFile {
     holds_owed: u32,
     /// Its last name was removed here.
     is_nameless: bool,
-    /// Failures since the last handle was closed.
+    /// Failures since the last handle was closed, or a commit was done.
     failures_unseen: u32,
     /// Something failed, and no flush was wanted since: data stays in memory until one is.
     paused: bool,
@@ -379,6 +379,7 @@ impl DirtyFile {
         let committed = self.lane(order).data.commit_done();
         self.rewrites = 0;
         self.refusals = 0;
+        self.failures_unseen = 0;
         if self.held_bytes() == 0 {
             self.emptied();
         }
@@ -460,12 +461,22 @@ impl DirtyFile {
         self.written.wanted = None;
         self.appended.wanted = None;
         self.dirty_since.get_or_insert(now);
-        if self.handles == 0 {
-            self.failures_unseen += 1;
-            if self.is_nameless || self.failures_unseen >= FAILURES_UNSEEN_MAX {
-                tracing::error!(%error, "data of a closed file is given up");
-                self.give_up_all(error);
-            }
+        // A namenode in recovery says so at once, until an operator has decided.
+        let counts = !matches!(error, ClientError::Fs(FsError::Recovery(_)));
+        self.failures_unseen += u32::from(self.handles == 0 && counts);
+        // What a commit has that is on its way may be in the file yet: it is given up only when that is asked whether it is
+        // still wanted.
+        if self.is_nameless || !self.appended.data.is_committing() {
+            self.give_up_unseen(error);
+        }
+    }
+
+    /// Gives up the data of a closed file, if it has failed too often or nobody can find it.
+    fn give_up_unseen(&mut self, error: &ClientError) {
+        let is_hopeless = self.is_nameless || self.failures_unseen >= FAILURES_UNSEEN_MAX;
+        if self.handles == 0 && is_hopeless {
+            tracing::error!(%error, "data of a closed file is given up");
+            self.give_up_all(error);
         }
     }
 

@@ -36,6 +36,10 @@ impl DirtyFile {
         if self.is_wanted() {
             self.failed(error, now);
         }
+        if self.awaits(commit) {
+            // Also if something else has failed too often meanwhile.
+            self.give_up_unseen(error);
+        }
         self.awaits(commit)
     }
 
@@ -179,6 +183,44 @@ mod tests {
         assert_eq!((file.losses().0, file.held_bytes()), (0, 10));
         let now = some_time();
         assert!(file.is_dirty_for(Duration::ZERO, now), "nobody will try");
+    }
+
+    /// It would be executed after its program was told that it is lost.
+    #[test]
+    fn what_a_commit_has_is_given_up_only_when_that_can_leave_it_out() {
+        let mut file = opened();
+        append(&mut file, 10);
+        file.begin_flush(false, RequestId::NONE);
+        let commit = send(&mut file).expect("it is written");
+        append(&mut file, 20);
+        assert!(file.handle_closed());
+        for _ in 0..FAILURES_UNSEEN_MAX {
+            file.want_all(RequestId::NONE);
+            let sends = file.advance(false, RequestId::NONE).sends;
+            let pieces: Vec<_> = sends
+                .iter()
+                .flat_map(|send| send.pieces.iter().map(|piece| (send.order, piece.id)))
+                .collect();
+            file.pieces_failed(&pieces, &away(), some_time());
+        }
+        assert!(file.awaits(&commit));
+        assert_eq!((file.losses().0, file.held_bytes()), (0, 30));
+        assert!(!file.commit_unanswered(&commit, &away(), some_time()));
+        assert_eq!((file.losses().0 > 0, file.held_bytes()), (true, 0));
+    }
+
+    #[test]
+    fn a_closed_file_keeps_what_a_namenode_in_recovery_refuses() {
+        let mut file = opened();
+        append(&mut file, 10);
+        assert!(file.handle_closed());
+        let refused = Unanswered::refused(FsError::Recovery("put back".into()));
+        for _ in 0..2 * FAILURES_UNSEEN_MAX {
+            file.want_all(RequestId::NONE);
+            assert!(send(&mut file).is_some());
+            file.commit_failed(Order::Append, &refused, RequestId::NONE, some_time());
+        }
+        assert_eq!((file.losses().0, file.held_bytes()), (0, 10));
     }
 
     #[test]
