@@ -13,7 +13,7 @@ use tokio::time::Instant;
 
 use super::faults::{DEADLINE, read_elsewhere, write_all};
 use super::{APPEND, create, name, pattern, root, unhurried};
-use crate::testing::Cluster;
+use crate::testing::{Cluster, Mood};
 use crate::{Client, ClientError, File, OpenFlags};
 
 const QUOTA: &[u8] = b"user.harvestfs.quota_bytes";
@@ -196,6 +196,42 @@ async fn what_is_appended_after_a_refusal_is_seen_once_there_is_room() {
     let found = client.lookup(&me, full, &name("f")).await.unwrap();
     assert_eq!(found.size_bytes, 16);
     assert_eq!(&file.read(0, 100).await.unwrap()[..], b"refusedtoostored");
+}
+
+/// Where what nobody has refused cannot be tried, that is its writer's trouble.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_file_is_seen_linked_and_changed_though_appends_after_a_refusal_cannot_be_tried() {
+    let cluster = Cluster::start(3, 3).await;
+    let client = Client::connect(unhurried(cluster.options("a")))
+        .await
+        .unwrap();
+    let (full, _file) = create_without_room(&client).await;
+    let me = root();
+    let mut logs = Vec::new();
+    for text in ["seen", "linked", "changed"] {
+        let text = name(text);
+        let created = client.create_file(&me, full, &text, 0o644, APPEND);
+        let (_, log) = created.await.unwrap();
+        log.append(Bytes::from_static(b"refused")).await.unwrap();
+        assert_eq!(log.sync().await, quota_exceeded());
+        log.append(Bytes::from_static(b"more")).await.unwrap();
+        logs.push(log);
+    }
+    limit(&client, full, b"99999999").await;
+    for datanode in &cluster.datanodes {
+        datanode.set_mood(Mood::Busy);
+    }
+    let [seen, linked, changed] = [0, 1, 2].map(|index: usize| logs[index].ino());
+    assert_eq!(client.getattr(&me, seen).await.unwrap().nlink, 1);
+    let link = client.link(&me, linked, full, &name("link")).await;
+    assert_eq!(link.unwrap().nlink, 2);
+    let mode = AttrChanges {
+        mode: Some(0o600),
+        ..AttrChanges::default()
+    };
+    let changed = client.setattr(&me, changed, mode).await;
+    assert_eq!(changed.unwrap().mode, 0o600);
+    assert!(logs[0].sync().await.is_err(), "its writer is not told");
 }
 
 /// As `cp` does on one mount.

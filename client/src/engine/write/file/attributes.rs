@@ -29,6 +29,11 @@ impl Uncommitted {
         !self.appends_in_flight && !self.has_untried_appends
     }
 
+    /// Whether only a try of appends is missing for that.
+    pub(crate) fn lacks_only_a_try(&self) -> bool {
+        !self.appends_in_flight && self.has_untried_appends
+    }
+
     /// The attributes as they will be once everything in memory is part of the file.
     pub(crate) fn apply(&self, attr: &mut Attr) {
         attr.size_bytes = attr.size_bytes.max(self.written_end) + self.appended_bytes;
