@@ -101,9 +101,15 @@ impl Call {
         }
     }
 
-    /// How long it waits for a connection from now on.
+    /// How long it waits from now on for a connection or an answer. While it waits for a busy namenode, that long at least: else
+    /// its last attempts would have hardly any time.
     pub(crate) fn left(&self, now: Instant) -> Duration {
-        self.patience.unreachable.saturating_sub(self.waited(now))
+        let left = self.patience.unreachable.saturating_sub(self.waited(now));
+        let busy_left = self.busy_since.map(|since| {
+            let waited = now.saturating_duration_since(since);
+            self.patience.busy.saturating_sub(waited)
+        });
+        left.max(busy_left.unwrap_or_default())
     }
 
     /// There is a connection, in the session with this generation: how long the attempt may take.
@@ -126,8 +132,7 @@ impl Call {
         failure: Failure,
         now: Instant,
     ) -> Result<Duration, Unanswered> {
-        let waited = self.waited(now);
-        let is_over = waited >= self.patience.unreachable;
+        let is_over = self.left(now).is_zero();
         match failure {
             Failure::Refused(FsError::Busy { retry_after_ms }) => {
                 let pause = Duration::from_millis(retry_after_ms.into());
@@ -143,20 +148,21 @@ impl Call {
             }
             // It may have executed it while it led, and the one that leads now may know of that.
             Failure::Refused(error @ FsError::NotLeader { .. }) => {
-                self.lost(error.to_string(), waited)
+                self.lost(error.to_string(), now)
             }
             Failure::Refused(error) => Err(self.unanswered(error.into())),
             Failure::NotEncodable(text) => {
                 Err(self.unanswered(FsError::InvalidArgument(text).into()))
             }
-            Failure::NoAnswer(reason) => self.lost(reason, waited),
+            Failure::NoAnswer(reason) => self.lost(reason, now),
         }
     }
 
     /// An attempt got no answer.
-    fn lost(&mut self, reason: String, waited: Duration) -> Result<Duration, Unanswered> {
+    fn lost(&mut self, reason: String, now: Instant) -> Result<Duration, Unanswered> {
         self.maybe_executed = true;
-        if waited >= self.patience.unreachable {
+        if self.left(now).is_zero() {
+            let waited = self.waited(now);
             return Err(self.unanswered(ClientError::Unreachable { waited, reason }));
         }
         let pause = self.pause;
@@ -273,6 +279,24 @@ mod tests {
     }
 
     #[test]
+    fn an_attempt_has_what_is_left_of_patience_with_a_busy_namenode() {
+        let (mut call, start) = call(Some(3));
+        let asked = start + PATIENCE.unreachable;
+        assert_eq!(call.attempt(3, asked), Ok(RETRY_PAUSE_MAX));
+        let busy = FsError::Busy {
+            retry_after_ms: 1_000,
+        };
+        assert!(call.failed(Failure::Refused(busy), asked).is_ok());
+        assert_eq!(call.attempt(3, asked), Ok(ATTEMPT_DEADLINE));
+        let left = Duration::from_secs(5);
+        let later = asked + PATIENCE.busy - left;
+        assert_eq!(call.attempt(3, later), Ok(left));
+        let lost = Failure::NoAnswer("lost".into());
+        assert!(call.failed(lost.clone(), later).is_ok());
+        assert!(call.failed(lost, asked + PATIENCE.busy).is_err());
+    }
+
+    #[test]
     fn what_may_have_been_executed_is_not_done_again_in_another_session() {
         let mut repeats = Repeats::new(Repeated::InNextSession, false);
         let mut given_up = Unanswered {
@@ -342,6 +366,8 @@ mod tests {
                     true => now - *busy_since.get_or_insert(now),
                     false => Duration::ZERO,
                 };
+                let is_patient = waited < PATIENCE.unreachable
+                    || busy_since.is_some_and(|since| now - since < PATIENCE.busy);
                 match call.failed(failure.clone(), now) {
                     Ok(pause) => {
                         prop_assert!(!pause.is_zero());
@@ -350,7 +376,7 @@ mod tests {
                                 prop_assert!(busy_for + pause <= PATIENCE.busy);
                             }
                             _ => {
-                                prop_assert!(waited < PATIENCE.unreachable);
+                                prop_assert!(is_patient);
                                 prop_assert!(pause >= last_pause && pause <= RETRY_PAUSE_MAX);
                                 last_pause = pause;
                             }
@@ -362,18 +388,18 @@ mod tests {
                         match given_up.error {
                             ClientError::Unreachable { waited: said, .. } => {
                                 prop_assert_eq!(said, waited);
-                                prop_assert!(waited >= PATIENCE.unreachable);
+                                prop_assert!(!is_patient);
                             }
                             ClientError::Fs(FsError::Busy { retry_after_ms }) => {
                                 let pause = Duration::from_millis(retry_after_ms.into());
                                 prop_assert!(busy_for + pause > PATIENCE.busy);
                             }
                             ClientError::Fs(FsError::SessionExpired) => {
-                                prop_assert!(waited >= PATIENCE.unreachable);
+                                prop_assert!(!is_patient);
                             }
                             other => prop_assert!(false, "{other:?}"),
                         }
-                        let longest = PATIENCE.unreachable + PATIENCE.busy + RETRY_PAUSE_MAX * 3;
+                        let longest = PATIENCE.unreachable + PATIENCE.busy + RETRY_PAUSE_MAX * 4;
                         prop_assert!(waited <= longest, "{waited:?}");
                         return Ok(());
                     }
