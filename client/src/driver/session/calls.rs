@@ -523,6 +523,8 @@ impl Session {
             busy: self.options.busy_timeout,
         };
         let mut call = Call::new(patience, generation, started);
+        // The last connection on which an attempt was not answered.
+        let mut silent = None;
         loop {
             let link = self.link(call.left(clock::now())).await;
             let link = link.map_err(|error| call.unanswered(error))?;
@@ -538,12 +540,16 @@ impl Session {
                     Failure::Refused(error)
                 }
                 Err(RpcError::Encode(error)) => Failure::NotEncodable(error.to_string()),
-                Err(error) => Failure::NoAnswer(error.to_string()),
+                Err(error) => {
+                    silent = Some(link.clone());
+                    Failure::NoAnswer(error.to_string())
+                }
             };
             let again = call.failed(failure, clock::now());
             if let Err(given_up) = &again
                 && closes
                 && given_up.may_be_learned()
+                && silent.as_ref().is_some_and(|silent| Arc::ptr_eq(silent, &link))
             {
                 // It may be executed yet, and this client is not notified of what it changes itself. On a new connection
                 // nothing is cached, and the namenode executes nothing more that came on this one.
