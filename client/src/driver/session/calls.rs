@@ -374,7 +374,8 @@ impl Session {
                     ..given_up
                 },
             };
-            match repeats.after(&given_up, self.is_closed()) {
+            let again = repeats.after(&given_up, self.is_closed());
+            match again {
                 Again::InNextSession => {
                     drop(pending.number.take());
                     if let Err(error) = self.link_of_next_session(generation).await {
@@ -396,6 +397,8 @@ impl Session {
             }
             match self.number(window).await {
                 Ok(number) => pending.renumber(number),
+                // The namenode has said why it did not do it.
+                Err(_) if again == Again::AfterRelease => break Err(given_up),
                 Err(Unanswered { error, .. }) => break Err(Unanswered { error, ..given_up }),
             }
             started = clock::now();
@@ -549,7 +552,9 @@ impl Session {
             if let Err(given_up) = &again
                 && closes
                 && given_up.may_be_learned()
-                && silent.as_ref().is_some_and(|silent| Arc::ptr_eq(silent, &link))
+                && silent
+                    .as_ref()
+                    .is_some_and(|silent| Arc::ptr_eq(silent, &link))
             {
                 // It may be executed yet, and this client is not notified of what it changes itself. On a new connection
                 // nothing is cached, and the namenode executes nothing more that came on this one.
