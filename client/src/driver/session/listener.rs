@@ -32,8 +32,8 @@ pub trait CacheListener: Send + Sync + 'static {
     fn invalidate(&self, what: Vec<Invalidation>) -> Invalidated;
 }
 
-/// What a mutation has changed, as long as its caller is not told. If that has stopped waiting, or gets an error
-/// that comes later, the listener is notified: the kernel may have what was there before.
+/// What a mutation has changed, as long as its caller is not told. If that has stopped waiting, or is told what may have been
+/// overtaken, the listener is notified: the kernel may have what was there before.
 pub(crate) struct Untold {
     session: Arc<Session>,
     what: Vec<Invalidation>,
