@@ -351,16 +351,8 @@ async fn a_slow_disk_does_not_keep_the_quotas_of_others_from_holding() {
         open_volume(&options, disk.clone(), 1).unwrap()
     });
     let store = store_of(volumes.into());
-    // The only thread of the first one waits.
-    let waiting = store.volumes()[0].clone();
-    let (answer, answered) = std::sync::mpsc::channel::<()>();
-    let job = tokio::spawn(async move {
-        let job = move || {
-            answered.recv().unwrap();
-            Ok(())
-        };
-        waiting.run(job).await
-    });
+    // The only thread of the first one.
+    let waiting = WaitingThread::begin(&store.volumes()[0]).await;
     let configured = paths.map(|path| options(&path, 1 << 20));
     let configuring = {
         let store = store.clone();
@@ -371,9 +363,8 @@ async fn a_slow_disk_does_not_keep_the_quotas_of_others_from_holding() {
         tokio::task::yield_now().await;
     }
     assert!(store.volumes().iter().all(is_lowered));
-    answer.send(()).unwrap();
+    waiting.end().await;
     configuring.await.unwrap();
-    job.await.unwrap().unwrap();
 }
 
 /// Deletions on all volumes wait until it is written down.
@@ -392,20 +383,9 @@ async fn what_is_obeyed_is_written_down_while_another_disk_does_not_answer() {
             open_volume(&options, Arc::new(RealDisk), 1).unwrap()
         });
         let store = store_of(volumes.into());
-        // The only thread of the first one waits.
+        // The only thread of the first one.
         let hanging = store.volumes()[0].clone();
-        let (begun, has_begun) = tokio::sync::oneshot::channel();
-        let (answer, answered) = std::sync::mpsc::channel::<()>();
-        let waiting = hanging.clone();
-        let job = tokio::spawn(async move {
-            let job = move || {
-                begun.send(()).unwrap();
-                answered.recv().unwrap();
-                Ok(())
-            };
-            waiting.run(job).await
-        });
-        has_begun.await.unwrap();
+        let waiting = WaitingThread::begin(&hanging).await;
         if is_silent {
             tokio::time::pause();
             tokio::time::advance(Duration::from_secs(6)).await;
@@ -415,10 +395,9 @@ async fn what_is_obeyed_is_written_down_while_another_disk_does_not_answer() {
         let have_it = store.write_obeyed(OBEYED).await.unwrap();
         assert_eq!(have_it, [store.volumes()[1].storage()]);
         // It would have failed by the time that a silent disk is waited for.
-        assert!(!job.is_finished());
+        assert!(waiting.waits());
         let has_it = paths.map(|path| path.join("OBEYED").exists());
         assert_eq!(has_it, [false, true]);
-        answer.send(()).unwrap();
-        job.await.unwrap().unwrap();
+        waiting.end().await;
     }
 }

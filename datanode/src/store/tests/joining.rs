@@ -5,20 +5,44 @@ use std::time::Duration;
 
 use super::*;
 
+/// A volume, and one that joins it later.
+fn two_volumes(dir: &Path) -> [VolumeOptions; 2] {
+    ["a", "b"].map(|name| options(&dir.join(name), 1 << 30))
+}
+
+fn open(options: &VolumeOptions) -> (Arc<Volume>, Vec<Found>) {
+    open_volume(options, Arc::new(RealDisk), 1).unwrap()
+}
+
+/// Writes a block while no other volume is open.
+async fn write_alone(options: &VolumeOptions, block: u64, content: &[u8]) {
+    let store = store_of(vec![open(options)]);
+    write_sealed(&store, block, content).await.unwrap();
+}
+
+/// A volume has joined that has the same block as the other one: that one's store, the volume, and what it has twice.
+async fn joined_with_double(dir: &Path) -> (BlockStore, Arc<Volume>, Vec<Double>) {
+    let [first, second] = two_volumes(dir);
+    write_alone(&second, 1, &data(1, 5_000)).await;
+    let store = store_of(vec![open(&first)]);
+    write_sealed(&store, 1, &data(1, 5_000)).await.unwrap();
+    let (late, found) = open(&second);
+    let doubles = store.join(&late, found);
+    (store, late, doubles)
+}
+
 /// Somebody may be at work on what is in use.
 #[tokio::test]
 async fn of_what_a_volume_has_that_joins_later_only_what_is_new_counts() {
     let dir = tempfile::tempdir().unwrap();
-    let [first, second] = ["a", "b"].map(|name| options(&dir.path().join(name), 1 << 30));
-    let open = |options| open_volume(options, Arc::new(RealDisk), 1).unwrap();
+    let [first, second] = two_volumes(dir.path());
     let before = [
         (&second, 1, b"old"),
         (&second, 2, b"two"),
         (&first, 1, b"new"),
     ];
     for (options, block, content) in before {
-        let store = store_of(vec![open(options)]);
-        write_sealed(&store, block, content).await.unwrap();
+        write_alone(options, block, content).await;
     }
     let store = store_of(vec![open(&first)]);
     assert_eq!(store.status().len(), 1);
@@ -42,18 +66,11 @@ async fn of_what_a_volume_has_that_joins_later_only_what_is_new_counts() {
 #[tokio::test]
 async fn of_what_a_volume_has_that_joins_later_only_what_is_whole_elsewhere_is_removed() {
     let dir = tempfile::tempdir().unwrap();
-    let [first, second] = ["a", "b"].map(|name| options(&dir.path().join(name), 1 << 30));
-    let open = |options| open_volume(options, Arc::new(RealDisk), 1).unwrap();
-    let store = store_of(vec![open(&second)]);
+    let [first, second] = two_volumes(dir.path());
     for block in 1..=6 {
-        write_sealed(&store, block, &data(block, 5_000))
-            .await
-            .unwrap();
+        write_alone(&second, block, &data(block, 5_000)).await;
     }
-    drop(store);
-    let store = store_of(vec![open(&first)]);
-    write_sealed(&store, 6, &data(6, 5_000)).await.unwrap();
-    drop(store);
+    write_alone(&first, 6, &data(6, 5_000)).await;
     // Of the last one, only the size is known from here on.
     let store = store_of(vec![open(&first)]);
     write_sealed(&store, 1, &data(1, 5_000)).await.unwrap();
@@ -90,11 +107,8 @@ async fn of_what_a_volume_has_that_joins_later_only_what_is_whole_elsewhere_is_r
 #[tokio::test]
 async fn of_a_block_of_which_a_volume_has_two_files_none_is_removed() {
     let dir = tempfile::tempdir().unwrap();
-    let [first, second] = ["a", "b"].map(|name| options(&dir.path().join(name), 1 << 30));
-    let open = |options| open_volume(options, Arc::new(RealDisk), 1).unwrap();
-    let store = store_of(vec![open(&second)]);
-    write_sealed(&store, 1, &data(1, 50_000)).await.unwrap();
-    drop(store);
+    let [first, second] = two_volumes(dir.path());
+    write_alone(&second, 1, &data(1, 50_000)).await;
     let sealed = second.path.join("sealed/01/0000000000000001");
     let corrupt = second.path.join("corrupt/0000000000000001");
     fs::copy(&sealed, &corrupt).unwrap();
@@ -115,29 +129,10 @@ async fn of_a_block_of_which_a_volume_has_two_files_none_is_removed() {
 #[tokio::test]
 async fn what_is_on_a_disk_that_does_not_answer_is_waited_for() {
     let dir = tempfile::tempdir().unwrap();
-    let [first, second] = ["a", "b"].map(|name| options(&dir.path().join(name), 1 << 30));
-    let open = |options| open_volume(options, Arc::new(RealDisk), 1).unwrap();
-    let store = store_of(vec![open(&second)]);
-    write_sealed(&store, 1, &data(1, 5_000)).await.unwrap();
-    drop(store);
-    let store = store_of(vec![open(&first)]);
-    write_sealed(&store, 1, &data(1, 5_000)).await.unwrap();
-    let (late, found) = open(&second);
-    let mut doubles = store.join(&late, found);
+    let (store, late, mut doubles) = joined_with_double(dir.path()).await;
     let double = doubles.pop().unwrap();
     let counting = store.volumes()[0].clone();
-    let (begun, has_begun) = tokio::sync::oneshot::channel();
-    let (answer, answered) = std::sync::mpsc::channel::<()>();
-    let waiting = counting.clone();
-    let job = tokio::spawn(async move {
-        let job = move || {
-            begun.send(()).unwrap();
-            answered.recv().unwrap();
-            Ok(())
-        };
-        waiting.run(job).await
-    });
-    has_begun.await.unwrap();
+    let waiting = WaitingThread::begin(&counting).await;
     // In real time: the thread of the other disk looks at the clock.
     while !counting.is_silent() {
         tokio::time::sleep(Duration::from_millis(50)).await;
@@ -146,8 +141,7 @@ async fn what_is_on_a_disk_that_does_not_answer_is_waited_for() {
         panic!("the disk does not answer");
     };
     assert!(late.sealed_path(BlockId(1)).exists());
-    answer.send(()).unwrap();
-    job.await.unwrap().unwrap();
+    waiting.end().await;
     let removed = double.remove_piece().await.unwrap();
     assert!(matches!(removed, PieceRemoved::Last(1..)));
     assert!(!late.sealed_path(BlockId(1)).exists());
@@ -157,15 +151,7 @@ async fn what_is_on_a_disk_that_does_not_answer_is_waited_for() {
 #[tokio::test]
 async fn nothing_is_removed_for_what_is_on_a_volume_that_is_above_its_quota() {
     let dir = tempfile::tempdir().unwrap();
-    let [first, second] = ["a", "b"].map(|name| options(&dir.path().join(name), 1 << 30));
-    let open = |options| open_volume(options, Arc::new(RealDisk), 1).unwrap();
-    let store = store_of(vec![open(&second)]);
-    write_sealed(&store, 1, &data(1, 5_000)).await.unwrap();
-    drop(store);
-    let store = store_of(vec![open(&first)]);
-    write_sealed(&store, 1, &data(1, 5_000)).await.unwrap();
-    let (late, found) = open(&second);
-    let doubles = store.join(&late, found);
+    let (store, late, doubles) = joined_with_double(dir.path()).await;
     assert_eq!(doubles.len(), 1);
     store.volumes()[0].quota.set_limit(0);
     for double in doubles {
@@ -180,11 +166,9 @@ async fn nothing_is_removed_for_what_is_on_a_volume_that_is_above_its_quota() {
 async fn what_is_lost_or_corrupt_gives_way_to_what_a_volume_has_that_joins_later() {
     for is_lost in [true, false] {
         let dir = tempfile::tempdir().unwrap();
-        let [first, second] = ["a", "b"].map(|name| options(&dir.path().join(name), 1 << 30));
-        let open = |options| open_volume(options, Arc::new(RealDisk), 1).unwrap();
+        let [first, second] = two_volumes(dir.path());
         for options in [&first, &second] {
-            let store = store_of(vec![open(options)]);
-            write_sealed(&store, 1, &data(1, 50_000)).await.unwrap();
+            write_alone(options, 1, &data(1, 50_000)).await;
         }
         if !is_lost {
             // No sealed replica has this size.

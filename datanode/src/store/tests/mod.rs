@@ -18,6 +18,7 @@ use harvestfs_protocol::ids::BlockId;
 use harvestfs_protocol::types::StorageClass;
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
+use tokio::task::JoinHandle;
 
 use super::buffer::Buffer;
 use super::volume::{Found, Volume};
@@ -114,6 +115,41 @@ pub async fn read(
     }
     let start = (offset % 4096) as usize;
     Ok(Bytes::from(all).slice(start..start + length as usize))
+}
+
+/// A thread of a volume that waits, as for a disk that does not answer.
+pub struct WaitingThread {
+    answer: std::sync::mpsc::Sender<()>,
+    job: JoinHandle<Result<(), StoreError>>,
+}
+
+impl WaitingThread {
+    /// Returns once it waits.
+    pub async fn begin(volume: &Arc<Volume>) -> Self {
+        let (begun, has_begun) = tokio::sync::oneshot::channel();
+        let (answer, answered) = std::sync::mpsc::channel();
+        let volume = volume.clone();
+        let job = tokio::spawn(async move {
+            let job = move || {
+                begun.send(()).unwrap();
+                answered.recv().unwrap();
+                Ok(())
+            };
+            volume.run(job).await
+        });
+        has_begun.await.unwrap();
+        Self { answer, job }
+    }
+
+    pub fn waits(&self) -> bool {
+        !self.job.is_finished()
+    }
+
+    /// The disk answers.
+    pub async fn end(self) {
+        self.answer.send(()).unwrap();
+        self.job.await.unwrap().unwrap();
+    }
 }
 
 /// All changes so far.
