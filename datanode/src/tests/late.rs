@@ -2,6 +2,7 @@
 
 use std::fs::{self, File};
 use std::path::Path;
+use std::sync::Arc;
 use std::time::Duration;
 
 use harvestfs_protocol::error::DataError;
@@ -10,7 +11,7 @@ use rustix::fs::FlockOperation;
 
 use crate::testing::cluster::{TestCluster, data};
 use crate::testing::disks::{Fault, FaultyDisk};
-use crate::{Datanode, VolumeError};
+use crate::{Datanode, DatanodeOptions, VolumeError};
 
 /// Waits until no process uses a volume any more.
 async fn wait_until_unlocked(volume: &Path) {
@@ -33,35 +34,53 @@ fn copy(from: &Path, to: &Path) {
     }
 }
 
-/// It is there all the time for the namenode, which would take the server for one that was reimaged otherwise; and it
-/// joins without a restart, which the next slow start would only repeat.
-#[tokio::test]
-async fn a_volume_that_takes_long_to_open_joins_the_others_which_serve_meanwhile() {
-    const QUOTA_BYTES: u64 = 1 << 29;
+/// A cluster whose datanode has block 1 and is stopped, and how that is to start again: with another volume, of this
+/// name.
+async fn stopped(other: &str) -> (TestCluster, DatanodeOptions) {
     let mut cluster = TestCluster::start(1).await;
     cluster.write_block(&cluster.nodes, 1, &data(1, 5000)).await;
     cluster.kill(0).await;
     wait_until_unlocked(&cluster.volume(0)).await;
     let mut options = cluster.options(0);
-    let mut other = options.volumes[0].clone();
-    other.path = cluster.dir.path().join("other");
-    options.volumes.push(other);
-    let mut lowered = options.volumes.clone();
-    for volume in &mut lowered {
-        volume.quota_bytes = QUOTA_BYTES;
-    }
+    let mut volume = options.volumes[0].clone();
+    volume.path = cluster.dir.path().join(other);
+    options.volumes.push(volume);
+    (cluster, options)
+}
+
+/// Starts the datanode while the disk of a volume does not answer.
+async fn start_without(
+    late: &Path,
+    cluster: &mut TestCluster,
+    options: DatanodeOptions,
+) -> (Datanode, Arc<FaultyDisk>) {
     let disk = FaultyDisk::new();
-    disk.hang_on(Fault::Size, &cluster.volume(0));
-    let obeyed = [&options.volumes[0], &options.volumes[1]].map(|it| it.path.join("OBEYED"));
-    if obeyed[0].exists() {
-        fs::remove_file(&obeyed[0]).unwrap();
-    }
+    disk.hang_on(Fault::Size, late);
     cluster.namenode.lock().full_reports.clear();
     let datanode = Datanode::start_on(options, disk.clone(), None);
     let datanode = datanode.await.unwrap();
     let errors = datanode.volume_errors();
     assert!(matches!(errors, [VolumeError::Opening { .. }]));
     cluster.nodes[0] = cluster.namenode.node("dn1").await;
+    (datanode, disk)
+}
+
+/// It is there all the time for the namenode, which would take the server for one that was reimaged otherwise; and it
+/// joins without a restart, which the next slow start would only repeat.
+#[tokio::test]
+async fn a_volume_that_takes_long_to_open_joins_the_others_which_serve_meanwhile() {
+    const QUOTA_BYTES: u64 = 1 << 29;
+    let (mut cluster, options) = stopped("other").await;
+    let mut lowered = options.volumes.clone();
+    for volume in &mut lowered {
+        volume.quota_bytes = QUOTA_BYTES;
+    }
+    let obeyed = [&options.volumes[0], &options.volumes[1]].map(|it| it.path.join("OBEYED"));
+    if obeyed[0].exists() {
+        fs::remove_file(&obeyed[0]).unwrap();
+    }
+    let first = cluster.volume(0);
+    let (datanode, disk) = start_without(&first, &mut cluster, options).await;
     let node = cluster.nodes[0].node;
     let registered = || {
         let state = cluster.namenode.lock();
@@ -108,24 +127,10 @@ async fn a_volume_that_takes_long_to_open_joins_the_others_which_serve_meanwhile
 /// Namenodes refuse a server that has a volume twice, with all its volumes.
 #[tokio::test]
 async fn a_copy_of_a_volume_that_takes_long_to_open_takes_nothing_down() {
-    let mut cluster = TestCluster::start(1).await;
-    cluster.write_block(&cluster.nodes, 1, &data(1, 5000)).await;
-    cluster.kill(0).await;
-    wait_until_unlocked(&cluster.volume(0)).await;
-    let mut options = cluster.options(0);
-    let mut other = options.volumes[0].clone();
-    other.path = cluster.dir.path().join("copy");
-    copy(&cluster.volume(0), &other.path);
-    let path = other.path.clone();
-    options.volumes.push(other);
-    let disk = FaultyDisk::new();
-    disk.hang_on(Fault::Size, &path);
-    cluster.namenode.lock().full_reports.clear();
-    let datanode = Datanode::start_on(options, disk.clone(), None);
-    let datanode = datanode.await.unwrap();
-    let errors = datanode.volume_errors();
-    assert!(matches!(errors, [VolumeError::Opening { .. }]));
-    cluster.nodes[0] = cluster.namenode.node("dn1").await;
+    let (mut cluster, options) = stopped("copy").await;
+    let path = options.volumes[1].path.clone();
+    copy(&cluster.volume(0), &path);
+    let (_datanode, disk) = start_without(&path, &mut cluster, options).await;
 
     disk.wait_for_hanging(1).await;
     disk.heal();
