@@ -10,7 +10,7 @@ use harvestfs_protocol::error::FsError;
 use harvestfs_protocol::ids::InodeId;
 use harvestfs_protocol::meta::AttrChanges;
 
-use super::{APPEND, create, name, pattern, root, unhurried};
+use super::{APPEND, create, name, pattern, root, unhurried_client};
 use crate::testing::{Cluster, Mood};
 use crate::{Client, ClientError, File, OpenFlags};
 
@@ -99,9 +99,7 @@ async fn a_restart_of_the_namenode_is_ridden_out() {
 #[tokio::test(flavor = "multi_thread")]
 async fn attributes_that_are_set_before_the_first_commit_outlive_a_crash() {
     let cluster = Cluster::start(3, 3).await;
-    let client = Client::connect(unhurried(cluster.options("a")))
-        .await
-        .unwrap();
+    let client = unhurried_client(&cluster).await;
     let (attr, file) = create(&client, "file").await;
     let session = &client.core().session;
     // As a namenode does that gives delegations.

@@ -11,9 +11,9 @@ use harvestfs_protocol::ids::InodeId;
 use harvestfs_protocol::meta::{AttrChanges, FallocateMode, RenameMode, SetTime};
 use harvestfs_protocol::types::Timestamp;
 
-use super::{APPEND, create, name, pattern, root, unhurried};
+use super::{APPEND, create, name, pattern, root, unhurried_client};
 use crate::testing::Cluster;
-use crate::{Client, ClientError, OpenFlags};
+use crate::{ClientError, OpenFlags};
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_small_file_is_read_back_before_and_after_its_commit() {
@@ -477,9 +477,7 @@ async fn a_time_that_is_set_survives_the_commit() {
 #[tokio::test(flavor = "multi_thread")]
 async fn owner_and_mode_are_set_without_waiting_for_the_content() {
     let cluster = Cluster::start(3, 3).await;
-    let client = Client::connect(unhurried(cluster.options("a")))
-        .await
-        .unwrap();
+    let client = unhurried_client(&cluster).await;
     let (attr, file) = create(&client, "file").await;
     file.write(0, Bytes::from_static(b"content")).await.unwrap();
     let as_it_is = AttrChanges {

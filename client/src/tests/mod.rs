@@ -19,6 +19,7 @@ use harvestfs_protocol::ids::InodeId;
 use harvestfs_protocol::name::Name;
 use harvestfs_protocol::types::{Attr, Credentials};
 
+use crate::testing::Cluster;
 use crate::{Client, ClientOptions, File, OpenFlags};
 
 /// For what is appended to, and read.
@@ -52,6 +53,11 @@ async fn create(client: &Client, text: &str) -> (Attr, File) {
 fn unhurried(mut options: ClientOptions) -> ClientOptions {
     options.dirty_age_max = Duration::from_secs(3600);
     options
+}
+
+async fn unhurried_client(cluster: &Cluster) -> Client {
+    let options = unhurried(cluster.options("a"));
+    Client::connect(options).await.unwrap()
 }
 
 /// Bytes that differ from place to place and from seed to seed.

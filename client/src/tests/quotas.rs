@@ -12,7 +12,7 @@ use harvestfs_protocol::types::Credentials;
 use tokio::time::Instant;
 
 use super::faults::{DEADLINE, read_elsewhere, write_all};
-use super::{APPEND, create, name, pattern, root, unhurried};
+use super::{APPEND, create, name, pattern, root, unhurried, unhurried_client};
 use crate::testing::{Cluster, Mood};
 use crate::{Client, ClientError, File, OpenFlags};
 
@@ -32,6 +32,12 @@ async fn limit(client: &Client, directory: InodeId, bytes: &[u8]) {
     let root = root();
     let limited = client.setxattr(&root, directory, QUOTA, bytes, SetXattrMode::Any);
     limited.await.unwrap();
+}
+
+/// Appends to a file that has no room.
+async fn append_refused(log: &File) {
+    log.append(Bytes::from_static(b"refused")).await.unwrap();
+    assert_eq!(log.sync().await, quota_exceeded());
 }
 
 fn quota_exceeded<T>() -> Result<T, ClientError> {
@@ -143,8 +149,7 @@ async fn appends_that_are_refused_are_cut_off_with_everything() {
     let client = cluster.client("a").await;
     let (full, file) = create_without_room(&client).await;
     let log = client.open(&root(), file.ino(), APPEND).await.unwrap();
-    log.append(Bytes::from_static(b"refused")).await.unwrap();
-    assert_eq!(log.sync().await, quota_exceeded());
+    append_refused(&log).await;
     // Where its end is, the namenode will say.
     assert!(log.truncate(3).await.is_err());
     assert_eq!(log.truncate(0).await.unwrap().size_bytes, 0);
@@ -165,8 +170,7 @@ async fn a_file_is_readable_though_appends_to_it_are_refused() {
     file.write(0, Bytes::from_static(b"stored")).await.unwrap();
     file.sync().await.unwrap();
     let log = client.open(&root(), file.ino(), APPEND).await.unwrap();
-    log.append(Bytes::from_static(b"refused")).await.unwrap();
-    assert_eq!(log.sync().await, quota_exceeded());
+    append_refused(&log).await;
     for reader in [&file, &log] {
         assert_eq!(&reader.read(2, 4).await.unwrap()[..], b"ored");
         assert_eq!(&reader.read(0, 100).await.unwrap()[..], b"stored");
@@ -181,14 +185,11 @@ async fn a_file_is_readable_though_appends_to_it_are_refused() {
 #[tokio::test(flavor = "multi_thread")]
 async fn what_is_appended_after_a_refusal_is_seen_once_there_is_room() {
     let cluster = Cluster::start(3, 3).await;
-    let client = Client::connect(unhurried(cluster.options("a")))
-        .await
-        .unwrap();
+    let client = unhurried_client(&cluster).await;
     let (full, file) = create_without_room(&client).await;
     let (me, ino) = (root(), file.ino());
     let log = client.open(&me, ino, APPEND).await.unwrap();
-    log.append(Bytes::from_static(b"refused")).await.unwrap();
-    assert_eq!(log.sync().await, quota_exceeded());
+    append_refused(&log).await;
     log.append(Bytes::from_static(b"too")).await.unwrap();
     assert_eq!(client.getattr(&me, ino).await.unwrap().size_bytes, 0);
     limit(&client, full, b"99999999").await;
@@ -202,9 +203,7 @@ async fn what_is_appended_after_a_refusal_is_seen_once_there_is_room() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_file_is_seen_linked_and_changed_though_appends_after_a_refusal_cannot_be_tried() {
     let cluster = Cluster::start(3, 3).await;
-    let client = Client::connect(unhurried(cluster.options("a")))
-        .await
-        .unwrap();
+    let client = unhurried_client(&cluster).await;
     let (full, _file) = create_without_room(&client).await;
     let me = root();
     let mut logs = Vec::new();
@@ -212,8 +211,7 @@ async fn a_file_is_seen_linked_and_changed_though_appends_after_a_refusal_cannot
         let text = name(text);
         let created = client.create_file(&me, full, &text, 0o644, APPEND);
         let (_, log) = created.await.unwrap();
-        log.append(Bytes::from_static(b"refused")).await.unwrap();
-        assert_eq!(log.sync().await, quota_exceeded());
+        append_refused(&log).await;
         log.append(Bytes::from_static(b"more")).await.unwrap();
         logs.push(log);
     }
@@ -276,9 +274,7 @@ async fn a_file_is_not_copied_without_what_is_refused_at_an_offset() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_read_of_what_is_committed_commits_no_appends() {
     let cluster = Cluster::start(3, 3).await;
-    let client = Client::connect(unhurried(cluster.options("a")))
-        .await
-        .unwrap();
+    let client = unhurried_client(&cluster).await;
     let (attr, file) = create(&client, "log").await;
     file.write(0, Bytes::from_static(b"stored")).await.unwrap();
     file.sync().await.unwrap();

@@ -1,16 +1,11 @@
 //! What writing leaves of the rights that a file gives to those who run it.
 
-use std::time::Duration;
-
-use tokio::time::Instant;
-
 use bytes::Bytes;
 use harvestfs_protocol::meta::AttrChanges;
 use harvestfs_protocol::meta::mutation::Commit;
 
-use super::faults::DEADLINE;
-use super::{APPEND, create, root, unhurried};
-use crate::Client;
+use super::waiting::commit_is_called;
+use super::{APPEND, create, root, unhurried_client};
 use crate::testing::Cluster;
 
 /// As through a descriptor that a program has from root.
@@ -46,9 +41,7 @@ async fn what_others_write_through_a_handle_of_root_takes_the_set_id_bits_with_i
 #[tokio::test(flavor = "multi_thread")]
 async fn set_id_bits_stay_that_root_sets_after_others_wrote_though_root_writes_on() {
     let cluster = Cluster::start(3, 3).await;
-    let client = Client::connect(unhurried(cluster.options("a")))
-        .await
-        .unwrap();
+    let client = unhurried_client(&cluster).await;
     let (attr, file) = create(&client, "program").await;
     let data = Bytes::from_static(b"others");
     file.write_unprivileged(Some(0), data).await.unwrap();
@@ -61,11 +54,7 @@ async fn set_id_bits_stay_that_root_sets_after_others_wrote_though_root_writes_o
         };
         async move { client.setattr(&root(), ino, set_id).await }
     });
-    let began = Instant::now();
-    while cluster.namenode.calls(Commit::NAME) == 0 {
-        assert!(began.elapsed() < DEADLINE, "it is not committed before");
-        tokio::time::sleep(Duration::from_millis(1)).await;
-    }
+    commit_is_called(&cluster).await;
     file.write(6, Bytes::from_static(b"root")).await.unwrap();
     cluster.namenode.hold(None);
     let set = setting.await.unwrap().unwrap();
