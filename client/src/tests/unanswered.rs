@@ -8,7 +8,7 @@ use harvestfs_protocol::meta::mutation::Commit;
 use tokio::time::Instant;
 
 use super::faults::{DEADLINE, read_elsewhere};
-use super::waiting::{begin_sync, commit_is_called, impatient_log, sync_in_the_end};
+use super::waiting::{begin_unanswered, impatient_log, sync_in_the_end};
 use super::{APPEND, create, name, root};
 use crate::ClientError;
 use crate::engine::session::sequences::WINDOW;
@@ -20,10 +20,7 @@ async fn what_has_no_number_behind_an_append_that_is_not_answered_fails_in_time(
     let cluster = Cluster::start(3, 3).await;
     let (client, log) = impatient_log(&cluster).await;
     let (_, other) = create(&client, "other").await;
-    cluster.namenode.hold(Some(Commit::NAME));
-    log.append(Bytes::from_static(b"once\n")).await.unwrap();
-    let syncing = begin_sync(&log);
-    commit_is_called(&cluster).await;
+    let syncing = begin_unanswered(&cluster, &log, b"once\n").await;
     let beyond = 50;
     let mut making = Vec::new();
     for index in 0..WINDOW + beyond {

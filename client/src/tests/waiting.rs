@@ -16,7 +16,7 @@ use harvestfs_protocol::meta::query::GetAttr;
 use harvestfs_protocol::types::Attr;
 
 use super::faults::{DEADLINE, read_elsewhere, write_all};
-use super::{APPEND, create, name, pattern, root, unhurried};
+use super::{APPEND, create, name, pattern, root, unhurried, unhurried_client};
 use crate::testing::Cluster;
 use crate::{
     CacheListener, Client, ClientError, ClientOptions, File, Invalidated, Invalidation, OpenFlags,
@@ -123,10 +123,7 @@ async fn what_is_changed_already_is_reported_when_no_caller_waits_any_more() {
     let (client, log) = log_of(cluster.options("a")).await;
     let heard = Arc::new(Heard::default());
     client.set_cache_listener(heard.clone());
-    cluster.namenode.hold(Some(Commit::NAME));
-    log.append(Bytes::from_static(b"one\n")).await.unwrap();
-    let syncing = begin_sync(&log);
-    commit_is_called(&cluster).await;
+    let syncing = begin_unanswered(&cluster, &log, b"one\n").await;
     let (me, second) = (root(), name("second"));
     let linking = client.link(&me, log.ino(), InodeId::ROOT, &second);
     let linked = async {
@@ -319,7 +316,7 @@ pub(super) async fn impatient_log(cluster: &Cluster) -> (Client, File) {
     log_of(options).await
 }
 
-pub(super) fn begin_sync(log: &File) -> JoinHandle<Result<(), ClientError>> {
+fn begin_sync(log: &File) -> JoinHandle<Result<(), ClientError>> {
     let log = log.clone();
     tokio::spawn(async move { log.sync().await })
 }
@@ -330,6 +327,19 @@ pub(super) async fn commit_is_called(cluster: &Cluster) {
         assert!(began.elapsed() < DEADLINE, "nothing is committed");
         tokio::time::sleep(Duration::from_millis(1)).await;
     }
+}
+
+/// Appends a line whose commit the namenode does not answer, and begins to wait for that.
+pub(super) async fn begin_unanswered(
+    cluster: &Cluster,
+    log: &File,
+    line: &'static [u8],
+) -> JoinHandle<Result<(), ClientError>> {
+    cluster.namenode.hold(Some(Commit::NAME));
+    log.append(Bytes::from_static(line)).await.unwrap();
+    let syncing = begin_sync(log);
+    commit_is_called(cluster).await;
+    syncing
 }
 
 /// The client connects again, and then stores what it has in memory.
@@ -363,24 +373,26 @@ async fn appends_stay_in_memory_while_the_namenode_is_away() {
     assert_eq!(content, b"one\ntwo\nthree\nfour\n");
 }
 
+/// The namenode answers, and both lines that were appended come into the file.
+async fn assert_stored_once(cluster: &Cluster, log: &File) {
+    cluster.namenode.hold(None);
+    sync_in_the_end(log).await;
+    let content = read_elsewhere(cluster, "/log").await;
+    assert_eq!(content, b"one\ntwo\n", "each once");
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn appends_without_an_answer_are_in_the_file_once_when_the_namenode_is_back() {
     let cluster = Cluster::start(3, 3).await;
     let (_client, log) = impatient_log(&cluster).await;
-    cluster.namenode.hold(Some(Commit::NAME));
-    log.append(Bytes::from_static(b"one\n")).await.unwrap();
-    let syncing = begin_sync(&log);
-    commit_is_called(&cluster).await;
+    let syncing = begin_unanswered(&cluster, &log, b"one\n").await;
     log.append(Bytes::from_static(b"two\n")).await.unwrap();
     // As long as nobody answers, each says so in time.
     for synced in [syncing.await.unwrap(), log.sync().await] {
         let is_named = matches!(synced, Err(ClientError::Unreachable { .. }));
         assert!(is_named, "{synced:?}");
     }
-    cluster.namenode.hold(None);
-    sync_in_the_end(&log).await;
-    let content = read_elsewhere(&cluster, "/log").await;
-    assert_eq!(content, b"one\ntwo\n", "each once");
+    assert_stored_once(&cluster, &log).await;
 }
 
 /// More than there are requests in flight.
@@ -419,10 +431,7 @@ async fn fsync_of_a_file_ends_behind_appends_to_others_that_are_not_answered() {
 async fn of_appends_those_are_given_up_that_may_have_been_executed_when_the_session_ends() {
     let cluster = Cluster::start(3, 3).await;
     let (_client, log) = impatient_log(&cluster).await;
-    cluster.namenode.hold(Some(Commit::NAME));
-    log.append(Bytes::from_static(b"one\n")).await.unwrap();
-    let syncing = begin_sync(&log);
-    commit_is_called(&cluster).await;
+    let syncing = begin_unanswered(&cluster, &log, b"one\n").await;
     log.append(Bytes::from_static(b"two\n")).await.unwrap();
     cluster.namenode.expire_sessions();
     let began = Instant::now();
@@ -433,10 +442,7 @@ async fn of_appends_those_are_given_up_that_may_have_been_executed_when_the_sess
     }
     let is_named = matches!(lost, Err(ClientError::DataLost { .. }));
     assert!(is_named, "{lost:?}");
-    cluster.namenode.hold(None);
-    sync_in_the_end(&log).await;
-    let content = read_elsewhere(&cluster, "/log").await;
-    assert_eq!(content, b"one\ntwo\n", "each once");
+    assert_stored_once(&cluster, &log).await;
 }
 
 /// Appends come between while a write waits for earlier ones.
@@ -467,9 +473,7 @@ async fn what_is_written_and_what_is_appended_are_stored_in_the_order_in_which_t
 #[tokio::test(flavor = "multi_thread")]
 async fn a_flush_whose_data_is_sent_again_ends_after_an_attribute_was_set() {
     let cluster = Cluster::start(3, 3).await;
-    let client = Client::connect(unhurried(cluster.options("a")))
-        .await
-        .unwrap();
+    let client = unhurried_client(&cluster).await;
     let (attr, file) = create(&client, "file").await;
     cluster.namenode.hold(Some(Commit::NAME));
     file.write(0, Bytes::from_static(b"content")).await.unwrap();
