@@ -122,24 +122,10 @@ impl DirtyFile {
 #[cfg(test)]
 mod tests {
     use bytes::Bytes;
-    use harvestfs_protocol::ids::{BlockId, InodeId};
     use harvestfs_protocol::request_id::RequestId;
-    use harvestfs_protocol::types::{Durability, PlacementRules};
 
     use super::*;
-    use crate::engine::write::writeback::Place;
-    use crate::testing::some_time;
-
-    fn opened() -> DirtyFile {
-        let mut file = DirtyFile::new(InodeId(7));
-        file.set_rules(Some(PlacementRules {
-            replication: 3,
-            durability: Durability::Strict,
-            class: None,
-        }));
-        file.handle_opened();
-        file
-    }
+    use crate::engine::write::file::tests::{moment, opened, write_sent};
 
     fn somebody() -> Credentials {
         Credentials {
@@ -149,26 +135,30 @@ mod tests {
     }
 
     fn write(file: &mut DirtyFile, offset: u64, by: &Credentials) {
-        let when = Moment {
-            now: some_time(),
-            wall_clock: Timestamp(1),
-        };
-        file.write(offset, Bytes::from_static(b"data"), by, when);
+        file.write(offset, Bytes::from_static(b"data"), by, moment());
     }
 
     /// Begins the commit of what a flush wants, and returns who commits.
     fn commit(file: &mut DirtyFile) -> Credentials {
-        for send in file.advance(false, RequestId::NONE).sends {
-            for piece in send.pieces {
-                let place = Place {
-                    block: BlockId(1),
-                    block_offset: piece.offset,
-                };
-                file.piece_written(send.order, piece.id, place);
-            }
-        }
+        let sends = file.advance(false, RequestId::NONE).sends;
+        write_sent(file, sends);
         let mut commits = file.advance(false, RequestId::NONE).commits;
         commits.pop().expect("to be committed").credentials
+    }
+
+    /// Root's commit leaves a file its set-id bits.
+    #[test]
+    fn what_others_wrote_is_not_committed_by_root() {
+        let (root, other) = (Credentials::root(), somebody());
+        let mut file = opened();
+        for (writers, expected) in [([&other, &root], &other), ([&root, &root], &root)] {
+            for (offset, by) in [0, 4].into_iter().zip(writers) {
+                write(&mut file, offset, by);
+            }
+            file.begin_flush(false, RequestId::NONE);
+            assert_eq!(commit(&mut file), *expected);
+            file.commit_done(Order::File);
+        }
     }
 
     #[test]

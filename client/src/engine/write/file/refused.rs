@@ -57,22 +57,16 @@ mod tests {
 
     use bytes::Bytes;
     use harvestfs_protocol::error::FsError;
-    use harvestfs_protocol::ids::{BlockId, InodeId};
     use harvestfs_protocol::limits::PACKET_BYTES_MAX;
     use harvestfs_protocol::request_id::RequestId;
-    use harvestfs_protocol::types::{Credentials, Durability, PlacementRules, Timestamp};
+    use harvestfs_protocol::types::Credentials;
 
     use super::*;
-    use crate::engine::write::file::{Actions, Moment};
-    use crate::engine::write::writeback::{Order, Place};
+    use crate::engine::write::file::Actions;
+    use crate::engine::write::file::tests::{moment, opened, write_sent};
+    use crate::engine::write::writeback::Order;
     use crate::error::ClientError;
     use crate::testing::some_time;
-
-    const RULES: PlacementRules = PlacementRules {
-        replication: 3,
-        durability: Durability::Strict,
-        class: None,
-    };
 
     fn refused() -> ClientError {
         FsError::QuotaExceeded.into()
@@ -80,18 +74,9 @@ mod tests {
 
     /// An open file with so much in memory.
     fn holding(bytes: u64) -> DirtyFile {
-        let mut file = DirtyFile::new(InodeId(7));
-        file.set_rules(Some(RULES));
-        file.handle_opened();
+        let mut file = opened();
         write(&mut file, bytes);
         file
-    }
-
-    fn moment() -> Moment {
-        Moment {
-            now: some_time(),
-            wall_clock: Timestamp(1),
-        }
     }
 
     fn write(file: &mut DirtyFile, bytes: u64) {
@@ -139,15 +124,8 @@ mod tests {
         assert!(file.takes_no_more());
         file.begin_flush(false, RequestId::NONE);
         assert!(file.takes_no_more(), "it is only tried");
-        for send in advance(&mut file).sends {
-            for piece in send.pieces {
-                let place = Place {
-                    block: BlockId(1),
-                    block_offset: piece.offset,
-                };
-                file.piece_written(send.order, piece.id, place);
-            }
-        }
+        let sends = advance(&mut file).sends;
+        write_sent(&mut file, sends);
         assert_eq!(advance(&mut file).commits.len(), 1);
         file.commit_done(Order::File);
         advance(&mut file);

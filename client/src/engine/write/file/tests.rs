@@ -24,6 +24,34 @@ fn unreachable() -> ClientError {
     }
 }
 
+/// An open file, of which it is known how its blocks are to be placed.
+pub(super) fn opened() -> DirtyFile {
+    let mut file = DirtyFile::new(FILE);
+    file.set_rules(Some(RULES));
+    file.handle_opened();
+    file
+}
+
+pub(super) fn moment() -> Moment {
+    Moment {
+        now: some_time(),
+        wall_clock: Timestamp(1),
+    }
+}
+
+/// Datanodes write all that a file sends.
+pub(super) fn write_sent(file: &mut DirtyFile, sends: Vec<Send>) {
+    for send in sends {
+        for piece in send.pieces {
+            let place = Place {
+                block: BlockId(1),
+                block_offset: piece.offset,
+            };
+            file.piece_written(send.order, piece.id, place);
+        }
+    }
+}
+
 /// Datanodes, namenode and a reader as arrays, in virtual time.
 struct World {
     file: DirtyFile,
@@ -45,11 +73,8 @@ struct World {
 
 impl World {
     fn new() -> Self {
-        let mut file = DirtyFile::new(FILE);
-        file.set_rules(Some(RULES));
-        file.handle_opened();
         Self {
-            file,
+            file: opened(),
             now: some_time(),
             model: Vec::new(),
             appended: Vec::new(),
@@ -333,10 +358,7 @@ proptest! {
 fn a_flush_that_demands_durability_makes_piece_and_commit_durable() {
     let mut file = DirtyFile::new(FILE);
     file.set_rules(Some(RULES));
-    let when = Moment {
-        now: some_time(),
-        wall_clock: Timestamp(1),
-    };
+    let when = moment();
     file.write(0, Bytes::from_static(b"abc"), &Credentials::root(), when);
     assert!(file.advance(false, RequestId::NONE).sends.is_empty());
     let flush = file.begin_flush(true, RequestId::NONE);
@@ -561,39 +583,4 @@ fn a_failure_is_forgotten_once_everything_is_stored() {
     assert!(world.file.handle_closed());
     world.file.lost_last_name();
     assert_eq!((world.file.held_bytes(), world.file.losses().0), (10, 0));
-}
-
-/// Root's commit leaves a file its set-id bits.
-#[test]
-fn what_others_wrote_is_not_committed_by_root() {
-    let root = Credentials::root();
-    let other = Credentials {
-        uid: 1,
-        ..root.clone()
-    };
-    let mut file = DirtyFile::new(FILE);
-    file.set_rules(Some(RULES));
-    file.handle_opened();
-    let when = Moment {
-        now: some_time(),
-        wall_clock: Timestamp(1),
-    };
-    for (writers, expected) in [([&other, &root], &other), ([&root, &root], &root)] {
-        for (offset, by) in [0, 4].into_iter().zip(writers) {
-            file.write(offset, Bytes::from_static(b"data"), by, when);
-        }
-        file.begin_flush(false, RequestId::NONE);
-        for send in file.advance(false, RequestId::NONE).sends {
-            for piece in send.pieces {
-                let place = Place {
-                    block: BlockId(1),
-                    block_offset: piece.offset,
-                };
-                file.piece_written(send.order, piece.id, place);
-            }
-        }
-        let commits = file.advance(false, RequestId::NONE).commits;
-        assert_eq!(commits[0].credentials, *expected);
-        file.commit_done(Order::File);
-    }
 }

@@ -54,14 +54,13 @@ mod tests {
     use std::time::Duration;
 
     use harvestfs_protocol::error::FsError;
-    use harvestfs_protocol::ids::{BlockId, InodeId};
     use harvestfs_protocol::request_id::RequestId;
-    use harvestfs_protocol::types::{Credentials, Durability, PlacementRules, Timestamp};
+    use harvestfs_protocol::types::Credentials;
 
     use super::*;
     use crate::engine::session::call::Unanswered;
-    use crate::engine::write::file::{FAILURES_UNSEEN_MAX, Moment};
-    use crate::engine::write::writeback::Place;
+    use crate::engine::write::file::FAILURES_UNSEEN_MAX;
+    use crate::engine::write::file::tests::{moment, opened, write_sent};
     use crate::testing::some_time;
 
     fn away() -> ClientError {
@@ -71,37 +70,14 @@ mod tests {
         }
     }
 
-    fn opened() -> DirtyFile {
-        let mut file = DirtyFile::new(InodeId(7));
-        file.set_rules(Some(PlacementRules {
-            replication: 3,
-            durability: Durability::Strict,
-            class: None,
-        }));
-        file.handle_opened();
-        file
-    }
-
     fn append(file: &mut DirtyFile, bytes: usize) {
-        let when = Moment {
-            now: some_time(),
-            wall_clock: Timestamp(1),
-        };
-        file.append(vec![1; bytes].into(), &Credentials::root(), when);
+        file.append(vec![1; bytes].into(), &Credentials::root(), moment());
     }
 
     /// Sends what a flush wants to datanodes, and begins what can be committed then.
     fn send(file: &mut DirtyFile) -> Option<Commit> {
         let begun = file.advance(false, RequestId::NONE);
-        for send in begun.sends {
-            for piece in send.pieces {
-                let place = Place {
-                    block: BlockId(1),
-                    block_offset: piece.offset,
-                };
-                file.piece_written(send.order, piece.id, place);
-            }
-        }
+        write_sent(file, begun.sends);
         let written = file.advance(false, RequestId::NONE);
         begun.commits.into_iter().chain(written.commits).next()
     }
