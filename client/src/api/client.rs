@@ -527,25 +527,21 @@ impl Client {
         changed: Attr,
         known: Option<Attr>,
         name: Option<(InodeId, &Name)>,
-    ) -> Result<Attr, ClientError> {
+    ) -> Attr {
         if let Some(attr) = known {
-            return Ok(attr);
+            return attr;
         }
         let named = name.map(|(parent, name)| Invalidation::Entry(parent, name.clone()));
         let changes = named.into_iter().chain([Invalidation::Inode(changed.ino)]);
         let untold = Untold::new(&self.core().session, changes.collect());
-        match self.getattr(credentials, changed.ino).await {
-            Ok(attr) => {
-                untold.told();
-                Ok(attr)
-            }
-            Err(error) if error.is_gone() => {
-                untold.told();
-                Ok(changed)
-            }
-            // Others may have changed it since: the kernel is not to keep that.
-            Err(_) => Ok(self.with_latest(changed)),
-        }
+        let attr = match self.getattr(credentials, changed.ino).await {
+            Ok(attr) => attr,
+            Err(error) if error.is_gone() => changed,
+            // Others may have changed it since: the listener is notified, and the kernel does not keep what is told here.
+            Err(_) => return self.with_latest(changed),
+        };
+        untold.told();
+        attr
     }
 
     /// As [`Client::with_memory`], for a file that changes all the time or a caller that looks at

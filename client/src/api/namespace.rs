@@ -101,7 +101,7 @@ impl Client {
             }
             None => ticket.changed_attr(&attr),
         }
-        self.known_or_queried(credentials, attr, known, None).await
+        Ok(self.known_or_queried(credentials, attr, known, None).await)
     }
 
     /// A flush met `error`. If that is for want of room, a file can be cut nevertheless: it makes room, and
@@ -308,7 +308,7 @@ impl Client {
         ticket.changed_attr(&attr);
         ticket.changed_entry(parent, name, Some(attr.ino));
         let name = Some((parent, name));
-        self.known_or_queried(credentials, attr, known, name).await
+        Ok(self.known_or_queried(credentials, attr, known, name).await)
     }
 
     /// Removes a name that is not a directory's. Returns the attributes of what it named.
