@@ -49,7 +49,7 @@ impl Late {
     }
 
     /// Adds those that have not joined to those that have. They cannot be used, but they are there: a namenode that was
-    /// not told of them would take the server for one that was reimaged, and what operators have said of it for done.
+    /// not told of them would take the server for one that was reimaged, and end what operators have said of it.
     pub fn add_to(&self, statuses: &mut Vec<VolumeStatus>) {
         for (options, progress) in &self.volumes {
             let is_there = |it: &VolumeStatus| Some(it.storage) == progress.storage();

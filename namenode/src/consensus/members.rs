@@ -212,7 +212,7 @@ impl Consensus {
 
     /// Whether the group has removed this member for good. To be asked of one that leads, or did so until now: it has executed
     /// everything that was committed before its term, and so the last entry that names members. Another one may know only older
-    /// ones. Where an entry of its log takes it in again, committed or not, it may have acknowledged that already.
+    /// ones. False where an entry of its log takes it in again, committed or not: it may have acknowledged that already.
     #[must_use]
     pub fn is_removed(&self) -> bool {
         if self.store.is_among_members() {

@@ -410,8 +410,8 @@ impl Consensus {
         self.leadership.clone()
     }
 
-    /// The newest term that this member voted in. It leads in none before, though openraft says so, and goes on, only when the
-    /// vote is durable, behind all that its disk still has to write.
+    /// The newest term that this member voted in. It leads in no earlier one, though openraft says so until the vote is durable,
+    /// which it is only after all that its disk had to write before.
     #[must_use]
     pub fn voted_term(&self) -> Term {
         self.store.voted_term()

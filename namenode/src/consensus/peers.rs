@@ -450,7 +450,8 @@ impl RaftNetworkV2<Group> for Peer {
             return Err(Unreachable::new(&PeerError::NoSnapshot).into());
         };
         // openraft takes the answer for one to a heartbeat that was sent now, but nobody looks at a vote for it: the other
-        // member may have promised its vote to another leader. Once now is too long ago for a lease, it makes none.
+        // member may have promised its vote to another leader. Given only when a heartbeat of now makes no lease any more,
+        // the answer makes none either.
         let no_lease_from = tokio::time::Instant::now() + PROMISED;
         let taken = async {
             self.have_taken(last, option.hard_ttl()).await?;

@@ -155,7 +155,7 @@ impl Delegations {
         files.is_some_and(|files| files.contains(&ino))
     }
 
-    /// What a question of `asker` about a file has to wait for: of a holder that has not answered in time, for nothing.
+    /// What a question of `asker` about a file has to wait for. A holder that has not answered in time is left out.
     pub(crate) fn standings(
         &self,
         now_ms: u64,
@@ -190,7 +190,7 @@ impl Delegations {
         }
     }
 
-    /// Whose it is.
+    /// The sessions that have it.
     pub(crate) fn holders(&self, ino: InodeId) -> impl Iterator<Item = SessionId> {
         let delegations = self.by_inode.get(&ino).into_iter().flatten();
         delegations.map(|it| it.holder)

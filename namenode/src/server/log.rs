@@ -189,9 +189,9 @@ impl Log {
         self.remember(proposed);
     }
 
-    /// Whether records are for the term that there is. openraft does not ask that. If this member was deposed and elected again
-    /// before the owner knows, it would add them behind what others were committed in between, for which they were not made;
-    /// and while it saves its vote for another one, it answers nothing.
+    /// Whether records are for the term that there is. openraft does not check that. If this member was deposed and elected again
+    /// before the owner knows, it would add them behind what was committed in between, for which they were not made; and while
+    /// it saves its vote for another one, it answers nothing.
     fn may_propose(&self) -> bool {
         self.failure.is_none() && !self.is_outvoted()
     }
@@ -202,8 +202,8 @@ impl Log {
     }
 
     /// What comes of something that openraft is asked, unless this namenode is outvoted meanwhile: openraft answers nothing while
-    /// it saves that vote, behind all that a slow disk still has to write. Nothing more is proposed then, so that what openraft
-    /// heard of that was asked is of no account.
+    /// it saves that vote, behind all that a slow disk still has to write. Nothing more is proposed then, so that it does not
+    /// matter whether openraft has heard of what it was asked.
     async fn unless_outvoted<T>(
         &self,
         asked: impl Future<Output = Result<T, ConsensusError>>,
