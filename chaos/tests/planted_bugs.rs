@@ -18,7 +18,7 @@ use harvestfs_protocol::planted::{Bug, met, plant};
 use parking_lot::Mutex;
 
 /// Within so many seeds each bug is found, but for those in [`NOT_FOUND`].
-const SEEDS: u64 = 200;
+const SEEDS: u64 = 400;
 /// What the simulator does not find yet with so many seeds, and of several namenodes also what has not been looked for with
 /// as many.
 const NOT_FOUND: [Bug; 5] = [
