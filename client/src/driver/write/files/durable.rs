@@ -118,10 +118,12 @@ impl Files {
                 unix_now_ms().is_some_and(|now| stream.new.token.expires_unix_ms() > now);
             let (sealed, stable) = match may_seal {
                 true => {
-                    let mut nodes = stream.new.nodes.clone();
+                    // As the namenode knows them: a datanode may have another address since it was started again.
+                    let mut nodes = located;
                     let is_other =
-                        |node: &Arc<NodeInfo>| nodes.iter().all(|it| it.node != node.node);
-                    let others: Vec<_> = located.into_iter().filter(is_other).collect();
+                        |node: &&Arc<NodeInfo>| nodes.iter().all(|it| it.node != node.node);
+                    let others = stream.new.nodes.iter().filter(is_other).cloned();
+                    let others: Vec<_> = others.collect();
                     nodes.extend(others);
                     let seal = async |at_least| {
                         let sealed = seal_on(&self.cluster, stream, &nodes, wanted, at_least);
