@@ -50,7 +50,7 @@ pub enum FsError {
     /// `ENODATA`
     #[error("no such extended attribute")]
     NoAttribute,
-    /// `E2BIG` on a value, `ENOSPC` on their sum
+    /// `E2BIG`
     #[error("the extended attribute is too large")]
     AttributeTooLarge,
     /// `EOPNOTSUPP`
@@ -85,7 +85,7 @@ pub enum FsError {
     /// `EACCES`: this peer's certificate does not allow the request.
     #[error("this certificate does not allow the request: {0}")]
     RoleDenied(String),
-    /// `EPROTO`: the peer sent something that this version does not accept.
+    /// `EIO`: the peer sent something that this version does not accept.
     #[error("protocol error: {0}")]
     Protocol(String),
     /// `EIO`: the namenode failed; the message is for its log's reader.

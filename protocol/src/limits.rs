@@ -1,5 +1,5 @@
-//! Every limit of the system, with its reason. What is not listed here is not limited by constant
-//! but by configuration.
+//! The limits that several parts share, with their reasons. Those of a single part are beside its code, and others are in its
+//! configuration.
 
 use std::time::Duration;
 

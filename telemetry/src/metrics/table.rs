@@ -40,7 +40,7 @@ table! {
     NAMENODE_JOURNAL_RECORD = Namenode Gauge "records" "harvestfs_namenode_journal_record" []
         Internal: "Number of the last record of the journal.";
     NAMENODE_LEADS = Namenode Gauge "1" "harvestfs_namenode_leads" []
-        Stable: "1 while this namenode leads and serves clients, 0 while it is a standby or nobody leads; also when it was elected, and has reached no majority for 2 s. One of a group has 1: alert when their sum is 0.";
+        Stable: "1 while this namenode leads and serves clients. 0 while it is a standby, while nobody leads, and when it was elected but has reached no majority for 2 s. Exactly one of a group has 1: alert when their sum is 0.";
     NAMENODE_KNOWS_LEADER = Namenode Gauge "1" "harvestfs_namenode_knows_leader" []
         Stable: "1 while this namenode knows of one that leads, itself or another, 0 otherwise; also when it has heard nothing of that one for 2 s.";
     NAMENODE_TERM = Namenode Gauge "1" "harvestfs_namenode_term" []
@@ -50,7 +50,7 @@ table! {
     NAMENODE_NEWEST_VERSION = Namenode Gauge "1" "harvestfs_namenode_newest_version" []
         Stable: "The newest version that a namenode or datanode has; above that of the cluster, an upgrade is under way.";
     NAMENODE_BEHIND_RECORDS = Namenode Gauge "records" "harvestfs_namenode_behind_records" []
-        Stable: "Records that the leader committed, as far as it was heard, and that this namenode has not executed; 0 of the leader.";
+        Stable: "Committed records, as far as this namenode has heard from the leader, that it has not executed yet; always 0 on the leader.";
     NAMENODE_MEMBER = Namenode Gauge "1" "harvestfs_namenode_member" ["address"]
         Stable: "The namenodes of the group, as this one sees it, by address: 1 for the one that leads, 0 for the others; 0 for all while nobody leads.";
     NAMENODE_READY = Namenode Gauge "1" "harvestfs_namenode_ready" []
@@ -130,7 +130,7 @@ table! {
     NAMENODE_HARVESTED_JOBS = Namenode Gauge "jobs" "harvestfs_namenode_harvested_jobs" []
         Stable: "Jobs that run on what owners leave.";
     NAMENODE_HARVESTED_CONTAINERS = Namenode Gauge "containers" "harvestfs_namenode_harvested_containers" []
-        Stable: "Containers or pods of the jobs that controllers named, at most 256 of each scheduler.";
+        Stable: "Containers or pods of the jobs that controllers named; of each scheduler at most 256 jobs are named.";
     NAMENODE_HARVESTED_CORES = Namenode Gauge "cores" "harvestfs_namenode_harvested_cores" []
         Stable: "Cores of these containers.";
     NAMENODE_HARVESTED_BYTES = Namenode Gauge "bytes" "harvestfs_namenode_harvested_bytes" []
@@ -176,7 +176,7 @@ table! {
     MOUNT_DIRTY_BYTES = Mount Gauge "bytes" "harvestfs_mount_dirty_bytes" []
         Stable: "Written data in the mount's memory that is not yet committed.";
     MOUNT_DENIALS_TOTAL = Mount WholeCounter "denials" "harvestfs_mount_denials_total" []
-        Stable: "Requests that datanodes denied because the primary tenant needs the server.";
+        Stable: "Requests that datanodes put off (`Busy`), mostly because the primary tenant needs the server.";
     MOUNT_HEDGED_READS_TOTAL = Mount WholeCounter "reads" "harvestfs_mount_hedged_reads_total" []
         Stable: "Reads for which a second replica was asked because the first was slow.";
     MOUNT_CONNECTED = Mount Gauge "1" "harvestfs_mount_connected" []
