@@ -1,5 +1,6 @@
 //! Which cluster a command talks to, and with which identity.
 
+use std::env;
 use std::path::{Path, PathBuf};
 
 use anyhow::Context;
@@ -15,6 +16,10 @@ use crate::up;
 /// Where help lists what every command takes.
 pub const GLOBAL_OPTIONS: &str = "Global options";
 
+/// Not clap's: it does not tell what was typed from what a variable says.
+const DATA_VARIABLE: &str = "HARVESTFS_DATA";
+const CONFIG_VARIABLE: &str = "HARVESTFS_CLIENT_CONFIG";
+
 /// Which cluster.
 #[derive(Clone, Debug, Args)]
 pub struct ClusterArgs {
@@ -22,25 +27,30 @@ pub struct ClusterArgs {
     /// [env: HARVESTFS_DATA].
     #[arg(
         long,
-        env = "HARVESTFS_DATA",
         global = true,
         value_name = "DIR",
+        conflicts_with = "config",
         help_heading = GLOBAL_OPTIONS,
-        hide_short_help = true,
-        hide_env = true
+        hide_short_help = true
     )]
     data: Option<PathBuf>,
     /// Configuration file of a client, instead of --data [env: HARVESTFS_CLIENT_CONFIG].
     #[arg(
         long,
-        env = "HARVESTFS_CLIENT_CONFIG",
         global = true,
         value_name = "FILE",
         help_heading = GLOBAL_OPTIONS,
-        hide_short_help = true,
-        hide_env = true
+        hide_short_help = true
     )]
     config: Option<PathBuf>,
+}
+
+/// By what a cluster is named.
+enum Named {
+    /// The configuration file of a client.
+    Config(PathBuf),
+    /// The cluster's directory on this machine; none: the usual one.
+    Data(Option<PathBuf>),
 }
 
 /// A client's configuration and certificate.
@@ -53,6 +63,17 @@ pub struct Access {
 }
 
 impl ClusterArgs {
+    /// Once something is typed, the variables do not count: the one for the other flag, which somebody has set and
+    /// forgotten, would send the command to another cluster.
+    fn named(&self) -> Named {
+        let (data, config) = if self.data.is_some() || self.config.is_some() {
+            (self.data.clone(), self.config.clone())
+        } else {
+            (variable(DATA_VARIABLE), variable(CONFIG_VARIABLE))
+        };
+        config.map_or(Named::Data(data), Named::Config)
+    }
+
     /// Reads the configuration; `directory` is the part of a cluster's directory to use.
     ///
     /// # Errors
@@ -66,10 +87,10 @@ impl ClusterArgs {
     /// # Errors
     /// When no cluster was made there, or it cannot be told whether one was.
     pub fn client_file(&self, directory: &str) -> anyhow::Result<PathBuf> {
-        Ok(match &self.config {
-            Some(path) => path.clone(),
-            None => {
-                let data = up::data_directory(self.data.as_deref())?;
+        Ok(match self.named() {
+            Named::Config(path) => path,
+            Named::Data(data) => {
+                let data = up::data_directory(data.as_deref())?;
                 let path = data.join(directory).join("client.toml");
                 // Not whether `ca` is there: that may be kept elsewhere.
                 if !is_there(&path)? {
@@ -92,13 +113,16 @@ impl ClusterArgs {
     /// # Errors
     /// When the one that was named cannot be read, or the usual one is damaged.
     pub fn client_config(&self) -> anyhow::Result<Option<ClientConfig>> {
-        let path = match &self.config {
-            Some(path) => path.clone(),
-            None => up::data_directory(self.data.as_deref())?.join("client/client.toml"),
+        let path = match self.named() {
+            Named::Config(path) => path,
+            Named::Data(data) => {
+                let path = up::data_directory(data.as_deref())?.join("client/client.toml");
+                if !is_there(&path)? {
+                    return Ok(None);
+                }
+                path
+            }
         };
-        if self.config.is_none() && !is_there(&path)? {
-            return Ok(None);
-        }
         config::load(&path).map(Some)
     }
 
@@ -107,15 +131,18 @@ impl ClusterArgs {
     /// # Errors
     /// When there is no home directory to look for it.
     pub fn directory(&self) -> anyhow::Result<Option<PathBuf>> {
-        match &self.config {
-            Some(_) => Ok(None),
-            None => up::data_directory(self.data.as_deref()).map(Some),
+        match self.named() {
+            Named::Config(_) => Ok(None),
+            Named::Data(data) => up::data_directory(data.as_deref()).map(Some),
         }
     }
 
     /// The configuration file that is named instead of a cluster's directory.
-    pub fn config_file(&self) -> Option<&Path> {
-        self.config.as_deref()
+    pub fn config_file(&self) -> Option<PathBuf> {
+        match self.named() {
+            Named::Config(path) => Some(path),
+            Named::Data(_) => None,
+        }
     }
 
     /// Opens a session, with what was read of the configuration.
@@ -138,7 +165,7 @@ impl ClusterArgs {
         options.dirty_bytes_max = access.config.dirty.0;
         options.unreachable_timeout = access.config.unreachable_timeout_s.duration();
         Client::connect(options).await.with_context(|| {
-            let advice = if self.config.is_some() {
+            let advice = if self.config_file().is_some() {
                 "is its namenode running, and does a firewall let UDP through to it?"
             } else {
                 "is it running? `harvestfs up` starts it"
@@ -146,6 +173,13 @@ impl ClusterArgs {
             format!("cannot reach the cluster at {addresses} ({advice})")
         })
     }
+}
+
+/// What a variable says; an empty one says nothing.
+fn variable(name: &str) -> Option<PathBuf> {
+    env::var_os(name)
+        .filter(|value| !value.is_empty())
+        .map(PathBuf::from)
 }
 
 /// Whether a file is there. What may not be looked at is not taken for missing.

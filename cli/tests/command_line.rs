@@ -103,3 +103,35 @@ fn a_detail_of_the_log_that_is_not_understood_is_told() {
     let told = said("harvestfs_client=loud");
     assert!(told.contains("HARVESTFS_LOG is not understood"), "{told}");
 }
+
+#[test]
+fn what_is_typed_names_the_cluster_whatever_variables_say() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let data = text_of(&directory.path().join("data"));
+    let file = text_of(&directory.path().join("client.toml"));
+    let other = text_of(&directory.path().join("other"));
+    let ls = |arguments: &[&str], data: &str, config: &str| {
+        let output = Command::new(env!("CARGO_BIN_EXE_harvestfs"))
+            .args(["fs", "ls"])
+            .args(arguments)
+            .env("HARVESTFS_DATA", data)
+            .env("HARVESTFS_CLIENT_CONFIG", config)
+            .output()
+            .expect("the binary runs");
+        assert!(!output.status.success(), "{output:?}");
+        String::from_utf8_lossy(&output.stderr).into_owned()
+    };
+    let of_data = format!("no cluster was made on this machine in {data} ");
+    for (arguments, variables, told) in [
+        (&["--data", &data][..], [&other[..], &other], &of_data),
+        (&["--config", &file], [&other, &other], &file),
+        (&[], [&other, &file], &file),
+        // Nothing says nothing.
+        (&[], [&data, ""], &of_data),
+    ] {
+        let said = ls(arguments, variables[0], variables[1]);
+        assert!(said.contains(told), "{arguments:?}, {variables:?}: {said}");
+    }
+    let said = ls(&["--data", &data, "--config", &file], "", "");
+    assert!(said.contains("cannot be used with"), "{said}");
+}

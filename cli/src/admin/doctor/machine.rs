@@ -38,7 +38,7 @@ const REPLACE: &str = "make a new cluster authority with `harvestfs init` and ne
 pub fn examine(args: &ClusterArgs, diagnosis: &mut Diagnosis) -> anyhow::Result<()> {
     match (args.directory()?, args.config_file()) {
         (Some(directory), _) => examine_directory(&directory, diagnosis),
-        (None, Some(file)) => examine_client(file, diagnosis),
+        (None, Some(file)) => examine_client(&file, diagnosis),
         (None, None) => {}
     }
     // Without a valid identity, which is reported above, no mount is known to be of this cluster.
