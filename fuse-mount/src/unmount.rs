@@ -8,12 +8,13 @@
 
 use std::ffi::OsStr;
 use std::fs::File;
+use std::io::Write;
 use std::os::fd::AsFd;
 use std::path::Path;
 use std::process::{Command, Stdio};
 use std::sync::mpsc;
 use std::time::Duration;
-use std::{io, thread};
+use std::{fmt, io, thread};
 
 use rustix::io::Errno;
 use rustix::mount::{UnmountFlags, unmount};
@@ -48,14 +49,19 @@ pub fn asked_by_mount() -> Option<bool> {
     Some(match unmount_device(&device) {
         Ok(Unmounted::Entirely) => true,
         Ok(Unmounted::InUse) => {
-            println!("{IN_USE}");
+            say(io::stdout(), format_args!("{IN_USE}"));
             true
         }
         Err(error) => {
-            eprintln!("{error}");
+            say(io::stderr(), format_args!("{error}"));
             false
         }
     })
+}
+
+/// For the mount, which may have ended meanwhile: the child goes on without a reader.
+fn say(mut to: impl Write, text: fmt::Arguments<'_>) {
+    let _ = writeln!(to, "{text}");
 }
 
 /// Unmounts by a child, after what programs changed is written back.
@@ -91,17 +97,26 @@ fn unmount_device(device: &str) -> io::Result<Unmounted> {
     let directory = &mount.mount_point;
     for below in mounted_below(&all, device) {
         let below = &below.mount_point;
-        eprintln!("unmounting {} as well", below.display());
+        say(
+            io::stderr(),
+            format_args!("unmounting {} as well", below.display()),
+        );
         // The others and this mount are none the worse for it.
         if let Err(error) = detach(below) {
-            eprintln!("cannot unmount {}: {error}", below.display());
+            say(
+                io::stderr(),
+                format_args!("cannot unmount {}: {error}", below.display()),
+            );
         }
     }
     // Of a file system in use the kernel keeps what programs have changed until they close it. An
     // error would reach a program that syncs or closes; from an unmounted file system it reaches none.
     let written_back = File::open(directory).and_then(|root| Ok(rustix::fs::syncfs(root.as_fd())?));
     if let Err(error) = written_back {
-        eprintln!("cannot write back everything: {error}");
+        say(
+            io::stderr(),
+            format_args!("cannot write back everything: {error}"),
+        );
     }
     let all = mounts()?;
     match mounted_on(&all, directory) {

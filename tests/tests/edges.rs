@@ -182,28 +182,32 @@ fn a_mount_in_use_ends_when_it_is_told_and_writes_back_what_it_has() {
 
 #[test]
 fn a_mount_that_cannot_write_back_can_be_killed_and_leaves_nobody_waiting() {
-    let Some((mut cluster, mount)) = Cluster::mounted(&small()) else {
-        return;
-    };
-    let mut user = User::of(&mount);
-    // What is dirty cannot be written back from here on, and the mount cannot end in an orderly way.
-    cluster.pause("namenode");
-    cluster.signal("mnt", Signal::TERM);
-    thread::sleep(Duration::from_secs(1));
-    assert!(
-        cluster.running().contains(&"mnt".to_owned()),
-        "it still tries"
-    );
-    cluster.signal("mnt", Signal::TERM);
-    wait_until("the second signal ends it", DEADLINE, || {
-        !cluster.running().contains(&"mnt".to_owned())
-    });
-    user.0.kill().expect("it runs");
-    wait_until("its user ends", DEADLINE, || {
-        user.0.try_wait().expect("it is our child").is_some()
-    });
-    wait_until("nothing is left", DEADLINE, || mounted_on(&mount).is_none());
-    cluster.resume("namenode");
+    // Later the mount has to ask, and who unmounts waits for its answer until the mount is killed.
+    for away in [Duration::ZERO, Duration::from_secs(12)] {
+        let Some((mut cluster, mount)) = Cluster::mounted(&small()) else {
+            return;
+        };
+        let mut user = User::of(&mount);
+        // What is dirty cannot be written back from here on, and the mount cannot end in an orderly way.
+        cluster.pause("namenode");
+        thread::sleep(away);
+        cluster.signal("mnt", Signal::TERM);
+        thread::sleep(Duration::from_secs(1));
+        assert!(
+            cluster.running().contains(&"mnt".to_owned()),
+            "it still tries"
+        );
+        cluster.signal("mnt", Signal::TERM);
+        wait_until("the second signal ends it", DEADLINE, || {
+            !cluster.running().contains(&"mnt".to_owned())
+        });
+        user.0.kill().expect("it runs");
+        wait_until("its user ends", DEADLINE, || {
+            user.0.try_wait().expect("it is our child").is_some()
+        });
+        wait_until("nothing is left", DEADLINE, || mounted_on(&mount).is_none());
+        cluster.resume("namenode");
+    }
 }
 
 /// Another mount changed what is being read here: the kernel is dropping pages, and waits for the read.
