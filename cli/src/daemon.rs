@@ -2,6 +2,7 @@
 //!
 //! Each prints a line that starts with [`READY`] on standard output when others can use it.
 
+use std::ffi::OsString;
 use std::future::Future;
 use std::net::SocketAddr;
 use std::num::NonZeroUsize;
@@ -112,6 +113,21 @@ pub struct MountArgs {
     /// instead of the file's.
     #[arg(long, value_name = "SECONDS")]
     unreachable_timeout: Option<Wait>,
+}
+
+/// The variables that stand for flags of a part. They are for one that somebody starts by hand: in a whole cluster they
+/// would say the same to all parts, and more than the configuration that was made for each.
+pub fn variables() -> Vec<OsString> {
+    let part = || clap::Command::new("part");
+    let parts = [
+        NamenodeArgs::augment_args(part()),
+        DatanodeArgs::augment_args(part()),
+        MountArgs::augment_args(part()),
+    ];
+    let flags = parts.iter().flat_map(|part| part.get_arguments());
+    flags
+        .filter_map(|flag| flag.get_env().map(OsString::from))
+        .collect()
 }
 
 /// Runs a namenode.

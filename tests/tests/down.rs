@@ -1,4 +1,4 @@
-//! What `harvestfs down` says when not everything stopped in good order.
+//! What `harvestfs down` says when not everything stopped in good order, and what does not keep `up` from starting.
 
 use std::fs;
 use std::path::Path;
@@ -102,4 +102,25 @@ fn down_names_what_did_not_stop_in_good_order() {
     assert!(down.status.success(), "{down:?}");
     let said = String::from_utf8_lossy(&down.stdout).into_owned();
     assert!(said.contains("Everything is kept"), "{said}");
+}
+
+#[test]
+fn variables_for_a_part_are_not_for_those_of_a_whole_cluster() {
+    if !can_mount() {
+        return;
+    }
+    let directory = tempfile::tempdir().expect("a directory");
+    let data = directory.path().join("cluster");
+    let _down = DownOnDrop(&data);
+    let up = Command::new(harvestfs())
+        .args(["up", "--detach", "--datanodes", "3", "--quota", "1GiB"])
+        .arg("--data")
+        .arg(&data)
+        .env("HARVESTFS_LISTEN", "nonsense")
+        .env("HARVESTFS_NAMENODES", "127.0.0.1:1")
+        .env("HARVESTFS_PRIORITY", "nonsense")
+        .env("HARVESTFS_PRIMARY_CGROUP", "/nonsense")
+        .output()
+        .expect("the binary runs");
+    assert!(up.status.success(), "{up:?}");
 }

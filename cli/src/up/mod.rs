@@ -256,6 +256,8 @@ fn detach(args: &UpArgs, layout: &Layout, lock: File) -> anyhow::Result<()> {
     lock.set_len(0)?;
     let mut child = command
         .envs([crate::logging::environment()])
+        // It is in the configuration by now, or a flag was typed instead.
+        .env_remove("HARVESTFS_POLICY")
         .stdin(lock)
         // What it prints is printed below, and has no place in a log: the page's token is in it.
         .stdout(Stdio::null())

@@ -16,6 +16,7 @@ use tokio::sync::oneshot;
 use tokio::time::{Instant, timeout};
 
 use super::lock::Inherited;
+use crate::daemon;
 
 /// A part that ran this long before it ended is started again at once.
 const STABLE: Duration = Duration::from_secs(60);
@@ -83,6 +84,9 @@ impl Part {
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
             .stderr(log);
+        for variable in daemon::variables() {
+            command.env_remove(variable);
+        }
         let mut child = self
             .lock
             .hand_on(|| command.spawn())
