@@ -459,6 +459,11 @@ impl StopSignal {
         }
     }
 
+    /// Waits for Ctrl-C.
+    pub async fn interrupted(&mut self) {
+        self.interrupt.recv().await;
+    }
+
     async fn next(signal: Option<&mut Signal>) {
         match signal {
             Some(signal) => {

@@ -3,7 +3,7 @@
 use std::fs;
 use std::path::Path;
 use std::process::{Child, Command, Output, Stdio};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use harvestfs_tests::{DownOnDrop, can_mount, harvestfs, run_on, wait_until};
 use rustix::process::{Pid, Signal, kill_process};
@@ -16,7 +16,7 @@ fn supervisor(data: &Path) -> Pid {
     Pid::from_raw(text.trim().parse().expect("a number")).expect("not 0")
 }
 
-fn kill_a_datanode_of(supervisor: Pid) {
+fn datanodes_of(supervisor: Pid) -> Vec<Pid> {
     let pid = supervisor.as_raw_nonzero();
     let children = fs::read_to_string(format!("/proc/{pid}/task/{pid}/children"));
     let children = children.expect("the kernel lists children");
@@ -25,9 +25,10 @@ fn kill_a_datanode_of(supervisor: Pid) {
         line.split(|&byte| byte == 0)
             .any(|word| word == b"datanode")
     };
-    let child = children.split_whitespace().find(is_datanode);
-    let child: i32 = child.expect("a datanode").parse().expect("a number");
-    kill_process(Pid::from_raw(child).expect("not 0"), Signal::KILL).expect("it runs");
+    let datanodes = children.split_whitespace().filter(is_datanode);
+    datanodes
+        .map(|child| Pid::from_raw(child.parse().expect("a number")).expect("not 0"))
+        .collect()
 }
 
 /// Begins `down`, and returns when it has told an `up` to stop that hangs.
@@ -49,6 +50,13 @@ fn begin_down(data: &Path, supervisor: Pid) -> Child {
         pending.expect("hexadecimal") & terminate != 0
     });
     child
+}
+
+/// The datanodes of a cluster hang, and do not end when they are told to.
+fn pause_datanodes_of(supervisor: Pid) {
+    for datanode in datanodes_of(supervisor) {
+        kill_process(datanode, Signal::STOP).expect("it runs");
+    }
 }
 
 fn complaint(output: &Output) -> String {
@@ -74,7 +82,7 @@ fn down_names_what_did_not_stop_in_good_order() {
     // Nobody starts the part again before everything stops.
     let pid = supervisor(&data);
     kill_process(pid, Signal::STOP).expect("it runs");
-    kill_a_datanode_of(pid);
+    kill_process(datanodes_of(pid)[0], Signal::KILL).expect("it runs");
     let down = begin_down(&data, pid);
     kill_process(pid, Signal::CONT).expect("it hangs");
     let output = down.wait_with_output().expect("it ends");
@@ -123,4 +131,45 @@ fn variables_for_a_part_are_not_for_those_of_a_whole_cluster() {
         .output()
         .expect("the binary runs");
     assert!(up.status.success(), "{up:?}");
+}
+
+#[test]
+fn a_stop_is_bounded_and_can_be_hurried() {
+    if !can_mount() {
+        return;
+    }
+    let directory = tempfile::tempdir().expect("a directory");
+    let data = directory.path().join("cluster");
+    let _down = DownOnDrop(&data);
+    let up = run_on(
+        &data,
+        &["up", "--detach", "--datanodes", "3", "--quota", "1GiB"],
+    );
+    assert!(up.status.success(), "{up:?}");
+    pause_datanodes_of(supervisor(&data));
+    let began = Instant::now();
+    let said = complaint(&run_on(&data, &["down"]));
+    assert!(began.elapsed() < Duration::from_secs(90), "all at once");
+    let killed = said.lines().filter(|line| line.contains("was killed"));
+    assert_eq!(killed.count(), 3, "{said}");
+
+    let up = run_on(&data, &["up", "--detach"]);
+    assert!(up.status.success(), "{up:?}");
+    let pid = supervisor(&data);
+    pause_datanodes_of(pid);
+    let down = Command::new(harvestfs())
+        .args(["down", "--data"])
+        .arg(&data)
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .expect("the binary runs");
+    let ready = data.join("up.ready");
+    wait_until("it stops", DEADLINE, || !ready.exists());
+    let began = Instant::now();
+    kill_process(pid, Signal::INT).expect("it waits");
+    let said = complaint(&down.wait_with_output().expect("it ends"));
+    assert!(began.elapsed() < DEADLINE, "it was hurried");
+    let killed = said.lines().filter(|line| line.contains("was killed"));
+    assert!(killed.count() >= 3, "{said}");
 }

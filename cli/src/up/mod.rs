@@ -27,8 +27,8 @@ use crate::units::Size;
 
 /// Longest start of the whole cluster.
 const START_DEADLINE: Duration = Duration::from_secs(120);
-/// Longest stop of the whole cluster.
-const STOP_DEADLINE: Duration = Duration::from_secs(150);
+/// Longest stop of the whole cluster: mount, datanodes and namenodes one after the other, and what a dead mount needs.
+const STOP_DEADLINE: Duration = Duration::from_secs(225);
 /// How long the lock of a cluster may be in a state that passes.
 const LOCK_PATIENCE: Duration = Duration::from_millis(500);
 const LOCK_POLL: Duration = Duration::from_millis(10);

@@ -22,6 +22,8 @@ use crate::daemon;
 const STABLE: Duration = Duration::from_secs(60);
 const RESTART_DELAY_MIN: Duration = Duration::from_millis(200);
 const RESTART_DELAY_MAX: Duration = Duration::from_secs(10);
+/// How long what was killed is waited for. The kernel may keep it, for a disk that does not answer, say.
+const KILL_DEADLINE: Duration = Duration::from_secs(5);
 
 /// One process of the cluster, which is started again when it ends.
 pub struct Part {
@@ -157,34 +159,42 @@ impl Part {
         let Some(child) = &mut self.child else {
             return Ok(());
         };
-        let killed = match timeout(deadline, child.wait()).await {
-            Ok(status) => {
-                let status = status?;
-                // A part listens for the signal first: one that ends by it has nothing to put in order.
-                let had_not_begun = status.signal() == Some(Signal::TERM.as_raw());
-                if !status.success() && !had_not_begun {
-                    bail!(
-                        "{} ended with {status}; see {}",
-                        self.name,
-                        self.log.display()
-                    );
-                }
-                false
-            }
-            Err(_) => true,
+        let Ok(status) = timeout(deadline, child.wait()).await else {
+            let why = format!("did not stop within {} s", deadline.as_secs());
+            return self.kill(&why).await;
         };
-        if killed {
-            self.signal(Signal::KILL);
-            self.ended().await?;
+        let status = status?;
+        // A part listens for the signal first: one that ends by it has nothing to put in order.
+        let had_not_begun = status.signal() == Some(Signal::TERM.as_raw());
+        if !status.success() && !had_not_begun {
             bail!(
-                "{} did not stop within {} s and was killed; see {}",
+                "{} ended with {status}; see {}",
                 self.name,
-                deadline.as_secs(),
                 self.log.display()
             );
         }
         self.child = None;
         Ok(())
+    }
+
+    /// Kills the process, if there is one; then the error says why.
+    pub async fn kill(&mut self, why: &str) -> anyhow::Result<()> {
+        if self.child.as_ref().and_then(Child::id).is_none() {
+            return Ok(());
+        }
+        self.signal(Signal::KILL);
+        let yet = match timeout(KILL_DEADLINE, self.ended()).await {
+            Ok(ended) => {
+                ended?;
+                ""
+            }
+            Err(_) => ", but has not ended yet",
+        };
+        bail!(
+            "{} {why} and was killed{yet}; see {}",
+            self.name,
+            self.log.display()
+        )
     }
 
     fn signal(&self, signal: Signal) {
@@ -203,6 +213,7 @@ impl Part {
 
 #[cfg(test)]
 mod tests {
+    use super::super::supervisor;
     use super::*;
 
     async fn part_in(directory: &Path) -> Part {
@@ -223,6 +234,29 @@ mod tests {
         part.signal(Signal::KILL);
         let failed = part.finish(STABLE).await.unwrap_err().to_string();
         assert!(failed.contains("signal: 9"), "{failed}");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn parts_that_do_not_stop_are_waited_for_together_and_killed() {
+        let dir = tempfile::tempdir().unwrap();
+        let lock = Inherited::wait(&dir.path().join("lock")).await.unwrap();
+        let lock = Rc::new(lock);
+        let mut parts = Vec::new();
+        for _ in 0..3 {
+            let mut part = Part::new("part", Vec::new(), dir.path(), &lock);
+            part.child = Some(Command::new("sleep").arg("60").spawn().unwrap());
+            part.signal(Signal::STOP);
+            parts.push(part);
+        }
+        let began = Instant::now();
+        let stopped = supervisor::stop(&mut parts).await;
+        assert!(began.elapsed() < Duration::from_secs(90));
+        assert_eq!(stopped.len(), 3);
+        for result in stopped {
+            let failed = result.unwrap_err().to_string();
+            assert!(failed.contains("did not stop within"), "{failed}");
+            assert!(failed.contains("and was killed"), "{failed}");
+        }
     }
 
     #[tokio::test(start_paused = true)]

@@ -36,23 +36,22 @@ pub fn run(layout: &mut Layout) -> anyhow::Result<()> {
 
 async fn supervise(layout: &mut Layout) -> anyhow::Result<()> {
     let mut signals = StopSignal::listen()?;
-    let mut stop = std::pin::pin!(signals.received());
     // That of one that was killed.
     super::remove_if_there(&layout.ready_path())?;
     let lock_path = Layout::servers_lock_path(&layout.data);
     let lock = tokio::select! {
         lock = Inherited::wait(&lock_path) => lock?,
-        () = &mut stop => return Ok(()),
+        () = signals.received() => return Ok(()),
     };
     layout.move_if_address_is_taken()?;
     let mut parts = servers(layout, &Rc::new(lock));
     let started = tokio::select! {
         started = start(&mut parts, layout) => started,
-        () = &mut stop => return finish(&mut parts, layout).await,
+        () = signals.received() => return finish(&mut parts, layout, &mut signals).await,
     };
     if let Err(error) = started {
         // What went wrong first is what the user needs to read.
-        let _ = finish(&mut parts, layout).await;
+        let _ = finish(&mut parts, layout, &mut signals).await;
         return Err(error);
     }
     layout.announce_ready()?;
@@ -61,11 +60,13 @@ async fn supervise(layout: &mut Layout) -> anyhow::Result<()> {
     tokio::select! {
         biased;
         // First: of what has ended just now, nothing is started again.
-        () = &mut stop => {}
+        () = signals.received() => {}
         _ = join_all(parts.all().map(keep)) => {}
     }
-    println!("Stopping ...");
-    finish(&mut parts, layout).await?;
+    println!(
+        "Stopping ... Another Ctrl-C kills what has not stopped: what programs have not synced may be lost."
+    );
+    finish(&mut parts, layout, &mut signals).await?;
     println!("Stopped. Everything is kept in {}.", layout.data.display());
     Ok(())
 }
@@ -247,15 +248,26 @@ fn mount(layout: &Layout, lock: &Rc<Inherited>) -> Part {
     Part::new(MOUNT, arguments, &Layout::log_directory(&layout.data), lock)
 }
 
-/// The mount first, so that it can still write back; the namenodes last. The error names all that failed, each in a line.
-async fn finish(parts: &mut Parts, layout: &Layout) -> anyhow::Result<()> {
+/// Stops everything, or kills what is left at a further Ctrl-C: not at SIGTERM, which each `down` sends. The error names
+/// all that failed, each in a line.
+async fn finish(
+    parts: &mut Parts,
+    layout: &Layout,
+    signals: &mut StopSignal,
+) -> anyhow::Result<()> {
     let mut results = vec![super::remove_if_there(&layout.ready_path())];
-    results.extend(stop(parts.mount.as_mut_slice()).await);
-    // One that was killed is still mounted, and answers nobody.
-    let removed = remove_dead(&layout.mount);
-    results.push(removed.context("cannot unmount what was left of the mount"));
-    results.extend(stop(&mut parts.datanodes).await);
-    results.extend(stop(&mut parts.namenodes).await);
+    let stopped = tokio::select! {
+        stopped = stop_in_order(parts, layout) => Some(stopped),
+        () = signals.interrupted() => None,
+    };
+    match stopped {
+        Some(stopped) => results.extend(stopped),
+        None => {
+            let killing = parts.all().map(|part| part.kill("had not stopped"));
+            results.extend(join_all(killing).await);
+            results.push(remove_mount(layout));
+        }
+    }
     let failed: Vec<String> = results
         .into_iter()
         .filter_map(Result::err)
@@ -267,15 +279,27 @@ async fn finish(parts: &mut Parts, layout: &Layout) -> anyhow::Result<()> {
     Ok(())
 }
 
-async fn stop(parts: &mut [Part]) -> Vec<anyhow::Result<()>> {
+/// The mount first, so that it can still write back; the namenodes last.
+async fn stop_in_order(parts: &mut Parts, layout: &Layout) -> Vec<anyhow::Result<()>> {
+    let mut results = stop(parts.mount.as_mut_slice()).await;
+    results.push(remove_mount(layout));
+    results.extend(stop(&mut parts.datanodes).await);
+    results.extend(stop(&mut parts.namenodes).await);
+    results
+}
+
+/// One that was killed is still mounted, and answers nobody.
+fn remove_mount(layout: &Layout) -> anyhow::Result<()> {
+    remove_dead(&layout.mount).context("cannot unmount what was left of the mount")
+}
+
+/// Stops all parts of a step at once.
+pub(super) async fn stop(parts: &mut [Part]) -> Vec<anyhow::Result<()>> {
     for part in parts.iter() {
         part.terminate();
     }
-    let mut results = Vec::new();
-    for part in parts {
-        results.push(part.finish(PART_STOP_DEADLINE).await);
-    }
-    results
+    let stopping = parts.iter_mut().map(|it| it.finish(PART_STOP_DEADLINE));
+    join_all(stopping).await
 }
 
 #[cfg(test)]
