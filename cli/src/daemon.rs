@@ -152,7 +152,12 @@ pub fn namenode(args: &NamenodeArgs) -> anyhow::Result<()> {
     current_thread(async {
         let mut stop = StopSignal::listen()?;
         let endpoint = endpoint(config.http.as_ref(), &args.config, &identity).await?;
-        let mut namenode = Namenode::start(options).await?;
+        let mut namenode = tokio::select! {
+            biased;
+            // Its journal may be long, and its disk may not answer.
+            () = stop.received() => return Ok(()),
+            namenode = Namenode::start(options) => namenode?,
+        };
         if let Some(endpoint) = endpoint {
             tokio::spawn(endpoint.serve(Page::new(namenode.observer())));
         }
