@@ -421,7 +421,7 @@ impl StopSignal {
     /// # Errors
     /// When signals cannot be waited for.
     pub fn listen() -> anyhow::Result<Self> {
-        let hangup = if ignores_hangup() {
+        let hangup = if ignores(SignalKind::hangup()) {
             None
         } else {
             Some(signal(SignalKind::hangup())?)
@@ -479,15 +479,16 @@ impl StopSignal {
     }
 }
 
-/// Whether the kernel says that this process ignores SIGHUP.
-fn ignores_hangup() -> bool {
+/// Whether the kernel says that this process ignores a signal.
+pub fn ignores(kind: SignalKind) -> bool {
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
     let ignored = status
         .lines()
         .find_map(|line| line.strip_prefix("SigIgn:"))
         .and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok());
-    // Signals are numbered from 1, and this is the first.
-    ignored.is_some_and(|mask| mask & 1 != 0)
+    // Signals are numbered from 1.
+    let bit = 1_u64 << (kind.as_raw_value() - 1);
+    ignored.is_some_and(|mask| mask & bit != 0)
 }
 
 /// Has the kernel send SIGTERM when the parent ends, so that nothing outlives a killed `up`.

@@ -17,7 +17,9 @@ use harvestfs_protocol::ids::ClusterId;
 use harvestfs_protocol::limits::SNAPSHOT_PART_BYTES_MAX;
 use harvestfs_protocol::outlook::count;
 use serde::Serialize;
+use tokio::task::spawn_blocking;
 
+use super::interrupt::dropped_by_signal;
 use super::link::{self, AdminLink};
 use super::{DEADLINE, FSCK_DEADLINE};
 use crate::cluster::ClusterArgs;
@@ -81,7 +83,7 @@ pub async fn run(cluster: &ClusterArgs, args: &BackupArgs) -> anyhow::Result<()>
         access.config.namenodes = vec![namenode];
     }
     let link = AdminLink::connect(&access).await?;
-    let content = take(&link, args).await;
+    let content = dropped_by_signal(take(&link, args)).await;
     link.close().await;
     tell(args, &content?, "is written")
 }
@@ -138,9 +140,12 @@ async fn take(link: &AdminLink, args: &BackupArgs) -> anyhow::Result<BackupConte
     buffer.flush().with_context(writing)?;
     drop(buffer);
     // What the namenode's disk gave has checksums of its own.
-    let file = pending.file();
+    let mut file = pending.file().try_clone().with_context(writing)?;
     file.rewind().with_context(writing)?;
-    let read = backup::verify(BufReader::with_capacity(BUFFER_BYTES, file))
+    let verify = move || backup::verify(BufReader::with_capacity(BUFFER_BYTES, file));
+    // Apart: a signal has to be heard meanwhile.
+    let read = spawn_blocking(verify)
+        .await?
         .context("what was written is not what the namenode had")?;
     if read != content {
         bail!("what was written is not what the namenode had");

@@ -5,6 +5,7 @@ mod balance;
 mod decommission;
 mod doctor;
 pub mod history;
+mod interrupt;
 pub mod link;
 mod maintenance;
 mod namenodes;
@@ -24,6 +25,7 @@ use clap::{Args, Subcommand};
 use harvestfs_protocol::admin::{AdminReply, AdminRequest, ClusterStatus, FsckReport, NodeStatus};
 use harvestfs_protocol::outlook::count;
 
+use self::interrupt::dropped_by_signal;
 use self::link::AdminLink;
 use crate::cluster::ClusterArgs;
 use crate::units;
@@ -197,7 +199,7 @@ async fn execute(link: &AdminLink, command: &NamenodeCommand) -> anyhow::Result<
         NamenodeCommand::Fsck {
             recover: Some(directory),
             ..
-        } => recovery::read_back(link, directory).await,
+        } => dropped_by_signal(recovery::read_back(link, directory)).await,
         NamenodeCommand::Recover(_) => recovery::recover(link).await,
         NamenodeCommand::Quarantine { json } => recovery::quarantine(link, *json).await,
         NamenodeCommand::Fsck { json, .. } => {
