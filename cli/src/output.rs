@@ -1,4 +1,4 @@
-//! Standard output, whose reader may have seen enough (`harvestfs ... | head`).
+//! Standard output, whose reader may have seen enough (`harvestfs ... | head`), and standard error, which may go nowhere.
 
 use std::fmt::{self, Arguments};
 use std::io::{self, Write};
@@ -14,6 +14,13 @@ static GOES_ON: AtomicBool = AtomicBool::new(false);
 macro_rules! println {
     ($($argument:tt)*) => {
         $crate::output::line(format_args!($($argument)*))
+    };
+}
+
+/// Instead of the one of the standard library, which panics, and so ends the process, when the disk of a log is full.
+macro_rules! eprintln {
+    ($($argument:tt)*) => {
+        $crate::output::remark(format_args!($($argument)*))
     };
 }
 
@@ -37,6 +44,11 @@ pub fn line(text: Arguments<'_>) {
     std::process::exit(BROKEN_PIPE_STATUS.into());
 }
 
+/// Prints a line on standard error, if it can be.
+pub fn remark(text: Arguments<'_>) {
+    let _ = writeln!(io::stderr().lock(), "{text}");
+}
+
 /// Prints why something failed. Where that cannot be printed, nothing can.
 pub fn complain(error: &anyhow::Error) {
     let mut text = String::new();
@@ -47,7 +59,7 @@ pub fn complain(error: &anyhow::Error) {
             text = format!("{text}{separator}{cause}");
         }
     }
-    let _ = writeln!(std::io::stderr(), "harvestfs: {text}");
+    eprintln!("harvestfs: {text}");
 }
 
 /// Writes to standard output. A reader that has gone is an error of its own.

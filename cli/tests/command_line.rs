@@ -1,5 +1,6 @@
 //! The command line as a user meets it.
 
+use std::fs::File;
 use std::path::Path;
 use std::process::{Command, Output};
 
@@ -134,4 +135,15 @@ fn what_is_typed_names_the_cluster_whatever_variables_say() {
     }
     let said = ls(&["--data", &data, "--config", &file], "", "");
     assert!(said.contains("cannot be used with"), "{said}");
+}
+
+#[test]
+fn what_cannot_be_told_ends_no_command() {
+    let full = File::options().write(true).open("/dev/full");
+    let status = Command::new(env!("CARGO_BIN_EXE_harvestfs"))
+        .args(["simulate", "cluster", "--seed", "1", "--minutes", "0.05"])
+        .stderr(full.expect("a disk that is full"))
+        .status()
+        .expect("the binary runs");
+    assert!(status.success(), "{status}");
 }
