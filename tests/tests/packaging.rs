@@ -70,6 +70,17 @@ fn unit(name: &str) -> String {
     fs::read_to_string(unit.expect("the unit")).expect("it is read")
 }
 
+/// Units are stopped in the other order.
+#[test]
+fn the_unit_of_a_mount_is_stopped_before_what_it_stores_on() {
+    let text = unit("harvestfs-mount.service");
+    let after = text.lines().find_map(|line| line.strip_prefix("After="));
+    let after: Vec<&str> = after.expect("an order").split(' ').collect();
+    for part in ["harvestfs-namenode.service", "harvestfs-datanode.service"] {
+        assert!(after.contains(&part), "{part}");
+    }
+}
+
 /// What comes after the mount would write to the local disk otherwise.
 #[test]
 fn the_unit_of_a_mount_is_started_when_the_mount_is_there() {
