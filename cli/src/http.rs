@@ -79,12 +79,24 @@ impl HttpConfig {
     /// When the token cannot be read.
     pub fn address(&self, directory: &Path) -> anyhow::Result<String> {
         Ok(match self.access {
-            AccessConfig::Anyone => format!("http://{}/", self.listen),
-            AccessConfig::Proven => format!("https://{}/", self.listen),
+            AccessConfig::Anyone | AccessConfig::Proven => self.address_for_all(directory),
             AccessConfig::Token => {
                 Token::load(&directory.join(&self.token))?.in_address(self.listen)
             }
         })
+    }
+
+    /// The same for where others may read it, such as in a log: it says where the token is.
+    pub fn address_for_all(&self, directory: &Path) -> String {
+        let listen = self.listen;
+        match self.access {
+            AccessConfig::Anyone => format!("http://{listen}/"),
+            AccessConfig::Proven => format!("https://{listen}/"),
+            AccessConfig::Token => {
+                let token = directory.join(&self.token);
+                format!("http://{listen}/ with the token in {}", token.display())
+            }
+        }
     }
 
     /// With a certificate or the token. Makes the token beside the configuration in `directory`.

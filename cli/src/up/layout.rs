@@ -120,9 +120,13 @@ impl Namenode {
         config::store(&self.config(), &config)
     }
 
-    /// The address of its page, with the token.
-    fn page_address(&self) -> anyhow::Result<String> {
-        self.page.address(&self.directory)
+    /// The address of its page, with the token if that may be shown.
+    fn page_address(&self, shows_token: bool) -> anyhow::Result<String> {
+        if shows_token {
+            self.page.address(&self.directory)
+        } else {
+            Ok(self.page.address_for_all(&self.directory))
+        }
     }
 }
 
@@ -328,11 +332,11 @@ impl Layout {
     ///
     /// # Errors
     /// When it is only being made, or something cannot be read.
-    pub fn page_addresses_of(data: &Path) -> anyhow::Result<String> {
+    pub fn page_addresses_of(data: &Path, shows_token: bool) -> anyhow::Result<String> {
         let made: Made = config::load(&data.join(MADE_FILE))?;
         let namenodes = (0..made.namenodes).map(|at| Namenode::made(data, at));
         let namenodes: Vec<Namenode> = namenodes.collect::<anyhow::Result<_>>()?;
-        addresses_of_pages(&namenodes)
+        addresses_of_pages(&namenodes, shows_token)
     }
 
     /// The address of the namenode's page, with the token; of several namenodes, one a line with where each listens.
@@ -340,7 +344,7 @@ impl Layout {
     /// # Errors
     /// When a token cannot be read.
     pub fn page_addresses(&self) -> anyhow::Result<String> {
-        addresses_of_pages(&self.namenodes)
+        addresses_of_pages(&self.namenodes, true)
     }
 
     /// Before a start: somebody else may listen where a namenode did, so it moves. What a group agreed on are the
@@ -535,13 +539,13 @@ fn check_taken(taken: &[&Namenode], all: usize) -> anyhow::Result<()> {
     Ok(())
 }
 
-fn addresses_of_pages(namenodes: &[Namenode]) -> anyhow::Result<String> {
+fn addresses_of_pages(namenodes: &[Namenode], shows_token: bool) -> anyhow::Result<String> {
     if let [only] = namenodes {
-        return only.page_address();
+        return only.page_address(shows_token);
     }
     let lines = namenodes.iter().map(|namenode| {
         let Namenode { name, listen, .. } = namenode;
-        let page = namenode.page_address()?;
+        let page = namenode.page_address(shows_token)?;
         Ok(format!("\n  {page}  ({name}, listens on {listen})"))
     });
     lines.collect()

@@ -8,6 +8,7 @@ mod part;
 mod supervisor;
 
 use std::fs::File;
+use std::io::IsTerminal;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::thread;
@@ -365,9 +366,9 @@ fn take_lock(data: &Path) -> anyhow::Result<File> {
     Ok(lock)
 }
 
-/// Says where to look at the cluster, too.
+/// Says where to look at the cluster, too; the token of its page only to a person.
 fn already_running(data: &Path) -> String {
-    let page = match Layout::page_addresses_of(data) {
+    let page = match Layout::page_addresses_of(data, std::io::stderr().is_terminal()) {
         Ok(address) => format!(": look at it at {address}"),
         Err(error) => format!("; its page cannot be opened: {error:#}"),
     };
