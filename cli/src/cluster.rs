@@ -176,7 +176,7 @@ impl ClusterArgs {
 }
 
 /// What a variable says; an empty one says nothing.
-fn variable(name: &str) -> Option<PathBuf> {
+pub fn variable(name: &str) -> Option<PathBuf> {
     env::var_os(name)
         .filter(|value| !value.is_empty())
         .map(PathBuf::from)

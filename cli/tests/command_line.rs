@@ -147,3 +147,22 @@ fn what_cannot_be_told_ends_no_command() {
         .expect("the binary runs");
     assert!(status.success(), "{status}");
 }
+
+#[test]
+fn an_empty_variable_names_no_directory() {
+    let ls = |data_home: &str, home: &str| {
+        let output = Command::new(env!("CARGO_BIN_EXE_harvestfs"))
+            .args(["fs", "ls"])
+            .env_remove("HARVESTFS_DATA")
+            .env_remove("HARVESTFS_CLIENT_CONFIG")
+            .env("XDG_DATA_HOME", data_home)
+            .env("HOME", home)
+            .output()
+            .expect("the binary runs");
+        String::from_utf8_lossy(&output.stderr).into_owned()
+    };
+    let said = ls("", "/nowhere");
+    assert!(said.contains("/nowhere/.local/share/harvestfs "), "{said}");
+    let said = ls("", "");
+    assert!(said.contains("HOME is not set"), "{said}");
+}

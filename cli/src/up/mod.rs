@@ -22,6 +22,7 @@ use harvestfs_placement::PolicyKind;
 
 use self::layout::Layout;
 use self::lock::{open_lock, try_lock};
+use crate::cluster::variable;
 use crate::init::{self, LayoutArgs};
 use crate::primary::Cast;
 use crate::units::Size;
@@ -337,11 +338,11 @@ pub fn data_directory(given: Option<&Path>) -> anyhow::Result<PathBuf> {
 }
 
 fn default_data_directory() -> anyhow::Result<PathBuf> {
-    if let Some(directory) = std::env::var_os("XDG_DATA_HOME") {
-        return Ok(PathBuf::from(directory).join("harvestfs"));
+    if let Some(directory) = variable("XDG_DATA_HOME") {
+        return Ok(directory.join("harvestfs"));
     }
-    let home = std::env::var_os("HOME").context("HOME is not set; say where with --data DIR")?;
-    Ok(PathBuf::from(home).join(".local/share/harvestfs"))
+    let home = variable("HOME").context("HOME is not set; say where with --data DIR")?;
+    Ok(home.join(".local/share/harvestfs"))
 }
 
 /// The lock is the truth about whether a cluster runs; the process id in it is for `down`.
