@@ -166,3 +166,20 @@ fn an_empty_variable_names_no_directory() {
     let said = ls("", "");
     assert!(said.contains("HOME is not set"), "{said}");
 }
+
+#[test]
+fn down_calls_only_what_is_missing_missing() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let [gone, file] = ["gone", "file"].map(|name| directory.path().join(name));
+    File::create(&file).expect("a file");
+    for (data, told) in [
+        (&gone, "no cluster was ever started"),
+        // Another error, for root too.
+        (&file, "cannot open"),
+    ] {
+        let output = harvestfs(&["down", "--data", &text_of(data)]);
+        assert_eq!(output.status.code(), Some(1));
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert!(said.contains(told), "{said}");
+    }
+}

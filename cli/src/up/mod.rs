@@ -8,7 +8,7 @@ mod part;
 mod supervisor;
 
 use std::fs::File;
-use std::io::IsTerminal;
+use std::io::{ErrorKind, IsTerminal};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::thread;
@@ -144,8 +144,13 @@ pub fn down(args: &DownArgs) -> anyhow::Result<()> {
     let began = Instant::now();
     let data = data_directory(args.data.as_deref())?;
     let lock_path = Layout::lock_path(&data);
-    let lock = File::open(&lock_path)
-        .with_context(|| format!("no cluster was ever started in {}", data.display()))?;
+    let lock = File::open(&lock_path).map_err(|error| {
+        let what = match error.kind() {
+            ErrorKind::NotFound => format!("no cluster was ever started in {}", data.display()),
+            _ => format!("cannot open {}", lock_path.display()),
+        };
+        anyhow::Error::new(error).context(what)
+    })?;
     let pid = loop {
         if try_lock(&lock) {
             // One that is starting would take it for that of another one.
@@ -378,7 +383,7 @@ fn already_running(data: &Path) -> String {
 
 fn remove_if_there(path: &Path) -> anyhow::Result<()> {
     match std::fs::remove_file(path) {
-        Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
+        Err(error) if error.kind() != ErrorKind::NotFound => {
             Err(error).with_context(|| format!("cannot remove {}", path.display()))
         }
         _ => Ok(()),
