@@ -18,7 +18,7 @@ use harvestfs_protocol::types::{Durability, PlacementRules, Timestamp};
 
 use super::{
     LayoutArgs, NAMENODE_NAME, NAMENODES, SEGMENT_BYTES, client, issue, make_private_directory,
-    proven,
+    proven, refuse_unspecified,
 };
 use crate::config::{self, NamenodeConfig, RepairConfig};
 
@@ -214,6 +214,10 @@ pub(super) fn configure(
 }
 
 fn check_addresses(listen: &[SocketAddr], http: &[SocketAddr]) -> anyhow::Result<()> {
+    // What clients and datanodes are told to dial.
+    for address in listen {
+        refuse_unspecified("namenode", *address)?;
+    }
     let distinct: BTreeSet<SocketAddr> = listen.iter().copied().collect();
     if distinct.len() != listen.len() {
         bail!("two namenodes cannot listen on the same address");
@@ -359,11 +363,13 @@ mod tests {
         let data = dir.path().join("data");
         let all = three(1);
         let twice = [all[0], all[1], all[0]];
+        let anywhere = [SocketAddr::from(([0, 0, 0, 0], 1))];
         for (listen, http, said) in [
             (&all[..2], &[][..], "an even number"),
             (&twice, &[], "the same address"),
             (&all, &all[..2], "one for each"),
             (&[], &[], "0 namenodes"),
+            (&anywhere, &[], "do not reach a namenode"),
         ] {
             let refused = cluster(&data, listen, http, &LAYOUT).unwrap_err();
             assert!(refused.to_string().contains(said), "{refused}");
