@@ -109,7 +109,9 @@ impl Mount {
             Ok(mount) => Ok(mount),
             Err(error) => {
                 // Otherwise the cluster would keep the session until it expires.
-                client.close().await?;
+                if let Err(error) = client.close().await {
+                    tracing::warn!(%error, "the session did not end in good order");
+                }
                 Err(error)
             }
         }
