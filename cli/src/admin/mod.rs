@@ -35,6 +35,11 @@ const DEADLINE: Duration = Duration::from_secs(30);
 /// Most time for a check of everything.
 const FSCK_DEADLINE: Duration = Duration::from_secs(600);
 
+/// So many findings of a check a namenode lists, without that of a quarantine.
+const FINDINGS_TOLD_MAX: usize = 999;
+/// What it says of a replica that nothing uses.
+const UNUSED: &str = "which no file uses";
+
 /// `harvestfs admin`
 #[derive(Debug, Args)]
 #[command(
@@ -357,8 +362,13 @@ impl Verdict {
             return Self::Healthy;
         }
         let of_files = report.lost_blocks + report.missing_replicas + report.excess_replicas;
+        let findings = &report.findings;
         // Each of these replicas is one finding: there is no other one.
-        if of_files == 0 && report.findings.len() as u64 == report.orphan_blocks {
+        let are_all_told = findings.len() as u64 == report.orphan_blocks;
+        // Others come first in a list that is cut.
+        let are_some_told = findings.len() == FINDINGS_TOLD_MAX
+            && findings.iter().all(|it| it.message.contains(UNUSED));
+        if of_files == 0 && (are_all_told || are_some_told) {
             Self::IsRemoving
         } else {
             Self::NotHealthy
@@ -407,7 +417,7 @@ mod tests {
             ino: None,
             path: None,
             block: None,
-            message: String::new(),
+            message: "of another kind".to_owned(),
         };
         let report = |healthy, counts: [u64; 4], findings| FsckReport {
             healthy,
@@ -432,6 +442,19 @@ mod tests {
             counts[other] = 1;
             assert_eq!(verdict(false, counts, 3), Verdict::NotHealthy);
         }
+
+        // Not all of them are listed.
+        let unused = FsckFinding {
+            message: format!("dn-1 has a replica of block 7, {UNUSED} (any more)"),
+            ..finding.clone()
+        };
+        let mut cut = report(false, [0, 0, 0, 5_000], 0);
+        cut.findings = vec![unused; FINDINGS_TOLD_MAX];
+        assert_eq!(Verdict::on(&cut), Verdict::IsRemoving);
+        cut.findings[0] = finding.clone();
+        assert_eq!(Verdict::on(&cut), Verdict::NotHealthy);
+        cut.findings.remove(0);
+        assert_eq!(Verdict::on(&cut), Verdict::NotHealthy);
     }
 
     #[test]
