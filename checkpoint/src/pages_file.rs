@@ -256,7 +256,10 @@ fn clone_whole(from: &File, pages: u64, to: &File) -> io::Result<bool> {
 }
 
 /// `copy_file_range(2)`: on HarvestFS extents that point into the same blocks.
-fn copy_range(
+///
+/// # Errors
+/// When the file system cannot, or the file ends before.
+pub fn copy_range(
     from: &File,
     mut from_offset: u64,
     to: &File,

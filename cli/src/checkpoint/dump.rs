@@ -18,7 +18,7 @@ use harvestfs_checkpoint::store::{Checkpoint, Draft, Job};
 use harvestfs_checkpoint::tracking::Tracked;
 use harvestfs_protocol::unix_now_ms;
 
-use super::{CheckpointArgs, Runner};
+use super::{CheckpointArgs, Runner, locations};
 use crate::units;
 
 /// Arguments of `harvestfs checkpoint dump`.
@@ -145,7 +145,6 @@ pub fn dump(
 ) -> anyhow::Result<Dumped> {
     let pid = tree.root();
     let lock = job.lock()?;
-    let parent = parent(job, how.full);
     let _turn = runner.node.enter(tree.memory_bytes())?;
     // Afresh: its turn may have been long in coming.
     let tree = tree.again()?;
@@ -153,6 +152,7 @@ pub fn dump(
     // Forgotten before anything can fail.
     let tracked = tracking.take(&tree)?;
     let mut draft = job.begin(&lock, &runner.node_name)?;
+    let parent = parent(job, how.full, &draft);
     let work = Runner::work_directory()?;
     let tracked_since = parent
         .as_ref()
@@ -245,15 +245,32 @@ pub fn dump(
 
 /// The checkpoint to compare with. If it cannot be used, a warning says so, and the new one is stored
 /// whole.
-fn parent(job: &Job, is_full: bool) -> Option<Checkpoint> {
+fn parent(job: &Job, is_full: bool, draft: &Draft) -> Option<Checkpoint> {
     if is_full {
         return None;
     }
-    match job.newest() {
-        Ok(newest) => newest,
+    let newest = match job.newest() {
+        Ok(newest) => newest?,
         Err(error) => {
             eprintln!(
                 "harvestfs: everything is stored, as there is nothing to compare with: {error}"
+            );
+            return None;
+        }
+    };
+    let number = newest.manifest.number;
+    // A clone is made of it without a look at its bytes: what is lost of it would be lost of the new one.
+    match locations::has_lost_parts(&newest, draft.directory()) {
+        Ok(false) => Some(newest),
+        Ok(true) => {
+            eprintln!(
+                "harvestfs: everything is stored: parts of checkpoint {number} are on no datanode that runs"
+            );
+            None
+        }
+        Err(error) => {
+            eprintln!(
+                "harvestfs: everything is stored, as it is not known where checkpoint {number} is: {error:#}"
             );
             None
         }

@@ -5,6 +5,7 @@ mod bench;
 mod dump;
 mod fill;
 mod list;
+mod locations;
 mod preempt;
 mod restore;
 mod resume;

@@ -2,7 +2,6 @@
 
 use std::fs::{self, File};
 use std::io::{Read, Write};
-use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::str::FromStr;
 use std::time::{Duration, Instant};
@@ -11,18 +10,14 @@ use anyhow::Context;
 use clap::Args;
 use harvestfs_checkpoint::adaptive::{Bandwidth, Resumption, Site, resume};
 use harvestfs_checkpoint::manifest::JobName;
-use harvestfs_checkpoint::store::Checkpoint;
 
+use super::locations::missing_bytes;
 use super::restore::{find, restore};
 use super::{CheckpointArgs, Runner};
 use crate::units::{self, Size};
 
 /// What is written and read when no checkpoint was made on this node yet.
 const PROBE_BYTES: usize = 64 << 20;
-/// Tells where a file's replicas are.
-const LOCATIONS_XATTR: &str = "user.harvestfs.locations";
-/// Most bytes of that.
-const LOCATIONS_BYTES_MAX: usize = 1 << 20;
 
 /// Arguments of `harvestfs checkpoint resume`.
 #[derive(Debug, Args)]
@@ -116,47 +111,6 @@ pub fn run(args: &CheckpointArgs, command: &ResumeArgs) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Bytes of a checkpoint of which a datanode has no replica. On another file system it is not known
-/// where its bytes are, and nothing is missing.
-fn missing_bytes(checkpoint: &Checkpoint, datanode: &str) -> anyhow::Result<u64> {
-    let mut missing_bytes = 0;
-    for image in &checkpoint.manifest.images {
-        let path = checkpoint.directory.join(&image.name);
-        let mut locations = vec![0; LOCATIONS_BYTES_MAX];
-        match rustix::fs::getxattr(&path, LOCATIONS_XATTR, &mut locations[..]) {
-            Ok(length) => {
-                let text = String::from_utf8_lossy(&locations[..length]);
-                missing_bytes += missing_in(&text, datanode);
-            }
-            Err(rustix::io::Errno::NODATA | rustix::io::Errno::NOTSUP) => {}
-            // Too many pieces to tell: it is taken to be elsewhere.
-            Err(rustix::io::Errno::RANGE | rustix::io::Errno::TOOBIG) => {
-                missing_bytes += image.size_bytes;
-            }
-            Err(error) => {
-                return Err(error).with_context(|| {
-                    let path = path.as_os_str().as_bytes();
-                    format!("cannot ask where {} is", String::from_utf8_lossy(path))
-                });
-            }
-        }
-    }
-    Ok(missing_bytes)
-}
-
-/// Each line: offset, length, block, datanodes.
-fn missing_in(locations: &str, datanode: &str) -> u64 {
-    locations
-        .lines()
-        .filter_map(|line| {
-            let mut words = line.split_whitespace();
-            let length: u64 = words.nth(1)?.parse().ok()?;
-            let is_there = words.skip(1).any(|name| name == datanode);
-            (!is_there).then_some(length)
-        })
-        .sum()
-}
-
 /// What this node's checkpoints were measured to move per second. Before the first one, a file is
 /// written to the store and read from it.
 pub fn bandwidth(runner: &Runner, store: &Path) -> anyhow::Result<Bandwidth> {
@@ -204,18 +158,4 @@ fn probe_with(path: &Path) -> std::io::Result<(Duration, Duration)> {
     let started = Instant::now();
     File::open(path)?.read_exact(&mut bytes)?;
     Ok((write, started.elapsed()))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn what_a_datanode_lacks_is_counted() {
-        let locations = "0 100 02 a b\n100 50 03 b c\n150 7 04\n";
-        assert_eq!(missing_in(locations, "a"), 57);
-        assert_eq!(missing_in(locations, "b"), 7);
-        assert_eq!(missing_in(locations, "d"), 157);
-        assert_eq!(missing_in("", "a"), 0);
-    }
 }

@@ -3,6 +3,7 @@
 
 mod cgroup;
 mod job;
+mod lost;
 
 use std::fs;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};

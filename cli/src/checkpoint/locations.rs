@@ -1,0 +1,166 @@
+//! Where the bytes of images are, as the namenode tells it.
+
+use std::fs::File;
+use std::path::Path;
+use std::str::SplitWhitespace;
+
+use anyhow::Context;
+use harvestfs_checkpoint::pages_file::copy_range;
+use harvestfs_checkpoint::store::Checkpoint;
+use rustix::io::Errno;
+
+/// Tells where a file's replicas are.
+const LOCATIONS_XATTR: &str = "user.harvestfs.locations";
+/// Most bytes of that.
+const LOCATIONS_BYTES_MAX: usize = 1 << 20;
+/// The last line when the file has more extents than fit.
+const CUT_OFF: &str = "...";
+
+/// An extent of a file that is no hole.
+struct Extent<'a> {
+    end_bytes: u64,
+    length_bytes: u64,
+    /// Those that have it.
+    datanodes: SplitWhitespace<'a>,
+}
+
+/// What the namenode says of a file. None: the file is on another file system.
+fn ask(path: &Path) -> anyhow::Result<Option<String>> {
+    let mut locations = vec![0; LOCATIONS_BYTES_MAX];
+    match rustix::fs::getxattr(path, LOCATIONS_XATTR, &mut locations[..]) {
+        Ok(length) => {
+            let text = String::from_utf8_lossy(&locations[..length]);
+            Ok(Some(text.into_owned()))
+        }
+        Err(Errno::NODATA | Errno::NOTSUP) => Ok(None),
+        // Too many pieces to tell.
+        Err(Errno::RANGE | Errno::TOOBIG) => Ok(Some(CUT_OFF.to_owned())),
+        Err(error) => Err(error).with_context(|| format!("cannot ask where {} is", path.display())),
+    }
+}
+
+/// Each line: offset, length, block, datanodes.
+fn extents(locations: &str) -> impl Iterator<Item = Extent<'_>> {
+    locations.lines().filter_map(|line| {
+        let mut words = line.split_whitespace();
+        let offset_bytes: u64 = words.next()?.parse().ok()?;
+        let length_bytes: u64 = words.next()?.parse().ok()?;
+        let _block = words.next()?;
+        Some(Extent {
+            end_bytes: offset_bytes.checked_add(length_bytes)?,
+            length_bytes,
+            datanodes: words,
+        })
+    })
+}
+
+/// How far a file of `size_bytes` is told: to its end unless the answer was cut off.
+fn told_bytes(locations: &str, size_bytes: u64) -> u64 {
+    if locations.lines().next_back() != Some(CUT_OFF) {
+        return size_bytes;
+    }
+    let last = extents(locations).last();
+    last.map_or(0, |extent| extent.end_bytes.min(size_bytes))
+}
+
+/// Bytes of a checkpoint of which a datanode has no replica. On another file system it is not known
+/// where its bytes are, and nothing is missing.
+pub fn missing_bytes(checkpoint: &Checkpoint, datanode: &str) -> anyhow::Result<u64> {
+    let mut missing_bytes = 0;
+    for image in &checkpoint.manifest.images {
+        missing_bytes += match ask(&checkpoint.directory.join(&image.name))? {
+            // It is taken to be elsewhere.
+            Some(locations) if locations == CUT_OFF => image.size_bytes,
+            Some(locations) => missing_in(&locations, datanode),
+            None => 0,
+        };
+    }
+    Ok(missing_bytes)
+}
+
+fn missing_in(locations: &str, datanode: &str) -> u64 {
+    extents(locations)
+        .filter_map(|mut extent| {
+            let is_there = extent.datanodes.any(|name| name == datanode);
+            (!is_there).then_some(extent.length_bytes)
+        })
+        .sum()
+}
+
+/// Whether parts of a checkpoint's memory are on no datanode that runs. `work` is a directory beside it: files that
+/// are made there are gone when this returns.
+pub fn has_lost_parts(checkpoint: &Checkpoint, work: &Path) -> anyhow::Result<bool> {
+    let images = checkpoint.manifest.images.iter();
+    for image in images.filter(|image| image.has_pages()) {
+        let path = checkpoint.directory.join(&image.name);
+        if is_partly_lost(&path, image.size_bytes, work)? {
+            return Ok(true);
+        }
+    }
+    Ok(false)
+}
+
+fn is_partly_lost(path: &Path, size_bytes: u64, work: &Path) -> anyhow::Result<bool> {
+    let Some(locations) = ask(path)? else {
+        return Ok(false);
+    };
+    if names_nobody(&locations) {
+        return Ok(true);
+    }
+    let mut part_bytes = told_bytes(&locations, size_bytes);
+    let mut done_bytes = part_bytes;
+    // What was cut off is asked of clones, which begin where the answer before ended.
+    while done_bytes < size_bytes {
+        anyhow::ensure!(part_bytes > 0, "{} is in too many pieces", path.display());
+        // As much as fits, and more where the pieces are larger.
+        let length_bytes = part_bytes.saturating_mul(2).min(size_bytes - done_bytes);
+        let clone = tempfile::Builder::new().prefix(".part-").tempfile_in(work);
+        let clone = clone.with_context(|| format!("cannot make a file in {}", work.display()))?;
+        File::open(path)
+            .and_then(|file| copy_range(&file, done_bytes, clone.as_file(), 0, length_bytes))
+            .with_context(|| format!("cannot share pages of {}", path.display()))?;
+        let locations = ask(clone.path())?.context("a clone is on another file system")?;
+        if names_nobody(&locations) {
+            return Ok(true);
+        }
+        part_bytes = told_bytes(&locations, length_bytes);
+        done_bytes += part_bytes;
+    }
+    Ok(false)
+}
+
+/// Whether there is an extent that no datanode has.
+fn names_nobody(locations: &str) -> bool {
+    extents(locations).any(|mut extent| extent.datanodes.next().is_none())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_a_datanode_lacks_is_counted() {
+        let locations = "0 100 02 a b\n100 50 03 b c\n150 7 04\n";
+        assert_eq!(missing_in(locations, "a"), 57);
+        assert_eq!(missing_in(locations, "b"), 7);
+        assert_eq!(missing_in(locations, "d"), 157);
+        assert_eq!(missing_in("", "a"), 0);
+    }
+
+    #[test]
+    fn what_nobody_has_is_found() {
+        assert!(names_nobody("0 100 02 a b\n100 50 03\n"));
+        assert!(names_nobody("0 100 02\n...\n"));
+        for whole in ["", "0 100 02 a\n", "0 100 02 a\n...\n", "..."] {
+            assert!(!names_nobody(whole), "{whole:?}");
+        }
+    }
+
+    #[test]
+    fn what_is_cut_off_is_not_told() {
+        assert_eq!(told_bytes("0 100 02 a\n200 50 03 b\n", 300), 300);
+        assert_eq!(told_bytes("", 300), 300);
+        assert_eq!(told_bytes("0 100 02 a\n200 50 03 b\n...\n", 300), 250);
+        assert_eq!(told_bytes(CUT_OFF, 300), 0);
+    }
+}
