@@ -53,7 +53,8 @@ pub fn store_plain(
     mut source: impl Read,
 ) -> Result<Image, ImageError> {
     let path = directory.join(name);
-    let mut file = File::create(&path).map_err(io_error("create", &path))?;
+    // Whatever has the name was not put there by CRIU.
+    let mut file = File::create_new(&path).map_err(io_error("create", &path))?;
     let mut context = Context::new(&SHA256);
     let mut size_bytes = 0;
     let mut buffer = vec![0; 64 << 10];

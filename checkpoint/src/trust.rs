@@ -17,8 +17,8 @@ pub enum TrustError {
     /// Another user owns something.
     #[error(
         "{} belongs to user {owner}, and not to user {wanted}: its images could be anything. If they \
-         are right, `chown -R {wanted} {}` first",
-        path.display(), job.display()
+         are right, `chown {options}{wanted} {}` first",
+        path.display(), wrong.display()
     )]
     Owner {
         /// What.
@@ -27,22 +27,26 @@ pub enum TrustError {
         owner: u32,
         /// The owner that it would have to have.
         wanted: u32,
-        /// The directory of the job.
-        job: PathBuf,
+        /// What is to be put right.
+        wrong: PathBuf,
+        /// How far: options of `chown`.
+        options: &'static str,
     },
     /// Others can write to something.
     #[error(
         "{} can be written by others (mode {mode:04o}): its images could be anything. If they are right, \
-         `chmod -R go-w {}` first",
-        path.display(), job.display()
+         `chmod {options}go-w {}` first",
+        path.display(), wrong.display()
     )]
     Mode {
         /// What.
         path: PathBuf,
         /// Its mode.
         mode: u32,
-        /// The directory of the job.
-        job: PathBuf,
+        /// What is to be put right.
+        wrong: PathBuf,
+        /// How far: options of `chmod`.
+        options: &'static str,
     },
     /// A link leads out of the directory that was judged.
     #[error("{} leads out of the job's directory, where anybody could write", path.display())]
@@ -55,21 +59,46 @@ pub enum TrustError {
     Store(#[from] StoreError),
 }
 
+/// Refuses directories in which others than `user` could exchange what is stored: that of all jobs, and that of
+/// the job, if it is there.
+///
+/// # Errors
+/// Names the first one that is not as it must be.
+pub fn refuse_directories(job: &Job, user: u32) -> Result<(), TrustError> {
+    let top = job.directory();
+    if let Some(store) = top.parent() {
+        let metadata = look(fs::metadata(store), store)?;
+        judge(store, &metadata, user, Wrong::Only(store))?;
+    }
+    match fs::symlink_metadata(top) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+        metadata => {
+            let metadata = look(metadata, top)?;
+            judge(top, &metadata, user, Wrong::WithAllBelow(top))?;
+            // What it leads to is in a directory that nobody has judged.
+            if metadata.is_symlink() {
+                return Err(TrustError::LeadsOut {
+                    path: top.to_owned(),
+                });
+            }
+            Ok(())
+        }
+    }
+}
+
 /// Refuses what others than `user` could have written: the directory of all jobs, that of the job, and
 /// everything in it are judged by their owners and modes, as `sudo` judges its files.
 ///
 /// # Errors
 /// Names the first thing that is not as it must be.
 pub fn refuse_what_others_could_write(job: &Job, user: u32) -> Result<(), TrustError> {
+    refuse_directories(job, user)?;
     let top = job.directory();
-    if let Some(store) = top.parent() {
-        judge(job, store, &look(fs::metadata(store), store)?, user)?;
-    }
     // Outermost first: what is inside a directory that is right cannot be exchanged any more.
     let mut paths = vec![top.to_owned()];
     while let Some(path) = paths.pop() {
         let metadata = look(fs::symlink_metadata(&path), &path)?;
-        judge(job, &path, &metadata, user)?;
+        judge(&path, &metadata, user, Wrong::WithAllBelow(top))?;
         if metadata.is_symlink() {
             let target = look(path.canonicalize(), &path)?;
             if !target.starts_with(look(top.canonicalize(), top)?) {
@@ -88,13 +117,39 @@ fn look<T>(result: io::Result<T>, path: &Path) -> Result<T, StoreError> {
     result.map_err(io_error("judge", path))
 }
 
-fn judge(job: &Job, path: &Path, metadata: &fs::Metadata, user: u32) -> Result<(), TrustError> {
+/// What is to be put right when something is refused.
+#[derive(Clone, Copy)]
+enum Wrong<'a> {
+    /// The directory of all jobs, whose other jobs may be somebody else's.
+    Only(&'a Path),
+    /// That of a job: where one thing is wrong in it, others are.
+    WithAllBelow(&'a Path),
+}
+
+impl Wrong<'_> {
+    /// It, and the options of the command that puts it right.
+    fn remedy(self) -> (PathBuf, &'static str) {
+        match self {
+            Self::Only(path) => (path.to_owned(), ""),
+            Self::WithAllBelow(path) => (path.to_owned(), "-R "),
+        }
+    }
+}
+
+fn judge(
+    path: &Path,
+    metadata: &fs::Metadata,
+    user: u32,
+    wrong: Wrong<'_>,
+) -> Result<(), TrustError> {
+    let (wrong, options) = wrong.remedy();
     if metadata.uid() != user {
         return Err(TrustError::Owner {
             path: path.to_owned(),
             owner: metadata.uid(),
             wanted: user,
-            job: job.directory().to_owned(),
+            wrong,
+            options,
         });
     }
     // The mode of a link means nothing.
@@ -103,7 +158,8 @@ fn judge(job: &Job, path: &Path, metadata: &fs::Metadata, user: u32) -> Result<(
         return Err(TrustError::Mode {
             path: path.to_owned(),
             mode,
-            job: job.directory().to_owned(),
+            wrong,
+            options,
         });
     }
     Ok(())
@@ -171,6 +227,36 @@ mod tests {
             chmod(path, right);
         }
         refuse_what_others_could_write(&job, user).expect("it is trusted again");
+    }
+
+    #[test]
+    fn directories_are_judged_before_anything_is_stored() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let (job, image, user) = job(directory.path());
+        let store = directory.path().join("store");
+        let refusal = |user| {
+            let refused = refuse_directories(&job, user);
+            refused.expect_err("it is refused").to_string()
+        };
+        // What is in the job is judged when it is restored.
+        chmod(&image, 0o666);
+        refuse_directories(&job, user).expect("both are right");
+        for (path, command) in [(&*store, "chmod go-w"), (job.directory(), "chmod -R go-w")] {
+            chmod(path, 0o775);
+            let (said, command) = (refusal(user), format!("`{command} {}`", path.display()));
+            assert!(said.contains(&command), "{said}");
+            chmod(path, 0o755);
+        }
+        let (said, other) = (refusal(user + 1), user + 1);
+        let command = format!("`chown {other} {}`", store.display());
+        assert!(said.contains(&command), "{said}");
+
+        // A job that is not there yet is made by whoever judges.
+        fs::rename(job.directory(), directory.path().join("elsewhere")).expect("renamed");
+        refuse_directories(&job, user).expect("the store is right");
+        std::os::unix::fs::symlink("../elsewhere", job.directory()).expect("symlink");
+        let error = refuse_directories(&job, user).expect_err("a link");
+        assert!(matches!(error, TrustError::LeadsOut { path } if path == job.directory()));
     }
 
     #[test]

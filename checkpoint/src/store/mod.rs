@@ -10,11 +10,12 @@ mod tests;
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read, Write};
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 
 use harvestfs_protocol::durable;
-use rustix::fs::FlockOperation;
+use rustix::fs::{FlockOperation, OFlags};
 
 use crate::manifest::{JobName, MANIFEST_BYTES_MAX, MANIFEST_FILE, Manifest, ManifestError};
 
@@ -247,6 +248,7 @@ impl Job {
             .create(true)
             .truncate(false)
             .write(true)
+            .custom_flags(OFlags::NOFOLLOW.bits() as i32)
             .open(&path)
             .map_err(io_error("open", &path))?;
         match rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive) {
@@ -426,7 +428,7 @@ impl Drop for Draft {
 /// # Errors
 /// When that fails.
 pub(crate) fn write_synced(path: &Path, bytes: &[u8]) -> Result<(), StoreError> {
-    let mut file = File::create(path).map_err(io_error("create", path))?;
+    let mut file = File::create_new(path).map_err(io_error("create", path))?;
     file.write_all(bytes).map_err(io_error("write", path))?;
     file.sync_all().map_err(io_error("sync", path))
 }

@@ -66,6 +66,17 @@ fn a_lock_ends_though_a_child_has_its_file() {
 }
 
 #[test]
+fn a_lock_that_is_a_link_makes_no_file_elsewhere() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let job = job(&directory);
+    fs::create_dir(&job.directory).expect("it is made");
+    let elsewhere = directory.path().join("elsewhere");
+    std::os::unix::fs::symlink(&elsewhere, job.directory.join(LOCK_FILE)).expect("a link");
+    job.lock().expect_err("it leads elsewhere");
+    assert!(!elsewhere.exists());
+}
+
+#[test]
 fn a_dump_that_failed_leaves_nothing() {
     let directory = tempfile::tempdir().expect("a directory");
     let job = job(&directory);

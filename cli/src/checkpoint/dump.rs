@@ -12,10 +12,10 @@ use harvestfs_checkpoint::guard::Guard;
 use harvestfs_checkpoint::image::{self, CHAIN_DEPTH_MAX};
 use harvestfs_checkpoint::intake::{Intake, IntakeError};
 use harvestfs_checkpoint::manifest::{Allow, Image, JobName, MANIFEST_VERSION, Manifest};
-use harvestfs_checkpoint::page_server;
 use harvestfs_checkpoint::process::{ProcessError, Tree, can_freeze, root_of_cgroup};
 use harvestfs_checkpoint::store::{Checkpoint, Draft, Job};
 use harvestfs_checkpoint::tracking::Tracked;
+use harvestfs_checkpoint::{page_server, trust};
 use harvestfs_protocol::unix_now_ms;
 
 use super::{CheckpointArgs, Runner, locations};
@@ -134,6 +134,13 @@ pub fn tidy(runner: &Runner, job: &Job, keep: usize) {
     }
 }
 
+/// Refuses to store where others could exchange what is stored: nothing of it could be restored, and root would follow
+/// the links of others.
+pub fn refuse_directories(job: &Job) -> anyhow::Result<()> {
+    trust::refuse_directories(job, rustix::process::geteuid().as_raw())
+        .with_context(|| format!("no checkpoint of job {} is stored", job.name()))
+}
+
 /// Makes a checkpoint of a process and what it started. They are ended when it is durable, or go on
 /// when they are to; and they go on when anything fails, or when this process is killed.
 pub fn dump(
@@ -144,6 +151,7 @@ pub fn dump(
     how: &HowArgs,
 ) -> anyhow::Result<Dumped> {
     let pid = tree.root();
+    refuse_directories(job)?;
     let lock = job.lock()?;
     let _turn = runner.node.enter(tree.memory_bytes())?;
     // Afresh: its turn may have been long in coming.

@@ -10,7 +10,7 @@ use harvestfs_checkpoint::process::{ProcessError, Tree};
 use harvestfs_checkpoint::store::Job;
 
 use super::CheckpointArgs;
-use super::dump::{HowArgs, dump, report, tidy};
+use super::dump::{HowArgs, dump, refuse_directories, report, tidy};
 use super::resume::bandwidth;
 use crate::units::{self, Size};
 
@@ -83,6 +83,9 @@ pub fn run(args: &CheckpointArgs, command: &PreemptArgs) -> anyhow::Result<()> {
     let mut running = Vec::new();
     for candidate in &command.candidates {
         let job = store.job(candidate.job.clone());
+        if command.policy != Policy::Kill {
+            refuse_directories(&job)?;
+        }
         match Tree::of(candidate.pid) {
             Ok(tree) => running.push(look_at(&runner.node, job, tree)?),
             Err(error @ ProcessError::Gone(_)) => println!("{}: {error}", job.name()),

@@ -4,6 +4,7 @@
 mod cgroup;
 mod job;
 mod lost;
+mod trust;
 
 use std::fs;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
