@@ -169,6 +169,12 @@ impl Tree {
         self.0.iter().any(|process| process.pid == pid)
     }
 
+    /// Whether some processes are in both.
+    #[must_use]
+    pub fn overlaps(&self, other: &Self) -> bool {
+        self.0.iter().any(|process| other.0.contains(process))
+    }
+
     /// Bytes of memory that they use; what they share counts once.
     #[must_use]
     pub fn memory_bytes(&self) -> u64 {
@@ -379,6 +385,9 @@ mod tests {
         assert!(!tree.grow(&all));
         assert_eq!(roots(&BTreeSet::from([5, 6, 8]), &all), [5]);
         assert_eq!(roots(&BTreeSet::from([5, 7]), &all), [5, 7]);
+        let part = |pid| Tree(vec![process(pid)]);
+        assert!(tree.overlaps(&part(6)) && part(6).overlaps(&tree));
+        assert!(!tree.overlaps(&part(7)));
         // Another process with the id of one of them has children of its own.
         let mut old = Tree(vec![Process {
             pid: 2,

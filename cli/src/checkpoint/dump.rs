@@ -51,7 +51,7 @@ struct TargetArgs {
 pub struct HowArgs {
     /// Let the job go on afterwards.
     #[arg(long)]
-    leave_running: bool,
+    pub leave_running: bool,
     /// Have the kernel track what the job changes from then on, where it can: the next checkpoint need not
     /// read all memory. Only for jobs that do not move memory (`mremap`), which kernels do not notice.
     #[arg(long, requires = "leave_running")]

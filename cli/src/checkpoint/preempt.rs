@@ -77,17 +77,33 @@ struct Running {
 
 /// Runs it.
 pub fn run(args: &CheckpointArgs, command: &PreemptArgs) -> anyhow::Result<()> {
+    anyhow::ensure!(
+        !command.how.leave_running,
+        "a job that goes on frees nothing: use `harvestfs checkpoint dump --leave-running` to store it only"
+    );
     let runner = args.runner()?;
     let store = args.store()?;
     let keep = args.keep()?;
-    let mut running = Vec::new();
+    let mut running: Vec<Running> = Vec::new();
     for candidate in &command.candidates {
         let job = store.job(candidate.job.clone());
         if command.policy != Policy::Kill {
             refuse_directories(&job)?;
         }
         match Tree::of(candidate.pid) {
-            Ok(tree) => running.push(look_at(&runner.node, job, tree)?),
+            Ok(tree) => {
+                // Their memory would count twice.
+                if let Some(other) = running.iter().find(|it| it.tree.overlaps(&tree)) {
+                    anyhow::bail!(
+                        "{}={} and {}={} have processes in common: name only one of them",
+                        other.job.name(),
+                        other.tree.root(),
+                        job.name(),
+                        tree.root()
+                    );
+                }
+                running.push(look_at(&runner.node, job, tree)?);
+            }
             Err(error @ ProcessError::Gone(_)) => println!("{}: {error}", job.name()),
             Err(error) => return Err(error.into()),
         }

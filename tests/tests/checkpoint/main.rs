@@ -4,6 +4,7 @@
 mod cgroup;
 mod job;
 mod lost;
+mod preempt;
 mod trust;
 
 use std::fs;
