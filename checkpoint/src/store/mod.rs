@@ -125,6 +125,8 @@ impl Store {
         let mut names: Vec<JobName> = names_in(&self.directory)?
             .iter()
             .filter_map(|name| name.parse().ok())
+            // A file beside them may have such a name, too.
+            .filter(|name: &JobName| self.directory.join(name.as_str()).is_dir())
             .collect();
         names.sort();
         Ok(names.into_iter().map(|name| self.job(name)).collect())

@@ -54,6 +54,17 @@ fn a_checkpoint_is_there_once_it_is_committed() {
 }
 
 #[test]
+fn jobs_are_directories() {
+    let directory = tempfile::tempdir().expect("a directory");
+    dump(&job(&directory));
+    fs::write(directory.path().join("README"), "").expect("it is written");
+    let store = Store::open(directory.path().to_owned()).expect("it is there");
+    let jobs = store.jobs().expect("they are listed");
+    let names: Vec<&str> = jobs.iter().map(|job| job.name().as_str()).collect();
+    assert_eq!(names, ["job"]);
+}
+
+#[test]
 fn a_lock_ends_though_a_child_has_its_file() {
     let directory = tempfile::tempdir().expect("a directory");
     let job = job(&directory);

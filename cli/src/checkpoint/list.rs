@@ -5,10 +5,10 @@ use harvestfs_chaos::report::Table;
 use harvestfs_checkpoint::image::{self, CHAIN_DEPTH_MAX};
 use harvestfs_checkpoint::manifest::{JobName, Manifest};
 use harvestfs_checkpoint::node::node_name;
-use harvestfs_checkpoint::store::Job;
+use harvestfs_checkpoint::store::{Job, StoreError};
 
 use super::CheckpointArgs;
-use crate::units;
+use crate::{output, units};
 
 /// Arguments of `harvestfs checkpoint list`.
 #[derive(Debug, Args)]
@@ -56,7 +56,12 @@ pub fn list(args: &CheckpointArgs, command: &ListArgs) -> anyhow::Result<()> {
     let mut manifests: Vec<Manifest> = Vec::new();
     let mut unusable = 0;
     for job in jobs(args, command.job.as_ref())? {
-        for number in job.numbers()? {
+        let numbers = match job.numbers() {
+            // It was removed since.
+            Err(StoreError::NoJob(_)) if command.job.is_none() => continue,
+            numbers => numbers?,
+        };
+        for number in numbers {
             match job.checkpoint(number) {
                 Ok(checkpoint) => manifests.push(checkpoint.manifest),
                 Err(error) => {
@@ -109,28 +114,42 @@ pub fn remove(args: &CheckpointArgs, command: &RmArgs) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Runs `gc`.
+/// Runs `gc`. What goes wrong with one job keeps none of the others as it is.
 pub fn collect(args: &CheckpointArgs, command: &GcArgs) -> anyhow::Result<()> {
     let keep = match command.keep {
         Some(keep) => usize::from(keep),
         None => args.keep()?,
     };
-    for job in jobs(args, command.job.as_ref())? {
-        job.numbers()?;
-        let lock = job.lock()?;
-        let removed = job.collect(&lock, &node_name(), keep)?;
-        let is_compacted = image::compact_newest(&job, &lock, command.depth)?;
-        println!(
-            "{}: {} removed{}",
-            job.name(),
-            removed.len(),
-            if is_compacted {
-                ", the newest stored whole"
-            } else {
-                ""
-            }
-        );
+    if let Some(name) = &command.job {
+        return collect_job(&args.job(name)?, keep, command.depth);
     }
+    let mut failed = 0;
+    for job in args.store()?.jobs()? {
+        if let Err(error) = collect_job(&job, keep, command.depth) {
+            output::complain(&error.context(format!("job {}", job.name())));
+            failed += 1;
+        }
+    }
+    anyhow::ensure!(failed == 0, "{failed} jobs are not as they should be");
+    Ok(())
+}
+
+fn collect_job(job: &Job, keep: usize, depth: u32) -> anyhow::Result<()> {
+    // Taking the lock would make the directory of a job that there is not.
+    job.numbers()?;
+    let lock = job.lock()?;
+    let removed = job.collect(&lock, &node_name(), keep)?;
+    let is_compacted = image::compact_newest(job, &lock, depth)?;
+    println!(
+        "{}: {} removed{}",
+        job.name(),
+        removed.len(),
+        if is_compacted {
+            ", the newest stored whole"
+        } else {
+            ""
+        }
+    );
     Ok(())
 }
 
@@ -140,4 +159,71 @@ fn jobs(args: &CheckpointArgs, only: Option<&JobName>) -> anyhow::Result<Vec<Job
         Some(name) => vec![store.job(name.clone())],
         None => store.jobs()?,
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use clap::Parser;
+    use harvestfs_checkpoint::manifest::MANIFEST_VERSION;
+    use harvestfs_checkpoint::store::Store;
+
+    use super::super::Command;
+    use super::*;
+
+    #[derive(Parser)]
+    struct CommandLine {
+        #[command(flatten)]
+        args: CheckpointArgs,
+    }
+
+    fn dump(job: &Job) {
+        let lock = job.lock().expect("it is free");
+        let draft = job.begin(&lock, "here").expect("a draft");
+        let manifest = Manifest {
+            version: MANIFEST_VERSION,
+            job: job.name().clone(),
+            number: draft.number(),
+            parent: None,
+            depth: 0,
+            node: "here".to_owned(),
+            pid: 42,
+            created_unix_ms: 0,
+            stopped_ms: 0,
+            progress_ms: 0,
+            left_running: false,
+            criu: String::new(),
+            allow: Vec::new(),
+            images: Vec::new(),
+        };
+        draft.commit(manifest).expect("it is committed");
+    }
+
+    #[test]
+    fn one_job_that_cannot_be_collected_keeps_no_other_one() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let store = Store::open(directory.path().to_owned()).expect("it is there");
+        let [a, b] = ["a", "b"].map(|name| store.job(name.parse().expect("a name")));
+        for job in [&a, &b] {
+            for _ in 0..3 {
+                dump(job);
+            }
+        }
+        fs::write(directory.path().join("README"), "").expect("it is written");
+        let path = directory.path().to_str().expect("text");
+        let arguments = ["checkpoint", "--store", path, "gc", "--keep", "1"];
+        let CommandLine { args } = CommandLine::parse_from(arguments);
+        let Command::Gc(command) = &args.command else {
+            panic!("{args:?}");
+        };
+        let busy = a.lock().expect("it is free");
+        let error = collect(&args, command).expect_err("one is busy");
+        assert!(error.to_string().starts_with("1 jobs"), "{error}");
+        assert_eq!(a.numbers().expect("numbers"), [1, 2, 3]);
+        assert_eq!(b.numbers().expect("numbers"), [3]);
+        drop(busy);
+        collect(&args, command).expect("none is busy");
+        assert_eq!(a.numbers().expect("numbers"), [3]);
+    }
 }
