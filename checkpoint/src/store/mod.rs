@@ -331,14 +331,20 @@ impl Job {
         remove_directory(&self.directory)
     }
 
-    /// Removes all but the newest `keep` checkpoints (at least one is kept), and what was given up
-    /// half-way. Returns the numbers of those removed.
+    /// Removes all checkpoints that are older than the newest `keep` usable ones (at least one is kept), and
+    /// what was given up half-way. Returns the numbers of those removed.
     ///
     /// # Errors
     /// When something cannot be removed; what was removed until then stays so.
     pub fn collect(&self, lock: &JobLock, node: &str, keep: usize) -> Result<Vec<u32>, StoreError> {
         let mut old = self.numbers()?;
-        old.truncate(old.len().saturating_sub(keep.max(1)));
+        let mut kept = 0;
+        // One that is not usable is no reason to be without one that is.
+        while kept < keep.max(1)
+            && let Some(number) = old.pop()
+        {
+            kept += usize::from(self.checkpoint(number).is_ok());
+        }
         for &number in &old {
             self.remove(lock, number)?;
         }

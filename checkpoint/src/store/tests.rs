@@ -137,6 +137,27 @@ fn the_newest_are_kept_and_never_none() {
 }
 
 #[test]
+fn what_is_not_usable_does_not_count_as_kept() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let job = job(&directory);
+    let damage = |checkpoint: Checkpoint| {
+        fs::write(checkpoint.directory.join(MANIFEST_FILE), "{").expect("it is written");
+    };
+    dump(&job);
+    damage(dump(&job));
+    dump(&job);
+    damage(dump(&job));
+    let lock = job.lock().expect("it is free");
+    let removed = job.collect(&lock, "here", 1).expect("it is collected");
+    assert_eq!(removed, [1, 2]);
+    assert_eq!(job.numbers().expect("numbers"), [3, 4]);
+    damage(job.checkpoint(3).expect("it is usable"));
+    // None is: which one can be put right is not known.
+    let removed = job.collect(&lock, "here", 1).expect("it is collected");
+    assert!(removed.is_empty(), "{removed:?}");
+}
+
+#[test]
 fn a_job_is_worked_on_by_one() {
     let directory = tempfile::tempdir().expect("a directory");
     let job = job(&directory);
