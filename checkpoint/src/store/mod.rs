@@ -24,8 +24,12 @@ const DRAFT_PREFIX: &str = ".dump-";
 /// Starts the name of a checkpoint on its way out.
 const REMOVED_PREFIX: &str = ".removed-";
 const LOCK_FILE: &str = ".lock";
-/// A dump of another node that is older than this is taken for given up.
+/// A dump of another node that is older than this is taken for given up; so is a measurement.
 const DRAFT_AGE_MAX: Duration = Duration::from_secs(24 * 3600);
+/// Starts the name of a file that measures a store.
+pub const PROBE_PREFIX: &str = ".probe-";
+/// Starts the name of a directory in a store for measurements with jobs.
+pub const BENCH_PREFIX: &str = ".bench-";
 
 /// What went wrong with a store.
 #[derive(Debug, thiserror::Error)]
@@ -130,6 +134,28 @@ impl Store {
             .collect();
         names.sort();
         Ok(names.into_iter().map(|name| self.job(name)).collect())
+    }
+
+    /// Removes what measurements left half-way.
+    ///
+    /// # Errors
+    /// When something cannot be removed.
+    pub fn collect(&self) -> Result<(), StoreError> {
+        for name in names_in(&self.directory)? {
+            let path = self.directory.join(&name);
+            let is_old = || age(&path) > DRAFT_AGE_MAX;
+            if name.starts_with(PROBE_PREFIX) && is_old() {
+                match fs::remove_file(&path) {
+                    Err(error) if error.kind() != io::ErrorKind::NotFound => {
+                        return Err(io_error("remove", &path)(error));
+                    }
+                    _ => {}
+                }
+            } else if name.starts_with(BENCH_PREFIX) && is_old() {
+                remove_directory(&path)?;
+            }
+        }
+        Ok(())
     }
 
     /// A job, whether or not it has checkpoints.
@@ -478,7 +504,7 @@ fn remove_directory(path: &Path) -> Result<(), StoreError> {
 
 /// How long ago something was changed; 0 when that is not known.
 fn age(path: &Path) -> Duration {
-    let changed = fs::metadata(path).and_then(|metadata| metadata.modified());
+    let changed = fs::symlink_metadata(path).and_then(|metadata| metadata.modified());
     changed
         .ok()
         .and_then(|changed| SystemTime::now().duration_since(changed).ok())

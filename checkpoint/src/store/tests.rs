@@ -123,6 +123,34 @@ fn what_a_crash_left_is_removed_by_the_next_dump_and_by_gc() {
 }
 
 #[test]
+fn old_measurements_are_removed() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let store = Store::open(directory.path().to_owned()).expect("it is there");
+    let path = |name: &str| directory.path().join(name);
+    for name in [".probe-old", ".probe-new"] {
+        fs::write(path(name), "").expect("it is written");
+    }
+    for name in [".bench-old", ".bench-new", "job"] {
+        fs::create_dir(path(name)).expect("it is made");
+    }
+    let long_ago = SystemTime::now() - 2 * DRAFT_AGE_MAX;
+    for name in [".probe-old", ".bench-old", "job"] {
+        let file = File::open(path(name)).expect("it is there");
+        file.set_modified(long_ago).expect("it is ours");
+    }
+    store.collect().expect("they are removed");
+    for (name, is_left) in [
+        (".probe-old", false),
+        (".probe-new", true),
+        (".bench-old", false),
+        (".bench-new", true),
+        ("job", true),
+    ] {
+        assert_eq!(path(name).exists(), is_left, "{name}");
+    }
+}
+
+#[test]
 fn the_newest_are_kept_and_never_none() {
     let directory = tempfile::tempdir().expect("a directory");
     let job = job(&directory);

@@ -12,7 +12,7 @@ use clap::Args;
 use harvestfs_chaos::report::Table;
 use harvestfs_checkpoint::criu;
 use harvestfs_checkpoint::process::Tree;
-use harvestfs_checkpoint::store::{Job, Store};
+use harvestfs_checkpoint::store::{BENCH_PREFIX, Job, Store};
 use harvestfs_protocol::durable;
 
 use super::dump::{HowArgs, dump};
@@ -185,7 +185,7 @@ fn mounted(
 ) -> anyhow::Result<Record> {
     let directory = store
         .directory()
-        .join(format!(".bench-{}", std::process::id()));
+        .join(format!("{BENCH_PREFIX}{}", std::process::id()));
     fs::create_dir(&directory).with_context(|| format!("cannot make {}", directory.display()))?;
     let record = mounted_in(runner, interrupted, size, replicas, &directory);
     fs::remove_dir_all(&directory)

@@ -123,13 +123,15 @@ pub fn collect(args: &CheckpointArgs, command: &GcArgs) -> anyhow::Result<()> {
     if let Some(name) = &command.job {
         return collect_job(&args.job(name)?, keep, command.depth);
     }
+    let store = args.store()?;
     let mut failed = 0;
-    for job in args.store()?.jobs()? {
+    for job in store.jobs()? {
         if let Err(error) = collect_job(&job, keep, command.depth) {
             output::complain(&error.context(format!("job {}", job.name())));
             failed += 1;
         }
     }
+    store.collect()?;
     anyhow::ensure!(failed == 0, "{failed} jobs are not as they should be");
     Ok(())
 }

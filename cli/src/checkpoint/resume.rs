@@ -1,7 +1,6 @@
 //! `harvestfs checkpoint resume`: Algorithm 2, with the replicas where they really are.
 
-use std::fs::{self, File};
-use std::io::{Read, Write};
+use std::io::{Read, Seek, Write};
 use std::path::Path;
 use std::str::FromStr;
 use std::time::{Duration, Instant};
@@ -10,6 +9,8 @@ use anyhow::Context;
 use clap::Args;
 use harvestfs_checkpoint::adaptive::{Bandwidth, Resumption, Site, resume};
 use harvestfs_checkpoint::manifest::JobName;
+use harvestfs_checkpoint::store::PROBE_PREFIX;
+use tempfile::NamedTempFile;
 
 use super::locations::missing_bytes;
 use super::restore::{find, restore};
@@ -139,23 +140,48 @@ pub fn bandwidth(runner: &Runner, store: &Path) -> anyhow::Result<Bandwidth> {
 }
 
 fn probe(store: &Path) -> anyhow::Result<(Duration, Duration)> {
-    let path = store.join(format!(".probe-{}", std::process::id()));
-    let result = probe_with(&path);
-    let removed = fs::remove_file(&path);
-    let times = result.with_context(|| format!("cannot measure {}", store.display()))?;
-    removed?;
-    Ok(times)
+    // A name that nobody can guess, and by which nothing is opened again: others may put links into the store.
+    tempfile::Builder::new()
+        .prefix(PROBE_PREFIX)
+        .tempfile_in(store)
+        .and_then(probe_with)
+        .with_context(|| format!("cannot measure {}", store.display()))
 }
 
-fn probe_with(path: &Path) -> std::io::Result<(Duration, Duration)> {
+fn probe_with(named: NamedTempFile) -> std::io::Result<(Duration, Duration)> {
     let mut bytes = vec![1; PROBE_BYTES];
+    let mut file = named.as_file();
     let started = Instant::now();
-    let mut file = File::create(path)?;
     file.write_all(&bytes)?;
     file.sync_all()?;
     let write = started.elapsed();
-    rustix::fs::fadvise(&file, 0, None, rustix::fs::Advice::DontNeed)?;
+    rustix::fs::fadvise(file, 0, None, rustix::fs::Advice::DontNeed)?;
     let started = Instant::now();
-    File::open(path)?.read_exact(&mut bytes)?;
-    Ok((write, started.elapsed()))
+    file.rewind()?;
+    file.read_exact(&mut bytes)?;
+    let read = started.elapsed();
+    named.close()?;
+    Ok((write, read))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use super::*;
+
+    #[test]
+    fn a_store_is_measured_without_a_look_at_links() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let target = directory.path().join("target");
+        fs::write(&target, "untouched").expect("it is written");
+        let store = directory.path().join("store");
+        fs::create_dir(&store).expect("it is made");
+        let link = store.join(format!("{PROBE_PREFIX}{}", std::process::id()));
+        std::os::unix::fs::symlink(&target, &link).expect("a link");
+        probe(&store).expect("it is measured");
+        assert_eq!(fs::read(&target).expect("it is there"), b"untouched");
+        let left = fs::read_dir(&store).expect("it is there");
+        assert_eq!(left.count(), 1, "more is left than the link");
+    }
 }
