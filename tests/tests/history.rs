@@ -158,3 +158,23 @@ fn history_is_imported_kept_and_goes_on() {
     let text = cluster.output_of(&["admin", "history", "analyse"]);
     assert!(text.contains("3 tenants, 3 servers"), "{text}");
 }
+
+/// Whoever runs a job acts on the status of its command.
+#[test]
+fn a_length_that_cannot_be_remembered_fails_no_job() {
+    let cluster = Cluster::start(&ClusterOptions {
+        datanodes: 1,
+        replication: 1,
+        ..ClusterOptions::default()
+    });
+    let job = "name = \"job\"\n[[stages]]\nname = \"all\"\ntasks = 1\n";
+    let job = file(&cluster, "job.toml", job).display().to_string();
+    let history = cluster.path("nowhere/lengths.json").display().to_string();
+    for (command, status) in [("true", 0), ("false", 1)] {
+        let arguments = ["cycles", "run", &job, "--history", &history, "--", command];
+        let output = cluster.command(&arguments);
+        assert_eq!(output.status.code(), Some(status), "{output:?}");
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(said.contains("cannot remember"), status == 0, "{said}");
+    }
+}

@@ -168,10 +168,17 @@ impl History {
         stored::load(&self.path)
     }
 
+    /// A name that the history cannot have.
+    fn lock_path(&self) -> PathBuf {
+        let mut path = self.path.clone().into_os_string();
+        path.push(".lock");
+        path.into()
+    }
+
     /// Others that end at the same moment wait.
     fn remember(&self, job: &str, length_s: f64, cores: u64) -> anyhow::Result<()> {
         let store = || -> anyhow::Result<()> {
-            let lock = File::create(self.path.with_extension("lock"))?;
+            let lock = File::create(self.lock_path())?;
             rustix::fs::flock(&lock, FlockOperation::LockExclusive)?;
             let mut runs = self.load()?;
             let now = SystemTime::now().duration_since(UNIX_EPOCH);
@@ -432,7 +439,12 @@ pub fn run(args: &RunArgs) -> anyhow::Result<()> {
             return Err(ended.into());
         }
         let cores = dag.max_concurrent_cores().get();
-        history.remember(&job.name, began.elapsed().as_secs_f64(), cores)
+        let remembered = history.remember(&job.name, began.elapsed().as_secs_f64(), cores);
+        // The job itself succeeded, and whoever began it acts on that.
+        if let Err(error) = remembered {
+            eprintln!("harvestfs: {error:#}");
+        }
+        Ok(())
     })
 }
 

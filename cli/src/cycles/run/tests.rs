@@ -191,6 +191,13 @@ fn the_last_length_is_remembered() {
     history.remember("a", 2.5, 2).unwrap();
     let runs = history.load().unwrap();
     assert_eq!((runs["a"].length_s, runs["b"].length_s), (2.5, 500.0));
+    // Also by a name that looks like that of a lock.
+    let history = History {
+        path: directory.path().join("lengths.lock"),
+    };
+    history.remember("a", 1.0, 2).unwrap();
+    history.remember("b", 2.0, 2).unwrap();
+    assert_eq!(history.load().unwrap().len(), 2);
     std::fs::write(&history.path, "{").unwrap();
     assert!(format!("{:#}", history.load().unwrap_err()).contains("is damaged"));
 }
