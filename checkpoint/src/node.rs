@@ -11,6 +11,7 @@ use harvestfs_protocol::durable;
 use rustix::fs::FlockOperation;
 use serde::{Deserialize, Serialize};
 
+use crate::process::started_ticks;
 use crate::store::{StoreError, io_error};
 use crate::tracking::Tracking;
 
@@ -122,8 +123,7 @@ impl Node {
         };
         entries
             .flatten()
-            .filter(|entry| is_waiting(&entry.path()))
-            .filter_map(|entry| fs::read_to_string(entry.path()).ok()?.parse::<u64>().ok())
+            .filter_map(|entry| waiting_bytes(&entry.path()))
             .sum()
     }
 
@@ -133,16 +133,38 @@ impl Node {
     /// # Errors
     /// When the others take longer than [`QUEUE_DEADLINE`].
     pub fn enter(&self, bytes: u64) -> Result<Turn, StoreError> {
+        self.forget_dead_places()?;
         let place = self
             .directory
             .join("queue")
             .join(std::process::id().to_string());
-        fs::write(&place, bytes.to_string()).map_err(io_error("write", &place))?;
+        let ticks = pid_of(&place).and_then(started_ticks).unwrap_or_default();
+        // Others see all of it or nothing: half of it would be taken for that of another process.
+        let text = format!("{bytes} {ticks}");
+        durable::replace_file(&place, text.as_bytes(), 0o644)
+            .map_err(io_error("write", &place))?;
         let turn = Turn {
             place,
             _lock: self.wait()?,
         };
         Ok(turn)
+    }
+
+    fn forget_dead_places(&self) -> Result<(), StoreError> {
+        let queue = self.directory.join("queue");
+        for entry in fs::read_dir(&queue).map_err(io_error("list", &queue))? {
+            let place = entry.map_err(io_error("list", &queue))?.path();
+            if pid_of(&place).is_some() && waiting_bytes(&place).is_none() {
+                match fs::remove_file(&place) {
+                    Err(error) if error.kind() != io::ErrorKind::NotFound => {
+                        return Err(io_error("remove", &place)(error));
+                    }
+                    // Another command may have done it.
+                    _ => {}
+                }
+            }
+        }
+        Ok(())
     }
 
     fn wait(&self) -> Result<File, StoreError> {
@@ -164,10 +186,19 @@ impl Node {
     }
 }
 
-/// Whether the process that wrote its place in the queue still runs.
-fn is_waiting(place: &Path) -> bool {
-    let pid = place.file_name().and_then(|name| name.to_str());
-    pid.is_some_and(|pid| Path::new("/proc").join(pid).exists())
+/// The process that has a place in the queue.
+fn pid_of(place: &Path) -> Option<i32> {
+    place.file_name()?.to_str()?.parse().ok()
+}
+
+/// What a place in the queue says, for as long as the process that wrote it runs, and not another one with its id.
+fn waiting_bytes(place: &Path) -> Option<u64> {
+    let text = fs::read_to_string(place).ok()?;
+    let (bytes, ticks) = text.split_once(' ')?;
+    if started_ticks(pid_of(place)?)? != ticks.parse::<u64>().ok()? {
+        return None;
+    }
+    bytes.parse().ok()
 }
 
 /// The right to move images on this node, until it is dropped.
@@ -179,13 +210,15 @@ pub struct Turn {
 
 impl Drop for Turn {
     fn drop(&mut self) {
-        // A place that stays is ignored when its process has ended.
+        // A place that stays is ignored when its process has ended, and removed by the next one.
         let _ = fs::remove_file(&self.place);
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::process::Command;
+
     use super::*;
 
     #[test]
@@ -225,12 +258,25 @@ mod tests {
     fn the_queue_counts_what_lives() {
         let directory = tempfile::tempdir().expect("a directory");
         let node = Node::open(directory.path()).expect("it is made");
-        let dead = directory.path().join("queue").join(i32::MAX.to_string());
-        fs::write(dead, "1000").expect("it is written");
+        let place = |pid: i32| directory.path().join("queue").join(pid.to_string());
+        let dead = place(i32::MAX);
+        fs::write(&dead, "1000 1").expect("it is written");
+        // Of a process that had the id before.
+        let mut child = Command::new("sleep").arg("600").spawn().expect("sleep");
+        let living = i32::try_from(child.id()).expect("a process id");
+        let ticks = started_ticks(living).expect("it runs");
+        let reused = place(living);
+        fs::write(&reused, format!("1000 {}", ticks - 1)).expect("it is written");
         assert_eq!(node.queued_bytes(), 0);
         let turn = node.enter(5).expect("it is free");
         assert_eq!(node.queued_bytes(), 5);
+        assert!(!dead.exists() && !reused.exists());
+        fs::write(&reused, format!("1000 {ticks}")).expect("it is written");
+        assert_eq!(node.queued_bytes(), 1005);
         drop(turn);
+        assert_eq!(node.queued_bytes(), 1000);
+        child.kill().expect("it is ours");
+        child.wait().expect("it is ours");
         assert_eq!(node.queued_bytes(), 0);
     }
 }
