@@ -22,6 +22,8 @@ use super::stored;
 
 /// The longest wait for something that is gone.
 const BACKOFF_MAX: Duration = Duration::from_secs(5);
+/// The shortest time between two looks: without any, resource manager and namenode would be asked all the time.
+const INTERVAL_MIN: Duration = Duration::from_millis(50);
 
 /// How owners are followed.
 #[derive(Clone, Debug, Args)]
@@ -30,8 +32,8 @@ pub struct FollowArgs {
     /// name of the server; can be given several times.
     #[arg(long = "server", value_name = "SERVER=NODE", value_parser = parse_pair)]
     servers: Vec<(String, String)>,
-    /// Between two looks at owners and nodes.
-    #[arg(long, default_value = "500ms", value_name = "TIME")]
+    /// Between two looks at owners and nodes; 50ms or more.
+    #[arg(long, default_value = "500ms", value_name = "TIME", value_parser = parse_interval)]
     interval: humantime::Duration,
     /// How long an owner must have used less before jobs are given more.
     #[arg(long, default_value = "10s", value_name = "TIME")]
@@ -52,6 +54,19 @@ fn parse_pair(text: &str) -> Result<(String, String), String> {
         }
         _ => Err("write SERVER=NODE".to_owned()),
     }
+}
+
+fn parse_interval(text: &str) -> Result<humantime::Duration, String> {
+    let interval = text
+        .parse::<humantime::Duration>()
+        .map_err(|error| error.to_string())?;
+    if Duration::from(interval) < INTERVAL_MIN {
+        return Err(format!(
+            "it is less than {}",
+            humantime::format_duration(INTERVAL_MIN)
+        ));
+    }
+    Ok(interval)
 }
 
 impl FollowArgs {

@@ -78,14 +78,20 @@ struct Args {
 
 /// Quick ones.
 fn args(more: &[&str]) -> FollowArgs {
-    let quick = [
-        "test",
-        "--interval=5ms",
-        "--grow-after=30ms",
-        "--unknown-after=300ms",
-    ];
+    let quick = ["test", "--grow-after=30ms", "--unknown-after=300ms"];
     let all = quick.iter().chain(more);
-    Args::try_parse_from(all).unwrap().follow
+    let mut args = Args::try_parse_from(all).unwrap().follow;
+    args.interval = Duration::from_millis(5).into();
+    args
+}
+
+#[test]
+fn intervals_leave_others_time() {
+    for (interval, status) in [("50ms", None), ("0s", Some(2)), ("49ms", Some(2))] {
+        let parsed = Args::try_parse_from(["test", "--interval", interval]);
+        let refused = parsed.err().map(|error| error.exit_code());
+        assert_eq!(refused, status, "{interval}");
+    }
 }
 
 /// Lets it run until something holds, and ends it.
