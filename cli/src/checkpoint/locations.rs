@@ -69,22 +69,22 @@ pub fn missing_bytes(checkpoint: &Checkpoint, datanode: &str) -> anyhow::Result<
     let mut missing_bytes = 0;
     for image in &checkpoint.manifest.images {
         missing_bytes += match ask(&checkpoint.directory.join(&image.name))? {
-            // It is taken to be elsewhere.
-            Some(locations) if locations == CUT_OFF => image.size_bytes,
-            Some(locations) => missing_in(&locations, datanode),
+            Some(locations) => missing_in(&locations, datanode, image.size_bytes),
             None => 0,
         };
     }
     Ok(missing_bytes)
 }
 
-fn missing_in(locations: &str, datanode: &str) -> u64 {
-    extents(locations)
+/// What is not told of a file of `size_bytes` is taken to be elsewhere.
+fn missing_in(locations: &str, datanode: &str, size_bytes: u64) -> u64 {
+    let missing_bytes: u64 = extents(locations)
         .filter_map(|mut extent| {
             let is_there = extent.datanodes.any(|name| name == datanode);
             (!is_there).then_some(extent.length_bytes)
         })
-        .sum()
+        .sum();
+    missing_bytes + (size_bytes - told_bytes(locations, size_bytes))
 }
 
 /// Whether parts of a checkpoint's memory are on no datanode that runs. `work` is a directory beside it: files that
@@ -141,10 +141,13 @@ mod tests {
     #[test]
     fn what_a_datanode_lacks_is_counted() {
         let locations = "0 100 02 a b\n100 50 03 b c\n150 7 04\n";
-        assert_eq!(missing_in(locations, "a"), 57);
-        assert_eq!(missing_in(locations, "b"), 7);
-        assert_eq!(missing_in(locations, "d"), 157);
-        assert_eq!(missing_in("", "a"), 0);
+        let missing = |datanode| missing_in(locations, datanode, 200);
+        assert_eq!((missing("a"), missing("b"), missing("d")), (57, 7, 157));
+        assert_eq!(missing_in("", "a", 200), 0);
+        let cut_off = format!("{locations}...\n");
+        let missing = |datanode| missing_in(&cut_off, datanode, 200);
+        assert_eq!((missing("a"), missing("d")), (57 + 43, 157 + 43));
+        assert_eq!(missing_in(CUT_OFF, "a", 200), 200);
     }
 
     #[test]
