@@ -284,12 +284,14 @@ impl<'a, M: Manager, O: Owners> Follower<'a, M, O> {
     fn show(&self, nodes: &[Node], hosts: Vec<String>) {
         let shown = nodes.iter().zip(hosts).map(|(node, host)| {
             let labels = node.labels.iter();
+            // A manager that does not know a capacity says one that nothing is as large as.
+            let most = node.total.unwrap_or(node.capacity);
             let now = NodeNow {
                 server: node.server.clone(),
                 host,
                 label: labels.into_iter().find(|it| is_ours(it)).cloned(),
-                cores: node.capacity.cores,
-                memory_mib: node.capacity.memory_mib,
+                cores: node.capacity.cores.min(most.cores),
+                memory_mib: node.capacity.memory_mib.min(most.memory_mib),
             };
             (node.id.clone(), now)
         });

@@ -148,3 +148,20 @@ async fn nodes_offer_what_owners_leave() {
     let error = until(&mut follower, || true).await.unwrap_err();
     assert!(format!("{error:#}").contains("cannot read"), "{error:#}");
 }
+
+#[tokio::test]
+async fn no_node_is_shown_to_offer_more_than_it_has() {
+    let server = ApiServer::new(&["a"]);
+    // What was told once is lost on one side.
+    server.0.lock().get_mut("a").unwrap()["status"]["capacity"]["harvestfs.io/cores"] = json!("5");
+    let service = Service::start(0, server.clone());
+    let owners = TestOwners::default();
+    owners.say(&[("a", 2, Some(250))]);
+    let manager = Kubernetes::new(&service.url(), None, None);
+    let args = args(&[]);
+    let mut follower = Follower::new(&args, false, manager, owners, None);
+    follower.turn().await.unwrap();
+    let shown = follower.shown();
+    let shown = shown.lock();
+    assert_eq!((shown["a"].cores, shown["a"].memory_mib), (12, 12_000));
+}
