@@ -11,6 +11,7 @@ use harvestfs_protocol::durable;
 use rustix::fs::FlockOperation;
 use serde::{Deserialize, Serialize};
 
+use crate::image::sha256;
 use crate::process::started_ticks;
 use crate::store::{StoreError, io_error};
 use crate::tracking::Tracking;
@@ -30,6 +31,17 @@ pub fn node_name() -> String {
         .nodename()
         .to_string_lossy()
         .into_owned()
+}
+
+/// What the unfinished checkpoints of this machine are named after. Two machines may have one name, so that it has the
+/// machine's id too, where there is one; shortened, as the id itself is nobody else's business.
+#[must_use]
+pub fn draft_maker() -> String {
+    let name = node_name();
+    match fs::read_to_string("/etc/machine-id") {
+        Ok(id) => format!("{name}-{:.16}", sha256(id.trim().as_bytes())),
+        Err(_) => name,
+    }
 }
 
 /// Bandwidths of a node's checkpoints, as measured, in bytes per second; none: not yet.

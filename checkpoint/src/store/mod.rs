@@ -10,7 +10,7 @@ mod tests;
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read, Write};
-use std::os::unix::fs::OpenOptionsExt;
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 
@@ -77,6 +77,12 @@ pub enum StoreError {
     /// Another command works on the job.
     #[error("another command is working on job {0}: wait for it to end")]
     Locked(JobName),
+    /// What was stored until now is gone.
+    #[error(
+        "another node stores a checkpoint of job {0}, and has removed what this one had stored of it: give \
+         machines different names, or different ids in /etc/machine-id"
+    )]
+    Replaced(JobName),
     /// A checkpoint of that number appeared meanwhile.
     #[error("another node stored checkpoint {number} of job {job} meanwhile; try again")]
     Overtaken {
@@ -286,23 +292,27 @@ impl Job {
         }
     }
 
-    /// Starts a checkpoint. What `node` left half-done in this job is removed.
+    /// Starts a checkpoint. What `maker` left half-done in this job is removed.
     ///
     /// # Errors
     /// When the directory cannot be made.
-    pub fn begin(&self, _lock: &JobLock, node: &str) -> Result<Draft, StoreError> {
+    pub fn begin(&self, _lock: &JobLock, maker: &str) -> Result<Draft, StoreError> {
         let number = match self.numbers() {
             Ok(numbers) => numbers.last().map_or(1, |last| last + 1),
             Err(StoreError::NoJob(_)) => 1,
             Err(error) => return Err(error),
         };
-        let directory = self.directory.join(format!("{DRAFT_PREFIX}{node}"));
+        let directory = self.directory.join(format!("{DRAFT_PREFIX}{maker}"));
         remove_directory(&directory)?;
         fs::create_dir(&directory).map_err(io_error("make", &directory))?;
+        let opened = File::open(&directory).map_err(io_error("open", &directory))?;
+        let metadata = opened.metadata().map_err(io_error("look at", &directory))?;
         Ok(Draft {
             job: self.clone(),
             number,
             directory,
+            inode: inode_of(&metadata),
+            _opened: opened,
             is_committed: false,
         })
     }
@@ -362,7 +372,12 @@ impl Job {
     ///
     /// # Errors
     /// When something cannot be removed; what was removed until then stays so.
-    pub fn collect(&self, lock: &JobLock, node: &str, keep: usize) -> Result<Vec<u32>, StoreError> {
+    pub fn collect(
+        &self,
+        lock: &JobLock,
+        maker: &str,
+        keep: usize,
+    ) -> Result<Vec<u32>, StoreError> {
         let mut old = self.numbers()?;
         let mut kept = 0;
         // One that is not usable is no reason to be without one that is.
@@ -377,7 +392,7 @@ impl Job {
         for name in names_in(&self.directory)? {
             let path = self.directory.join(&name);
             let is_given_up = match name.strip_prefix(DRAFT_PREFIX) {
-                Some(maker) => maker == node || age(&path) > DRAFT_AGE_MAX,
+                Some(of) => of == maker || age(&path) > DRAFT_AGE_MAX,
                 None => name.starts_with(REMOVED_PREFIX),
             };
             if is_given_up {
@@ -407,6 +422,10 @@ pub struct Draft {
     job: Job,
     number: u32,
     directory: PathBuf,
+    /// Of the directory.
+    inode: (u64, u64),
+    /// While it is open, no other directory gets its inode.
+    _opened: File,
     is_committed: bool,
 }
 
@@ -430,6 +449,11 @@ impl Draft {
     /// survive.
     pub fn commit(mut self, manifest: Manifest) -> Result<Checkpoint, StoreError> {
         let job = &self.job;
+        // Locks do not reach to other mounts, and another machine may have the same name.
+        let is_there = self.is_there();
+        if !is_there.map_err(io_error("look at", &self.directory))? {
+            return Err(StoreError::Replaced(job.name.clone()));
+        }
         job.write_manifest(&self.directory, &manifest)?;
         let directory = job.directory.join(directory_name(self.number));
         let renamed = durable::rename_to_new(&self.directory, &directory);
@@ -446,11 +470,19 @@ impl Draft {
             directory,
         })
     }
+
+    /// Whether the directory is still the one that was made, and not one that another machine has made since.
+    fn is_there(&self) -> io::Result<bool> {
+        match fs::symlink_metadata(&self.directory) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(false),
+            metadata => Ok(inode_of(&metadata?) == self.inode),
+        }
+    }
 }
 
 impl Drop for Draft {
     fn drop(&mut self) {
-        if !self.is_committed {
+        if !self.is_committed && matches!(self.is_there(), Ok(true)) {
             // The file system may be what failed; the next dump or `gc` removes it then.
             let _ = fs::remove_dir_all(&self.directory);
         }
@@ -465,6 +497,11 @@ pub(crate) fn write_synced(path: &Path, bytes: &[u8]) -> Result<(), StoreError> 
     let mut file = File::create_new(path).map_err(io_error("create", path))?;
     file.write_all(bytes).map_err(io_error("write", path))?;
     file.sync_all().map_err(io_error("sync", path))
+}
+
+/// Device and number.
+fn inode_of(metadata: &fs::Metadata) -> (u64, u64) {
+    (metadata.dev(), metadata.ino())
 }
 
 fn directory_name(number: u32) -> String {

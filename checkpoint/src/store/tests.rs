@@ -213,6 +213,21 @@ fn two_nodes_never_make_one_checkpoint() {
 }
 
 #[test]
+fn two_machines_of_one_name_mix_no_checkpoint() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let job = job(&directory);
+    let lock = job.lock().expect("it is free");
+    let first = job.begin(&lock, "same").expect("a draft");
+    let second = job.begin(&lock, "same").expect("a draft");
+    fs::write(second.directory().join("core-1.img"), "of the second").expect("it is written");
+    let error = first.commit(manifest(&job, 1)).expect_err("its images are gone");
+    assert!(matches!(error, StoreError::Replaced(_)), "{error}");
+    let checkpoint = second.commit(manifest(&job, 1)).expect("it is whole");
+    assert!(checkpoint.directory.join("core-1.img").exists());
+    assert_eq!(job.numbers().expect("numbers"), [1]);
+}
+
+#[test]
 fn an_unusable_newest_checkpoint_is_reported_and_the_older_one_untouched() {
     let directory = tempfile::tempdir().expect("a directory");
     let job = job(&directory);

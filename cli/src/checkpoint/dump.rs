@@ -12,6 +12,7 @@ use harvestfs_checkpoint::guard::Guard;
 use harvestfs_checkpoint::image::{self, CHAIN_DEPTH_MAX};
 use harvestfs_checkpoint::intake::{Intake, IntakeError};
 use harvestfs_checkpoint::manifest::{Allow, Image, JobName, MANIFEST_VERSION, Manifest};
+use harvestfs_checkpoint::node::draft_maker;
 use harvestfs_checkpoint::process::{ProcessError, Tree, can_freeze, root_of_cgroup};
 use harvestfs_checkpoint::store::{Checkpoint, Draft, Job};
 use harvestfs_checkpoint::tracking::Tracked;
@@ -126,7 +127,7 @@ pub fn tidy(runner: &Runner, job: &Job, keep: usize) {
         Ok(lock) => lock,
         Err(error) => return warn("old ones are not removed", &error),
     };
-    if let Err(error) = job.collect(&lock, &runner.node_name, keep) {
+    if let Err(error) = job.collect(&lock, &draft_maker(), keep) {
         warn("old ones are not removed", &error);
     }
     if let Err(error) = image::compact_newest(job, &lock, CHAIN_DEPTH_MAX) {
@@ -159,7 +160,7 @@ pub fn dump(
     let tracking = runner.node.tracking()?;
     // Forgotten before anything can fail.
     let tracked = tracking.take(&tree)?;
-    let mut draft = job.begin(&lock, &runner.node_name)?;
+    let mut draft = job.begin(&lock, &draft_maker())?;
     let parent = parent(job, how.full, &draft);
     let work = Runner::work_directory()?;
     let tracked_since = parent
@@ -195,7 +196,7 @@ pub fn dump(
                 stopped.let_go_on()?;
                 // The old one is removed before the new one is there.
                 drop(draft);
-                draft = job.begin(&lock, &runner.node_name)?;
+                draft = job.begin(&lock, &draft_maker())?;
             }
         }
     }

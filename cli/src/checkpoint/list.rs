@@ -4,7 +4,7 @@ use clap::Args;
 use harvestfs_chaos::report::Table;
 use harvestfs_checkpoint::image::{self, CHAIN_DEPTH_MAX};
 use harvestfs_checkpoint::manifest::{JobName, Manifest};
-use harvestfs_checkpoint::node::node_name;
+use harvestfs_checkpoint::node::draft_maker;
 use harvestfs_checkpoint::store::{Job, StoreError};
 
 use super::CheckpointArgs;
@@ -140,7 +140,7 @@ fn collect_job(job: &Job, keep: usize, depth: u32) -> anyhow::Result<()> {
     // Taking the lock would make the directory of a job that there is not.
     job.numbers()?;
     let lock = job.lock()?;
-    let removed = job.collect(&lock, &node_name(), keep)?;
+    let removed = job.collect(&lock, &draft_maker(), keep)?;
     let is_compacted = image::compact_newest(job, &lock, depth)?;
     println!(
         "{}: {} removed{}",
