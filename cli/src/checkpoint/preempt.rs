@@ -12,6 +12,7 @@ use harvestfs_checkpoint::store::Job;
 use super::CheckpointArgs;
 use super::dump::{HowArgs, dump, refuse_directories, report, tidy};
 use super::resume::bandwidth;
+use crate::output;
 use crate::units::{self, Size};
 
 /// Arguments of `harvestfs checkpoint preempt`.
@@ -112,6 +113,7 @@ pub fn run(args: &CheckpointArgs, command: &PreemptArgs) -> anyhow::Result<()> {
     let mut queue_s = runner.node.queued_bytes() as f64 / bandwidth.write_bytes_per_s;
     order_victims(&mut running, |it| it.victim.cost_s(&bandwidth, queue_s));
     let mut freed_bytes = 0;
+    let mut failed: Vec<String> = Vec::new();
     for it in running {
         if freed_bytes >= command.free.0 {
             break;
@@ -153,16 +155,24 @@ pub fn run(args: &CheckpointArgs, command: &PreemptArgs) -> anyhow::Result<()> {
             Ok(()) => {}
             // By itself: what it had is free.
             Err(error) if it.tree.has_ended() => println!("{}: {error:#}", it.job.name()),
+            // CRIU cannot take every job. Others may have what is needed.
             Err(error) => {
-                return Err(error.context(format!("cannot preempt job {}", it.job.name())));
+                let name = it.job.name().to_string();
+                output::complain(&error.context(format!("cannot preempt job {name}")));
+                failed.push(name);
+                continue;
             }
         }
         freed_bytes += it.memory_bytes;
     }
     anyhow::ensure!(
         freed_bytes >= command.free.0,
-        "the jobs have only {} in all",
-        units::human(freed_bytes)
+        "the jobs have only {} in all{}",
+        units::human(freed_bytes),
+        match &failed[..] {
+            [] => String::new(),
+            names => format!(", without {}, which could not be preempted", names.join(", ")),
+        }
     );
     Ok(())
 }
