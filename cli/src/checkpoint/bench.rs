@@ -146,6 +146,7 @@ fn alone(
         .prefix("harvestfs-checkpoint-bench-")
         .tempdir_in(directory)?;
     let mut filled = Filled::start(size, interrupted)?;
+    let digest = filled.ask("digest")?;
     let started = Instant::now();
     let child = runner.criu.dump_to(filled.pid, images.path())?;
     wait("dump", child, images.path())?;
@@ -163,7 +164,8 @@ fn alone(
         .restore(images.path(), images.path(), &[], &pid_file, None)?;
     wait("restore", child, images.path())?;
     let resume_s = started.elapsed().as_secs_f64();
-    filled.ask("digest")?;
+    filled.resumed()?;
+    filled.expect(&digest)?;
     Ok(Record {
         memory_bytes: size.0,
         images_on: name.to_owned(),
@@ -219,26 +221,22 @@ fn mounted_in(
         forget(&checkpoint.directory)?;
         Ok((time_s, checkpoint.manifest.sent_bytes()))
     };
-    let resume = |job: &Job| -> anyhow::Result<f64> {
+    let resume = |filled: &mut Filled<'_>, job: &Job| -> anyhow::Result<f64> {
         let checkpoint = restore::find(job, None)?;
         let started = Instant::now();
         restore::restore(runner, job, &checkpoint)?;
-        Ok(started.elapsed().as_secs_f64())
+        let time_s = started.elapsed().as_secs_f64();
+        filled.resumed()?;
+        Ok(time_s)
     };
     let (suspend_s, first_sent_bytes) = suspend(&mut filled, &job)?;
-    let resume_s = resume(&job)?;
-    anyhow::ensure!(
-        filled.ask("digest")? == digest,
-        "the memory was not restored"
-    );
+    let resume_s = resume(&mut filled, &job)?;
+    filled.expect(&digest)?;
     filled.ask(&format!("change {CHANGED_PERCENT} together"))?;
     let digest = filled.ask("digest")?;
     let (second_suspend_s, second_sent_bytes) = suspend(&mut filled, &job)?;
-    resume(&job)?;
-    anyhow::ensure!(
-        filled.ask("digest")? == digest,
-        "the memory was not restored"
-    );
+    resume(&mut filled, &job)?;
+    filled.expect(&digest)?;
     Ok(Record {
         memory_bytes: size.0,
         images_on: format!("mount, {replicas} replicas"),
@@ -267,6 +265,8 @@ fn forget(directory: &Path) -> anyhow::Result<()> {
 /// `harvestfs checkpoint fill` at work.
 struct Filled<'a> {
     pid: i32,
+    /// As it was begun or resumed: another process may get its id.
+    tree: Tree,
     /// Until it was suspended for the first time.
     child: Option<Child>,
     directory: tempfile::TempDir,
@@ -291,8 +291,10 @@ impl<'a> Filled<'a> {
             .stderr(Stdio::null())
             .spawn()
             .context("cannot run setsid")?;
+        let pid = i32::try_from(child.id())?;
         let mut filled = Self {
-            pid: i32::try_from(child.id())?,
+            pid,
+            tree: Tree::of(pid)?,
             child: Some(child),
             directory,
             asked: 0,
@@ -300,6 +302,19 @@ impl<'a> Filled<'a> {
         };
         filled.ask("digest")?;
         Ok(filled)
+    }
+
+    /// Takes note of the process that it is since it was resumed.
+    fn resumed(&mut self) -> anyhow::Result<()> {
+        self.tree = Tree::of(self.pid)?;
+        Ok(())
+    }
+
+    /// Whether its memory is what it was.
+    fn expect(&mut self, digest: &str) -> anyhow::Result<()> {
+        let found = self.ask("digest")?;
+        anyhow::ensure!(found == digest, "the memory was not restored");
+        Ok(())
     }
 
     /// Takes note of the end of a process that was suspended.
@@ -337,10 +352,12 @@ impl<'a> Filled<'a> {
 
 impl Drop for Filled<'_> {
     fn drop(&mut self) {
-        if let Ok(tree) = Tree::of(self.pid) {
-            // It is gone already, or it is ours.
+        // Whatever it has started is ended with it; it may have been ended before.
+        if let Ok(tree) = self.tree.again() {
             let _ = tree.end();
         }
-        let _ = self.reap();
+        if let Some(mut child) = self.child.take() {
+            let _ = child.wait();
+        }
     }
 }
