@@ -2,10 +2,13 @@
 //! reimage at once.
 
 use std::fs;
+use std::os::unix::process::CommandExt;
 use std::path::PathBuf;
+use std::process::Command;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use harvestfs_tests::{Cluster, ClusterOptions, wait_until};
+use harvestfs_tests::{Cluster, ClusterOptions, harvestfs, wait_until};
+use rustix::process::{Pid, Signal, kill_process_group};
 use serde_json::Value;
 
 fn now_s() -> u64 {
@@ -176,5 +179,33 @@ fn a_length_that_cannot_be_remembered_fails_no_job() {
         assert_eq!(output.status.code(), Some(status), "{output:?}");
         let said = String::from_utf8_lossy(&output.stderr);
         assert_eq!(said.contains("cannot remember"), status == 0, "{said}");
+    }
+}
+
+#[test]
+fn a_job_that_is_to_outlive_its_terminal_does() {
+    let cluster = Cluster::start(&ClusterOptions {
+        datanodes: 1,
+        replication: 1,
+        ..ClusterOptions::default()
+    });
+    let job = "name = \"job\"\n[[stages]]\nname = \"all\"\ntasks = 1\n";
+    let job = file(&cluster, "job.toml", job).display().to_string();
+    for (name, before, status) in [("hung-up", "", 129), ("nohup", "trap '' HUP;", 0)] {
+        let begun = cluster.path(name);
+        let job_command = format!("touch '{}'; sleep 2", begun.display());
+        let mut run = Command::new("sh")
+            .args(["-c", &format!("{before} exec \"$0\" \"$@\"")])
+            .arg(harvestfs())
+            .args(["cycles", "run", &job, "--", "sh", "-c", &job_command])
+            .env("HARVESTFS_DATA", cluster.path(""))
+            .process_group(0)
+            .spawn()
+            .expect("the command is started");
+        wait_until(Duration::from_secs(30), "the job begins", || begun.exists());
+        let group = Pid::from_child(&run);
+        kill_process_group(group, Signal::HUP).expect("the group is there");
+        let ended = run.wait().expect("it ends");
+        assert_eq!(ended.code(), Some(status), "{name}: {ended:?}");
     }
 }

@@ -4,7 +4,6 @@ use std::collections::BTreeMap;
 use std::ffi::{OsStr, OsString};
 use std::fmt;
 use std::fs::File;
-use std::io::IsTerminal;
 use std::num::NonZeroU32;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::os::unix::process::ExitStatusExt;
@@ -34,6 +33,7 @@ use super::follow::owners::{Namenode, Owners};
 use super::stored;
 use crate::admin::link;
 use crate::cluster::ClusterArgs;
+use crate::daemon;
 
 /// Replaced in the command by the label.
 const PLACEHOLDER: &str = "{label}";
@@ -338,44 +338,62 @@ fn with_label(word: &OsStr, label: &str) -> OsString {
 /// Signals that are passed on to the command. They are listened to before it begins: one that comes while it is started would end
 /// only this process, and the command would go on.
 struct Signals {
-    interrupt: unix::Signal,
-    terminate: unix::Signal,
-    hangup: unix::Signal,
+    interrupt: Option<unix::Signal>,
+    terminate: Option<unix::Signal>,
+    hangup: Option<unix::Signal>,
 }
 
 impl Signals {
+    /// What this process was started to ignore, as nohup(1) has it with SIGHUP, it goes on ignoring, and so does the command: a
+    /// signal that is listened to would be one by which the command ends.
     fn listen() -> std::io::Result<Self> {
+        let unless_ignored = |kind| (!daemon::ignores(kind)).then(|| signal(kind)).transpose();
         Ok(Self {
-            interrupt: signal(SignalKind::interrupt())?,
-            terminate: signal(SignalKind::terminate())?,
-            hangup: signal(SignalKind::hangup())?,
+            interrupt: unless_ignored(SignalKind::interrupt())?,
+            terminate: unless_ignored(SignalKind::terminate())?,
+            hangup: unless_ignored(SignalKind::hangup())?,
         })
+    }
+
+    async fn next(signal: Option<&mut unix::Signal>) {
+        match signal {
+            Some(signal) => {
+                signal.recv().await;
+            }
+            None => std::future::pending().await,
+        }
     }
 
     /// Runs a command to its end, and passes on what it would be told.
     async fn run(&mut self, command: &mut Command) -> std::io::Result<ExitStatus> {
         let mut child = command.spawn()?;
-        // A terminal tells all of its job.
-        let is_told = std::io::stdin().is_terminal();
         loop {
             let signal = tokio::select! {
                 biased;
                 status = child.wait() => return status,
-                _ = self.interrupt.recv() => Signal::INT,
-                _ = self.terminate.recv() => Signal::TERM,
-                _ = self.hangup.recv() => Signal::HUP,
+                () = Self::next(self.interrupt.as_mut()) => Signal::INT,
+                () = Self::next(self.terminate.as_mut()) => Signal::TERM,
+                () = Self::next(self.hangup.as_mut()) => Signal::HUP,
             };
             let pid = child
                 .id()
                 .and_then(|id| Pid::from_raw(i32::try_from(id).ok()?));
             if let Some(pid) = pid
-                && !(is_told && signal == Signal::INT)
+                && !(signal == Signal::INT && is_in_foreground())
             {
                 // It may have ended at this moment.
                 let _ = kill_process(pid, signal);
             }
         }
     }
+}
+
+/// Whether Ctrl-C on the terminal reaches this process, and with it the command, which is of the same process group. Where
+/// standard input comes from does not matter for that.
+fn is_in_foreground() -> bool {
+    File::open("/dev/tty")
+        .and_then(|terminal| Ok(rustix::termios::tcgetpgrp(&terminal)?))
+        .is_ok_and(|group| group == rustix::process::getpgrp())
 }
 
 /// Runs `harvestfs cycles run`.
