@@ -108,7 +108,7 @@ pub(crate) struct Outcome {
     pub model: Model,
     /// How often each error came, by its text.
     pub errors: BTreeMap<String, u64>,
-    /// Reads that gave other bytes than were written.
+    /// Reads that gave other bytes than were written, and files that were not there.
     pub wrong: Vec<String>,
     /// Bytes that were read and were as promised.
     pub compared_bytes: u64,
@@ -294,10 +294,16 @@ impl Worker {
                 .await
         };
         let began = Instant::now();
-        let renamed = renamed.await;
-        let promised = renamed.is_ok() && self.counts();
-        self.outcome.model.renamed(name, &to, promised);
-        self.changed(Operation::Rename, began, renamed.map(|_| ()));
+        let renamed = renamed.await.map(|_| ());
+        self.renamed(name, &to, began, renamed);
+    }
+
+    fn renamed(&mut self, from: &str, to: &str, began: Instant, result: Result<(), ClientError>) {
+        if !self.misses(from, &result) {
+            let promised = result.is_ok() && self.counts();
+            self.outcome.model.renamed(from, to, promised);
+        }
+        self.changed(Operation::Rename, began, result);
     }
 
     async fn unlink(&mut self, client: &Client, name: &str) {
@@ -308,16 +314,34 @@ impl Worker {
             client.unlink(&me, parent.ino, &name).await
         };
         let began = Instant::now();
-        let unlinked = unlinked.await;
-        let promised = unlinked.is_ok() && self.counts();
-        self.outcome.model.unlinked(name, promised);
-        self.changed(Operation::Unlink, began, unlinked.map(|_| ()));
+        let unlinked = unlinked.await.map(|_| ());
+        self.unlinked(name, began, unlinked);
+    }
+
+    fn unlinked(&mut self, name: &str, began: Instant, result: Result<(), ClientError>) {
+        if !self.misses(name, &result) {
+            let promised = result.is_ok() && self.counts();
+            self.outcome.model.unlinked(name, promised);
+        }
+        self.changed(Operation::Unlink, began, result);
     }
 
     async fn read(&mut self, client: &Client, name: &str, content: Content) {
         let path = self.path(name);
         let began = Instant::now();
-        match client.read_file(&Credentials::root(), &path).await {
+        let read = client.read_file(&Credentials::root(), &path).await;
+        self.was_read(name, content, began, read);
+    }
+
+    fn was_read(
+        &mut self,
+        name: &str,
+        content: Content,
+        began: Instant,
+        result: Result<Vec<u8>, ClientError>,
+    ) {
+        self.misses(name, &result);
+        match result {
             Ok(bytes) => {
                 let took = began.elapsed();
                 let took_us = u32::try_from(took.as_micros()).unwrap_or(u32::MAX);
@@ -328,13 +352,29 @@ impl Worker {
                 }
                 self.outcome.compared_bytes += bytes.len() as u64;
                 if let Some(difference) = self.outcome.model.difference(content, &bytes) {
-                    let path = String::from_utf8_lossy(&path);
-                    let text = format!("{path} during the run: {difference}");
-                    self.outcome.wrong.push(text);
+                    self.wrong(name, &difference);
                 }
             }
             Err(error) => self.failed(Operation::Read, &error),
         }
+    }
+
+    /// Whether a file that the model holds was not there. That is wrong, whatever fault goes on: nobody else changes this
+    /// directory, and the client repeats a change only where it was surely not made. The promise stays as it was, for the
+    /// comparison in the end.
+    fn misses<T>(&mut self, name: &str, result: &Result<T, ClientError>) -> bool {
+        let misses = matches!(result, Err(ClientError::Fs(FsError::NotFound))) && self.counts();
+        if misses {
+            self.wrong(name, "it is not there");
+        }
+        misses
+    }
+
+    fn wrong(&mut self, name: &str, what: &str) {
+        let path = self.path(name);
+        let path = String::from_utf8_lossy(&path);
+        let text = format!("{path} during the run: {what}");
+        self.outcome.wrong.push(text);
     }
 
     /// Whether what the operation returned is a promise.
@@ -409,4 +449,60 @@ pub(crate) fn accesses(counters: &Counters, outcomes: &[Outcome]) -> Accesses {
     };
     (all.read_p50_ms, all.read_p99_ms) = (quantile(0.5), quantile(0.99));
     all
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::live::model::Promise;
+
+    const FILE: &str = "file-1";
+    const HELD: Content = Content { seed: 1, len: 10 };
+
+    /// A client without a session that was promised a file.
+    fn worker(doubt: &Arc<Doubt>) -> Worker {
+        let access = Access {
+            identity: PathBuf::new(),
+            namenodes: Vec::new(),
+            spec: ClientSpec::default(),
+        };
+        let counters = Arc::new(Counters::new(Arc::new(Metrics::default())));
+        let mut worker = Worker::new(access, 1, 1, &counters, doubt);
+        worker.outcome.model.wrote(FILE, HELD, true);
+        worker
+    }
+
+    fn is_not_there<T>() -> Result<T, ClientError> {
+        Err(ClientError::Fs(FsError::NotFound))
+    }
+
+    #[test]
+    fn a_held_file_that_is_not_there_is_wrong_and_stays_promised() {
+        let doubt = Arc::default();
+        let mut worker = worker(&doubt);
+        let began = Instant::now();
+        worker.was_read(FILE, HELD, began, is_not_there());
+        worker.renamed(FILE, "file-2", began, is_not_there());
+        worker.unlinked(FILE, began, is_not_there());
+        let text = "/client-1/file-1 during the run: it is not there";
+        assert_eq!(worker.outcome.wrong, [text; 3]);
+        let (names, either) = worker.outcome.model.promises();
+        assert_eq!(names[FILE], Promise::Holds(HELD));
+        assert!(either.is_empty());
+    }
+
+    #[test]
+    fn what_an_older_copy_or_no_namenode_says_is_not_wrong() {
+        let doubt: Arc<Doubt> = Arc::default();
+        let mut worker = worker(&doubt);
+        let began = Instant::now();
+        let unlinked = Err(ClientError::Fs(FsError::SessionExpired));
+        worker.unlinked(FILE, began, unlinked);
+        assert!(worker.outcome.wrong.is_empty());
+        let promise = worker.outcome.model.promises().0[FILE];
+        assert_eq!(promise, Promise::HoldsOrGone(HELD));
+        doubt.turn();
+        worker.was_read(FILE, HELD, began, is_not_there());
+        assert!(worker.outcome.wrong.is_empty());
+    }
 }
