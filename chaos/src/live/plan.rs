@@ -158,6 +158,12 @@ impl Plan {
 }
 
 impl Event {
+    /// Whether it still happens when something before it took so long that the scenario is over. What would end at once
+    /// is not begun, unless its end is what tests something.
+    pub(crate) fn happens_late(&self) -> bool {
+        !self.begins || self.kind.tests_at_its_end()
+    }
+
     /// What happens to whom.
     #[must_use]
     pub fn describe(&self, scenario: &Scenario) -> String {
@@ -252,6 +258,23 @@ mod tests {
         assert!(hung.iter().all(|part| matches!(part, Part::Mount(0..4))));
         let said = plan.describe(&scenario);
         assert!(said.contains("start                mount-2"), "{said}");
+    }
+
+    #[test]
+    fn late_events_end_what_was_begun_and_test_what_they_are_to_test() {
+        let text = "name = \"t\"\nduration_s = 60\n[cluster]\nservers = 3\n\
+                    [[fault]]\nkind = \"rollback\"\nat_s = 40\nfor_s = 10\npart = \"namenode\"\n\
+                    [[fault]]\nkind = \"reimage\"\nat_s = 50\nfor_s = 5\nrandom = 1\n";
+        let scenario = Scenario::parse(Path::new("s.toml"), text).unwrap();
+        let plan = Plan::new(&scenario, 1);
+        let late = plan.events.iter().filter(|event| event.happens_late());
+        let late: Vec<(Kind, bool)> = late.map(|event| (event.kind, event.begins)).collect();
+        let wanted = [
+            (Kind::Rollback, true),
+            (Kind::Rollback, false),
+            (Kind::Reimage, false),
+        ];
+        assert_eq!(late, wanted);
     }
 
     #[test]

@@ -430,10 +430,11 @@ impl Run<'_> {
         loop {
             self.check_interrupt()?;
             let now_ms = scene.watch.now_ms();
-            if now_ms >= self.scenario.duration_ms {
-                return Ok(());
-            }
+            let is_over = now_ms >= self.scenario.duration_ms;
             while let Some(event) = events.next_if(|event| event.at_ms <= now_ms) {
+                if is_over && !event.happens_late() {
+                    continue;
+                }
                 let what = event.describe(self.scenario);
                 tell(&what, now_ms);
                 scene.watch.note(&what);
@@ -441,6 +442,9 @@ impl Run<'_> {
                 if event.begins {
                     self.metrics.inflicted(event.kind);
                 }
+            }
+            if is_over {
+                return Ok(());
             }
             if now_ms >= next_sample_ms {
                 next_sample_ms = now_ms + self.sample_interval_ms();

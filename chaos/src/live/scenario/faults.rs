@@ -79,6 +79,19 @@ impl Checker<'_> {
             );
             return Err(self.at(raw.at_s.span(), message));
         }
+        let last_end_ms = last_ms + fault.for_ms;
+        if kind.tests_at_its_end()
+            && last_end_ms >= duration_ms
+            && let Some(for_s) = &raw.for_s
+        {
+            let message = format!(
+                "`{name}` may end as late as {:.1} s, and shows something only if that is before \
+                 the scenario ends, after {:.1} s",
+                last_end_ms as f64 / 1e3,
+                duration_ms as f64 / 1e3
+            );
+            return Err(self.at(for_s.span(), message));
+        }
         Ok(fault)
     }
 

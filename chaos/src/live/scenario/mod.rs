@@ -383,6 +383,12 @@ impl Kind {
     fn lasts(self) -> bool {
         !matches!(self, Self::BitRot)
     }
+
+    /// Whether its end is what tests something: a loss of power, the use of a copy, what a copy did. Others are ended by the
+    /// healing as well.
+    pub(crate) fn tests_at_its_end(self) -> bool {
+        matches!(self, Self::FailedSync | Self::Rollback | Self::Double)
+    }
 }
 
 /// Whom a fault hits.

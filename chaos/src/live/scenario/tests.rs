@@ -33,6 +33,14 @@ fn errors_name_file_line_and_what_is_accepted() {
             "s.toml:7: it may happen as late as 11.0 s",
         ),
         (
+            "[[fault]]\nkind = \"failed-sync\"\nat_s = 4\njitter_s = 2\nfor_s = 4\nrandom = 1\n",
+            "s.toml:9: `failed-sync` may end as late as 10.0 s",
+        ),
+        (
+            "[[fault]]\nkind = \"rollback\"\nat_s = 8\nfor_s = 3\npart = \"namenode\"\n",
+            "s.toml:8: `rollback` may end as late as 11.0 s",
+        ),
+        (
             "[[fault]]\nkind = \"reimage\"\nat_s = 1\nenvironment = \"x\"\n",
             "s.toml:8: no server belongs to `x`; accepted: environment-1, environment-2",
         ),
@@ -117,6 +125,20 @@ fn errors_name_file_line_and_what_is_accepted() {
     let text = "name = \"t\"\nseed = \"x\"\nduration_s = 1\n[cluster]\nservers = 1\n";
     let said = Scenario::parse(Path::new("s.toml"), text).unwrap_err();
     assert!(said.to_string().starts_with("s.toml:2: "), "{said}");
+}
+
+#[test]
+fn what_is_tested_at_its_end_ends_in_time_and_all_else_may_last() {
+    let fault = |kind: &str| {
+        format!("[[fault]]\nkind = \"{kind}\"\nat_s = 8\nfor_s = 9\npart = \"namenode\"\n")
+    };
+    for kind in ["failed-sync", "rollback", "double"] {
+        let said = error(&fault(kind));
+        assert!(said.contains("may end as late as 17.0 s"), "{said}");
+    }
+    for kind in ["kill", "hang"] {
+        assert!(parse(&fault(kind)).is_ok(), "{kind}");
+    }
 }
 
 #[test]
