@@ -7,6 +7,7 @@ use std::ffi::OsString;
 use std::fs;
 use std::net::{SocketAddr, UdpSocket};
 use std::path::{Path, PathBuf};
+use std::process::ExitStatus;
 use std::time::Duration;
 
 use harvestfs_protocol::unix_now_ms;
@@ -32,6 +33,8 @@ pub(crate) struct Cluster<'a> {
     pub namenodes: Vec<SocketAddr>,
     network: Option<&'a Network>,
     parts: BTreeMap<Part, Process>,
+    /// How a part had ended that was to be killed.
+    ended: Option<String>,
     /// A copy of the namenode beside it, and the server that is told its address alone.
     double: Option<(Process, usize, SocketAddr)>,
     /// Disks that can be made slow. They lie on others.
@@ -86,6 +89,7 @@ impl<'a> Cluster<'a> {
             namenodes,
             network,
             parts: BTreeMap::new(),
+            ended: None,
             double: None,
             slow: BTreeMap::new(),
             mounted: Vec::new(),
@@ -417,26 +421,35 @@ impl<'a> Cluster<'a> {
 
     /// A part that ended by itself, and how. It is forgotten then.
     pub fn ended_by_itself(&mut self) -> Option<String> {
+        if self.ended.is_some() {
+            return self.ended.take();
+        }
         let parts = self.parts.iter_mut();
         let (part, status) = parts
             .filter_map(|(part, process)| Some((*part, process.ended()?)))
             .next()?;
         self.parts.remove(&part);
-        let name = self.name(part);
         if let Part::Server(server) = part {
             self.conditions[server].down = true;
         }
-        if self
-            .failing
-            .get(&part)
-            .is_some_and(FailingDisk::take_failed)
-        {
-            // It is right to end then, and a supervisor starts it again.
+        if self.was_to_end(part) {
+            // A supervisor starts it again.
             return self.start(part).err().map(|error| error.to_string());
         }
+        Some(self.how_it_ended(part, status))
+    }
+
+    /// Whether a part is right to end: a sync of its disk has failed.
+    fn was_to_end(&self, part: Part) -> bool {
+        let disk = self.failing.get(&part);
+        disk.is_some_and(FailingDisk::take_failed)
+    }
+
+    fn how_it_ended(&self, part: Part, status: ExitStatus) -> String {
+        let name = self.name(part);
         let log = fs::read_to_string(self.path(&format!("{name}.log"))).unwrap_or_default();
         let last = log.lines().next_back().unwrap_or("it logged nothing");
-        Some(format!("{name} ended by itself ({status}): {last}"))
+        format!("{name} ended by itself ({status}): {last}")
     }
 
     /// The name of a part.
@@ -465,7 +478,14 @@ impl<'a> Cluster<'a> {
             // First: nothing that the kill interrupts counts as acknowledged.
             self.order(Order::Killed { mount });
         }
-        self.parts.remove(&part);
+        let process = self.parts.remove(&part);
+        if let Some(status) = process.and_then(|mut process| process.ended())
+            && !self.was_to_end(part)
+        {
+            // Nobody has looked since then, and nobody will find it any more.
+            let ended = self.how_it_ended(part, status);
+            self.ended.get_or_insert(ended);
+        }
         if let Part::Server(server) = part {
             self.conditions[server].down = true;
             self.conditions[server].hung = false;

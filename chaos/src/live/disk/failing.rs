@@ -40,15 +40,7 @@ impl FailingDisk {
     /// # Errors
     /// When the directory cannot be copied, or the disk not be mounted.
     pub fn over(directory: &Path, size_bytes: usize) -> io::Result<Self> {
-        let mut state = State {
-            nodes: HashMap::from([(ROOT, Node::new(true, ROOT, 0o755))]),
-            next: ROOT + 1,
-            size_bytes,
-            used_bytes: 0,
-            fails: None,
-            failed_bytes: 0,
-            has_failed: false,
-        };
+        let mut state = State::new(size_bytes);
         state.take_in(INodeNo(ROOT), directory)?;
         let state = Arc::new(Mutex::new(state));
         let mut config = kernel_options::config("disk", "disk", Permissions::default());
@@ -76,12 +68,10 @@ impl FailingDisk {
         self.state.lock().failed_bytes
     }
 
-    /// What no sync stored is gone. Nothing may have a file open.
+    /// What no sync stored is gone, and the disk is as good as before: no sync is to fail any more, and none has.
+    /// Nothing may have a file open.
     pub fn lose_power(&self) {
-        for node in self.state.lock().nodes.values_mut() {
-            node.cached.clone_from(&node.stored);
-            node.dirty.clear();
-        }
+        self.state.lock().lose_power();
     }
 }
 
@@ -170,6 +160,18 @@ impl Node {
 }
 
 impl State {
+    fn new(size_bytes: usize) -> Self {
+        Self {
+            nodes: HashMap::from([(ROOT, Node::new(true, ROOT, 0o755))]),
+            next: ROOT + 1,
+            size_bytes,
+            used_bytes: 0,
+            fails: None,
+            failed_bytes: 0,
+            has_failed: false,
+        }
+    }
+
     fn node(&mut self, ino: INodeNo) -> Result<&mut Node, Errno> {
         self.nodes.get_mut(&ino.0).ok_or(Errno::ENOENT)
     }
@@ -285,6 +287,16 @@ impl State {
             node.stored[range.clone()].copy_from_slice(&node.cached[range]);
         }
         Ok(())
+    }
+
+    fn lose_power(&mut self) {
+        for node in self.nodes.values_mut() {
+            node.cached.clone_from(&node.stored);
+            node.dirty.clear();
+        }
+        self.fails = None;
+        // What ends from now on has another reason.
+        self.has_failed = false;
     }
 }
 
@@ -534,5 +546,35 @@ impl Filesystem for Server {
             name_bytes_max,
             UNIT_BYTES,
         );
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_loss_of_power_ends_what_a_failed_sync_excuses() {
+        let mut state = State::new(1 << 20);
+        let name = OsStr::new("file");
+        let created = state.create(INodeNo(ROOT), name, false, 0o644);
+        let ino = created.unwrap().ino;
+        let write = |state: &mut State| {
+            state.grow(ino, 10).unwrap();
+            let node = state.node(ino).unwrap();
+            node.cached.fill(b'x');
+            node.dirty.push(0..10);
+        };
+        write(&mut state);
+        state.fails = Some(None);
+        assert!(state.sync(ino).is_err());
+        assert!(state.has_failed);
+        state.fails = Some(None);
+        state.lose_power();
+        assert!(!state.has_failed && state.fails.is_none());
+        assert_eq!(state.node(ino).unwrap().cached, [0; 10]);
+        write(&mut state);
+        assert!(state.sync(ino).is_ok());
+        assert!(!state.has_failed);
     }
 }

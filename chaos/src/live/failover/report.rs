@@ -131,11 +131,12 @@ pub struct Report {
 }
 
 impl Report {
-    /// Whether no program saw an error, and nothing is missing. How long pauses are is another matter.
+    /// Whether no program saw an error, nothing is missing, and no namenode ended that was not meant to. How long
+    /// pauses are is another matter.
     #[must_use]
     pub fn passed(&self) -> bool {
-        let faults = &mut self.faults.iter();
-        faults.all(|it| it.errors.count == 0 && it.missing.count == 0)
+        let wrong = |it: &FaultReport| it.errors.count + it.missing.count + it.ended.count;
+        self.faults.iter().all(|it| wrong(it) == 0)
     }
 
     /// Whether pauses are as short as they are to be.
@@ -220,7 +221,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_missing_fails_and_a_long_pause_does_not() {
+    fn what_is_missing_or_ends_fails_and_a_long_pause_does_not() {
         let round = Round::new([5, 7_000, 6, 1].map(Duration::from_millis));
         assert_eq!(round.longest_ms(), 7_000.0);
         let mut report = Report {
@@ -238,6 +239,9 @@ mod tests {
         assert!(report.passed());
         assert!(report.table().contains("MISSED"), "{}", report.table());
         report.faults[0].missing.count = 1;
+        assert!(!report.passed());
+        report.faults[0].missing.count = 0;
+        report.faults[0].ended.count = 1;
         assert!(!report.passed());
     }
 }
