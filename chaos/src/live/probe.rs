@@ -12,6 +12,9 @@ use super::LiveError;
 
 /// How long it computes before it looks at the clock and rests.
 const BURST: Duration = Duration::from_millis(20);
+/// The primary that is measured computes a tenth of the time, so that it is no load itself.
+const PRIMARY_REST: Duration = Duration::from_millis(180);
+const PRIMARY_ALONE: Duration = Duration::from_secs(3);
 
 /// Threads that compute, with the priority of the thread that starts them, until it is dropped.
 #[derive(Debug)]
@@ -125,5 +128,40 @@ fn compute(progress: &Progress, stop: &AtomicBool, rest: Duration) {
         progress.steps.fetch_add(steps, Ordering::Relaxed);
         progress.wanted_ns.fetch_add(took_ns, Ordering::Relaxed);
         thread::sleep(rest);
+    }
+}
+
+/// A primary on this machine, and how fast it gets on alone.
+pub(crate) struct Primary {
+    probe: Probe,
+    alone: Option<f64>,
+    /// When it was no longer alone.
+    since: Reading,
+}
+
+impl Primary {
+    /// Measures it alone.
+    pub async fn alone() -> Result<Self, LiveError> {
+        let probe = Probe::start(1, PRIMARY_REST)?;
+        let began = probe.read();
+        tokio::time::sleep(PRIMARY_ALONE).await;
+        let since = probe.read();
+        let alone = began.rate_until(since);
+        Ok(Self {
+            probe,
+            alone,
+            since,
+        })
+    }
+
+    /// From now on it is slowed down.
+    pub fn has_company(&mut self) {
+        self.since = self.probe.read();
+    }
+
+    /// By how much, in percent.
+    pub fn slowdown_percent(&self) -> Option<f64> {
+        let loaded = self.since.rate_until(self.probe.read())?;
+        Some(slowdown_percent(self.alone?, loaded))
     }
 }

@@ -17,7 +17,7 @@ use super::mounted::{self, Doubt, Order, Programs, Task};
 use super::network::Network;
 use super::plan::{Part, Plan};
 use super::primary::Loads;
-use super::probe::{Probe, Reading, slowdown_percent};
+use super::probe::Primary;
 use super::report::{Block, Lost, Report, RunReport};
 use super::scenario::{Kind, Scenario, Variant};
 use super::verify::{Comparison, compare};
@@ -47,9 +47,6 @@ pub struct Progress<'a> {
     pub done_ms: u64,
 }
 
-/// The primary that is measured computes a tenth of the time, so that it is no load itself.
-const PRIMARY_REST: Duration = Duration::from_millis(180);
-const PRIMARY_ALONE: Duration = Duration::from_secs(3);
 /// How often the loop looks whether something is to be done.
 const TICK: Duration = Duration::from_millis(50);
 /// How long clients may take to end their last operation.
@@ -126,40 +123,6 @@ pub fn run(
         plan: plan.describe(scenario).lines().map(str::to_owned).collect(),
         runs,
     })
-}
-
-/// A primary on this machine, and how fast it gets on alone.
-pub(crate) struct Primary {
-    probe: Probe,
-    alone: Option<f64>,
-    /// When it was no longer alone.
-    since: Reading,
-}
-
-impl Primary {
-    async fn alone() -> Result<Self, LiveError> {
-        let probe = Probe::start(1, PRIMARY_REST)?;
-        let began = probe.read();
-        tokio::time::sleep(PRIMARY_ALONE).await;
-        let since = probe.read();
-        let alone = began.rate_until(since);
-        Ok(Self {
-            probe,
-            alone,
-            since,
-        })
-    }
-
-    /// From now on it is slowed down.
-    fn has_company(&mut self) {
-        self.since = self.probe.read();
-    }
-
-    /// By how much, in percent.
-    pub fn slowdown_percent(&self) -> Option<f64> {
-        let loaded = self.since.rate_until(self.probe.read())?;
-        Some(slowdown_percent(self.alone?, loaded))
-    }
 }
 
 struct Run<'a> {
