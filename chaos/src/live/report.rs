@@ -133,6 +133,31 @@ pub struct Sample {
     pub repaired_bytes: u64,
 }
 
+/// How the cluster is when a run ends.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct End {
+    /// It became whole in time.
+    pub is_whole: bool,
+    /// As in [`RunReport`].
+    pub lost_blocks: Option<u64>,
+    /// As in [`RunReport`].
+    pub rotten_replicas: usize,
+}
+
+impl End {
+    /// Whether a run passed. With `may_lose`, what was lost is no failure, and everything else that is wrong is one.
+    /// Lost blocks alone are a reason for not being whole: what just does not heal has lost nothing.
+    pub fn passes(self, comparison: &Comparison, may_lose: bool) -> bool {
+        if !may_lose {
+            return comparison.intact() && self.is_whole;
+        }
+        comparison.wrong.is_empty()
+            && comparison.unexpected.is_empty()
+            && self.rotten_replicas == 0
+            && (self.is_whole || self.lost_blocks.is_some_and(|blocks| blocks > 0))
+    }
+}
+
 impl Report {
     /// Whether all runs passed.
     #[must_use]
@@ -376,6 +401,57 @@ fn escaped(text: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_run_that_may_lose_fails_for_everything_else() {
+        let whole = End {
+            is_whole: true,
+            lost_blocks: Some(0),
+            rotten_replicas: 0,
+        };
+        let lossy = End {
+            is_whole: false,
+            lost_blocks: Some(2),
+            ..whole
+        };
+        let never_whole = End {
+            lost_blocks: Some(0),
+            ..lossy
+        };
+        let unknown = End {
+            lost_blocks: None,
+            ..lossy
+        };
+        let rotten = End {
+            rotten_replicas: 1,
+            ..lossy
+        };
+        let found = |what: fn(&mut Comparison) -> &mut Vec<String>| {
+            let mut comparison = Comparison::default();
+            what(&mut comparison).push("/a".to_owned());
+            comparison
+        };
+        let nothing = Comparison::default();
+        let lost = found(|it| &mut it.lost);
+        let wrong = found(|it| &mut it.wrong);
+        let unexpected = found(|it| &mut it.unexpected);
+        for (end, comparison, if_not, if_it_may_lose) in [
+            (whole, &nothing, true, true),
+            (whole, &lost, false, true),
+            (whole, &wrong, false, false),
+            (whole, &unexpected, false, false),
+            (lossy, &nothing, false, true),
+            (lossy, &lost, false, true),
+            (lossy, &wrong, false, false),
+            (lossy, &unexpected, false, false),
+            (never_whole, &nothing, false, false),
+            (unknown, &nothing, false, false),
+            (rotten, &lost, false, false),
+        ] {
+            let passed = [false, true].map(|may_lose| end.passes(comparison, may_lose));
+            assert_eq!(passed, [if_not, if_it_may_lose], "{end:?} {comparison:?}");
+        }
+    }
 
     #[test]
     fn axes_end_at_round_numbers() {

@@ -18,7 +18,7 @@ use super::network::Network;
 use super::plan::{Part, Plan};
 use super::primary::Loads;
 use super::probe::Primary;
-use super::report::{Block, Lost, Report, RunReport};
+use super::report::{Block, End, Lost, Report, RunReport};
 use super::scenario::{Kind, Scenario, Variant};
 use super::verify::{Comparison, compare};
 use super::watch::Watch;
@@ -53,8 +53,8 @@ const TICK: Duration = Duration::from_millis(50);
 const CLIENTS_STOP_DEADLINE: Duration = Duration::from_secs(180);
 /// How long the comparison of what programs on mounts were promised may take.
 const COMPARE_DEADLINE: Duration = Duration::from_secs(600);
-/// A cluster that lost blocks never becomes whole; when all datanodes are back and nothing has changed
-/// for so long, it is as whole as it gets.
+/// A cluster that lost blocks never becomes whole; when all datanodes are back, all rot is found and
+/// nothing has changed for so long, it is as whole as it gets.
 const LOSS_SETTLED: Duration = Duration::from_secs(20);
 
 /// Runs all variants of a scenario. `progress` gets how far it is.
@@ -462,7 +462,9 @@ impl Run<'_> {
                 if !same || scene.watch.alive() < servers {
                     changed_at = Instant::now();
                 }
-                let settled = report.lost_blocks > 0 && changed_at.elapsed() > LOSS_SETTLED;
+                let settled = report.lost_blocks > 0
+                    && changed_at.elapsed() > LOSS_SETTLED
+                    && scene.watch.rotten_replicas() == 0;
                 let done = settled || self.is_whole(Some(&report), &scene.watch);
                 last = Some(report);
                 if done {
@@ -534,14 +536,19 @@ impl Run<'_> {
         fsck: Option<FsckReport>,
         time_to_whole_ms: Option<u64>,
     ) -> RunReport {
-        let as_promised = comparison.intact() && time_to_whole_ms.is_some();
+        let lost_blocks = fsck.map(|report| report.lost_blocks);
+        let end = End {
+            is_whole: time_to_whole_ms.is_some(),
+            lost_blocks,
+            rotten_replicas: watch.rotten_replicas(),
+        };
         RunReport {
             variant: self.variant.name.clone(),
             policy: self.variant.policy.to_string(),
             denial: self.variant.denial,
-            passed: as_promised || (self.variant.may_lose && comparison.wrong.is_empty()),
+            passed: end.passes(&comparison, self.variant.may_lose),
             blocks: watch.ledger.blocks(),
-            lost_blocks: fsck.map(|report| report.lost_blocks),
+            lost_blocks,
             lost,
             unavailable_block_s: watch.unavailable_block_s(),
             repairs: watch.repairs(),
