@@ -56,8 +56,8 @@ enum ChaosCommand {
         #[arg(long, value_name = "N")]
         threads: Option<usize>,
         /// Pairs of turns; each takes five seconds.
-        #[arg(long, value_name = "N", default_value_t = 15)]
-        pairs: usize,
+        #[arg(long, value_name = "N", default_value_t = 15, value_parser = clap::value_parser!(u32).range(1..))]
+        pairs: u32,
         /// A directory in memory, for what is on other servers in production.
         #[arg(long, value_name = "DIR", default_value = "/dev/shm")]
         memory: PathBuf,
@@ -72,8 +72,8 @@ enum ChaosCommand {
         #[arg(long, value_name = "KIND")]
         kind: Vec<FaultKind>,
         /// How often each is done.
-        #[arg(long, value_name = "N", default_value_t = 20)]
-        rounds: usize,
+        #[arg(long, value_name = "N", default_value_t = 20, value_parser = clap::value_parser!(u32).range(1..))]
+        rounds: u32,
         /// Decides when exactly.
         #[arg(long, value_name = "S", default_value_t = 1)]
         seed: u64,
@@ -125,13 +125,13 @@ pub fn run(args: &ChaosArgs) -> anyhow::Result<()> {
             threads,
             pairs,
             memory,
-        } => measure_slowdown(*threads, *pairs, memory),
+        } => measure_slowdown(*threads, *pairs as usize, memory),
         ChaosCommand::Failover {
             kind,
             rounds,
             seed,
             json,
-        } => measure_failover(kind, *rounds, *seed, json.as_deref()),
+        } => measure_failover(kind, *rounds as usize, *seed, json.as_deref()),
         ChaosCommand::WorkOnMounts => Ok(live::work_on_mounts()?),
         ChaosCommand::Plan { scenario, seed } => {
             let scenario = Scenario::load(scenario)?;

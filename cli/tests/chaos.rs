@@ -67,6 +67,12 @@ fn what_a_primary_loses_is_measured_on_one_cpu_after_the_other() {
 }
 
 #[test]
+fn to_measure_no_turns_is_refused() {
+    let output = chaos(&["slowdown", "--pairs", "0"]);
+    assert_eq!(output.status.code(), Some(2), "{output:?}");
+}
+
+#[test]
 fn after_the_smoke_scenario_everything_is_as_promised() {
     // It mounts.
     if !can_mount() {

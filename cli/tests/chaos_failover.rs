@@ -119,3 +119,13 @@ fn a_fault_that_is_not_known_is_refused() {
     let names = "kill, hang, partition, disk, transfer";
     assert!(said.contains(names), "{said}");
 }
+
+#[test]
+fn no_rounds_are_refused() {
+    let temporary = tempfile::tempdir().expect("a directory");
+    let mut command = failover(temporary.path(), &["--rounds", "0"]);
+    let output = command.output().expect("the binary runs");
+    assert_eq!(output.status.code(), Some(2));
+    let said = said(&output);
+    assert!(said.contains("--rounds <N>"), "{said}");
+}
