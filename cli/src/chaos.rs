@@ -1,5 +1,6 @@
 //! `harvestfs chaos`: faults on a real cluster.
 
+use std::fs::File;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -8,9 +9,9 @@ use std::thread::{self, available_parallelism};
 
 use anyhow::{Context, ensure};
 use clap::{Args, Subcommand};
-use harvestfs_chaos::live::failover::{self, FailoverOptions, FaultKind};
+use harvestfs_chaos::live::failover::{self, FailoverOptions, FaultKind, Measured};
 use harvestfs_chaos::live::{
-    self, LiveError, Loss, Metrics, Options, Plan, Progress, Scenario, SlowdownOptions,
+    self, LiveError, Loss, Metrics, Options, Plan, Progress, Ran, Scenario, SlowdownOptions,
 };
 use harvestfs_chaos::simulate::cluster::replay::Replay;
 use harvestfs_http::{Access, Endpoint, MetricsSite};
@@ -183,6 +184,7 @@ fn measure_failover(
     seed: u64,
     json: Option<&Path>,
 ) -> anyhow::Result<()> {
+    check_writable(&[json])?;
     let interrupted = interrupts()?;
     let binary = std::env::current_exe().context("where is this program?")?;
     let directory = temporary_directory()?;
@@ -208,18 +210,24 @@ fn measure_failover(
             round.read_ms
         );
     });
-    let passed = matches!(&measured, Ok(report) if report.passed());
-    let met_goals = matches!(&measured, Ok(report) if report.met_goals());
-    let is_interrupted = matches!(measured, Err(LiveError::Interrupted));
+    let passed = matches!(&measured, Ok(it) if it.report.passed());
+    let met_goals = matches!(&measured, Ok(it) if it.report.met_goals());
+    let error = measured.as_ref().map_or_else(Some, |it| it.error.as_ref());
+    let is_interrupted = matches!(error, Some(LiveError::Interrupted));
     let is_as_wanted = is_interrupted || passed && met_goals;
     if !is_as_wanted {
         // To find out why.
         eprintln!("harvestfs: logs are kept in {}", directory.keep().display());
     }
-    let report = measured?;
-    print!("\n{}", report.table());
+    let Measured { report, error } = measured?;
+    if !report.faults.is_empty() {
+        print!("\n{}", report.table());
+    }
     if let Some(file) = json {
         write_file(file, &serde_json::to_string_pretty(&report)?)?;
+    }
+    if let Some(error) = error {
+        return Err(error.into());
     }
     ensure!(passed, "not everything is as it was promised; seed {seed}");
     Ok(())
@@ -251,6 +259,15 @@ fn temporary_directory() -> anyhow::Result<tempfile::TempDir> {
         .context("no temporary directory")
 }
 
+/// Finds out before a long run whether its results can be written. A file that is there stays as it is until then.
+fn check_writable(files: &[Option<&Path>]) -> anyhow::Result<()> {
+    for file in files.iter().flatten() {
+        let opened = File::options().create(true).append(true).open(file);
+        opened.with_context(|| format!("cannot write {}", file.display()))?;
+    }
+    Ok(())
+}
+
 fn run_scenario(args: &RunArgs) -> anyhow::Result<()> {
     let scenario = Scenario::load(&args.scenario)?;
     let plan = Plan::new(&scenario, args.seed.unwrap_or(scenario.seed));
@@ -276,6 +293,12 @@ fn run_scenario(args: &RunArgs) -> anyhow::Result<()> {
             path
         }
     };
+    let results = [&args.json, &args.html, &args.replay].map(|file| file.as_deref());
+    if let Err(error) = check_writable(&results) {
+        // Made a moment ago, and in the way of the next attempt.
+        let _ = std::fs::remove_dir(&directory);
+        return Err(error);
+    }
     let bar = progress_bar(&scenario)?;
     let mut progress = |at: &Progress<'_>| {
         bar.set_position(at.done_ms);
@@ -289,40 +312,45 @@ fn run_scenario(args: &RunArgs) -> anyhow::Result<()> {
         interrupted: AsRef::<AtomicBool>::as_ref(&interrupted),
         metrics: &metrics,
     };
-    let result = live::run(&scenario, &plan, &options, &mut progress);
+    let ran = live::run(&scenario, &plan, &options, &mut progress);
     bar.finish_and_clear();
-    let report = result.inspect_err(|error| {
-        let has_logs = std::fs::read_dir(&directory).is_ok_and(|mut it| it.next().is_some());
-        if has_logs
-            && !matches!(error, LiveError::Interrupted)
-            && let Some(directory) = temporary.take()
-        {
-            // To find out why.
-            eprintln!("harvestfs: logs are kept in {}", directory.keep().display());
-        }
-    })?;
-    println!("\n{}", report.table());
-    print!("{}", report.details());
+    let passed = matches!(&ran, Ok(ran) if ran.report.passed());
+    let error = ran.as_ref().map_or_else(Some, |it| it.error.as_ref());
+    let is_interrupted = matches!(error, Some(LiveError::Interrupted));
+    let has_logs = std::fs::read_dir(&directory).is_ok_and(|mut it| it.next().is_some());
+    // Before anything else can fail.
+    if has_logs
+        && !passed
+        && !is_interrupted
+        && let Some(directory) = temporary.take()
+    {
+        // To find out why.
+        eprintln!("harvestfs: logs are kept in {}", directory.keep().display());
+    }
+    let Ran {
+        report,
+        faults,
+        error,
+    } = ran?;
+    if !report.runs.is_empty() {
+        println!("\n{}", report.table());
+        print!("{}", report.details());
+    }
     if let Some(file) = &args.json {
         write_file(file, &report.to_json()?)?;
     }
     if let Some(file) = &args.html {
         write_file(file, &report.to_html())?;
     }
-    if let (Some(file), Some(run)) = (&args.replay, report.runs.first()) {
-        let replay = Replay {
-            shape: scenario.shape(),
-            faults: run.faults.clone(),
-        };
-        write_file(file, &replay.to_lines()?)?;
+    if let Some(file) = &args.replay {
+        let shape = scenario.shape();
+        write_file(file, &Replay { shape, faults }.to_lines()?)?;
     }
-    if report.passed() {
-        return Ok(());
+    if let Some(error) = error {
+        return Err(error.into());
     }
-    if let Some(directory) = temporary {
-        eprintln!("harvestfs: logs are kept in {}", directory.keep().display());
-    }
-    anyhow::bail!("not everything is as it was promised; seed {}", report.seed)
+    ensure!(passed, "not everything is as it was promised; seed {}", report.seed);
+    Ok(())
 }
 
 /// Serves metrics until the process ends, on a thread of its own: the harness may move itself to

@@ -1,5 +1,6 @@
 //! The shipped smoke scenario on a real cluster, and what is said of scenarios that are wrong.
 
+use std::ffi::OsStr;
 use std::fs::Permissions;
 use std::io::{BufRead, BufReader, Write};
 use std::os::unix::fs::PermissionsExt;
@@ -243,6 +244,27 @@ fn a_program_that_is_missing_is_named_before_anything_starts() {
     }
     let left = std::fs::read_dir(temporary.path()).expect("it is there");
     assert_eq!(left.count(), 0, "there is nothing to keep");
+}
+
+#[test]
+fn results_that_cannot_be_written_are_refused_before_anything_is_made() {
+    let temporary = tempfile::tempdir().expect("a directory");
+    let kept = temporary.path().join("kept");
+    let smoke = format!("{SCENARIOS}/smoke.toml");
+    let keep: [&OsStr; 2] = ["--keep".as_ref(), kept.as_os_str()];
+    for option in ["--json", "--html", "--replay"] {
+        for more in [&keep[..0], &keep[..]] {
+            let mut command = Command::new(BINARY);
+            command.args(["chaos", "run", &smoke, option, "/nonexistent/x"]);
+            command.args(more).env("TMPDIR", temporary.path());
+            let output = command.output().expect("the binary runs");
+            let said = String::from_utf8_lossy(&output.stderr);
+            assert_eq!(output.status.code(), Some(1), "{said}");
+            assert!(said.contains("cannot write /nonexistent/x"), "{said}");
+            let left = std::fs::read_dir(temporary.path()).expect("it is there");
+            assert_eq!(left.count(), 0, "{option}");
+        }
+    }
 }
 
 #[test]

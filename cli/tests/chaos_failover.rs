@@ -129,3 +129,14 @@ fn no_rounds_are_refused() {
     let said = said(&output);
     assert!(said.contains("--rounds <N>"), "{said}");
 }
+
+#[test]
+fn results_that_cannot_be_written_are_refused_at_once() {
+    let temporary = tempfile::tempdir().expect("a directory");
+    let mut command = failover(temporary.path(), &["--json", "/nonexistent/x"]);
+    let output = command.output().expect("the binary runs");
+    assert_eq!(output.status.code(), Some(1));
+    let said = said(&output);
+    assert!(said.contains("cannot write /nonexistent/x"), "{said}");
+    assert_eq!(left_in(temporary.path()), 0, "{said}");
+}

@@ -46,6 +46,6 @@ pub use ledger::{Change, Fate};
 pub use metrics::Metrics;
 pub use mounted::work_on_mounts;
 pub use plan::Plan;
-pub use run::{Options, Progress, run};
+pub use run::{Options, Progress, Ran, run};
 pub use scenario::Scenario;
 pub use slowdown::{Loss, Slowdown, SlowdownOptions, measure as measure_slowdown};

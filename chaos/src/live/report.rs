@@ -27,8 +27,10 @@ pub struct Report {
     pub duration_ms: u64,
     /// What was to happen, a line for each event.
     pub plan: Vec<String>,
-    /// The runs.
+    /// The runs that came to their end.
     pub runs: Vec<RunReport>,
+    /// Why the one after these did not; none when all did.
+    pub error: Option<String>,
 }
 
 /// One run.
@@ -159,10 +161,10 @@ impl End {
 }
 
 impl Report {
-    /// Whether all runs passed.
+    /// Whether all runs came to their end and passed.
     #[must_use]
     pub fn passed(&self) -> bool {
-        self.runs.iter().all(|run| run.passed)
+        self.error.is_none() && self.runs.iter().all(|run| run.passed)
     }
 
     /// The table for the terminal.
@@ -256,6 +258,9 @@ impl Report {
             for (error, count) in &run.accesses.errors {
                 text += &format!("{}: {count} times {error}\n", run.variant);
             }
+        }
+        if let Some(error) = &self.error {
+            text += &format!("The next run did not come to its end: {error}\n");
         }
         text
     }
@@ -450,6 +455,27 @@ mod tests {
         ] {
             let passed = [false, true].map(|may_lose| end.passes(comparison, may_lose));
             assert_eq!(passed, [if_not, if_it_may_lose], "{end:?} {comparison:?}");
+        }
+    }
+
+    #[test]
+    fn what_did_not_come_to_its_end_has_not_passed_and_is_told() {
+        let mut report = Report {
+            scenario: "t".to_owned(),
+            finds: String::new(),
+            seed: 1,
+            servers: 3,
+            replication: 3,
+            duration_ms: 1_000,
+            plan: Vec::new(),
+            runs: Vec::new(),
+            error: None,
+        };
+        assert!(report.passed());
+        report.error = Some("datanode-1 ended by itself".to_owned());
+        assert!(!report.passed());
+        for text in [report.details(), report.to_html()] {
+            assert!(text.contains("datanode-1 ended by itself"), "{text}");
         }
     }
 

@@ -24,6 +24,7 @@ use super::verify::{Comparison, compare};
 use super::watch::Watch;
 use super::workload::{Access, Accesses, Counters, Outcome, Worker, accesses};
 use super::{LiveError, disk};
+use crate::simulate::cluster::replay::Given;
 
 /// How a run is made.
 pub struct Options<'a> {
@@ -35,6 +36,16 @@ pub struct Options<'a> {
     pub interrupted: &'a AtomicBool,
     /// Kept up to date while it runs.
     pub metrics: &'a Arc<Metrics>,
+}
+
+/// What came of a scenario.
+pub struct Ran {
+    /// Of the variants that ran to their end.
+    pub report: Report,
+    /// The faults that began in the first variant, also when it did not run to its end.
+    pub faults: Vec<Given>,
+    /// Why the variant after those did not run to its end.
+    pub error: Option<LiveError>,
 }
 
 /// How far a run is.
@@ -57,19 +68,19 @@ const COMPARE_DEADLINE: Duration = Duration::from_secs(600);
 /// nothing has changed for so long, it is as whole as it gets.
 const LOSS_SETTLED: Duration = Duration::from_secs(20);
 
-/// Runs all variants of a scenario. `progress` gets how far it is.
+/// Runs all variants of a scenario, until one does not run to its end. `progress` gets how far it is.
 ///
 /// Must be called on a thread that lives until it returns, and before the process has other threads
 /// that are to reach the cluster: it may move to a network of its own.
 ///
 /// # Errors
-/// When the cluster cannot be run, or it is interrupted.
+/// When this machine cannot run any of them.
 pub fn run(
     scenario: &Scenario,
     plan: &Plan,
     options: &Options<'_>,
     progress: &mut dyn FnMut(&Progress<'_>),
-) -> Result<Report, LiveError> {
+) -> Result<Ran, LiveError> {
     mounted::check_needs(&scenario.mounts)?;
     // Before any thread: they share the namespaces of the thread that starts them.
     let is_root = rustix::process::geteuid().is_root();
@@ -89,10 +100,9 @@ pub fn run(
         .build()
         .map_err(LiveError::io("start the runtime"))?;
     let mut runs = Vec::new();
+    let mut faults = None;
+    let mut error = None;
     for (number, variant) in scenario.variants.iter().enumerate() {
-        let directory = options.directory.join(format!("run-{}", number + 1));
-        std::fs::create_dir_all(&directory)
-            .map_err(LiveError::io(format!("make {}", directory.display())))?;
         let before_ms = scenario.duration_ms * number as u64;
         let mut tell = |doing: &str, done_ms: u64| {
             progress(&Progress {
@@ -107,13 +117,23 @@ pub fn run(
             plan,
             interrupted: options.interrupted,
             metrics: options.metrics,
-            directory,
+            directory: options.directory.join(format!("run-{}", number + 1)),
         };
-        runs.push(runtime.block_on(one.execute(options.binary, network.as_ref(), &mut tell))?);
+        let mut begun = Vec::new();
+        let executed = one.execute(options.binary, network.as_ref(), &mut tell, &mut begun);
+        let executed = runtime.block_on(executed);
+        faults.get_or_insert(begun);
+        match executed {
+            Ok(run) => runs.push(run),
+            Err(failed) => {
+                error = Some(failed);
+                break;
+            }
+        }
     }
     // Sessions of clients end in the background.
     runtime.shutdown_timeout(Duration::from_secs(5));
-    Ok(Report {
+    let report = Report {
         scenario: scenario.name.clone(),
         finds: scenario.finds.clone(),
         seed: plan.seed,
@@ -122,6 +142,12 @@ pub fn run(
         duration_ms: scenario.duration_ms,
         plan: plan.describe(scenario).lines().map(str::to_owned).collect(),
         runs,
+        error: error.as_ref().map(ToString::to_string),
+    };
+    Ok(Ran {
+        report,
+        faults: faults.unwrap_or_default(),
+        error,
     })
 }
 
@@ -147,12 +173,16 @@ impl Run<'_> {
         }
     }
 
+    /// Runs it to its end. `begun` gets the faults that began, also when it fails.
     async fn execute(
         &self,
         binary: &Path,
         network: Option<&Network>,
         tell: &mut dyn FnMut(&str, u64),
+        begun: &mut Vec<Given>,
     ) -> Result<RunReport, LiveError> {
+        std::fs::create_dir_all(&self.directory)
+            .map_err(LiveError::io(format!("make {}", self.directory.display())))?;
         self.metrics.run_begins();
         tell("measuring a primary alone", 0);
         let mut primary = Primary::alone().await?;
@@ -220,6 +250,8 @@ impl Run<'_> {
         // Also after Ctrl-C, and after an error.
         tell("healing", self.scenario.duration_ms);
         let healed = scene.heal(self.go_on());
+        // Whatever fails from here on.
+        begun.clone_from(&scene.watch.faults);
         faults?;
         healed?;
         let healed_at = Instant::now();

@@ -104,18 +104,26 @@ pub struct FailoverOptions<'a> {
     pub interrupted: &'a AtomicBool,
 }
 
+/// What came of it.
+pub struct Measured {
+    /// Of the kinds of faults that were measured to the end.
+    pub report: Report,
+    /// Why the kind after those was not.
+    pub error: Option<LiveError>,
+}
+
 /// Hurts the leader again and again while a program works on a mount, and looks in the end for all that the program was
-/// promised. `progress` gets each round.
+/// promised. `progress` gets each round. It ends with the first kind of fault that is not measured to the end.
 ///
 /// Must be called on a thread that lives until it returns, and before the process has other threads: it moves to a
 /// network and a mount table of its own.
 ///
 /// # Errors
-/// When the cluster cannot be run, or it is interrupted.
+/// When this machine cannot run the cluster.
 pub fn measure(
     options: &FailoverOptions<'_>,
     progress: &mut dyn FnMut(FaultKind, &Round),
-) -> Result<Report, LiveError> {
+) -> Result<Measured, LiveError> {
     disk::own_mounts()?;
     let network = Network::new(cluster::LINKS, options.seed)?;
     // Children are started by this thread, which is the one that the kernel watches for them.
@@ -126,16 +134,26 @@ pub fn measure(
         .map_err(LiveError::io("start the runtime"))?;
     let go_on = || !options.interrupted.load(Ordering::Relaxed);
     let mut faults = Vec::new();
+    let mut error = None;
     for &kind in options.kinds {
         let data = options.directory.join(kind.name());
-        let mut group = Group::start(options.binary, data, &network, &runtime, kind, &go_on)?;
-        faults.push(hurt(&mut group, kind, options, &go_on, progress)?);
+        let measured = Group::start(options.binary, data, &network, &runtime, kind, &go_on)
+            .and_then(|mut group| hurt(&mut group, kind, options, &go_on, progress));
+        match measured {
+            Ok(fault) => faults.push(fault),
+            Err(failed) => {
+                error = Some(failed);
+                break;
+            }
+        }
     }
     runtime.shutdown_timeout(Duration::from_secs(5));
-    Ok(Report {
+    let report = Report {
         seed: options.seed,
         faults,
-    })
+        error: error.as_ref().map(ToString::to_string),
+    };
+    Ok(Measured { report, error })
 }
 
 fn hurt(

@@ -126,17 +126,19 @@ impl FaultReport {
 pub struct Report {
     /// Decided when each fault came.
     pub seed: u64,
-    /// By kind.
+    /// By kind; those that were measured to the end.
     pub faults: Vec<FaultReport>,
+    /// Why the one after these was not; none when all were.
+    pub error: Option<String>,
 }
 
 impl Report {
-    /// Whether no program saw an error, nothing is missing, and no namenode ended that was not meant to. How long
-    /// pauses are is another matter.
+    /// Whether all was measured, no program saw an error, nothing is missing, and no namenode ended that was not meant
+    /// to. How long pauses are is another matter.
     #[must_use]
     pub fn passed(&self) -> bool {
         let wrong = |it: &FaultReport| it.errors.count + it.missing.count + it.ended.count;
-        self.faults.iter().all(|it| wrong(it) == 0)
+        self.error.is_none() && self.faults.iter().all(|it| wrong(it) == 0)
     }
 
     /// Whether pauses are as short as they are to be.
@@ -235,6 +237,7 @@ mod tests {
                 missing: Wrong::default(),
                 ended: Wrong::default(),
             }],
+            error: None,
         };
         assert!(report.passed());
         assert!(report.table().contains("MISSED"), "{}", report.table());
@@ -242,6 +245,9 @@ mod tests {
         assert!(!report.passed());
         report.faults[0].missing.count = 0;
         report.faults[0].ended.count = 1;
+        assert!(!report.passed());
+        report.faults.clear();
+        report.error = Some("a part ended by itself".to_owned());
         assert!(!report.passed());
     }
 }
