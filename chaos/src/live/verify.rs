@@ -26,7 +26,7 @@ pub struct Comparison {
     pub lost: Vec<String>,
     /// Files that hold other bytes than acknowledged.
     pub wrong: Vec<String>,
-    /// Names that are there though their removal was acknowledged.
+    /// Names that are there though their removal was acknowledged, or both names of an unanswered rename.
     pub unexpected: Vec<String>,
 }
 
@@ -83,10 +83,16 @@ pub(crate) async fn compare(client: &Client, number: u16, model: &Model, to: &mu
     }
     for (from, renamed, content) in either {
         to.names += 1;
-        let there = client.resolve(&me, path(from).as_bytes()).await;
-        let gone = matches!(there, Err(ClientError::Fs(FsError::NotFound)));
-        let at = if gone { renamed } else { from };
+        // In this order: a rename may still happen, and is never undone. So only what is wrong is seen under the new name
+        // and then under the old one.
+        let new = client.resolve(&me, path(renamed).as_bytes()).await;
+        let old = client.resolve(&me, path(from).as_bytes()).await;
+        let (at, both) = after_rename([from, renamed], [&old, &new]);
         check(client, &path(at), *content, model, to).await;
+        if both {
+            let text = format!("{}: {} is there, too", path(from), path(renamed));
+            note(&mut to.unexpected, text);
+        }
     }
     let directory = directory(number);
     let may_exist = |text: &str| model.may_exist(text);
@@ -96,6 +102,17 @@ pub(crate) async fn compare(client: &Client, number: u16, model: &Model, to: &mu
             note(&mut to.lost, text);
         }
     }
+}
+
+/// Under which of two names the content is to be after a rename that was not answered, and whether both are there.
+fn after_rename<'a, T>(
+    [from, renamed]: [&'a str; 2],
+    [old, new]: [&Result<T, ClientError>; 2],
+) -> (&'a str, bool) {
+    if matches!(old, Err(ClientError::Fs(FsError::NotFound))) {
+        return (renamed, false);
+    }
+    (from, old.is_ok() && new.is_ok())
 }
 
 async fn check(client: &Client, path: &str, content: Content, model: &Model, to: &mut Comparison) {
@@ -137,6 +154,30 @@ pub(crate) async fn list(
         after = page.entries.last().map(|entry| entry.name.clone());
         if page.end || page.entries.is_empty() {
             return Ok(());
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_unanswered_rename_leaves_one_name_and_not_both() {
+        let there = Ok(());
+        let gone = Err(ClientError::Fs(FsError::NotFound));
+        let unknown = Err(ClientError::Fs(FsError::SessionExpired));
+        for (old, new, wanted) in [
+            (&there, &gone, ("a", false)),
+            (&gone, &there, ("b", false)),
+            (&there, &there, ("a", true)),
+            // The read of what has to be there says so.
+            (&gone, &gone, ("b", false)),
+            (&unknown, &there, ("a", false)),
+            (&there, &unknown, ("a", false)),
+        ] {
+            let found = after_rename(["a", "b"], [old, new]);
+            assert_eq!(found, wanted, "{old:?} {new:?}");
         }
     }
 }
