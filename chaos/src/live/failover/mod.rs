@@ -165,7 +165,7 @@ fn hurt(
 ) -> Result<FaultReport, LiveError> {
     group.run(&["fs", "mkdir", &format!("/{STRANGE}")])?;
     let mount = group.mount(PROBED)?;
-    let probe = Probe::start(&mount, options.seed)?;
+    let probe = Probe::start(&mount, options.seed, go_on)?;
     let mut rng = random::stream(options.seed, kind.name());
     let mut rounds = Vec::new();
     for _ in 0..options.rounds {
@@ -179,7 +179,7 @@ fn hurt(
         progress(kind, &round);
         rounds.push(round);
     }
-    let promised = probe.finish();
+    let mut promised = probe.finish(go_on)?;
     // What the mount only has in memory does not count.
     group.kill_mount(&mount);
     let after = group.mount(COMPARED)?;

@@ -4,8 +4,9 @@ use std::fs::{self, File};
 use std::io::{self, Write};
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::mpsc::RecvTimeoutError;
+use std::sync::{Arc, mpsc};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
@@ -61,6 +62,8 @@ const PIECE_BYTES: usize = 4_096;
 const PAUSE: Duration = Duration::from_millis(3);
 /// How long an operation may take when nothing is wrong any more.
 const END_DEADLINE: Duration = Duration::from_secs(120);
+/// How long what is prepared or compared on a mount may get no further: all that was prepared is synced at once.
+const STUCK_DEADLINE: Duration = Duration::from_secs(300);
 const POLL: Duration = Duration::from_millis(5);
 /// Errors and missing things of which the text is kept.
 const TEXTS_MAX: usize = 10;
@@ -113,9 +116,11 @@ pub(super) struct Promised {
 
 impl Probe {
     /// Begins on a mount that has the directory [`STRANGE`].
-    pub fn start(mount: &Path, seed: u64) -> Result<Self, LiveError> {
-        let prepared = prepare(mount).map_err(LiveError::io("write what is to be read"));
-        let (written, read) = prepared?;
+    pub fn start(mount: &Path, seed: u64, go_on: &dyn Fn() -> bool) -> Result<Self, LiveError> {
+        let at = mount.to_owned();
+        let work = move |done: &AtomicU64| prepare(&at, done);
+        let prepared = apart("writing what is to be read", STUCK_DEADLINE, go_on, work)?;
+        let (written, read) = prepared.map_err(LiveError::io("write what is to be read"))?;
         let mut probe = Self {
             seen: Arc::default(),
             stop: Arc::default(),
@@ -218,31 +223,44 @@ impl Probe {
                 return Err(LiveError::Interrupted);
             }
             if Instant::now() > deadline {
-                let seconds = END_DEADLINE.as_secs();
-                let text =
-                    format!("an operation did not end within {seconds} s after all was healed");
-                return Err(LiveError::Cluster(text));
+                return Err(does_not_end());
             }
             thread::sleep(POLL);
         }
     }
 
-    /// Ends it, and waits for that.
-    pub fn finish(mut self) -> Promised {
+    /// Ends it, and waits for that. Threads that wait for the mount end with it when this fails.
+    pub fn finish(mut self, go_on: &dyn Fn() -> bool) -> Result<Promised, LiveError> {
         self.stop.store(true, Ordering::Relaxed);
+        let deadline = Instant::now() + END_DEADLINE;
+        while !self.threads.iter().all(JoinHandle::is_finished) {
+            if !go_on() {
+                return Err(LiveError::Interrupted);
+            }
+            if Instant::now() > deadline {
+                return Err(does_not_end());
+            }
+            thread::sleep(POLL);
+        }
         for thread in self.threads.drain(..) {
             if let Err(panic) = thread.join() {
                 std::panic::resume_unwind(panic);
             }
         }
         let seen = std::mem::take(&mut *self.seen.lock());
-        Promised {
+        Ok(Promised {
             created: seen.created,
             written: seen.written,
             operations: seen.done,
             errors: seen.errors,
-        }
+        })
     }
+}
+
+fn does_not_end() -> LiveError {
+    let seconds = END_DEADLINE.as_secs();
+    let text = format!("an operation did not end within {seconds} s after all was healed");
+    LiveError::Cluster(text)
 }
 
 impl Drop for Probe {
@@ -256,43 +274,97 @@ impl Promised {
     /// Looks for every name and byte whose sync returned, on a mount that has nothing in memory. Returns how many were
     /// looked for, and what is missing.
     pub fn compare(
-        &self,
+        &mut self,
         mount: &Path,
         go_on: &dyn Fn() -> bool,
     ) -> Result<(u64, Wrong), LiveError> {
-        let mut missing = Wrong::default();
-        let created = mount.join(CREATED);
-        for &number in &self.created {
-            if !go_on() {
-                return Err(LiveError::Interrupted);
-            }
-            match fs::read(file_path(&created, number)) {
-                Ok(found) if found == record(number) => {}
-                Ok(_) => missing.note(format!("file {number} has other content")),
-                Err(error) => missing.note(format!("file {number}: {error}")),
-            }
-        }
-        let written =
-            File::open(mount.join(WRITTEN)).map_err(LiveError::io("open what was written"))?;
-        for &number in &self.written {
-            let mut found = [0; RECORD_BYTES];
-            match written.read_exact_at(&mut found, number * RECORD_BYTES as u64) {
-                Ok(()) if found == record(number) => {}
-                Ok(()) => missing.note(format!("record {number} has other content")),
-                Err(error) => missing.note(format!("record {number}: {error}")),
-            }
-        }
-        let looked_for = self.created.len() + self.written.len();
+        let created = std::mem::take(&mut self.created);
+        let written = std::mem::take(&mut self.written);
+        let looked_for = created.len() + written.len();
+        let at = mount.to_owned();
+        let work = move |done: &AtomicU64| missing(&at, &created, &written, done);
+        let missing = apart("reading what was promised", STUCK_DEADLINE, go_on, work)?;
+        let missing = missing.map_err(LiveError::io("open what was written"))?;
         Ok((looked_for as u64, missing))
     }
 }
 
-/// Makes what the program needs; returns the files to write and to read.
-fn prepare(mount: &Path) -> io::Result<(File, File)> {
+/// Has another thread do what may wait for a mount for ever, and waits as long as it gets further, which it counts, and
+/// `go_on` says so. The thread ends with the mount when this fails.
+fn apart<T: Send + 'static>(
+    what: &str,
+    patience: Duration,
+    go_on: &dyn Fn() -> bool,
+    work: impl FnOnce(&AtomicU64) -> T + Send + 'static,
+) -> Result<T, LiveError> {
+    let (tell, told) = mpsc::channel();
+    let done = Arc::new(AtomicU64::new(0));
+    let counted = Arc::clone(&done);
+    thread::Builder::new()
+        .name("apart".into())
+        .spawn(move || {
+            // Nobody waits for it any more when it took too long.
+            let _ = tell.send(work(&counted));
+        })
+        .map_err(LiveError::io("start a thread"))?;
+    let mut before = 0;
+    let mut deadline = Instant::now() + patience;
+    loop {
+        match told.recv_timeout(POLL) {
+            Ok(result) => return Ok(result),
+            Err(RecvTimeoutError::Timeout) => {}
+            Err(RecvTimeoutError::Disconnected) => {
+                return Err(LiveError::Cluster(format!("{what} panicked")));
+            }
+        }
+        if !go_on() {
+            return Err(LiveError::Interrupted);
+        }
+        let now = done.load(Ordering::Relaxed);
+        if now != before {
+            before = now;
+            deadline = Instant::now() + patience;
+        }
+        if Instant::now() > deadline {
+            let seconds = patience.as_secs();
+            let text = format!("{what} got no further for {seconds} s");
+            return Err(LiveError::Cluster(text));
+        }
+    }
+}
+
+/// What is not on a mount of what was created and written. Counts what it has looked for.
+fn missing(mount: &Path, created: &[u64], written: &[u64], done: &AtomicU64) -> io::Result<Wrong> {
+    let mut missing = Wrong::default();
+    let below = mount.join(CREATED);
+    for &number in created {
+        match fs::read(file_path(&below, number)) {
+            Ok(found) if found == record(number) => {}
+            Ok(_) => missing.note(format!("file {number} has other content")),
+            Err(error) => missing.note(format!("file {number}: {error}")),
+        }
+        done.fetch_add(1, Ordering::Relaxed);
+    }
+    let file = File::open(mount.join(WRITTEN))?;
+    for &number in written {
+        let mut found = [0; RECORD_BYTES];
+        match file.read_exact_at(&mut found, number * RECORD_BYTES as u64) {
+            Ok(()) if found == record(number) => {}
+            Ok(()) => missing.note(format!("record {number} has other content")),
+            Err(error) => missing.note(format!("record {number}: {error}")),
+        }
+        done.fetch_add(1, Ordering::Relaxed);
+    }
+    Ok(missing)
+}
+
+/// Makes what the program needs; returns the files to write and to read. Counts what it has written.
+fn prepare(mount: &Path, done: &AtomicU64) -> io::Result<(File, File)> {
     fs::create_dir(mount.join(CREATED))?;
     let mut read = File::create_new(mount.join(READ))?;
     for at in (0..READ_BYTES).step_by(PIECE_BYTES) {
         read.write_all(&piece_at(at))?;
+        done.fetch_add(1, Ordering::Relaxed);
     }
     read.sync_all()?;
     let written = File::create_new(mount.join(WRITTEN))?;
@@ -329,4 +401,71 @@ fn piece_at(at: u64) -> Vec<u8> {
         .step_by(8)
         .flat_map(|offset| (offset ^ 0x5bd1_e995_0000_0000).to_le_bytes())
         .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Long enough for what ends, on a busy machine.
+    const LONG: Duration = Duration::from_secs(60);
+
+    #[test]
+    fn what_was_prepared_and_promised_is_found_and_what_was_not_is_missing() {
+        let directory = tempfile::tempdir().unwrap();
+        let at = directory.path();
+        let made = at.to_owned();
+        let prepared = apart("it", LONG, &|| true, move |done| prepare(&made, done));
+        let (file, _) = prepared.unwrap().unwrap();
+        create(&at.join(CREATED), 0).unwrap();
+        file.write_all_at(&record(0), 0).unwrap();
+        let mut promised = Promised {
+            created: vec![0, 1],
+            written: vec![0, 1],
+            operations: [0; Operation::ALL.len()],
+            errors: Wrong::default(),
+        };
+        let (looked_for, missing) = promised.compare(at, &|| true).unwrap();
+        assert_eq!((looked_for, missing.count), (4, 2), "{missing:?}");
+    }
+
+    #[test]
+    fn what_waits_for_ever_is_given_up() {
+        // What is waited for comes when the test ends.
+        let (_free, held) = mpsc::channel::<()>();
+        let error = apart("it", LONG, &|| false, move |_| held.recv().is_ok());
+        assert!(matches!(error, Err(LiveError::Interrupted)), "{error:?}");
+
+        let (_free, held) = mpsc::channel::<()>();
+        let patience = Duration::from_millis(20);
+        let error = apart("it", patience, &|| true, move |_| held.recv().is_ok());
+        let error = error.unwrap_err().to_string();
+        assert_eq!(error, "it got no further for 0 s");
+    }
+
+    #[test]
+    fn what_gets_further_is_waited_for() {
+        let patience = Duration::from_secs(1);
+        let ended = apart("it", patience, &|| true, |done| {
+            for _ in 0..30 {
+                thread::sleep(Duration::from_millis(50));
+                done.fetch_add(1, Ordering::Relaxed);
+            }
+        });
+        assert!(ended.is_ok(), "{ended:?}");
+    }
+
+    #[test]
+    fn a_program_whose_threads_wait_for_its_mount_is_not_waited_for() {
+        let (_free, held) = mpsc::channel::<()>();
+        let mut probe = Probe {
+            seen: Arc::default(),
+            stop: Arc::default(),
+            threads: Vec::new(),
+        };
+        let waits = move |_, _: &Mutex<Seen>| held.recv().map_err(io::Error::other);
+        probe.repeat(Operation::Read, waits).unwrap();
+        let finished = probe.finish(&|| false);
+        assert!(matches!(finished, Err(LiveError::Interrupted)));
+    }
 }
