@@ -13,8 +13,8 @@ use super::{ClusterSpec, Pattern, Scenario, Server, Variant};
 
 /// Most servers: each is a process.
 const SERVERS_MAX: usize = 500;
-/// Most namenodes.
-const NAMENODES_MAX: usize = 5;
+/// How many namenodes can agree: one more than an odd number survives no more failures.
+const NAMENODES: [usize; 3] = [1, 3, 5];
 /// Most mounts: each is a process, and remembers what its files hold.
 const MOUNTS_MAX: usize = 16;
 /// A day.
@@ -55,6 +55,15 @@ impl Checker<'_> {
         Err(self.at(value.span(), message))
     }
 
+    fn namenodes(&self, count: &Spanned<usize>) -> Result<usize, SettingsError> {
+        let number = *count.get_ref();
+        if NAMENODES.contains(&number) {
+            return Ok(number);
+        }
+        let message = format!("`namenodes = {number}`: accepted are 1, 3 and 5");
+        Err(self.at(count.span(), message))
+    }
+
     fn policy(&self, name: &Spanned<String>) -> Result<PolicyKind, SettingsError> {
         let parsed = name.get_ref().parse::<PolicyKind>();
         parsed.map_err(|error| self.at(name.span(), error.to_string()))
@@ -66,7 +75,7 @@ impl Checker<'_> {
         let duration_ms = self.ms("duration_s", &raw.duration_s)?;
         let replication_max = u8::try_from(servers.len()).unwrap_or(u8::MAX).min(8);
         let spec = ClusterSpec {
-            namenodes: self.within("namenodes", &cluster.namenodes, 1..=NAMENODES_MAX)?,
+            namenodes: self.namenodes(&cluster.namenodes)?,
             replication: self.within("replication", &cluster.replication, 1..=replication_max)?,
             block_mib: self.within("block_mib", &cluster.block_mib, 1..=256)?,
             quota_mib: self.within("quota_mib", &cluster.quota_mib, 16..=1 << 20)?,

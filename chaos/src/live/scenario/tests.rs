@@ -58,7 +58,11 @@ fn errors_name_file_line_and_what_is_accepted() {
         ),
         (
             "namenodes = 6\n",
-            "s.toml:5: `namenodes = 6`: accepted are 1 to 5",
+            "s.toml:5: `namenodes = 6`: accepted are 1, 3 and 5",
+        ),
+        (
+            "namenodes = 2\n",
+            "s.toml:5: `namenodes = 2`: accepted are 1, 3 and 5",
         ),
         (
             "[[variant]]\nname = \"a\"\npolicy = \"hdfs\"\n",
