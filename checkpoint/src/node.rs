@@ -153,8 +153,7 @@ impl Node {
         let ticks = pid_of(&place).and_then(started_ticks).unwrap_or_default();
         // Others see all of it or nothing: half of it would be taken for that of another process.
         let text = format!("{bytes} {ticks}");
-        durable::replace_file(&place, text.as_bytes(), 0o644)
-            .map_err(io_error("write", &place))?;
+        durable::replace_file(&place, text.as_bytes(), 0o644).map_err(io_error("write", &place))?;
         let turn = Turn {
             place,
             _lock: self.wait()?,

@@ -349,7 +349,11 @@ fn run_scenario(args: &RunArgs) -> anyhow::Result<()> {
     if let Some(error) = error {
         return Err(error.into());
     }
-    ensure!(passed, "not everything is as it was promised; seed {}", report.seed);
+    ensure!(
+        passed,
+        "not everything is as it was promised; seed {}",
+        report.seed
+    );
     Ok(())
 }
 

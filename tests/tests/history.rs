@@ -202,7 +202,7 @@ fn a_job_that_is_to_outlive_its_terminal_does() {
             .process_group(0)
             .spawn()
             .expect("the command is started");
-        wait_until(Duration::from_secs(30), "the job begins", || begun.exists());
+        wait_until("the job begins", Duration::from_secs(30), || begun.exists());
         let group = Pid::from_child(&run);
         kill_process_group(group, Signal::HUP).expect("the group is there");
         let ended = run.wait().expect("it ends");

@@ -220,7 +220,9 @@ fn two_machines_of_one_name_mix_no_checkpoint() {
     let first = job.begin(&lock, "same").expect("a draft");
     let second = job.begin(&lock, "same").expect("a draft");
     fs::write(second.directory().join("core-1.img"), "of the second").expect("it is written");
-    let error = first.commit(manifest(&job, 1)).expect_err("its images are gone");
+    let error = first
+        .commit(manifest(&job, 1))
+        .expect_err("its images are gone");
     assert!(matches!(error, StoreError::Replaced(_)), "{error}");
     let checkpoint = second.commit(manifest(&job, 1)).expect("it is whole");
     assert!(checkpoint.directory.join("core-1.img").exists());

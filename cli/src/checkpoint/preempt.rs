@@ -171,7 +171,10 @@ pub fn run(args: &CheckpointArgs, command: &PreemptArgs) -> anyhow::Result<()> {
         units::human(freed_bytes),
         match &failed[..] {
             [] => String::new(),
-            names => format!(", without {}, which could not be preempted", names.join(", ")),
+            names => format!(
+                ", without {}, which could not be preempted",
+                names.join(", ")
+            ),
         }
     );
     Ok(())

@@ -47,7 +47,11 @@ fn a_job_that_criu_refuses_keeps_no_other_one() {
     );
     let mut job = Job::start();
     let candidate = format!("job={}", job.pid);
-    let both = [&preempt[..], &["1MiB", refused.as_str(), candidate.as_str()]].concat();
+    let both = [
+        &preempt[..],
+        &["1MiB", refused.as_str(), candidate.as_str()],
+    ]
+    .concat();
     let output = checkpoints.output(&mount, &both);
     let said = String::from_utf8_lossy(&output.stderr);
     assert!(output.status.success(), "{said}");
