@@ -8,6 +8,7 @@ mod mode;
 mod quota;
 mod show;
 mod snapshot;
+mod source;
 mod transfer;
 mod trash;
 mod tree;

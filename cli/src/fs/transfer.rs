@@ -1,12 +1,13 @@
 //! `harvestfs fs put` and `get`: between this machine and the cluster.
 
 use std::ffi::{OsStr, OsString};
-use std::fs::{self, File as LocalFile};
+use std::fs::{self, File as LocalFile, Metadata};
 use std::io::{IsTerminal, Read, Write};
 use std::os::fd::AsFd;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
+use std::rc::Rc;
 use std::time::Duration;
 
 use anyhow::{Context, bail};
@@ -21,6 +22,7 @@ use indicatif::{ProgressBar, ProgressStyle};
 use rustix::fs::{fstat, major, minor};
 
 use super::local::Directory;
+use super::source::{self, Source};
 use super::{Files, Target, below, last_component};
 
 /// Bytes asked for at a time: enough that the client reads ahead.
@@ -34,6 +36,15 @@ struct Copying<'a> {
     /// Files that are there already.
     replace: bool,
     progress: &'a ProgressBar,
+}
+
+/// What is copied into the cluster.
+struct Copied {
+    /// Where it is on this machine, for messages.
+    path: PathBuf,
+    target: Target,
+    /// The device of the directory above: a mount of the cluster may be anywhere below the source.
+    device_above: Option<u64>,
 }
 
 impl Files {
@@ -80,62 +91,73 @@ impl Files {
             let mut stdin = std::io::stdin().lock();
             return self.put_stream(&mut stdin, &target, 0o644, how).await;
         }
-        // Each with the device of the directory above it: a mount of the cluster may be anywhere below the source.
-        let mut pending = vec![(source.to_owned(), target, None::<u64>)];
-        while let Some((path, target, device_above)) = pending.pop() {
-            let metadata = if path == source {
-                fs::metadata(&path)?
-            } else {
-                fs::symlink_metadata(&path)?
-            };
-            let mode = (metadata.permissions().mode() & 0o7777) as u16;
-            if metadata.is_dir() {
-                if !how.recursive {
-                    bail!("it is a directory; copy it with -r");
+        let mut found = Source::named(source)?;
+        let mut copied = Copied {
+            path: source.to_owned(),
+            target,
+            device_above: None,
+        };
+        let mut pending: Vec<(Rc<LocalFile>, Copied)> = Vec::new();
+        loop {
+            let Copied { path, target, .. } = &copied;
+            match found {
+                Source::Directory(directory, metadata) => {
+                    if !how.recursive {
+                        bail!("it is a directory; copy it with -r");
+                    }
+                    let device = Some(metadata.dev());
+                    if device != copied.device_above {
+                        self.refuse_into_itself(&directory, path, target).await?;
+                    }
+                    let made = self.directory(target, mode_of(&metadata)).await?;
+                    let directory = Rc::new(directory);
+                    for name in source::names(&directory)? {
+                        let entry = Copied {
+                            path: path.join(OsStr::from_bytes(&name)),
+                            target: Target {
+                                parent: made.ino,
+                                name: Name::new(&name)?,
+                                path: below(&target.path, &name),
+                            },
+                            device_above: device,
+                        };
+                        pending.push((directory.clone(), entry));
+                    }
                 }
-                let device = Some(metadata.dev());
-                if device != device_above {
-                    self.refuse_into_itself(&path, &target).await?;
+                Source::Symlink(leads_to) => {
+                    self.client
+                        .symlink(&self.credentials, target.parent, &target.name, &leads_to)
+                        .await
+                        .with_context(|| format!("cannot make {target}"))?;
                 }
-                let directory = self.directory(&target, mode).await?;
-                for entry in fs::read_dir(&path)? {
-                    let entry = entry?;
-                    let name = Name::new(entry.file_name().as_bytes())?;
-                    let target = Target {
-                        parent: directory.ino,
-                        path: below(&target.path, name.as_bytes()),
-                        name,
-                    };
-                    pending.push((entry.path(), target, device));
+                Source::File(mut file, metadata) => {
+                    let mode = mode_of(&metadata);
+                    self.put_stream(&mut file, target, mode, how).await?;
                 }
-            } else if metadata.is_symlink() {
-                let points_to = fs::read_link(&path)?;
-                self.client
-                    .symlink(
-                        &self.credentials,
-                        target.parent,
-                        &target.name,
-                        points_to.as_os_str().as_bytes(),
-                    )
-                    .await
-                    .with_context(|| format!("cannot make {target}"))?;
-            } else if metadata.is_file() {
-                let mut file = LocalFile::open(&path)?;
-                self.put_stream(&mut file, &target, mode, how).await?;
-            } else {
-                bail!("{} is neither file, directory nor symlink", path.display());
+                Source::Other => {
+                    bail!("{} is neither file, directory nor symlink", path.display());
+                }
             }
+            let Some((above, next)) = pending.pop() else {
+                return Ok(());
+            };
+            let name = OsStr::from_bytes(next.target.name.as_bytes());
+            found = Source::within(&above, name).with_context(|| next.path.display().to_string())?;
+            copied = next;
         }
-        Ok(())
     }
 
     /// What would be made in the directory that is copied would be found there, and copied again, without end.
-    async fn refuse_into_itself(&self, source: &Path, target: &Target) -> anyhow::Result<()> {
-        let directory = LocalFile::open(source)?;
-        if let Some(ino) = self.seen_through_mount(&directory)?
+    async fn refuse_into_itself(
+        &self,
+        directory: &LocalFile,
+        path: &Path,
+        target: &Target,
+    ) -> anyhow::Result<()> {
+        if let Some(ino) = self.seen_through_mount(directory)?
             && self.is_within(target.parent, ino).await?
         {
-            let source = source.display();
+            let source = path.display();
             bail!("{source} would be copied into itself, to {target}");
         }
         Ok(())
@@ -359,6 +381,10 @@ impl Files {
             }
         }
     }
+}
+
+fn mode_of(metadata: &Metadata) -> u16 {
+    (metadata.permissions().mode() & 0o7777) as u16
 }
 
 /// None when it cannot be known before.

@@ -2,6 +2,7 @@
 
 mod copies;
 mod servers;
+mod trees;
 
 use std::fs::{self, File};
 use std::io::{Read, Write};

@@ -1,0 +1,199 @@
+//! What `harvestfs fs put` reads on this machine.
+//!
+//! A tree may be of somebody who changes it while it is copied. So what has a name in a directory is opened in the
+//! directory that was opened before it, no symlink that has taken the name is followed, and nothing is waited for
+//! that has. What the user names is followed.
+
+use std::ffi::OsStr;
+use std::fs::{self, File, Metadata};
+use std::io;
+use std::os::fd::OwnedFd;
+use std::path::Path;
+
+use rustix::fs::{AtFlags, Dir, FileType, Mode, OFlags, fcntl_setfl, openat, readlinkat, statat};
+use rustix::io::Errno;
+
+/// A FIFO is opened without a writer.
+const READ: OFlags = OFlags::RDONLY
+    .union(OFlags::NONBLOCK)
+    .union(OFlags::NOCTTY)
+    .union(OFlags::CLOEXEC);
+
+/// What has a name.
+#[derive(Debug)]
+pub enum Source {
+    /// A directory.
+    Directory(File, Metadata),
+    /// A regular file.
+    File(File, Metadata),
+    /// Where a symlink leads.
+    Symlink(Vec<u8>),
+    /// Something without content of its own.
+    Other,
+}
+
+impl Source {
+    /// What the user names: symlinks are followed.
+    pub fn named(path: &Path) -> io::Result<Self> {
+        // A device may do something when it is opened.
+        let metadata = fs::metadata(path)?;
+        if !metadata.is_file() && !metadata.is_dir() {
+            return Ok(Self::Other);
+        }
+        Self::opened(rustix::fs::open(path, READ, Mode::empty())?)
+    }
+
+    /// What has this name in a directory.
+    pub fn within(directory: &File, name: &OsStr) -> io::Result<Self> {
+        let stat = statat(directory, name, AtFlags::SYMLINK_NOFOLLOW)?;
+        match FileType::from_raw_mode(stat.st_mode) {
+            FileType::RegularFile | FileType::Directory => {}
+            FileType::Symlink => return Self::symlink(directory, name),
+            _ => return Ok(Self::Other),
+        }
+        match openat(directory, name, READ | OFlags::NOFOLLOW, Mode::empty()) {
+            // It has taken the place of what was there a moment ago.
+            Err(Errno::LOOP) => Self::symlink(directory, name),
+            opened => Self::opened(opened?),
+        }
+    }
+
+    fn symlink(directory: &File, name: &OsStr) -> io::Result<Self> {
+        let leads_to = readlinkat(directory, name, Vec::<u8>::new())?;
+        Ok(Self::Symlink(leads_to.into_bytes()))
+    }
+
+    fn opened(fd: OwnedFd) -> io::Result<Self> {
+        let file = File::from(fd);
+        let metadata = file.metadata()?;
+        if metadata.is_dir() {
+            return Ok(Self::Directory(file, metadata));
+        }
+        if !metadata.is_file() {
+            return Ok(Self::Other);
+        }
+        // Its content is waited for.
+        fcntl_setfl(&file, OFlags::empty())?;
+        Ok(Self::File(file, metadata))
+    }
+}
+
+/// The names in a directory.
+pub fn names(directory: &File) -> io::Result<Vec<Vec<u8>>> {
+    let mut names = Vec::new();
+    for entry in Dir::new(directory.try_clone()?)? {
+        let entry = entry?;
+        let name = entry.file_name().to_bytes();
+        if name != b"." && name != b".." {
+            names.push(name.to_vec());
+        }
+    }
+    Ok(names)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Read;
+    use std::os::unix::fs::{MetadataExt, symlink};
+    use std::sync::atomic::{AtomicBool, Ordering};
+    use std::thread;
+
+    use rustix::fs::{RenameFlags, mknodat, renameat_with};
+
+    use super::*;
+
+    const ROUNDS: usize = 20_000;
+
+    /// Tells a thread that it is over, also when the test fails.
+    struct TellsEnd<'a>(&'a AtomicBool);
+
+    impl Drop for TellsEnd<'_> {
+        fn drop(&mut self) {
+            self.0.store(true, Ordering::Relaxed);
+        }
+    }
+
+    /// Looks often at `a` in a directory, while something else exchanges it with `b` all the time.
+    fn look_while_exchanged(path: &Path, mut look: impl FnMut(Source)) {
+        let directory = File::open(path).unwrap();
+        let is_over = AtomicBool::new(false);
+        thread::scope(|scope| {
+            scope.spawn(|| {
+                let directory = File::open(path).unwrap();
+                while !is_over.load(Ordering::Relaxed) {
+                    let exchange = RenameFlags::EXCHANGE;
+                    renameat_with(&directory, "a", &directory, "b", exchange).unwrap();
+                }
+            });
+            let _tells_end = TellsEnd(&is_over);
+            for _ in 0..ROUNDS {
+                // What was a symlink is none any more, or the other way round.
+                if let Ok(found) = Source::within(&directory, "a".as_ref()) {
+                    look(found);
+                }
+            }
+        });
+    }
+
+    #[test]
+    fn a_symlink_that_takes_the_place_of_a_file_is_not_followed() {
+        let dir = tempfile::tempdir().unwrap();
+        let (tree, secret) = (dir.path().join("tree"), dir.path().join("secret"));
+        fs::create_dir(&tree).unwrap();
+        fs::write(&secret, "secret").unwrap();
+        fs::write(tree.join("a"), "open").unwrap();
+        symlink(&secret, tree.join("b")).unwrap();
+        look_while_exchanged(&tree, |found| match found {
+            Source::File(mut file, _) => {
+                let mut content = String::new();
+                file.read_to_string(&mut content).unwrap();
+                assert_eq!(content, "open");
+            }
+            Source::Symlink(leads_to) => assert!(leads_to.ends_with(b"/secret")),
+            found => panic!("{found:?}"),
+        });
+    }
+
+    #[test]
+    fn a_symlink_that_takes_the_place_of_a_directory_is_not_followed() {
+        let dir = tempfile::tempdir().unwrap();
+        let tree = dir.path().join("tree");
+        fs::create_dir_all(tree.join("a")).unwrap();
+        symlink("/", tree.join("b")).unwrap();
+        let own = fs::metadata(tree.join("a")).unwrap().ino();
+        look_while_exchanged(&tree, |found| match found {
+            Source::Directory(_, metadata) => assert_eq!(metadata.ino(), own),
+            Source::Symlink(leads_to) => assert_eq!(leads_to, b"/"),
+            found => panic!("{found:?}"),
+        });
+    }
+
+    #[test]
+    fn nothing_that_takes_the_place_of_a_file_is_waited_for() {
+        let dir = tempfile::tempdir().unwrap();
+        fs::write(dir.path().join("a"), "open").unwrap();
+        let directory = File::open(dir.path()).unwrap();
+        mknodat(&directory, "b", FileType::Fifo, Mode::RWXU, 0).unwrap();
+        look_while_exchanged(dir.path(), |found| {
+            assert!(matches!(found, Source::File(..) | Source::Other));
+        });
+    }
+
+    #[test]
+    fn what_the_user_names_is_followed() {
+        let dir = tempfile::tempdir().unwrap();
+        let at = |name: &str| dir.path().join(name);
+        fs::create_dir(at("d")).unwrap();
+        fs::write(at("d/f"), "content").unwrap();
+        symlink("d", at("to-d")).unwrap();
+        symlink("d/f", at("to-f")).unwrap();
+        let named = |name: &str| Source::named(&at(name)).unwrap();
+        assert!(matches!(named("to-f"), Source::File(..)));
+        let Source::Directory(directory, _) = named("to-d") else {
+            panic!("it is a directory");
+        };
+        assert_eq!(names(&directory).unwrap(), [b"f".to_vec()]);
+        let device = Source::named("/dev/null".as_ref()).unwrap();
+        assert!(matches!(device, Source::Other));
+    }
+}

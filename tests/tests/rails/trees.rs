@@ -1,0 +1,77 @@
+//! Trees that are copied, as they are and while somebody changes them.
+
+use std::fs::{self, File};
+use std::os::unix::fs::symlink;
+use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+
+use rustix::fs::{FileType, Mode, RenameFlags, mknodat, renameat_with};
+
+use crate::cluster;
+
+const COPIES: usize = 30;
+
+/// Tells a thread that it is over, also when the test fails.
+struct TellsEnd<'a>(&'a AtomicBool);
+
+impl Drop for TellsEnd<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
+
+/// Does something while two names in a directory are exchanged all the time.
+fn while_exchanged(tree: &Path, act: impl FnOnce()) {
+    let is_over = AtomicBool::new(false);
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            let tree = File::open(tree).expect("a directory");
+            while !is_over.load(Ordering::Relaxed) {
+                renameat_with(&tree, "a", &tree, "b", RenameFlags::EXCHANGE).expect("exchange");
+            }
+        });
+        let _tells_end = TellsEnd(&is_over);
+        act();
+    });
+}
+
+#[test]
+fn what_takes_the_place_of_a_file_while_a_tree_is_copied_is_neither_followed_nor_waited_for() {
+    let cluster = cluster();
+    let here = tempfile::tempdir().expect("a directory");
+    let at = |name: &str| here.path().join(name);
+    let path = |name: &str| at(name).display().to_string();
+    for tree in ["linked", "waiting"] {
+        fs::create_dir(at(tree)).expect("mkdir");
+        fs::write(at(tree).join("a"), "open").expect("write");
+    }
+    fs::write(at("secret"), "secret").expect("write");
+    symlink(at("secret"), at("linked/b")).expect("symlink");
+    let waiting = File::open(at("waiting")).expect("a directory");
+    mknodat(&waiting, "b", FileType::Fifo, Mode::RWXU, 0).expect("mkfifo");
+    cluster.output_of(&["fs", "mkdir", "/copies"]);
+    for tree in ["linked", "waiting"] {
+        while_exchanged(&at(tree), || {
+            for number in 0..COPIES {
+                // It may fail when something is another thing than it was a moment ago.
+                let target = format!("/copies/{tree}-{number}");
+                cluster.command(&["fs", "put", "-r", &path(tree), &target]);
+            }
+        });
+    }
+    cluster.output_of(&["fs", "get", "-r", "/copies", &path("back")]);
+    let mut files = 0;
+    for copy in fs::read_dir(at("back")).expect("a directory") {
+        for entry in fs::read_dir(copy.expect("an entry").path()).expect("a directory") {
+            let entry = entry.expect("an entry");
+            if entry.file_type().expect("its kind").is_file() {
+                let content = fs::read_to_string(entry.path()).expect("a file");
+                // The copy may have ended before its content was there.
+                assert_ne!(content, "secret", "{}", entry.path().display());
+                files += 1;
+            }
+        }
+    }
+    assert!(files > 0);
+}
