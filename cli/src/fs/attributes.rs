@@ -3,21 +3,49 @@
 use std::ffi::OsString;
 use std::os::unix::ffi::OsStrExt;
 use std::str::FromStr;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use anyhow::Context;
+use anyhow::{Context, bail};
+use clap::Args;
 use harvestfs_client::{ClientError, OpenFlags};
 use harvestfs_protocol::error::FsError;
+use harvestfs_protocol::limits::REPLICATION_MAX;
 use harvestfs_protocol::meta::{AttrChanges, SetTime, SetXattrMode};
 use harvestfs_protocol::types::{Attr, FileKind};
 use nix::unistd::{Group, User};
 
 use super::mode::ModeChange;
+use super::snapshot::quoted;
 use super::{Files, list};
 
 const REPLICATION: &[u8] = b"user.harvestfs.replication";
 /// Between two looks whether the replicas are there.
 const POLL_INTERVAL: Duration = Duration::from_millis(500);
+/// Who waits for longer is told for what.
+const WAITING_TOLD_AFTER: Duration = Duration::from_secs(10);
+
+/// `harvestfs fs setrep`
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:\n  \
+    harvestfs fs setrep 2 /scratch            what is made in it from now on\n  \
+    harvestfs fs setrep -R -w 4 /important    all that is there too, and wait for the replicas")]
+pub(super) struct SetrepArgs {
+    /// Replicas of each block.
+    #[arg(value_parser = clap::value_parser!(u8).range(1..=i64::from(REPLICATION_MAX)))]
+    replication: u8,
+    /// Paths in the cluster.
+    #[arg(required = true)]
+    paths: Vec<OsString>,
+    /// Everything below as well.
+    #[arg(short = 'R', long)]
+    recursive: bool,
+    /// Wait until there are at least as many.
+    #[arg(short, long)]
+    wait: bool,
+    /// With -w: give up waiting after this time, such as `30m` (the copying goes on).
+    #[arg(long, value_parser = humantime::parse_duration, requires = "wait")]
+    timeout: Option<Duration>,
+}
 
 /// An owner, a group or both, as `chown` takes them: `USER`, `USER:GROUP`, `:GROUP`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -72,7 +100,7 @@ impl Files {
         path: &OsString,
         recursive: bool,
     ) -> anyhow::Result<()> {
-        self.for_each(path, recursive, async |attr| {
+        self.for_each(path, recursive, async |_, attr| {
             // A symlink has no mode of its own.
             if attr.kind == FileKind::Symlink {
                 return Ok(());
@@ -97,7 +125,7 @@ impl Files {
         path: &OsString,
         recursive: bool,
     ) -> anyhow::Result<()> {
-        self.for_each(path, recursive, async |attr| {
+        self.for_each(path, recursive, async |_, attr| {
             self.change(
                 attr,
                 AttrChanges {
@@ -147,58 +175,76 @@ impl Files {
     }
 
     /// Sets the number of replicas, and may wait until they are there.
-    pub(super) async fn setrep(
-        &self,
-        replication: u8,
-        path: &OsString,
-        recursive: bool,
-        wait: bool,
-    ) -> anyhow::Result<()> {
-        let value = replication.to_string();
-        self.for_each(path, recursive, async |attr| match attr.kind {
-            FileKind::Regular | FileKind::Directory => {
-                self.client
-                    .setxattr(
-                        &self.credentials,
-                        attr.ino,
-                        REPLICATION,
-                        value.as_bytes(),
-                        SetXattrMode::Any,
-                    )
-                    .await
-            }
-            _ => Ok(()),
-        })
-        .await?;
-        if !wait {
+    pub(super) async fn setrep(&self, args: &SetrepArgs) -> anyhow::Result<()> {
+        let value = args.replication.to_string();
+        for path in &args.paths {
+            self.for_each(path, args.recursive, async |_, attr| {
+                if matches!(attr.kind, FileKind::Regular | FileKind::Directory) {
+                    let (name, value) = (REPLICATION, value.as_bytes());
+                    let mode = SetXattrMode::Any;
+                    self.client
+                        .setxattr(&self.credentials, attr.ino, name, value, mode)
+                        .await?;
+                }
+                Ok(())
+            })
+            .await?;
+        }
+        if !args.wait {
             return Ok(());
         }
-        self.for_each(path, recursive, async |attr| {
-            if attr.kind == FileKind::Regular {
-                self.wait_for_replicas(attr, replication).await?;
-            }
-            Ok(())
-        })
-        .await
+        // A time that is longer than the clock counts is no limit.
+        let deadline = args.timeout.and_then(|it| Instant::now().checked_add(it));
+        for path in &args.paths {
+            self.for_each(path, args.recursive, async |path, attr| {
+                if attr.kind == FileKind::Regular {
+                    self.wait_for_replicas(path, attr, args.replication, deadline)
+                        .await?;
+                }
+                Ok(())
+            })
+            .await?;
+        }
+        Ok(())
     }
 
-    async fn wait_for_replicas(&self, attr: &Attr, replication: u8) -> Result<(), ClientError> {
+    async fn wait_for_replicas(
+        &self,
+        path: &[u8],
+        attr: &Attr,
+        replication: u8,
+        deadline: Option<Instant>,
+    ) -> anyhow::Result<()> {
+        let start = Instant::now();
+        let mut is_told = false;
         loop {
             let (locations, _) = self.locations_of(attr.ino).await?;
-            let are_there =
-                |location: &list::Location| location.datanodes.len() == usize::from(replication);
-            if locations.iter().all(are_there) {
+            if locations.iter().all(|it| it.has_replicas(replication)) {
                 return Ok(());
+            }
+            let why = || {
+                // An absolute path, which ours need not be.
+                let slash: &[u8] = if path.starts_with(b"/") { b"" } else { b"/" };
+                let path = quoted(&[slash, path].concat());
+                format!("`harvestfs admin placement --file {path}` says where its replicas are")
+            };
+            if deadline.is_some_and(|deadline| Instant::now() >= deadline) {
+                bail!("the time is over, and replicas are still missing; {}", why());
+            }
+            if !is_told && start.elapsed() >= WAITING_TOLD_AFTER {
+                let path = String::from_utf8_lossy(path);
+                eprintln!("harvestfs: waiting for replicas of {path}; {}", why());
+                is_told = true;
             }
             tokio::time::sleep(POLL_INTERVAL).await;
         }
     }
 
-    async fn change(&self, attr: &Attr, changes: AttrChanges) -> Result<(), ClientError> {
+    async fn change(&self, attr: &Attr, changes: AttrChanges) -> anyhow::Result<()> {
         self.client
             .setattr(&self.credentials, attr.ino, changes)
-            .await
-            .map(|_| ())
+            .await?;
+        Ok(())
     }
 
     /// Does something with what a path names and, if asked, with everything below.
@@ -206,18 +252,21 @@ impl Files {
         &self,
         path: &OsString,
         recursive: bool,
-        act: impl AsyncFn(&Attr) -> Result<(), ClientError>,
+        act: impl AsyncFn(&[u8], &Attr) -> anyhow::Result<()>,
     ) -> anyhow::Result<()> {
         let shown = path.to_string_lossy();
         let attr = self.find(path).await?;
         if !recursive {
-            return act(&attr).await.with_context(|| shown.into_owned());
+            return act(path.as_bytes(), &attr)
+                .await
+                .with_context(|| shown.into_owned());
         }
         let mut walk = self.client.walk(&self.credentials, attr.ino);
         while let Some(entry) = walk.next().await.with_context(|| shown.to_string())? {
-            act(&entry.attr).await.with_context(|| {
-                String::from_utf8_lossy(&list::below(path, &entry.path)).into_owned()
-            })?;
+            let full = list::below(path, &entry.path);
+            act(&full, &entry.attr)
+                .await
+                .with_context(|| String::from_utf8_lossy(&full).into_owned())?;
         }
         Ok(())
     }

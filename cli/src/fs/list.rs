@@ -48,7 +48,7 @@ pub(super) struct Location {
     offset: u64,
     length_bytes: u64,
     block: String,
-    pub datanodes: Vec<String>,
+    datanodes: Vec<String>,
 }
 
 impl Location {
@@ -61,6 +61,12 @@ impl Location {
             block: words.next()?.to_owned(),
             datanodes: words.map(str::to_owned).collect(),
         })
+    }
+
+    /// Whether it has at least so many replicas. It may have more for good: small files share a block, which has as
+    /// many as the most demanding of them wants.
+    pub fn has_replicas(&self, wanted: u8) -> bool {
+        self.datanodes.len() >= usize::from(wanted)
     }
 
     /// Whether another goes on where this one ends, in the same block.
@@ -395,6 +401,13 @@ mod tests {
             .collect();
         assert_eq!(joins, [true, false, false]);
         assert!(Location::parse("...").is_none());
+    }
+
+    #[test]
+    fn more_replicas_than_wanted_are_enough() {
+        let place = Location::parse("0 10 b1 x y").unwrap();
+        let enough = [1, 2, 3].map(|wanted| place.has_replicas(wanted));
+        assert_eq!(enough, [true, true, false]);
     }
 
     #[test]

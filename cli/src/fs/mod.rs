@@ -23,7 +23,6 @@ use clap::{Args, Subcommand};
 use harvestfs_client::{Client, ClientError};
 use harvestfs_protocol::error::FsError;
 use harvestfs_protocol::ids::InodeId;
-use harvestfs_protocol::limits::REPLICATION_MAX;
 use harvestfs_protocol::name::Name;
 use harvestfs_protocol::outlook::count;
 use harvestfs_protocol::request_id::RequestId;
@@ -217,23 +216,7 @@ enum FsCommand {
         recursive: bool,
     },
     /// Change how many replicas the blocks of files have. Of a directory: of what is made in it from now on.
-    #[command(after_help = "Examples:\n  \
-        harvestfs fs setrep 2 /scratch            what is made in it from now on\n  \
-        harvestfs fs setrep -R -w 4 /important    all that is there too, and wait for the replicas")]
-    Setrep {
-        /// Replicas of each block.
-        #[arg(value_parser = clap::value_parser!(u8).range(1..=i64::from(REPLICATION_MAX)))]
-        replication: u8,
-        /// Paths in the cluster.
-        #[arg(required = true)]
-        paths: Vec<OsString>,
-        /// Everything below as well.
-        #[arg(short = 'R', long)]
-        recursive: bool,
-        /// Wait until there are as many.
-        #[arg(short, long)]
-        wait: bool,
-    },
+    Setrep(attributes::SetrepArgs),
     /// Print the paths of everything below directories.
     Find(find::FindArgs),
     /// Test what a path is: exit status 0 if it is that, 1 if not.
@@ -408,17 +391,7 @@ impl Files {
                 }
                 Ok(())
             }
-            FsCommand::Setrep {
-                replication,
-                paths,
-                recursive,
-                wait,
-            } => {
-                for path in paths {
-                    self.setrep(*replication, path, *recursive, *wait).await?;
-                }
-                Ok(())
-            }
+            FsCommand::Setrep(args) => self.setrep(args).await,
             FsCommand::Find(args) => self.find_below(args).await,
             FsCommand::Test(args) => self.test(args).await,
             FsCommand::Du {

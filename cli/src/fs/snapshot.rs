@@ -271,7 +271,7 @@ impl Files {
 }
 
 /// As a shell reads it.
-fn quoted(name: &[u8]) -> String {
+pub(super) fn quoted(name: &[u8]) -> String {
     let name = String::from_utf8_lossy(name);
     let plain = |letter: char| letter.is_alphanumeric() || "/._-:+@,=".contains(letter);
     if name.chars().all(plain) {

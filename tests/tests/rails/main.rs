@@ -1,5 +1,6 @@
 //! What keeps users from harming each other and themselves, on real mounts.
 
+mod commands;
 mod copies;
 mod servers;
 mod trees;

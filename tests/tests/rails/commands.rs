@@ -1,0 +1,31 @@
+//! What commands of `harvestfs fs` say, and how they end.
+
+use std::fs;
+use std::time::Instant;
+
+use crate::cluster;
+
+#[test]
+fn waiting_for_replicas_ends_with_enough_of_them_or_after_its_time() {
+    let cluster = cluster();
+    let here = tempfile::tempdir().expect("a directory");
+    let tree = here.path().join("tree");
+    fs::create_dir(&tree).expect("mkdir");
+    // They share a block.
+    for name in ["a", "b"] {
+        fs::write(tree.join(name), name).expect("write");
+    }
+    cluster.output_of(&["fs", "put", "-r", &tree.to_string_lossy(), "/"]);
+    let wait = ["fs", "setrep", "-w", "--timeout"];
+    cluster.output_of(&[&wait[..], &["2m", "2", "/tree/a"]].concat());
+
+    // There are three datanodes.
+    let start = Instant::now();
+    let output = cluster.command(&[&wait[..], &["12s", "4", "tree/b"]].concat());
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(1), "{said}");
+    assert!(start.elapsed().as_secs() >= 12, "{said}");
+    assert!(said.contains("waiting for replicas of tree/b"), "{said}");
+    assert!(said.contains("admin placement --file /tree/b"), "{said}");
+    assert!(said.contains("the time is over"), "{said}");
+}
