@@ -16,11 +16,11 @@ use anyhow::{Context, bail};
 use rustix::fs::{AtFlags, Mode, OFlags, fchmod, mkdirat, openat, renameat, symlinkat, unlinkat};
 use rustix::io::Errno;
 
-/// Who may read, write and execute a file. Neither a set-user-id nor a set-group-id bit is copied: the file belongs to
-/// whoever copies it.
-const FILE_BITS: u16 = 0o777;
+/// Who may read, write and execute a file. Neither a set-user-id nor a set-group-id bit is copied, in any direction: the
+/// copy belongs to whoever makes it.
+pub const FILE_BITS: u16 = 0o777;
 /// With the bit that keeps users of a shared directory from removing what others have in it.
-const DIRECTORY_BITS: u16 = 0o1777;
+pub const DIRECTORY_BITS: u16 = 0o1777;
 
 /// A directory in which copies are made.
 #[derive(Debug)]

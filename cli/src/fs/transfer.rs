@@ -21,7 +21,7 @@ use harvestfs_protocol::types::{Attr, FileKind};
 use indicatif::{ProgressBar, ProgressStyle};
 use rustix::fs::{fstat, major, minor};
 
-use super::local::Directory;
+use super::local::{DIRECTORY_BITS, Directory, FILE_BITS};
 use super::source::{self, Source};
 use super::{Files, Target, below, last_component};
 
@@ -109,7 +109,8 @@ impl Files {
                     if device != copied.device_above {
                         self.refuse_into_itself(&directory, path, target).await?;
                     }
-                    let made = self.directory(target, mode_of(&metadata)).await?;
+                    let mode = mode_of(&metadata);
+                    let made = self.directory(target, mode & DIRECTORY_BITS).await?;
                     let directory = Rc::new(directory);
                     for name in source::names(&directory)? {
                         let entry = Copied {
@@ -131,7 +132,7 @@ impl Files {
                         .with_context(|| format!("cannot make {target}"))?;
                 }
                 Source::File(mut file, metadata) => {
-                    let mode = mode_of(&metadata);
+                    let mode = mode_of(&metadata) & FILE_BITS;
                     self.put_stream(&mut file, target, mode, how).await?;
                 }
                 Source::Other => {

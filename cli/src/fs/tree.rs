@@ -13,6 +13,7 @@ use harvestfs_protocol::meta::RenameMode;
 use harvestfs_protocol::name::Name;
 use harvestfs_protocol::types::{Attr, Credentials, FileKind};
 
+use super::local::{DIRECTORY_BITS, FILE_BITS};
 use super::{Files, Target, below, trash};
 
 /// How `fs rm` removes.
@@ -104,7 +105,7 @@ impl Files {
                             &self.credentials,
                             parent,
                             name,
-                            entry.attr.permission_bits(),
+                            entry.attr.permission_bits() & DIRECTORY_BITS,
                         )
                         .await
                         .with_context(context)?;
@@ -130,7 +131,7 @@ impl Files {
                             parent,
                             name,
                             kind,
-                            entry.attr.permission_bits(),
+                            entry.attr.permission_bits() & FILE_BITS,
                             entry.attr.rdev,
                         )
                         .await
@@ -146,9 +147,8 @@ impl Files {
             .client
             .open(&self.credentials, from.ino, OpenFlags::READ)
             .await?;
-        let copy = self
-            .create(target, from.permission_bits(), replace, Some(from.ino))
-            .await?;
+        let mode = from.permission_bits() & FILE_BITS;
+        let copy = self.create(target, mode, replace, Some(from.ino)).await?;
         source.clone_range(0, &copy, 0, u64::MAX).await?;
         Ok(copy.close().await?)
     }

@@ -1,12 +1,14 @@
 //! Trees that are copied, as they are and while somebody changes them.
 
 use std::fs::{self, File};
-use std::os::unix::fs::symlink;
+use std::os::unix::fs::{PermissionsExt, symlink};
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 
 use rustix::fs::{FileType, Mode, RenameFlags, mknodat, renameat_with};
+
+use harvestfs_tests::Cluster;
 
 use crate::cluster;
 
@@ -74,4 +76,33 @@ fn what_takes_the_place_of_a_file_while_a_tree_is_copied_is_neither_followed_nor
         }
     }
     assert!(files > 0);
+}
+
+/// The mode of something in the cluster, as `stat` prints it.
+fn mode_of(cluster: &Cluster, path: &str) -> String {
+    let stat = cluster.output_of(&["fs", "stat", "--json", path]);
+    let stat: serde_json::Value = serde_json::from_str(&stat).expect("JSON");
+    stat["mode"].as_str().expect("a mode").to_owned()
+}
+
+/// What root copies is root's.
+#[test]
+fn a_copy_has_no_bits_that_let_others_run_it_as_its_owner() {
+    let cluster = cluster();
+    let here = tempfile::tempdir().expect("a directory");
+    let at = |name: &str| here.path().join(name);
+    fs::create_dir_all(at("tree/shared")).expect("mkdir");
+    fs::write(at("tree/f"), "x").expect("write");
+    for (name, mode) in [("tree/f", 0o6755), ("tree/shared", 0o3777)] {
+        let mode = fs::Permissions::from_mode(mode);
+        fs::set_permissions(at(name), mode).expect("chmod");
+    }
+    cluster.output_of(&["fs", "put", "-r", &at("tree").to_string_lossy(), "/"]);
+    assert_eq!(mode_of(&cluster, "/tree/f"), "0755");
+    assert_eq!(mode_of(&cluster, "/tree/shared"), "1777");
+    cluster.output_of(&["fs", "chmod", "6755", "/tree/f"]);
+    cluster.output_of(&["fs", "chmod", "3777", "/tree/shared"]);
+    cluster.output_of(&["fs", "cp", "-r", "/tree", "/copy"]);
+    assert_eq!(mode_of(&cluster, "/copy/f"), "0755");
+    assert_eq!(mode_of(&cluster, "/copy/shared"), "1777");
 }
