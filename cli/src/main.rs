@@ -175,8 +175,11 @@ fn run(cli: Cli) -> ExitCode {
                 return ExitCode::FAILURE;
             }
             output::complain(&error);
-            // 2, as clap: what was asked for cannot be understood. 1: it was tried and failed.
-            if error.is::<SettingsError>() || error.is::<simulate::BadArgument>() {
+            // 2, as clap: what was asked for cannot be understood. 1: it was tried and failed, which of a test is 2.
+            if error.is::<SettingsError>()
+                || error.is::<simulate::BadArgument>()
+                || error.is::<fs::CannotTell>()
+            {
                 ExitCode::from(2)
             } else {
                 ExitCode::FAILURE

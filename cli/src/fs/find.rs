@@ -52,7 +52,7 @@ impl Kind {
 /// `harvestfs fs test`
 #[derive(Debug, Args)]
 #[command(after_help = "Example:\n  \
-    harvestfs fs test -e /done               exit status 0 if it is there")]
+    harvestfs fs test -e /done               exit status 0 if it is there, 2 if that cannot be told")]
 pub(super) struct TestArgs {
     #[command(flatten)]
     what: What,
@@ -102,6 +102,16 @@ impl fmt::Display for DoesNotHold {
 }
 
 impl std::error::Error for DoesNotHold {}
+
+/// `fs test` has no answer: exit status 2, as test(1) has it, and the reason is said.
+#[derive(Debug)]
+pub(crate) struct CannotTell;
+
+impl fmt::Display for CannotTell {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("cannot tell")
+    }
+}
 
 impl Files {
     pub(super) async fn test(&self, args: &TestArgs) -> anyhow::Result<()> {

@@ -29,7 +29,7 @@ use harvestfs_protocol::request_id::RequestId;
 use harvestfs_protocol::types::{Attr, Credentials, FileKind};
 
 use self::attributes::Owner;
-pub(crate) use self::find::DoesNotHold;
+pub(crate) use self::find::{CannotTell, DoesNotHold};
 use self::mode::ModeChange;
 pub(crate) use self::transfer::progress;
 use self::tree::Removal;
@@ -219,7 +219,7 @@ enum FsCommand {
     Setrep(attributes::SetrepArgs),
     /// Print the paths of everything below directories.
     Find(find::FindArgs),
-    /// Test what a path is: exit status 0 if it is that, 1 if not.
+    /// Test what a path is: exit status 0 if it is that, 1 if not, 2 if that cannot be told.
     #[command(arg_required_else_help = true)]
     Test(find::TestArgs),
     /// Show how many bytes there are in and below directories (of files, one copy).
@@ -279,8 +279,17 @@ enum FsCommand {
 /// Runs `harvestfs fs`.
 ///
 /// # Errors
-/// When the operation fails.
+/// When the operation fails. That of `fs test` is [`DoesNotHold`] or [`CannotTell`].
 pub fn run(args: &FsArgs) -> anyhow::Result<()> {
+    match execute(args) {
+        Err(error) if matches!(args.command, FsCommand::Test(_)) && !error.is::<DoesNotHold>() => {
+            Err(error.context(CannotTell))
+        }
+        done => done,
+    }
+}
+
+fn execute(args: &FsArgs) -> anyhow::Result<()> {
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .enable_all()
         .build()

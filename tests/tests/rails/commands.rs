@@ -3,6 +3,8 @@
 use std::fs;
 use std::time::Instant;
 
+use harvestfs_tests::Cluster;
+
 use crate::cluster;
 
 #[test]
@@ -28,4 +30,32 @@ fn waiting_for_replicas_ends_with_enough_of_them_or_after_its_time() {
     assert!(said.contains("waiting for replicas of tree/b"), "{said}");
     assert!(said.contains("admin placement --file /tree/b"), "{said}");
     assert!(said.contains("the time is over"), "{said}");
+}
+
+#[test]
+fn a_test_that_has_no_answer_does_not_answer_no() {
+    let mut cluster = cluster();
+    let status = |cluster: &Cluster, path: &str| {
+        let output = cluster.command(&["fs", "test", "-e", path]);
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        (output.status.code(), said)
+    };
+    assert_eq!(status(&cluster, "/").0, Some(0));
+    assert_eq!(status(&cluster, "/none").0, Some(1));
+    cluster.kill("namenode");
+    let config = cluster.path("client/client.toml");
+    let text = fs::read_to_string(&config).expect("its configuration");
+    let lines = text.lines().map(|line| {
+        if line.starts_with("unreachable_timeout_s") {
+            "unreachable_timeout_s = 1"
+        } else {
+            line
+        }
+    });
+    let lines: Vec<&str> = lines.collect();
+    assert_ne!(lines.join("\n"), text.trim_end());
+    fs::write(&config, lines.join("\n")).expect("write");
+    let (status, said) = status(&cluster, "/none");
+    assert_eq!(status, Some(2), "{said}");
+    assert!(said.contains("cannot reach the cluster"), "{said}");
 }
