@@ -2,9 +2,9 @@
 
 use std::ffi::{OsStr, OsString};
 use std::fs::{self, File as LocalFile, Metadata};
-use std::io::{IsTerminal, Read, Write};
+use std::io::{self, IsTerminal, Read, Write};
 use std::os::fd::AsFd;
-use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
@@ -57,17 +57,11 @@ impl Files {
     ) -> anyhow::Result<()> {
         let progress = progress(total_bytes_here(sources, recursive));
         for source in sources {
-            let name = OsString::from_vec(
-                source
-                    .file_name()
-                    .unwrap_or(OsStr::new("stdin"))
-                    .as_bytes()
-                    .to_vec(),
-            );
+            let cannot_copy = || format!("cannot copy {}", source.display());
+            let name = name_of(source).with_context(cannot_copy)?;
             let target = self.place_for(&name, destination).await?;
-            if sources.len() > 1
-                && last_component(destination.as_bytes()).is_ok_and(|last| last == target.name)
-            {
+            // What is in a directory has a longer path.
+            if sources.len() > 1 && target.path == destination.as_bytes() {
                 bail!(
                     "{} is not a directory, so that only one source can go there",
                     destination.to_string_lossy()
@@ -80,7 +74,7 @@ impl Files {
             };
             self.put_one(source, target, how)
                 .await
-                .with_context(|| format!("cannot copy {}", source.display()))?;
+                .with_context(cannot_copy)?;
         }
         progress.finish_and_clear();
         Ok(())
@@ -384,6 +378,18 @@ impl Files {
     }
 }
 
+/// A path that ends with the name that a source has where it is copied to.
+fn name_of(source: &Path) -> io::Result<OsString> {
+    if source == Path::new("-") {
+        return Ok("stdin".into());
+    }
+    match source.file_name() {
+        Some(name) => Ok(name.to_owned()),
+        // `.`, `..` and what ends with that; only the root has no name.
+        None => Ok(fs::canonicalize(source)?.into_os_string()),
+    }
+}
+
 fn mode_of(metadata: &Metadata) -> u16 {
     (metadata.permissions().mode() & 0o7777) as u16
 }
@@ -431,4 +437,23 @@ pub fn progress(total_bytes: Option<u64>) -> ProgressBar {
     }
     bar.enable_steady_tick(Duration::from_millis(200));
     bar
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_copy_has_the_name_of_its_source() {
+        let name = |source: &str| name_of(source.as_ref()).unwrap();
+        assert_eq!(name("-"), "stdin");
+        assert_eq!(name("./-"), "-");
+        assert_eq!(name("photos/"), "photos");
+        assert_eq!(name("photos/."), "photos");
+        let here = std::env::current_dir().unwrap();
+        assert_eq!(name("."), here.as_os_str());
+        assert_eq!(name(".."), here.parent().unwrap().as_os_str());
+        assert!(last_component(name("/").as_bytes()).is_err());
+        assert!(name_of("no-such-directory/..".as_ref()).is_err());
+    }
 }

@@ -106,3 +106,34 @@ fn a_copy_has_no_bits_that_let_others_run_it_as_its_owner() {
     assert_eq!(mode_of(&cluster, "/copy/f"), "0755");
     assert_eq!(mode_of(&cluster, "/copy/shared"), "1777");
 }
+
+#[test]
+fn directories_are_copied_under_their_names() {
+    let cluster = cluster();
+    let here = tempfile::tempdir().expect("a directory");
+    let at = |name: &str| here.path().join(name).display().to_string();
+    for name in ["photos", "music"] {
+        fs::create_dir(at(name)).expect("mkdir");
+        fs::write(here.path().join(name).join("f"), name).expect("write");
+    }
+    let run = |arguments: &[&str]| cluster.output_of(&[&["fs"], arguments].concat());
+    run(&["mkdir", "/photos", "/d"]);
+    // One of several has the name of the directory that they go to.
+    run(&["put", "-r", &at("music"), &at("photos"), "/photos"]);
+    assert_eq!(run(&["ls", "/photos"]), "music\nphotos\n");
+    run(&["touch", "/f"]);
+    let (music, photos) = (at("music"), at("photos"));
+    for file in ["/f", "/new"] {
+        let output = cluster.command(&["fs", "put", "-r", &music, &photos, file]);
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert!(said.contains("is not a directory"), "{file}: {said}");
+    }
+    // A directory that has no name of its own has the one where it is.
+    run(&["put", "-r", &at("photos/../music/."), "/d"]);
+    run(&["put", "-r", &at("music/../photos/../music/.."), "/d"]);
+    let name = here.path().file_name().expect("a name").to_string_lossy();
+    let listed = run(&["ls", "/d"]);
+    let names: Vec<&str> = listed.lines().collect();
+    assert!(names.contains(&"music") && names.contains(&&*name), "{names:?}");
+    assert_eq!(names.len(), 2, "{names:?}");
+}
