@@ -12,17 +12,17 @@ use std::time::Duration;
 
 use anyhow::{Context, bail};
 use bytes::Bytes;
-use harvestfs_client::{ClientError, OpenFlags};
+use harvestfs_client::OpenFlags;
 use harvestfs_fuse_mount::mount_table::{self, MOUNT_TYPE};
-use harvestfs_protocol::error::FsError;
 use harvestfs_protocol::ids::InodeId;
 use harvestfs_protocol::name::Name;
 use harvestfs_protocol::types::{Attr, FileKind};
 use indicatif::{ProgressBar, ProgressStyle};
 use rustix::fs::{fstat, major, minor};
 
-use super::local::{DIRECTORY_BITS, Directory, FILE_BITS};
+use super::local::{Directory, FILE_BITS};
 use super::source::{self, Source};
+use super::tree::MadeDirectories;
 use super::{Files, Target, below, last_component};
 
 /// Bytes asked for at a time: enough that the client reads ahead.
@@ -92,6 +92,7 @@ impl Files {
             device_above: None,
         };
         let mut pending: Vec<(Rc<LocalFile>, Copied)> = Vec::new();
+        let mut made = MadeDirectories::default();
         loop {
             let Copied { path, target, .. } = &copied;
             match found {
@@ -104,13 +105,13 @@ impl Files {
                         self.refuse_into_itself(&directory, path, target).await?;
                     }
                     let mode = mode_of(&metadata);
-                    let made = self.directory(target, mode & DIRECTORY_BITS).await?;
+                    let parent = self.directory(target, mode, &mut made).await?;
                     let directory = Rc::new(directory);
                     for name in source::names(&directory)? {
                         let entry = Copied {
                             path: path.join(OsStr::from_bytes(&name)),
                             target: Target {
-                                parent: made.ino,
+                                parent,
                                 name: Name::new(&name)?,
                                 path: below(&target.path, &name),
                             },
@@ -134,7 +135,7 @@ impl Files {
                 }
             }
             let Some((above, next)) = pending.pop() else {
-                return Ok(());
+                return self.finish(made).await;
             };
             let name = OsStr::from_bytes(next.target.name.as_bytes());
             found = Source::within(&above, name).with_context(|| next.path.display().to_string())?;
@@ -156,25 +157,6 @@ impl Files {
             bail!("{source} would be copied into itself, to {target}");
         }
         Ok(())
-    }
-
-    /// Makes a directory, or finds the one that is there.
-    async fn directory(&self, target: &Target, mode: u16) -> anyhow::Result<Attr> {
-        let Target { parent, name, .. } = target;
-        let made = self
-            .client
-            .mkdir(&self.credentials, *parent, name, mode)
-            .await;
-        let found = match made {
-            Err(ClientError::Fs(FsError::Exists)) => {
-                self.client.lookup(&self.credentials, *parent, name).await?
-            }
-            made => made?,
-        };
-        if found.kind != FileKind::Directory {
-            bail!("{target} exists and is not a directory");
-        }
-        Ok(found)
     }
 
     async fn put_stream(

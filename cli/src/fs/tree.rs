@@ -9,7 +9,7 @@ use harvestfs_client::{ClientError, File, OpenFlags};
 use harvestfs_protocol::error::FsError;
 use harvestfs_protocol::ids::InodeId;
 use harvestfs_protocol::limits::ENTRIES_PER_REPLY_MAX;
-use harvestfs_protocol::meta::RenameMode;
+use harvestfs_protocol::meta::{AttrChanges, RenameMode};
 use harvestfs_protocol::name::Name;
 use harvestfs_protocol::types::{Attr, Credentials, FileKind};
 
@@ -26,6 +26,13 @@ pub(super) struct Removal {
     /// For good.
     pub skip_trash: bool,
 }
+
+/// Directories that were made for a copy and do not have their modes yet.
+#[derive(Debug, Default)]
+pub(super) struct MadeDirectories(Vec<(InodeId, u16)>);
+
+/// What the owner of a directory needs to make something in it.
+const OWNER_BITS: u16 = 0o700;
 
 impl Files {
     pub(super) async fn cp(
@@ -75,7 +82,8 @@ impl Files {
     }
 
     async fn clone_tree(&self, from: InodeId, top: Target, replace: bool) -> anyhow::Result<()> {
-        let mut made = HashMap::new();
+        let mut directories = HashMap::new();
+        let mut made = MadeDirectories::default();
         let mut walk = self.client.walk(&self.credentials, from);
         while let Some(entry) = walk.next().await? {
             let (above, own) = match entry.path.iter().rposition(|&byte| byte == b'/') {
@@ -85,7 +93,7 @@ impl Files {
             let target = if own.is_empty() {
                 top.clone()
             } else {
-                let parent = made.get(above).copied();
+                let parent = directories.get(above).copied();
                 let parent = parent.context("a walk names directories before what is in them")?;
                 Target {
                     parent,
@@ -99,17 +107,9 @@ impl Files {
             let context = || format!("cannot make {target}");
             match entry.attr.kind {
                 FileKind::Directory => {
-                    let directory = self
-                        .client
-                        .mkdir(
-                            &self.credentials,
-                            parent,
-                            name,
-                            entry.attr.permission_bits() & DIRECTORY_BITS,
-                        )
-                        .await
-                        .with_context(context)?;
-                    made.insert(entry.path, directory.ino);
+                    let mode = entry.attr.permission_bits();
+                    let directory = self.directory(&target, mode, &mut made).await?;
+                    directories.insert(entry.path, directory);
                 }
                 FileKind::Symlink => {
                     let points_to = self
@@ -138,6 +138,52 @@ impl Files {
                         .with_context(context)?;
                 }
             }
+        }
+        self.finish(made).await
+    }
+
+    /// Makes a directory for a copy, or finds the one that is there. One that is made is open to its owner until
+    /// everything is in it: see [`Files::finish`].
+    pub(super) async fn directory(
+        &self,
+        target: &Target,
+        mode: u16,
+        made: &mut MadeDirectories,
+    ) -> anyhow::Result<InodeId> {
+        let Target { parent, name, .. } = target;
+        let mode = mode & DIRECTORY_BITS;
+        let created = self
+            .client
+            .mkdir(&self.credentials, *parent, name, mode | OWNER_BITS)
+            .await;
+        match created {
+            Err(ClientError::Fs(FsError::Exists)) => {
+                let found = self.client.lookup(&self.credentials, *parent, name).await?;
+                if found.kind != FileKind::Directory {
+                    bail!("{target} exists and is not a directory");
+                }
+                Ok(found.ino)
+            }
+            created => {
+                let attr = created.with_context(|| format!("cannot make {target}"))?;
+                let added = OWNER_BITS & !mode;
+                if added != 0 {
+                    // It may have the set-group-id bit of the directory above.
+                    made.0.push((attr.ino, attr.permission_bits() & !added));
+                }
+                Ok(attr.ino)
+            }
+        }
+    }
+
+    /// Gives directories that were made for a copy their modes: the end of what is made in them.
+    pub(super) async fn finish(&self, made: MadeDirectories) -> anyhow::Result<()> {
+        for (ino, mode) in made.0 {
+            let changes = AttrChanges {
+                mode: Some(mode),
+                ..AttrChanges::default()
+            };
+            self.client.setattr(&self.credentials, ino, changes).await?;
         }
         Ok(())
     }

@@ -4,6 +4,7 @@ mod commands;
 mod copies;
 mod servers;
 mod trees;
+mod user;
 
 use std::fs::{self, File};
 use std::io::{Read, Write};

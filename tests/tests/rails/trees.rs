@@ -11,6 +11,7 @@ use rustix::fs::{FileType, Mode, RenameFlags, mknodat, renameat_with};
 use harvestfs_tests::Cluster;
 
 use crate::cluster;
+use crate::user::User;
 
 const COPIES: usize = 30;
 
@@ -136,4 +137,32 @@ fn directories_are_copied_under_their_names() {
     let names: Vec<&str> = listed.lines().collect();
     assert!(names.contains(&"music") && names.contains(&&*name), "{names:?}");
     assert_eq!(names.len(), 2, "{names:?}");
+}
+
+/// A tree in which nothing can be made where it is.
+#[test]
+fn a_user_copies_directories_that_nobody_may_write_to() {
+    let cluster = cluster();
+    let user = User::of(&cluster);
+    let tree = user.path("tree");
+    fs::create_dir_all(tree.join("closed/below")).expect("mkdir");
+    fs::write(tree.join("closed/below/f"), "kept").expect("write");
+    for (name, mode) in [("closed/below", 0o505), ("closed", 0o555)] {
+        let mode = fs::Permissions::from_mode(mode);
+        fs::set_permissions(tree.join(name), mode).expect("chmod");
+    }
+    let tree = tree.to_string_lossy();
+    user.output_of(&["put", "-r", &tree, "/mine"]);
+    user.output_of(&["cp", "-r", "/mine/tree", "/mine/copy"]);
+    for copy in ["/mine/tree", "/mine/copy"] {
+        assert_eq!(mode_of(&cluster, &format!("{copy}/closed")), "0555");
+        assert_eq!(mode_of(&cluster, &format!("{copy}/closed/below")), "0505");
+        let content = user.output_of(&["cat", &format!("{copy}/closed/below/f")]);
+        assert_eq!(content, "kept");
+    }
+    // So that it can be removed by others than root.
+    for name in ["closed", "closed/below"] {
+        let mode = fs::Permissions::from_mode(0o700);
+        fs::set_permissions(user.path("tree").join(name), mode).expect("chmod");
+    }
 }
