@@ -79,16 +79,28 @@ impl Directory {
         }
     }
 
-    /// Makes a symlink in it.
-    pub fn symlink(&self, name: &OsStr, target: &[u8]) -> io::Result<()> {
-        Ok(symlinkat(OsStr::from_bytes(target), &self.fd, name)?)
+    /// Makes a symlink in it. What has the name is replaced, if it may be.
+    pub fn symlink(&self, name: &OsStr, target: &[u8], replace: bool) -> anyhow::Result<()> {
+        let target = OsStr::from_bytes(target);
+        match symlinkat(target, &self.fd, name) {
+            Err(Errno::EXIST) if replace => {}
+            Err(Errno::EXIST) => bail!("it exists; replace it with -f"),
+            made => return Ok(made?),
+        }
+        let temporary = temporary_name();
+        symlinkat(target, &self.fd, &temporary)?;
+        let replaced = renameat(&self.fd, &temporary, &self.fd, name);
+        if replaced.is_err() {
+            // What it failed with is said.
+            let _ = unlinkat(&self.fd, &temporary, AtFlags::empty());
+        }
+        Ok(replaced?)
     }
 
     /// Begins a file in it. What has the name is replaced by the whole file, if it may be.
     pub fn file(&self, name: &OsStr, replace: bool) -> anyhow::Result<PendingCopy<'_>> {
         let written = if replace {
-            let random = rand::random::<u64>();
-            OsString::from(format!(".harvestfs-get.{random:016x}.tmp"))
+            temporary_name()
         } else {
             name.to_owned()
         };
@@ -111,6 +123,11 @@ impl AsFd for Directory {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.fd.as_fd()
     }
+}
+
+fn temporary_name() -> OsString {
+    let random = rand::random::<u64>();
+    OsString::from(format!(".harvestfs-get.{random:016x}.tmp"))
 }
 
 /// A file that is being copied. Dropped before it is whole, it is removed.
@@ -211,7 +228,7 @@ mod tests {
         let file = made.file("f".as_ref(), false).unwrap();
         assert_eq!(mode(&at("d/f")), 0o600);
         file.finish(0o4755).unwrap();
-        made.symlink("l".as_ref(), b"f").unwrap();
+        made.symlink("l".as_ref(), b"f", false).unwrap();
         let shared = made.directory("shared".as_ref(), 0o1777).unwrap();
         shared.finish().unwrap();
         made.finish().unwrap();
@@ -226,6 +243,26 @@ mod tests {
         assert_eq!(mode(&at("d")), 0o500);
         // Only root removes what is in it as it is.
         fs::set_permissions(at("d"), Permissions::from_mode(0o700)).unwrap();
+    }
+
+    #[test]
+    fn a_symlink_replaces_what_is_there_only_when_it_may() {
+        let dir = tempfile::tempdir().unwrap();
+        let at = |name: &str| dir.path().join(name);
+        symlink("old", at("link")).unwrap();
+        fs::write(at("file"), "old").unwrap();
+        fs::create_dir(at("directory")).unwrap();
+        let here = Directory::above(&at("link")).unwrap();
+        for name in ["link", "file"] {
+            let refused = here.symlink(name.as_ref(), b"new", false).unwrap_err();
+            let refused = refused.to_string();
+            assert!(refused.contains("replace it with -f"), "{refused}");
+            here.symlink(name.as_ref(), b"new", true).unwrap();
+            assert_eq!(fs::read_link(at(name)).unwrap(), Path::new("new"));
+        }
+        here.symlink("directory".as_ref(), b"new", true)
+            .unwrap_err();
+        assert_eq!(names(dir.path()), ["directory", "file", "link"]);
     }
 
     #[test]

@@ -121,18 +121,16 @@ impl Files {
                     }
                 }
                 Source::Symlink(leads_to) => {
-                    self.client
-                        .symlink(&self.credentials, target.parent, &target.name, &leads_to)
-                        .await
-                        .with_context(|| format!("cannot make {target}"))?;
+                    self.make_symlink(target, &leads_to, how.replace).await?;
                 }
                 Source::File(mut file, metadata) => {
                     let mode = mode_of(&metadata) & FILE_BITS;
                     self.put_stream(&mut file, target, mode, how).await?;
                 }
-                Source::Other => {
-                    bail!("{} is neither file, directory nor symlink", path.display());
+                Source::Other if path == source => {
+                    bail!("it is neither file, directory nor symlink");
                 }
+                Source::Other => left_out(path),
             }
             let Some((above, next)) = pending.pop() else {
                 return self.finish(made).await;
@@ -321,16 +319,14 @@ impl Files {
             FileKind::Directory => return Ok(Some(above.directory(name, attr.mode)?)),
             FileKind::Symlink => {
                 let target = self.client.readlink(&self.credentials, attr.ino).await?;
-                above.symlink(name, &target)?;
+                above.symlink(name, &target, how.replace)?;
             }
             FileKind::Regular => {
                 let mut local = above.file(name, how.replace)?;
                 self.get_content(attr, local.content(), how).await?;
                 local.finish(attr.mode)?;
             }
-            _ => {
-                tracing::warn!(path = %path.display(), "left out: neither file, directory nor symlink");
-            }
+            _ => left_out(path),
         }
         Ok(None)
     }
@@ -370,6 +366,10 @@ fn name_of(source: &Path) -> io::Result<OsString> {
         // `.`, `..` and what ends with that; only the root has no name.
         None => Ok(fs::canonicalize(source)?.into_os_string()),
     }
+}
+
+fn left_out(path: &Path) {
+    tracing::warn!(path = %path.display(), "left out: neither file, directory nor symlink");
 }
 
 fn mode_of(metadata: &Metadata) -> u16 {

@@ -101,14 +101,13 @@ impl Files {
                     path: below(&top.path, &entry.path),
                 }
             };
-            let Target {
-                parent, ref name, ..
-            } = target;
-            let context = || format!("cannot make {target}");
             match entry.attr.kind {
                 FileKind::Directory => {
                     let mode = entry.attr.permission_bits();
                     let directory = self.directory(&target, mode, &mut made).await?;
+                    if directory == from {
+                        bail!("{target} is the same directory");
+                    }
                     directories.insert(entry.path, directory);
                 }
                 FileKind::Symlink => {
@@ -116,30 +115,76 @@ impl Files {
                         .client
                         .readlink(&self.credentials, entry.attr.ino)
                         .await?;
-                    self.client
-                        .symlink(&self.credentials, parent, name, &points_to)
-                        .await
-                        .with_context(context)?;
+                    self.make_symlink(&target, &points_to, replace).await?;
                 }
                 FileKind::Regular => {
                     self.clone_file(&entry.attr, &target, replace).await?;
                 }
                 kind => {
-                    self.client
-                        .mknod(
-                            &self.credentials,
-                            parent,
-                            name,
-                            kind,
-                            entry.attr.permission_bits() & FILE_BITS,
-                            entry.attr.rdev,
-                        )
-                        .await
-                        .with_context(context)?;
+                    let mode = entry.attr.permission_bits() & FILE_BITS;
+                    let rdev = entry.attr.rdev;
+                    self.make(&target, replace, async |name| {
+                        self.client
+                            .mknod(&self.credentials, target.parent, name, kind, mode, rdev)
+                            .await
+                    })
+                    .await?;
                 }
             }
         }
         self.finish(made).await
+    }
+
+    pub(super) async fn make_symlink(
+        &self,
+        target: &Target,
+        points_to: &[u8],
+        replace: bool,
+    ) -> anyhow::Result<()> {
+        self.make(target, replace, async |name| {
+            self.client
+                .symlink(&self.credentials, target.parent, name, points_to)
+                .await
+        })
+        .await
+    }
+
+    /// Makes something that is no directory and has no content. What has its name is replaced at once, if it may be.
+    async fn make(
+        &self,
+        target: &Target,
+        replace: bool,
+        make: impl AsyncFn(&Name) -> Result<Attr, ClientError>,
+    ) -> anyhow::Result<()> {
+        let context = || format!("cannot make {target}");
+        match make(&target.name).await {
+            Err(ClientError::Fs(FsError::Exists)) if replace => {}
+            Err(ClientError::Fs(FsError::Exists)) => {
+                bail!("{target} exists; replace it with -f")
+            }
+            made => return made.map(drop).with_context(context),
+        }
+        let parent = target.parent;
+        let random = rand::random::<u64>();
+        let temporary = Name::new(format!(".harvestfs-copy.{random:016x}.tmp").as_bytes())?;
+        make(&temporary).await.with_context(context)?;
+        let replaced = self
+            .client
+            .rename(
+                &self.credentials,
+                parent,
+                &temporary,
+                parent,
+                &target.name,
+                RenameMode::Replace,
+            )
+            .await;
+        if replaced.is_err() {
+            // What it failed with is said.
+            let removed = self.client.unlink(&self.credentials, parent, &temporary);
+            let _ = removed.await;
+        }
+        replaced.map(drop).with_context(context)
     }
 
     /// Makes a directory for a copy, or finds the one that is there. One that is made is open to its owner until

@@ -166,3 +166,55 @@ fn a_user_copies_directories_that_nobody_may_write_to() {
         fs::set_permissions(user.path("tree").join(name), mode).expect("chmod");
     }
 }
+
+#[test]
+fn a_tree_is_copied_again_over_itself_with_force() {
+    let cluster = cluster();
+    let here = tempfile::tempdir().expect("a directory");
+    let at = |name: &str| here.path().join(name);
+    let path = |name: &str| at(name).display().to_string();
+    fs::create_dir_all(at("tree/d")).expect("mkdir");
+    fs::write(at("tree/d/f"), "old").expect("write");
+    symlink("old", at("tree/link")).expect("symlink");
+    let tree = File::open(at("tree")).expect("a directory");
+    mknodat(&tree, "fifo", FileType::Fifo, Mode::RWXU, 0).expect("mkfifo");
+    let run = |arguments: &[&str]| cluster.output_of(&[&["fs"], arguments].concat());
+    // What is no file is left out, and the rest is copied.
+    run(&["put", "-r", &path("tree"), "/"]);
+    assert_eq!(
+        run(&["find", "/tree"]),
+        "/tree\n/tree/d\n/tree/d/f\n/tree/link\n"
+    );
+    let parent = here.path().to_string_lossy();
+    for arguments in [
+        ["put", "-r", &path("tree"), "/"],
+        ["get", "-r", "/tree", &parent],
+    ] {
+        let output = cluster.command(&[&["fs"], &arguments[..]].concat());
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert!(said.contains("replace it with -f"), "{arguments:?}: {said}");
+    }
+
+    fs::write(at("tree/d/f"), "new").expect("write");
+    fs::remove_file(at("tree/link")).expect("rm");
+    symlink("new", at("tree/link")).expect("symlink");
+    run(&["put", "-rf", &path("tree"), "/"]);
+    run(&["mkdir", "/all"]);
+    fs::create_dir(at("back")).expect("mkdir");
+    for _ in 0..2 {
+        run(&["cp", "-rf", "/tree", "/all"]);
+        run(&["get", "-rf", "/all/tree", &path("back")]);
+    }
+    assert_eq!(fs::read(at("back/tree/d/f")).expect("read"), b"new");
+    let leads_to = fs::read_link(at("back/tree/link")).expect("a symlink");
+    assert_eq!(leads_to, Path::new("new"));
+    assert_eq!(
+        run(&["find", "/all"]),
+        "/all\n/all/tree\n/all/tree/d\n/all/tree/d/f\n/all/tree/link\n"
+    );
+
+    // A directory is not copied onto itself.
+    let output = cluster.command(&["fs", "cp", "-rf", "/all/tree", "/all/"]);
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(said.contains("is the same directory"), "{said}");
+}
