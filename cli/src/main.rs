@@ -171,7 +171,7 @@ fn run(cli: Cli) -> ExitCode {
             if let Some(ended) = error.downcast_ref::<cycles::Ended>() {
                 return ExitCode::from(ended.status);
             }
-            if error.is::<fs::DoesNotHold>() {
+            if error.is::<fs::DoesNotHold>() || error.is::<fs::Incomplete>() {
                 return ExitCode::FAILURE;
             }
             output::complain(&error);

@@ -254,15 +254,14 @@ impl Files {
         recursive: bool,
         act: impl AsyncFn(&[u8], &Attr) -> anyhow::Result<()>,
     ) -> anyhow::Result<()> {
-        let shown = path.to_string_lossy();
         let attr = self.find(path).await?;
         if !recursive {
             return act(path.as_bytes(), &attr)
                 .await
-                .with_context(|| shown.into_owned());
+                .with_context(|| path.to_string_lossy().into_owned());
         }
-        let mut walk = self.client.walk(&self.credentials, attr.ino);
-        while let Some(entry) = walk.next().await.with_context(|| shown.to_string())? {
+        let mut walk = self.listing(path.as_bytes(), attr.ino);
+        while let Some(entry) = walk.next().await? {
             let full = list::below(path, &entry.path);
             act(&full, &entry.attr)
                 .await

@@ -132,7 +132,7 @@ impl Files {
         let mut out = crate::output::stdout();
         for path in &args.paths {
             let attr = self.find(path).await?;
-            let mut walk = self.client.walk(&self.credentials, attr.ino);
+            let mut walk = self.listing(path.as_bytes(), attr.ino);
             while let Some(entry) = walk.next().await? {
                 let full = list::below(path, &entry.path);
                 if args.kind.is_some_and(|kind| !kind.is(entry.attr.kind)) {
@@ -160,17 +160,22 @@ impl Files {
     ) -> anyhow::Result<()> {
         let mut out = crate::output::stdout();
         for path in paths {
+            let shown = || path.to_string_lossy().into_owned();
             let attr = self.find(path).await?;
             if attr.kind == FileKind::Directory && !summarize {
                 let mut entries = self.client.entries(&self.credentials, attr.ino);
-                while let Some((name, attr)) = entries.next().await? {
-                    let used = list::size(self.used_bytes(&attr).await?, human);
-                    write!(out, "{used:>14}  ")?;
-                    out.write_all(&list::below(path, name.as_bytes()))?;
+                while let Some((name, attr)) = entries.next().await.with_context(shown)? {
+                    let full = list::below(path, name.as_bytes());
+                    let used_bytes = self.used_bytes(&attr).await;
+                    let used_bytes =
+                        used_bytes.with_context(|| String::from_utf8_lossy(&full).into_owned())?;
+                    write!(out, "{:>14}  ", list::size(used_bytes, human))?;
+                    out.write_all(&full)?;
                     out.write_all(b"\n")?;
                 }
             }
-            let used = list::size(self.used_bytes(&attr).await?, human);
+            let used_bytes = self.used_bytes(&attr).await.with_context(shown)?;
+            let used = list::size(used_bytes, human);
             writeln!(out, "{used:>14}  {}", path.to_string_lossy())?;
         }
         Ok(())

@@ -3,6 +3,7 @@
 mod attributes;
 mod find;
 mod list;
+mod listing;
 mod local;
 mod mode;
 mod quota;
@@ -13,6 +14,7 @@ mod transfer;
 mod trash;
 mod tree;
 
+use std::cell::Cell;
 use std::ffi::OsString;
 use std::fmt;
 use std::os::unix::ffi::OsStrExt;
@@ -30,6 +32,7 @@ use harvestfs_protocol::types::{Attr, Credentials, FileKind};
 
 use self::attributes::Owner;
 pub(crate) use self::find::{CannotTell, DoesNotHold};
+pub(crate) use self::listing::Incomplete;
 use self::mode::ModeChange;
 pub(crate) use self::transfer::progress;
 use self::tree::Removal;
@@ -300,8 +303,10 @@ fn execute(args: &FsArgs) -> anyhow::Result<()> {
             cluster: access.identity.cluster(),
             client: args.cluster.connect(access).await?,
             credentials: cluster::own_credentials()?,
+            is_incomplete: Cell::new(false),
         };
         let result = files.execute(&args.command).await;
+        let result = result.and_then(|()| files.all_is_listed());
         // What was written must be there even when something else failed.
         let closed = files.client.close().await.context("cannot end the session");
         result.and(closed)
@@ -314,6 +319,8 @@ struct Files {
     cluster: String,
     client: Client,
     credentials: Credentials,
+    /// Whether a directory could not be listed.
+    is_incomplete: Cell<bool>,
 }
 
 impl Files {

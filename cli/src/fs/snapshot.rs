@@ -230,12 +230,13 @@ impl Files {
         name: &OsString,
         later: Option<&OsString>,
     ) -> anyhow::Result<()> {
-        let before = self.tree(self.kept(path, name).await?).await?;
+        let before = self.kept(path, name).await?;
+        let before = self.tree(path, before).await?;
         let after = match later {
             Some(later) => self.kept(path, later).await?,
             None => self.find(path).await?.ino,
         };
-        let after = self.tree(after).await?;
+        let after = self.tree(path, after).await?;
         let mut out = crate::output::stdout();
         for (sign, path) in differences(&before, &after) {
             write!(out, "{sign} ")?;
@@ -257,10 +258,14 @@ impl Files {
         Ok(found.with_context(|| shown(path, name))?.ino)
     }
 
-    /// Everything below a directory.
-    async fn tree(&self, directory: InodeId) -> anyhow::Result<BTreeMap<Vec<u8>, Attr>> {
+    /// Everything below a directory or its copy in a snapshot.
+    async fn tree(
+        &self,
+        path: &OsString,
+        directory: InodeId,
+    ) -> anyhow::Result<BTreeMap<Vec<u8>, Attr>> {
         let mut tree = BTreeMap::new();
-        let mut walk = self.client.walk(&self.credentials, directory);
+        let mut walk = self.listing(path.as_bytes(), directory);
         while let Some(entry) = walk.next().await? {
             if !entry.path.is_empty() {
                 tree.insert(entry.path, entry.attr);

@@ -12,8 +12,9 @@ use std::time::Duration;
 
 use anyhow::{Context, bail};
 use bytes::Bytes;
-use harvestfs_client::OpenFlags;
+use harvestfs_client::{ClientError, OpenFlags};
 use harvestfs_fuse_mount::mount_table::{self, MOUNT_TYPE};
+use harvestfs_protocol::error::FsError;
 use harvestfs_protocol::ids::InodeId;
 use harvestfs_protocol::name::Name;
 use harvestfs_protocol::types::{Attr, FileKind};
@@ -225,8 +226,17 @@ impl Files {
                     );
                 }
                 let mut walk = self.client.walk(&self.credentials, attr.ino);
-                while let Some(entry) = walk.next().await? {
-                    total_bytes += entry.attr.size_bytes;
+                loop {
+                    match walk.next().await {
+                        Ok(Some(entry)) => total_bytes += entry.attr.size_bytes,
+                        Ok(None) => break,
+                        // It is said when it would be copied.
+                        Err(ClientError::Fs(FsError::PermissionDenied)) => {}
+                        Err(error) => {
+                            return Err(error)
+                                .with_context(|| source.to_string_lossy().into_owned());
+                        }
+                    }
                 }
             } else {
                 total_bytes += attr.size_bytes;
@@ -243,9 +253,9 @@ impl Files {
             let copied = if into_directory {
                 let name = last_component(source.as_bytes())?;
                 let target = destination.join(OsStr::from_bytes(name.as_bytes()));
-                self.get_one(&attr, &target, how).await
+                self.get_one(source, &attr, &target, how).await
             } else {
-                self.get_as(&attr, destination, how).await
+                self.get_as(source, &attr, destination, how).await
             };
             copied.with_context(|| format!("cannot copy {}", source.to_string_lossy()))?;
         }
@@ -254,7 +264,13 @@ impl Files {
     }
 
     /// To a path that the user names: what that leads to is meant, as for cp(1).
-    async fn get_as(&self, attr: &Attr, path: &Path, how: Copying<'_>) -> anyhow::Result<()> {
+    async fn get_as(
+        &self,
+        source: &OsString,
+        attr: &Attr,
+        path: &Path,
+        how: Copying<'_>,
+    ) -> anyhow::Result<()> {
         let is_special = fs::metadata(path).is_ok_and(|there| !there.is_file());
         if attr.kind == FileKind::Regular && is_special {
             if !how.replace {
@@ -265,11 +281,17 @@ impl Files {
             return self.get_content(attr, &mut special, how).await;
         }
         let path = fs::canonicalize(path).unwrap_or_else(|_| path.to_owned());
-        self.get_one(attr, &path, how).await
+        self.get_one(source, attr, &path, how).await
     }
 
     /// A file, or everything at and below a directory. What already has the name is not followed.
-    async fn get_one(&self, attr: &Attr, target: &Path, how: Copying<'_>) -> anyhow::Result<()> {
+    async fn get_one(
+        &self,
+        source: &OsString,
+        attr: &Attr,
+        target: &Path,
+        how: Copying<'_>,
+    ) -> anyhow::Result<()> {
         let in_target = || target.display().to_string();
         let above = Directory::above(target).with_context(in_target)?;
         if attr.kind != FileKind::Directory {
@@ -283,7 +305,7 @@ impl Files {
         }
         // The directory above the target, and those from the target to where the walk is.
         let mut within = vec![above];
-        let mut walk = self.client.walk(&self.credentials, attr.ino);
+        let mut walk = self.listing(source.as_bytes(), attr.ino);
         while let Some(entry) = walk.next().await? {
             let path = if entry.path.is_empty() {
                 target.to_owned()

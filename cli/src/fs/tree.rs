@@ -57,7 +57,7 @@ impl Files {
                     source.to_string_lossy()
                 );
             }
-            return self.clone_tree(from.ino, target, replace).await;
+            return self.clone_tree(source, from.ino, target, replace).await;
         }
         self.clone_file(&from, &target, replace).await
     }
@@ -81,10 +81,16 @@ impl Files {
         Ok(true)
     }
 
-    async fn clone_tree(&self, from: InodeId, top: Target, replace: bool) -> anyhow::Result<()> {
+    async fn clone_tree(
+        &self,
+        source: &OsString,
+        from: InodeId,
+        top: Target,
+        replace: bool,
+    ) -> anyhow::Result<()> {
         let mut directories = HashMap::new();
         let mut made = MadeDirectories::default();
-        let mut walk = self.client.walk(&self.credentials, from);
+        let mut walk = self.listing(source.as_bytes(), from);
         while let Some(entry) = walk.next().await? {
             let (above, own) = match entry.path.iter().rposition(|&byte| byte == b'/') {
                 Some(slash) => (&entry.path[..slash], &entry.path[slash + 1..]),

@@ -1,11 +1,13 @@
 //! What commands of `harvestfs fs` say, and how they end.
 
 use std::fs;
+use std::os::unix::fs::PermissionsExt;
 use std::time::Instant;
 
 use harvestfs_tests::Cluster;
 
 use crate::cluster;
+use crate::user::User;
 
 #[test]
 fn waiting_for_replicas_ends_with_enough_of_them_or_after_its_time() {
@@ -58,4 +60,34 @@ fn a_test_that_has_no_answer_does_not_answer_no() {
     let (status, said) = status(&cluster, "/none");
     assert_eq!(status, Some(2), "{said}");
     assert!(said.contains("cannot reach the cluster"), "{said}");
+}
+
+#[test]
+fn what_may_not_be_listed_is_named_and_the_rest_is_done() {
+    let cluster = cluster();
+    let user = User::of(&cluster);
+    let run = |arguments: &[&str]| cluster.output_of(&[&["fs"], arguments].concat());
+    run(&["mkdir", "-p", "/tree/closed/below", "/tree/z"]);
+    run(&["touch", "/tree/f", "/tree/z/f"]);
+    run(&["chmod", "000", "/tree/closed"]);
+    let here = user.path("here");
+    fs::create_dir(&here).expect("mkdir");
+    fs::set_permissions(&here, fs::Permissions::from_mode(0o777)).expect("chmod");
+    let did = |arguments: &[&str]| {
+        let output = user.command(arguments);
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(1), "{arguments:?}: {said}");
+        let named = said.matches("harvestfs: cannot list /tree/closed: ").count();
+        assert_eq!(named, 1, "{arguments:?}: {said}");
+        String::from_utf8(output.stdout).expect("text")
+    };
+    assert_eq!(
+        did(&["find", "/tree"]),
+        "/tree\n/tree/closed\n/tree/f\n/tree/z\n/tree/z/f\n"
+    );
+    assert_eq!(did(&["ls", "-R", "/tree"]), "closed\nf\nz\nz/f\n");
+    did(&["get", "-r", "/tree", &here.to_string_lossy()]);
+    assert!(here.join("tree/z/f").is_file());
+    did(&["cp", "-r", "/tree", "/mine"]);
+    assert_eq!(user.output_of(&["ls", "/mine/tree/z"]), "f\n");
 }

@@ -1,0 +1,86 @@
+//! Trees of which a user may not see everything.
+
+use anyhow::Context;
+use harvestfs_client::{ClientError, Walk, WalkEntry};
+use harvestfs_protocol::error::FsError;
+use harvestfs_protocol::ids::InodeId;
+use harvestfs_protocol::types::FileKind;
+
+use super::{Files, below};
+
+/// Some directories could not be listed, which was said of each: exit status 1, and nothing more to say.
+#[derive(Debug)]
+pub(crate) struct Incomplete;
+
+impl std::fmt::Display for Incomplete {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("some directories could not be listed")
+    }
+}
+
+impl std::error::Error for Incomplete {}
+
+/// A walk over a tree that says which directories may not be listed, and goes on behind them.
+pub(super) struct Listing<'a> {
+    files: &'a Files,
+    walk: Walk,
+    /// The path where it starts.
+    start: Vec<u8>,
+    /// The directory that it lists, below the start.
+    directory: Vec<u8>,
+}
+
+impl Files {
+    /// Everything at and below an inode that is found at a path.
+    pub(super) fn listing(&self, path: &[u8], start: InodeId) -> Listing<'_> {
+        Listing {
+            files: self,
+            walk: self.client.walk(&self.credentials, start),
+            start: path.to_vec(),
+            directory: Vec::new(),
+        }
+    }
+
+    /// At the end of a command: whether it could list everything.
+    pub(super) fn all_is_listed(&self) -> anyhow::Result<()> {
+        if self.is_incomplete.get() {
+            return Err(Incomplete.into());
+        }
+        Ok(())
+    }
+}
+
+impl Listing<'_> {
+    /// The next entry; none at the end.
+    pub async fn next(&mut self) -> anyhow::Result<Option<WalkEntry>> {
+        loop {
+            let found = self.walk.next().await;
+            let shown = || {
+                let path = below(&self.start, &self.directory);
+                String::from_utf8_lossy(&path).into_owned()
+            };
+            match found {
+                Err(error @ ClientError::Fs(FsError::PermissionDenied)) => {
+                    eprintln!("harvestfs: cannot list {}: {error}", shown());
+                    self.files.is_incomplete.set(true);
+                }
+                found => {
+                    let entry = found.with_context(shown)?;
+                    if let Some(entry) = &entry {
+                        self.directory = directory_of(entry);
+                    }
+                    return Ok(entry);
+                }
+            }
+        }
+    }
+}
+
+/// The directory that a walk lists behind an entry. If it was the last one of its directory, that is one above.
+fn directory_of(entry: &WalkEntry) -> Vec<u8> {
+    if entry.attr.kind == FileKind::Directory {
+        return entry.path.clone();
+    }
+    let slash = entry.path.iter().rposition(|&byte| byte == b'/');
+    entry.path[..slash.unwrap_or(0)].to_vec()
+}
