@@ -155,7 +155,7 @@ impl Files {
                         &self.credentials,
                         parent,
                         &name,
-                        0o644,
+                        0o644 & !self.umask,
                         OpenFlags::READ_WRITE,
                     )
                     .await;

@@ -6,6 +6,7 @@ mod list;
 mod listing;
 mod local;
 mod mode;
+mod process;
 mod quota;
 mod show;
 mod snapshot;
@@ -303,6 +304,7 @@ fn execute(args: &FsArgs) -> anyhow::Result<()> {
             cluster: access.identity.cluster(),
             client: args.cluster.connect(access).await?,
             credentials: cluster::own_credentials()?,
+            umask: process::umask(),
             is_incomplete: Cell::new(false),
         };
         let result = files.execute(&args.command).await;
@@ -319,6 +321,8 @@ struct Files {
     cluster: String,
     client: Client,
     credentials: Credentials,
+    /// The bits that new files and directories do not have.
+    umask: u16,
     /// Whether a directory could not be listed.
     is_incomplete: Cell<bool>,
 }

@@ -83,8 +83,9 @@ impl Files {
 
     async fn put_one(&self, source: &Path, target: Target, how: Copying<'_>) -> anyhow::Result<()> {
         if source == Path::new("-") {
-            let mut stdin = std::io::stdin().lock();
-            return self.put_stream(&mut stdin, &target, 0o644, how).await;
+            let mut stdin = io::stdin().lock();
+            let mode = 0o644 & !self.umask;
+            return self.put_stream(&mut stdin, &target, mode, how).await;
         }
         let mut found = Source::named(source)?;
         let mut copied = Copied {

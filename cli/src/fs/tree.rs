@@ -413,10 +413,11 @@ impl Files {
     }
 
     pub(super) async fn mkdir(&self, path: &OsString, parents: bool) -> anyhow::Result<()> {
+        let mode = 0o755 & !self.umask;
         if !parents {
             let (parent, name) = self.parent_of(path).await?;
             self.client
-                .mkdir(&self.credentials, parent, &name, 0o755)
+                .mkdir(&self.credentials, parent, &name, mode)
                 .await
                 .with_context(|| format!("cannot make {}", path.to_string_lossy()))?;
             return Ok(());
@@ -430,7 +431,7 @@ impl Files {
             so_far.extend_from_slice(component);
             let made = match self
                 .client
-                .mkdir(&self.credentials, directory, &name, 0o755)
+                .mkdir(&self.credentials, directory, &name, mode)
                 .await
             {
                 // A symlink to a directory is as good as one.

@@ -2,12 +2,13 @@
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
+use std::process::{Command, Stdio};
 use std::time::Instant;
 
-use harvestfs_tests::Cluster;
+use harvestfs_tests::{Cluster, harvestfs};
 
-use crate::cluster;
 use crate::user::User;
+use crate::{cluster, mode_of};
 
 #[test]
 fn waiting_for_replicas_ends_with_enough_of_them_or_after_its_time() {
@@ -90,4 +91,37 @@ fn what_may_not_be_listed_is_named_and_the_rest_is_done() {
     assert!(here.join("tree/z/f").is_file());
     did(&["cp", "-r", "/tree", "/mine"]);
     assert_eq!(user.output_of(&["ls", "/mine/tree/z"]), "f\n");
+    // So that it can be removed by others than root.
+    let closed = here.join("tree/closed");
+    fs::set_permissions(closed, fs::Permissions::from_mode(0o700)).expect("chmod");
+}
+
+#[test]
+fn what_is_new_is_as_closed_as_the_user_wants() {
+    let cluster = cluster();
+    let run = |arguments: &[&str]| {
+        let output = Command::new("sh")
+            .args(["-c", "umask 077 && exec \"$@\"", "sh"])
+            .arg(harvestfs())
+            .arg("fs")
+            .args(arguments)
+            .env("HARVESTFS_DATA", cluster.path(""))
+            .stdin(Stdio::null())
+            .output()
+            .expect("it runs");
+        assert!(output.status.success(), "{arguments:?}: {output:?}");
+    };
+    run(&["mkdir", "/d"]);
+    run(&["mkdir", "-p", "/p/q"]);
+    run(&["touch", "/d/touched"]);
+    run(&["put", "-", "/d/piped"]);
+    for (path, mode) in [
+        ("/d", "0700"),
+        ("/p", "0700"),
+        ("/p/q", "0700"),
+        ("/d/touched", "0600"),
+        ("/d/piped", "0600"),
+    ] {
+        assert_eq!(mode_of(&cluster, path), mode, "{path}");
+    }
 }

@@ -36,6 +36,13 @@ fn put(path: &Path, length_bytes: usize) -> Result<(), Errno> {
     write().map_err(|error: std::io::Error| Errno::from_io_error(&error).expect("an errno"))
 }
 
+/// The mode of something in the cluster, as `stat` prints it.
+fn mode_of(cluster: &Cluster, path: &str) -> String {
+    let stat = cluster.output_of(&["fs", "stat", "--json", path]);
+    let stat: serde_json::Value = serde_json::from_str(&stat).expect("JSON");
+    stat["mode"].as_str().expect("a mode").to_owned()
+}
+
 fn quota(cluster: &Cluster, arguments: &[&str]) -> serde_json::Value {
     let all = [&["fs", "quota", "--json"], arguments].concat();
     serde_json::from_str(&cluster.output_of(&all)).expect("JSON")

@@ -8,10 +8,8 @@ use std::thread;
 
 use rustix::fs::{FileType, Mode, RenameFlags, mknodat, renameat_with};
 
-use harvestfs_tests::Cluster;
-
-use crate::cluster;
 use crate::user::User;
+use crate::{cluster, mode_of};
 
 const COPIES: usize = 30;
 
@@ -77,13 +75,6 @@ fn what_takes_the_place_of_a_file_while_a_tree_is_copied_is_neither_followed_nor
         }
     }
     assert!(files > 0);
-}
-
-/// The mode of something in the cluster, as `stat` prints it.
-fn mode_of(cluster: &Cluster, path: &str) -> String {
-    let stat = cluster.output_of(&["fs", "stat", "--json", path]);
-    let stat: serde_json::Value = serde_json::from_str(&stat).expect("JSON");
-    stat["mode"].as_str().expect("a mode").to_owned()
 }
 
 /// What root copies is root's.
