@@ -28,6 +28,7 @@ use harvestfs_protocol::outlook::count;
 use self::interrupt::dropped_by_signal;
 use self::link::AdminLink;
 use crate::cluster::ClusterArgs;
+use crate::fs::names;
 use crate::units;
 
 /// Most time for a question about the cluster.
@@ -379,7 +380,7 @@ impl Verdict {
 fn print_fsck(report: &FsckReport) {
     for finding in &report.findings {
         match &finding.path {
-            Some(path) => println!("{path}: {}", finding.message),
+            Some(path) => println!("{}: {}", names::text(path.as_bytes()), finding.message),
             None => println!("{}", finding.message),
         }
     }

@@ -16,7 +16,7 @@ use nix::unistd::{Group, User};
 
 use super::mode::ModeChange;
 use super::snapshot::quoted;
-use super::{Files, list};
+use super::{Files, list, names};
 
 const REPLICATION: &[u8] = b"user.harvestfs.replication";
 /// Between two looks whether the replicas are there.
@@ -232,7 +232,7 @@ impl Files {
                 bail!("the time is over, and replicas are still missing; {}", why());
             }
             if !is_told && start.elapsed() >= WAITING_TOLD_AFTER {
-                let path = String::from_utf8_lossy(path);
+                let path = names::harmless(path);
                 eprintln!("harvestfs: waiting for replicas of {path}; {}", why());
                 is_told = true;
             }

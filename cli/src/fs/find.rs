@@ -12,7 +12,7 @@ use harvestfs_client::ClientError;
 use harvestfs_protocol::error::FsError;
 use harvestfs_protocol::types::{Attr, FileKind};
 
-use super::{Files, list};
+use super::{Files, list, names};
 
 /// `harvestfs fs find`
 #[derive(Debug, Args)]
@@ -144,7 +144,7 @@ impl Files {
                 if args.name.as_ref().is_some_and(|it| !it.matches(&name)) {
                     continue;
                 }
-                out.write_all(&full)?;
+                out.write_all(&names::printed(&full))?;
                 out.write_all(b"\n")?;
             }
         }
@@ -170,7 +170,7 @@ impl Files {
                     let used_bytes =
                         used_bytes.with_context(|| String::from_utf8_lossy(&full).into_owned())?;
                     write!(out, "{:>14}  ", list::size(used_bytes, human))?;
-                    out.write_all(&full)?;
+                    out.write_all(&names::printed(&full))?;
                     out.write_all(b"\n")?;
                 }
             }

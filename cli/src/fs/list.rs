@@ -14,7 +14,7 @@ use harvestfs_protocol::outlook::count;
 use harvestfs_protocol::types::{Attr, FileKind, Timestamp};
 use serde_json::json;
 
-use super::{Files, quota};
+use super::{Files, names, quota};
 use crate::units;
 
 /// `harvestfs fs ls`
@@ -35,7 +35,7 @@ pub struct LsArgs {
     /// With -l: sizes in KiB, MiB and so on.
     #[arg(short, long)]
     human_readable: bool,
-    /// Print JSON, one object for each line.
+    /// Print JSON, one object for each line. A path that is no UTF-8 is also in `path_bytes`, as hexadecimal digits.
     #[arg(long)]
     json: bool,
     /// Print help.
@@ -299,18 +299,17 @@ fn show(out: &mut impl Write, args: &LsArgs, name: &[u8], attr: &Attr) -> anyhow
             ),
             utc(attr.mtime)
         )?;
-        out.write_all(name)?;
+        out.write_all(&names::printed(name))?;
         writeln!(out)?;
     } else {
-        out.write_all(name)?;
+        out.write_all(&names::printed(name))?;
         writeln!(out)?;
     }
     Ok(())
 }
 
 fn attributes(path: &[u8], attr: &Attr) -> serde_json::Value {
-    json!({
-        "path": String::from_utf8_lossy(path),
+    let mut object = json!({
         "inode": attr.ino.0,
         "kind": kind(attr.kind),
         "mode": format!("{:04o}", attr.permission_bits()),
@@ -322,7 +321,9 @@ fn attributes(path: &[u8], attr: &Attr) -> serde_json::Value {
         "atime_ns": attr.atime.0,
         "mtime_ns": attr.mtime.0,
         "ctime_ns": attr.ctime.0,
-    })
+    });
+    names::insert(&mut object, "path", path);
+    object
 }
 
 fn kind(kind: FileKind) -> &'static str {

@@ -6,7 +6,7 @@ use harvestfs_protocol::error::FsError;
 use harvestfs_protocol::ids::InodeId;
 use harvestfs_protocol::types::FileKind;
 
-use super::{Files, below};
+use super::{Files, below, names};
 
 /// Some directories could not be listed, which was said of each: exit status 1, and nothing more to say.
 #[derive(Debug)]
@@ -57,7 +57,7 @@ impl Listing<'_> {
             let found = self.walk.next().await;
             let shown = || {
                 let path = below(&self.start, &self.directory);
-                String::from_utf8_lossy(&path).into_owned()
+                names::harmless(&path)
             };
             match found {
                 Err(error @ ClientError::Fs(FsError::PermissionDenied)) => {

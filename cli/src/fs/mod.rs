@@ -6,6 +6,7 @@ mod list;
 mod listing;
 mod local;
 mod mode;
+pub(crate) mod names;
 mod process;
 mod quota;
 mod show;

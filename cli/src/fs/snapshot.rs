@@ -15,7 +15,7 @@ use harvestfs_protocol::name::{Name, SNAPSHOTS_NAME};
 use harvestfs_protocol::types::{Attr, FileKind, Timestamp};
 use serde_json::json;
 
-use super::{Files, below, is_gone, list};
+use super::{Files, below, is_gone, list, names};
 use crate::units;
 
 /// Directories with snapshots that are named when they are in the way.
@@ -207,11 +207,12 @@ impl Files {
         }
         if json {
             let shown = |(name, attr, used_bytes): &(Name, Attr, u64)| {
-                json!({
-                    "name": name.to_string(),
+                let mut object = json!({
                     "created": list::utc(attr.ctime),
                     "used_bytes": used_bytes,
-                })
+                });
+                names::insert(&mut object, "name", name.as_bytes());
+                object
             };
             let all: Vec<_> = all.iter().map(shown).collect();
             println!("{}", json!(all));
@@ -219,7 +220,8 @@ impl Files {
         }
         for (name, attr, used_bytes) in all {
             let created = list::utc(attr.ctime);
-            println!("{name}  {created}  {}", units::human(used_bytes));
+            let (name, used) = (names::text(name.as_bytes()), units::human(used_bytes));
+            println!("{name}  {created}  {used}");
         }
         Ok(())
     }
@@ -240,7 +242,7 @@ impl Files {
         let mut out = crate::output::stdout();
         for (sign, path) in differences(&before, &after) {
             write!(out, "{sign} ")?;
-            out.write_all(path)?;
+            out.write_all(&names::printed(path))?;
             writeln!(out)?;
         }
         Ok(())

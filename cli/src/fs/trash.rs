@@ -14,7 +14,7 @@ use harvestfs_protocol::outlook::count;
 use harvestfs_protocol::types::{Attr, FileKind, Timestamp};
 use serde_json::json;
 
-use super::{Files, is_gone, list};
+use super::{Files, is_gone, list, names};
 use crate::units;
 
 /// Seconds for which `fs rm` keeps what it removes, unless a directory above says otherwise: a day.
@@ -68,9 +68,9 @@ struct Place {
     name: Name,
 }
 
-impl std::fmt::Display for Place {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "{}/{}", self.uid, self.name)
+impl Place {
+    fn path(&self) -> Vec<u8> {
+        [self.uid.as_bytes(), b"/", self.name.as_bytes()].concat()
     }
 }
 
@@ -111,7 +111,10 @@ impl Files {
                     match self.purge(&place).await {
                         // Its time was over meanwhile.
                         Err(error) if *all && is_gone(&error) => {}
-                        purged => purged.with_context(|| format!("cannot purge {place}"))?,
+                        purged => {
+                            let entry = names::harmless(&place.path());
+                            purged.with_context(|| format!("cannot purge {entry}"))?;
+                        }
                     }
                 }
                 Ok(())
@@ -225,13 +228,14 @@ impl Files {
         let used_bytes: u64 = entries.iter().map(|trashed| trashed.used_bytes).sum();
         if json {
             let shown = |trashed: &Trashed| {
-                json!({
-                    "entry": trashed.place.to_string(),
-                    "origin": String::from_utf8_lossy(&trashed.origin),
+                let mut object = json!({
                     "expires": trashed.expires.map(list::utc),
                     "size_bytes": trashed.attr.size_bytes,
                     "directory": trashed.attr.kind == FileKind::Directory,
-                })
+                });
+                names::insert(&mut object, "entry", &trashed.place.path());
+                names::insert(&mut object, "origin", &trashed.origin);
+                object
             };
             let entries: Vec<_> = entries.iter().map(shown).collect();
             println!(
@@ -241,9 +245,10 @@ impl Files {
             return Ok(());
         }
         for trashed in &entries {
-            let origin = String::from_utf8_lossy(&trashed.origin);
+            let entry = names::text(&trashed.place.path());
+            let origin = names::text(&trashed.origin);
             let until = trashed.expires.map_or_else(|| "?".into(), list::utc);
-            println!("{}  until {until}  {origin}", trashed.place);
+            println!("{entry}  until {until}  {origin}");
         }
         println!(
             "{}, {}",
@@ -279,7 +284,7 @@ impl Files {
             )
             .await
             .with_context(|| format!("cannot restore to {}", String::from_utf8_lossy(&path)))?;
-        println!("{}", String::from_utf8_lossy(&path));
+        println!("{}", names::text(&path));
         Ok(())
     }
 
