@@ -2,6 +2,7 @@
 
 use std::ffi::OsString;
 use std::io::Write;
+use std::os::unix::ffi::OsStrExt;
 use std::time::Duration;
 
 use anyhow::Context;
@@ -9,8 +10,8 @@ use clap::Args;
 use harvestfs_client::{File, OpenFlags};
 use harvestfs_protocol::ids::InodeId;
 
-use super::Files;
 use super::transfer::READ_BYTES;
+use super::{Files, names};
 use crate::output::Stdout;
 
 /// Between two looks at a file that is followed.
@@ -66,6 +67,13 @@ impl Files {
             tokio::time::sleep(FOLLOW_INTERVAL).await;
             // Data that another client has flushed is seen by an `open` after that.
             let file = self.open_to_read(attr.ino).await.with_context(context)?;
+            let now = file.attr().await.with_context(context)?;
+            if now.size_bytes < offset {
+                let path = names::harmless(args.path.as_bytes());
+                eprintln!("harvestfs: {path} was cut; what is in it now follows");
+                // As tail(1): what was written since would be left out otherwise.
+                offset = 0;
+            }
             offset = print(&file, offset, &mut out).await.with_context(context)?;
         }
     }

@@ -1,14 +1,17 @@
 //! What commands of `harvestfs fs` say, and how they end.
 
 use std::fs;
+use std::io::{BufRead, BufReader};
 use std::os::unix::fs::PermissionsExt;
 use std::process::{Command, Stdio};
+use std::sync::mpsc;
+use std::thread;
 use std::time::Instant;
 
 use harvestfs_tests::{Cluster, harvestfs};
 
 use crate::user::User;
-use crate::{cluster, mode_of};
+use crate::{DEADLINE, cluster, mode_of};
 
 #[test]
 fn waiting_for_replicas_ends_with_enough_of_them_or_after_its_time() {
@@ -124,4 +127,42 @@ fn what_is_new_is_as_closed_as_the_user_wants() {
     ] {
         assert_eq!(mode_of(&cluster, path), mode, "{path}");
     }
+}
+
+#[test]
+fn a_file_that_is_followed_may_be_cut() {
+    let cluster = cluster();
+    let here = tempfile::tempdir().expect("a directory");
+    let source = here.path().join("log");
+    let put = |content: &str| {
+        fs::write(&source, content).expect("write");
+        cluster.output_of(&["fs", "put", "-f", &source.to_string_lossy(), "/log"]);
+    };
+    put("first\nsecond\n");
+    let mut child = Command::new(harvestfs())
+        .args(["fs", "tail", "-f", "/log"])
+        .env("HARVESTFS_DATA", cluster.path(""))
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .expect("the binary runs");
+    let stdout = child.stdout.take().expect("it was asked for");
+    let (printed, lines) = mpsc::channel();
+    let reader = thread::spawn(move || {
+        for line in BufReader::new(stdout).lines() {
+            // The test may have failed meanwhile.
+            let _ = printed.send(line.expect("text"));
+        }
+    });
+    let next = || lines.recv_timeout(DEADLINE);
+    let before = [next(), next()];
+    put("third\n");
+    let third = next();
+    child.kill().expect("it runs");
+    let output = child.wait_with_output().expect("it ends");
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(before, [Ok("first".into()), Ok("second".into())], "{said}");
+    assert_eq!(third.as_deref(), Ok("third"), "{said}");
+    assert!(said.contains("/log was cut"), "{said}");
+    reader.join().expect("it is read");
 }
