@@ -171,6 +171,9 @@ fn run(cli: Cli) -> ExitCode {
             if let Some(ended) = error.downcast_ref::<cycles::Ended>() {
                 return ExitCode::from(ended.status);
             }
+            if let Some(interrupted) = error.downcast_ref::<fs::Interrupted>() {
+                return ExitCode::from(interrupted.status());
+            }
             if error.is::<fs::DoesNotHold>() || error.is::<fs::Incomplete>() {
                 return ExitCode::FAILURE;
             }

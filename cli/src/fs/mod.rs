@@ -2,6 +2,7 @@
 
 mod attributes;
 mod find;
+mod interruption;
 mod list;
 mod listing;
 mod local;
@@ -34,6 +35,8 @@ use harvestfs_protocol::types::{Attr, Credentials, FileKind};
 
 use self::attributes::Owner;
 pub(crate) use self::find::{CannotTell, DoesNotHold};
+pub(crate) use self::interruption::Interrupted;
+use self::interruption::Interruption;
 pub(crate) use self::listing::Incomplete;
 use self::mode::ModeChange;
 pub(crate) use self::transfer::progress;
@@ -300,15 +303,18 @@ fn execute(args: &FsArgs) -> anyhow::Result<()> {
         .build()
         .context("cannot start the runtime")?;
     runtime.block_on(RequestId::random().scope(async {
+        let mut interruption = Interruption::watch().context("cannot wait for signals")?;
         let access = args.cluster.access("client")?;
+        let cluster = access.identity.cluster();
+        let client = interruption.unless(args.cluster.connect(access)).await?;
         let files = Files {
-            cluster: access.identity.cluster(),
-            client: args.cluster.connect(access).await?,
+            cluster,
+            client,
             credentials: cluster::own_credentials()?,
             umask: process::umask(),
             is_incomplete: Cell::new(false),
         };
-        let result = files.execute(&args.command).await;
+        let result = interruption.unless(files.execute(&args.command)).await;
         let result = result.and_then(|()| files.all_is_listed());
         // What was written must be there even when something else failed.
         let closed = files.client.close().await.context("cannot end the session");

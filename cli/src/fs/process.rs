@@ -6,6 +6,13 @@ pub fn umask() -> u16 {
     number(&status(), "Umask:", 8).map_or(0o077, |mask| (mask & 0o777) as u16)
 }
 
+/// Whether it ignores a signal.
+pub fn ignores(signal: i32) -> bool {
+    // Signals are numbered from 1.
+    let is_set = |mask: u64| mask & (1 << (signal - 1)) != 0;
+    number(&status(), "SigIgn:", 16).is_some_and(is_set)
+}
+
 fn status() -> String {
     std::fs::read_to_string("/proc/self/status").unwrap_or_default()
 }

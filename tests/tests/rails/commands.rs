@@ -3,12 +3,13 @@
 use std::fs;
 use std::io::{BufRead, BufReader};
 use std::os::unix::fs::PermissionsExt;
-use std::process::{Command, Stdio};
+use std::process::{Child, Command, Stdio};
 use std::sync::mpsc;
 use std::thread;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
-use harvestfs_tests::{Cluster, harvestfs};
+use harvestfs_tests::{Cluster, harvestfs, wait_until};
+use rustix::process::{Pid, Signal, kill_process};
 
 use crate::user::User;
 use crate::{DEADLINE, cluster, mode_of};
@@ -165,4 +166,73 @@ fn a_file_that_is_followed_may_be_cut() {
     assert_eq!(third.as_deref(), Ok("third"), "{said}");
     assert!(said.contains("/log was cut"), "{said}");
     reader.join().expect("it is read");
+}
+
+/// Sends a signal, and waits for the end. Returns the exit status.
+fn end(child: &mut Child, signal: Signal) -> Option<i32> {
+    kill_process(Pid::from_child(child), signal).expect("it runs");
+    let mut status = None;
+    wait_until("the command ends", DEADLINE, || {
+        status = child.try_wait().expect("it is our child");
+        status.is_some()
+    });
+    status.and_then(|status| status.code())
+}
+
+#[test]
+fn a_command_that_gets_a_signal_leaves_nothing_half_copied() {
+    let cluster = cluster();
+    let here = tempfile::tempdir().expect("a directory");
+    let at = |name: &str| here.path().join(name);
+    fs::write(at("source"), vec![7; 8 << 20]).expect("write");
+    cluster.output_of(&["fs", "put", &at("source").to_string_lossy(), "/f"]);
+    fs::create_dir(at("copies")).expect("mkdir");
+    fs::write(at("copies/f"), "old").expect("write");
+    let names = || {
+        let entries = fs::read_dir(at("copies")).expect("a directory");
+        let names = entries.map(|entry| entry.expect("an entry").file_name());
+        names.collect::<Vec<_>>()
+    };
+    // It cannot go on.
+    for number in 1..=3 {
+        cluster.pause(&Cluster::datanode(number));
+    }
+    let start = |script: &str, arguments: &[&str]| {
+        Command::new("sh")
+            .args(["-c", script, "sh"])
+            .arg(harvestfs())
+            .arg("fs")
+            .args(arguments)
+            .env("HARVESTFS_DATA", cluster.path(""))
+            .stdin(Stdio::piped())
+            .spawn()
+            .expect("it runs")
+    };
+    let copies = at("copies").display().to_string();
+    let get = ["get", "-f", "/f", &copies];
+    let mut child = start("exec \"$@\"", &get);
+    wait_until("it has begun", DEADLINE, || names().len() == 2);
+    assert_eq!(end(&mut child, Signal::TERM), Some(143));
+    assert_eq!(names(), ["f"]);
+    assert_eq!(fs::read(at("copies/f")).expect("read"), b"old");
+
+    // What a script starts in the background does not end with the script's terminal.
+    let mut child = start("trap '' INT; exec \"$@\"", &get);
+    wait_until("it has begun", DEADLINE, || names().len() == 2);
+    kill_process(Pid::from_child(&child), Signal::INT).expect("it runs");
+    thread::sleep(Duration::from_secs(3));
+    assert!(child.try_wait().expect("it is our child").is_none());
+    assert_eq!(end(&mut child, Signal::HUP), Some(129));
+    assert_eq!(names(), ["f"]);
+    for number in 1..=3 {
+        cluster.resume(&Cluster::datanode(number));
+    }
+
+    // Nor is the end of its input waited for.
+    let mut child = start("exec \"$@\"", &["put", "-", "/piped"]);
+    wait_until("it has begun", DEADLINE, || {
+        let test = cluster.command(&["fs", "test", "-e", "/piped"]);
+        test.status.success()
+    });
+    assert_eq!(end(&mut child, Signal::TERM), Some(143));
 }
