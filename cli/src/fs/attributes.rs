@@ -229,7 +229,10 @@ impl Files {
                 format!("`harvestfs admin placement --file {path}` says where its replicas are")
             };
             if deadline.is_some_and(|deadline| Instant::now() >= deadline) {
-                bail!("the time is over, and replicas are still missing; {}", why());
+                bail!(
+                    "the time is over, and replicas are still missing; {}",
+                    why()
+                );
             }
             if !is_told && start.elapsed() >= WAITING_TOLD_AFTER {
                 let path = names::harmless(path);
@@ -260,7 +263,7 @@ impl Files {
                 .await
                 .with_context(|| path.to_string_lossy().into_owned());
         }
-        let mut walk = self.listing(path.as_bytes(), attr.ino);
+        let mut walk = self.listing(path, attr.ino);
         while let Some(entry) = walk.next().await? {
             let full = list::below(path, &entry.path);
             act(&full, &entry.attr)

@@ -132,7 +132,7 @@ impl Files {
         let mut out = crate::output::stdout();
         for path in &args.paths {
             let attr = self.find(path).await?;
-            let mut walk = self.listing(path.as_bytes(), attr.ino);
+            let mut walk = self.listing(path, attr.ino);
             while let Some(entry) = walk.next().await? {
                 let full = list::below(path, &entry.path);
                 if args.kind.is_some_and(|kind| !kind.is(entry.attr.kind)) {

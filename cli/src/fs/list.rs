@@ -85,7 +85,7 @@ impl Files {
             return show(&mut out, args, args.path.as_bytes(), &attr);
         }
         if args.recursive {
-            let mut walk = self.listing(args.path.as_bytes(), attr.ino);
+            let mut walk = self.listing(&args.path, attr.ino);
             while let Some(entry) = walk.next().await? {
                 if !entry.path.is_empty() {
                     show(&mut out, args, &entry.path, &entry.attr)?;

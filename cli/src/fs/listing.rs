@@ -1,19 +1,22 @@
 //! Trees of which a user may not see everything.
 
+use std::ffi::OsString;
+use std::fmt;
+
 use anyhow::Context;
 use harvestfs_client::{ClientError, Walk, WalkEntry};
 use harvestfs_protocol::error::FsError;
 use harvestfs_protocol::ids::InodeId;
 use harvestfs_protocol::types::FileKind;
 
-use super::{Files, below, names};
+use super::{Files, list, names};
 
 /// Some directories could not be listed, which was said of each: exit status 1, and nothing more to say.
 #[derive(Debug)]
 pub(crate) struct Incomplete;
 
-impl std::fmt::Display for Incomplete {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+impl fmt::Display for Incomplete {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("some directories could not be listed")
     }
 }
@@ -25,18 +28,18 @@ pub(super) struct Listing<'a> {
     files: &'a Files,
     walk: Walk,
     /// The path where it starts.
-    start: Vec<u8>,
+    start: OsString,
     /// The directory that it lists, below the start.
     directory: Vec<u8>,
 }
 
 impl Files {
     /// Everything at and below an inode that is found at a path.
-    pub(super) fn listing(&self, path: &[u8], start: InodeId) -> Listing<'_> {
+    pub(super) fn listing(&self, path: &OsString, start: InodeId) -> Listing<'_> {
         Listing {
             files: self,
             walk: self.client.walk(&self.credentials, start),
-            start: path.to_vec(),
+            start: path.clone(),
             directory: Vec::new(),
         }
     }
@@ -56,7 +59,7 @@ impl Listing<'_> {
         loop {
             let found = self.walk.next().await;
             let shown = || {
-                let path = below(&self.start, &self.directory);
+                let path = list::below(&self.start, &self.directory);
                 names::harmless(&path)
             };
             match found {

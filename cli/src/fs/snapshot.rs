@@ -267,7 +267,7 @@ impl Files {
         directory: InodeId,
     ) -> anyhow::Result<BTreeMap<Vec<u8>, Attr>> {
         let mut tree = BTreeMap::new();
-        let mut walk = self.listing(path.as_bytes(), directory);
+        let mut walk = self.listing(path, directory);
         while let Some(entry) = walk.next().await? {
             if !entry.path.is_empty() {
                 tree.insert(entry.path, entry.attr);

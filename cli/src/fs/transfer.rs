@@ -138,7 +138,8 @@ impl Files {
                 return self.finish(made).await;
             };
             let name = OsStr::from_bytes(next.target.name.as_bytes());
-            found = Source::within(&above, name).with_context(|| next.path.display().to_string())?;
+            found =
+                Source::within(&above, name).with_context(|| next.path.display().to_string())?;
             copied = next;
         }
     }
@@ -306,7 +307,7 @@ impl Files {
         }
         // The directory above the target, and those from the target to where the walk is.
         let mut within = vec![above];
-        let mut walk = self.listing(source.as_bytes(), attr.ino);
+        let mut walk = self.listing(source, attr.ino);
         while let Some(entry) = walk.next().await? {
             let path = if entry.path.is_empty() {
                 target.to_owned()

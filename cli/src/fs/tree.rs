@@ -90,7 +90,7 @@ impl Files {
     ) -> anyhow::Result<()> {
         let mut directories = HashMap::new();
         let mut made = MadeDirectories::default();
-        let mut walk = self.listing(source.as_bytes(), from);
+        let mut walk = self.listing(source, from);
         while let Some(entry) = walk.next().await? {
             let (above, own) = match entry.path.iter().rposition(|&byte| byte == b'/') {
                 Some(slash) => (&entry.path[..slash], &entry.path[slash + 1..]),

@@ -82,7 +82,9 @@ fn what_may_not_be_listed_is_named_and_the_rest_is_done() {
         let output = user.command(arguments);
         let said = String::from_utf8_lossy(&output.stderr);
         assert_eq!(output.status.code(), Some(1), "{arguments:?}: {said}");
-        let named = said.matches("harvestfs: cannot list /tree/closed: ").count();
+        let named = said
+            .matches("harvestfs: cannot list /tree/closed: ")
+            .count();
         assert_eq!(named, 1, "{arguments:?}: {said}");
         String::from_utf8(output.stdout).expect("text")
     };

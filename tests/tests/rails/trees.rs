@@ -126,7 +126,10 @@ fn directories_are_copied_under_their_names() {
     let name = here.path().file_name().expect("a name").to_string_lossy();
     let listed = run(&["ls", "/d"]);
     let names: Vec<&str> = listed.lines().collect();
-    assert!(names.contains(&"music") && names.contains(&&*name), "{names:?}");
+    assert!(
+        names.contains(&"music") && names.contains(&&*name),
+        "{names:?}"
+    );
     assert_eq!(names.len(), 2, "{names:?}");
 }
 
