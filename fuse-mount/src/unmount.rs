@@ -70,6 +70,8 @@ pub(crate) async fn by_child(device: &str) -> io::Result<Unmounted> {
     let output = tokio::process::Command::new("/proc/self/exe")
         .env(DEVICE_VARIABLE, device)
         .current_dir("/")
+        // A second Ctrl-C is for the mount alone: this is what unmounts it then.
+        .process_group(0)
         .stdin(Stdio::null())
         .output()
         .await?;

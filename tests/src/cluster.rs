@@ -393,6 +393,11 @@ impl Cluster {
         self.process(name).signal(signal);
     }
 
+    /// Sends a part what Ctrl-C in its terminal would.
+    pub fn interrupt(&self, name: &str) {
+        self.process(name).interrupt();
+    }
+
     /// Makes a part hang (SIGSTOP).
     pub fn pause(&self, name: &str) {
         self.process(name).pause();

@@ -2,13 +2,14 @@
 
 use std::fs::{self, File};
 use std::io::{BufRead, BufReader};
+use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::mpsc;
 use std::thread;
 use std::time::Duration;
 
-use rustix::process::{Pid, Signal, kill_process};
+use rustix::process::{Pid, Signal, kill_process, kill_process_group};
 
 use crate::{harvestfs, wait_until};
 
@@ -79,6 +80,8 @@ impl Process {
             .args(["--supervised-by", &std::process::id().to_string()])
             .args(arguments)
             .envs(environment.iter().copied())
+            // A group of its own, as a shell gives it: Ctrl-C goes to all of that.
+            .process_group(0)
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
             .stderr(log_file)
@@ -163,9 +166,14 @@ impl Process {
 
     /// Sends it a signal.
     pub fn signal(&self, signal: Signal) {
-        let pid = i32::try_from(self.child.id()).ok().and_then(Pid::from_raw);
         // It may have ended by itself.
-        let _ = kill_process(pid.expect("a child has an id"), signal);
+        let _ = kill_process(Pid::from_child(&self.child), signal);
+    }
+
+    /// Ctrl-C, of which what it started and left in its group hears too.
+    pub fn interrupt(&self) {
+        // It may have ended by itself.
+        let _ = kill_process_group(Pid::from_child(&self.child), Signal::INT);
     }
 }
 

@@ -197,7 +197,7 @@ fn a_mount_that_cannot_write_back_can_be_killed_and_leaves_nobody_waiting() {
             cluster.running().contains(&"mnt".to_owned()),
             "it still tries"
         );
-        cluster.signal("mnt", Signal::TERM);
+        cluster.interrupt("mnt");
         wait_until("the second signal ends it", DEADLINE, || {
             !cluster.running().contains(&"mnt".to_owned())
         });
