@@ -163,7 +163,12 @@ impl Part {
             let why = format!("did not stop within {} s", deadline.as_secs());
             return self.kill(&why).await;
         };
-        let status = status?;
+        self.judge(status?)
+    }
+
+    /// Whether it ended in good order when it was to end. It is forgotten, so that nothing is told twice.
+    fn judge(&mut self, status: ExitStatus) -> anyhow::Result<()> {
+        self.child = None;
         // A part listens for the signal first: one that ends by it has nothing to put in order.
         let had_not_begun = status.signal() == Some(Signal::TERM.as_raw());
         if !status.success() && !had_not_begun {
@@ -173,14 +178,16 @@ impl Part {
                 self.log.display()
             );
         }
-        self.child = None;
         Ok(())
     }
 
     /// Kills the process, if there is one; then the error says why.
     pub async fn kill(&mut self, why: &str) -> anyhow::Result<()> {
-        if self.child.as_ref().and_then(Child::id).is_none() {
+        let Some(child) = &mut self.child else {
             return Ok(());
+        };
+        if let Some(status) = child.try_wait()? {
+            return self.judge(status);
         }
         self.signal(Signal::KILL);
         let yet = match timeout(KILL_DEADLINE, self.ended()).await {
@@ -221,6 +228,24 @@ mod tests {
         Part::new("part", Vec::new(), directory, &Rc::new(lock))
     }
 
+    /// Gives it a process that does not end when it is told to.
+    fn hang(part: &mut Part) {
+        let child = Command::new("sleep").arg("60").spawn().unwrap();
+        let stat = format!("/proc/{}/stat", child.id().unwrap());
+        part.child = Some(child);
+        part.signal(Signal::STOP);
+        // Until it has stopped, it would end.
+        while !std::fs::read_to_string(&stat).unwrap().contains(") T ") {
+            std::thread::yield_now();
+        }
+    }
+
+    /// Its process ends by itself.
+    async fn end(part: &mut Part) {
+        part.signal(Signal::KILL);
+        part.child.as_mut().unwrap().wait().await.unwrap();
+    }
+
     #[tokio::test]
     async fn a_part_that_is_stopped_before_it_listens_ends_in_good_order() {
         let dir = tempfile::tempdir().unwrap();
@@ -244,18 +269,49 @@ mod tests {
         let mut parts = Vec::new();
         for _ in 0..3 {
             let mut part = Part::new("part", Vec::new(), dir.path(), &lock);
-            part.child = Some(Command::new("sleep").arg("60").spawn().unwrap());
-            part.signal(Signal::STOP);
+            hang(&mut part);
             parts.push(part);
         }
         let began = Instant::now();
-        let stopped = supervisor::stop(&mut parts).await;
+        let mut stopped = Vec::new();
+        supervisor::stop(&mut parts, &mut stopped).await;
         assert!(began.elapsed() < Duration::from_secs(90));
         assert_eq!(stopped.len(), 3);
         for result in stopped {
             let failed = result.unwrap_err().to_string();
             assert!(failed.contains("did not stop within"), "{failed}");
             assert!(failed.contains("and was killed"), "{failed}");
+        }
+    }
+
+    #[tokio::test]
+    async fn what_has_failed_is_told_once_though_the_stop_is_given_up() {
+        let dir = tempfile::tempdir().unwrap();
+        let lock = Inherited::wait(&dir.path().join("lock")).await.unwrap();
+        let lock = Rc::new(lock);
+        let mut parts = Vec::new();
+        for _ in 0..3 {
+            let mut part = Part::new("part", Vec::new(), dir.path(), &lock);
+            hang(&mut part);
+            parts.push(part);
+        }
+        end(&mut parts[0]).await;
+        let mut stopped = Vec::new();
+        let given_up = timeout(
+            Duration::from_millis(100),
+            supervisor::stop(&mut parts, &mut stopped),
+        );
+        given_up.await.unwrap_err();
+        assert_eq!(stopped.len(), 1);
+        let failed = stopped.remove(0).unwrap_err().to_string();
+        assert!(failed.contains("ended with signal: 9"), "{failed}");
+        parts[0].kill("had not stopped").await.unwrap();
+
+        end(&mut parts[1]).await;
+        for (part, told) in parts[1..].iter_mut().zip(["ended with", "was killed"]) {
+            let failed = part.kill("had not stopped").await.unwrap_err().to_string();
+            assert!(failed.contains(told), "{failed}");
+            part.kill("had not stopped").await.unwrap();
         }
     }
 

@@ -256,17 +256,14 @@ async fn finish(
     signals: &mut StopSignal,
 ) -> anyhow::Result<()> {
     let mut results = vec![super::remove_if_there(&layout.ready_path())];
-    let stopped = tokio::select! {
-        stopped = stop_in_order(parts, layout) => Some(stopped),
-        () = signals.interrupted() => None,
+    let is_hurried = tokio::select! {
+        () = stop_in_order(parts, layout, &mut results) => false,
+        () = signals.interrupted() => true,
     };
-    match stopped {
-        Some(stopped) => results.extend(stopped),
-        None => {
-            let killing = parts.all().map(|part| part.kill("had not stopped"));
-            results.extend(join_all(killing).await);
-            results.push(remove_mount(layout));
-        }
+    if is_hurried {
+        let killing = parts.all().map(|part| part.kill("had not stopped"));
+        results.extend(join_all(killing).await);
+        results.push(remove_mount(layout));
     }
     let failed: Vec<String> = results
         .into_iter()
@@ -279,13 +276,13 @@ async fn finish(
     Ok(())
 }
 
-/// The mount first, so that it can still write back; the namenodes last.
-async fn stop_in_order(parts: &mut Parts, layout: &Layout) -> Vec<anyhow::Result<()>> {
-    let mut results = stop(parts.mount.as_mut_slice()).await;
+/// The mount first, so that it can still write back; the namenodes last. What has failed by then is told also when
+/// this is given up.
+async fn stop_in_order(parts: &mut Parts, layout: &Layout, results: &mut Vec<anyhow::Result<()>>) {
+    stop(parts.mount.as_mut_slice(), results).await;
     results.push(remove_mount(layout));
-    results.extend(stop(&mut parts.datanodes).await);
-    results.extend(stop(&mut parts.namenodes).await);
-    results
+    stop(&mut parts.datanodes, results).await;
+    stop(&mut parts.namenodes, results).await;
 }
 
 /// One that was killed is still mounted, and answers nobody.
@@ -293,13 +290,16 @@ fn remove_mount(layout: &Layout) -> anyhow::Result<()> {
     remove_dead(&layout.mount).context("cannot unmount what was left of the mount")
 }
 
-/// Stops all parts of a step at once.
-pub(super) async fn stop(parts: &mut [Part]) -> Vec<anyhow::Result<()>> {
+/// Stops all parts of a step at once, and adds to the results as each of them ends.
+pub(super) async fn stop(parts: &mut [Part], results: &mut Vec<anyhow::Result<()>>) {
     for part in parts.iter() {
         part.terminate();
     }
     let stopping = parts.iter_mut().map(|it| it.finish(PART_STOP_DEADLINE));
-    join_all(stopping).await
+    let mut stopping: FuturesUnordered<_> = stopping.collect();
+    while let Some(stopped) = stopping.next().await {
+        results.push(stopped);
+    }
 }
 
 #[cfg(test)]
