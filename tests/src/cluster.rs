@@ -441,6 +441,7 @@ impl Cluster {
         Command::new(harvestfs())
             .args(arguments)
             .env("HARVESTFS_DATA", self.path(""))
+            .env_remove("HARVESTFS_CLIENT_CONFIG")
             .output()
             .expect("the binary runs")
     }

@@ -580,6 +580,7 @@ fn a_reader_that_has_seen_enough_ends_a_command_quietly() {
         let output = Command::new(harvestfs())
             .args(arguments)
             .env("HARVESTFS_DATA", cluster.path(""))
+            .env_remove("HARVESTFS_CLIENT_CONFIG")
             .stdout(writer)
             .stderr(Stdio::piped())
             .output()

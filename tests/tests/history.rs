@@ -199,6 +199,7 @@ fn a_job_that_is_to_outlive_its_terminal_does() {
             .arg(harvestfs())
             .args(["cycles", "run", &job, "--", "sh", "-c", &job_command])
             .env("HARVESTFS_DATA", cluster.path(""))
+            .env_remove("HARVESTFS_CLIENT_CONFIG")
             .process_group(0)
             .spawn()
             .expect("the command is started");

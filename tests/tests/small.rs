@@ -120,6 +120,7 @@ fn writes_go_on_without_one_datanode_and_all_is_told() {
     let mut writer = Command::new(harvestfs())
         .args(["fs", "put", &source.to_string_lossy(), "/waiting"])
         .env("HARVESTFS_DATA", cluster.path(""))
+        .env_remove("HARVESTFS_CLIENT_CONFIG")
         .spawn()
         .expect("the binary runs");
     std::thread::sleep(Duration::from_secs(1));

@@ -35,8 +35,7 @@ fn get(address: &str, path: &str, headers: &str) -> String {
     answer
 }
 
-/// The page is at the address that `up` prints, and needs the token in it. Returns the
-/// token.
+/// The page is at the address that `up` prints, and needs the token in it. Returns the token.
 fn check_page(said: &str) -> String {
     let address = said.split_whitespace().find(|it| it.starts_with("http://"));
     let address = address.unwrap_or_else(|| panic!("no page: {said}"));
@@ -544,6 +543,7 @@ fn run_as_nobody(program: &Path, arguments: &[&str], data: &Path) -> Output {
         .args(arguments)
         .current_dir("/")
         .env("HARVESTFS_DATA", data)
+        .env_remove("HARVESTFS_CLIENT_CONFIG")
         .uid(NOBODY)
         .gid(NOBODY)
         .output()

@@ -31,7 +31,7 @@ impl Process {
         home: &Home,
     ) -> io::Result<Self> {
         let log = File::options().create(true).append(true).open(log)?;
-        let mut command = Command::new(binary);
+        let mut command = command(binary);
         command
             .arg("--supervised-by")
             .arg(std::process::id().to_string())
@@ -94,9 +94,23 @@ impl Drop for Process {
     }
 }
 
+/// A command of the binary, without variables that stand for flags. They are for what somebody runs by hand: here they
+/// would say the same to all parts, or name another cluster.
+fn command(binary: &Path) -> Command {
+    let mut command = Command::new(binary);
+    for (variable, _) in std::env::vars_os() {
+        let name = variable.as_encoded_bytes();
+        // What is logged is as it was asked for.
+        if name.starts_with(b"HARVESTFS_") && !name.starts_with(b"HARVESTFS_LOG") {
+            command.env_remove(variable);
+        }
+    }
+    command
+}
+
 /// Runs a command of the binary against the cluster in a directory, and gives what it printed.
 pub(crate) fn run(binary: &Path, data: &Path, arguments: &[&str]) -> Result<String, LiveError> {
-    let output = Command::new(binary)
+    let output = command(binary)
         .args(arguments)
         .env("HARVESTFS_DATA", data)
         .output()

@@ -128,6 +128,7 @@ impl Machines {
             .env("MACHINE", self.root(machine))
             .env("TEST_PID", std::process::id().to_string())
             .env_remove("HARVESTFS_DATA")
+            .env_remove("HARVESTFS_CLIENT_CONFIG")
             .output()
             .expect("bash runs")
     }

@@ -36,6 +36,7 @@ impl Shell {
         let directory = self.directory.path();
         bash(script, directory, "work")
             .env("HARVESTFS_DATA", directory.join("data"))
+            .env_remove("HARVESTFS_CLIENT_CONFIG")
             .output()
             .expect("bash runs")
     }

@@ -42,6 +42,7 @@ fn begin(cluster: &Cluster, arguments: &[&str]) -> Child {
     Command::new(harvestfs())
         .args(arguments)
         .env("HARVESTFS_DATA", cluster.path(""))
+        .env_remove("HARVESTFS_CLIENT_CONFIG")
         .stdout(Stdio::piped())
         .stderr(Stdio::piped())
         .spawn()

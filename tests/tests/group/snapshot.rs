@@ -54,6 +54,7 @@ fn a_learner_whose_snapshot_is_cut_off_catches_up_from_the_next_leader() {
         let mut adding = Command::new(harvestfs())
             .args(["admin", "namenode", "add", &address(&cluster, new)])
             .env("HARVESTFS_DATA", cluster.path(""))
+            .env_remove("HARVESTFS_CLIENT_CONFIG")
             .stdout(Stdio::null())
             .stderr(Stdio::piped())
             .spawn()

@@ -112,6 +112,7 @@ fn what_is_new_is_as_closed_as_the_user_wants() {
             .arg("fs")
             .args(arguments)
             .env("HARVESTFS_DATA", cluster.path(""))
+            .env_remove("HARVESTFS_CLIENT_CONFIG")
             .stdin(Stdio::null())
             .output()
             .expect("it runs");
@@ -145,6 +146,7 @@ fn a_file_that_is_followed_may_be_cut() {
     let mut child = Command::new(harvestfs())
         .args(["fs", "tail", "-f", "/log"])
         .env("HARVESTFS_DATA", cluster.path(""))
+        .env_remove("HARVESTFS_CLIENT_CONFIG")
         .stdout(Stdio::piped())
         .stderr(Stdio::piped())
         .spawn()
@@ -206,6 +208,7 @@ fn a_command_that_gets_a_signal_leaves_nothing_half_copied() {
             .arg("fs")
             .args(arguments)
             .env("HARVESTFS_DATA", cluster.path(""))
+            .env_remove("HARVESTFS_CLIENT_CONFIG")
             .stdin(Stdio::piped())
             .spawn()
             .expect("it runs")

@@ -430,7 +430,10 @@ fn a_copy_that_is_started_elsewhere_does_no_harm_to_the_original() {
     let elsewhere = directory_for(&cluster, "elsewhere", address);
     let ask_copy = |arguments: &[&str]| {
         let mut command = Command::new(harvestfs());
-        command.args(arguments).env("HARVESTFS_DATA", &elsewhere);
+        command
+            .args(arguments)
+            .env("HARVESTFS_DATA", &elsewhere)
+            .env_remove("HARVESTFS_CLIENT_CONFIG");
         let output = command.output().expect("the binary runs");
         assert!(output.status.success(), "{arguments:?}: {output:?}");
         output.stdout

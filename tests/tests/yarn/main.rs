@@ -228,6 +228,7 @@ fn begin(
         .args(arguments)
         .envs(hadoop.environment("conf"))
         .env("HARVESTFS_DATA", cluster.path(""))
+        .env_remove("HARVESTFS_CLIENT_CONFIG")
         .process_group(0)
         .stdin(Stdio::null())
         .stdout(log.try_clone().expect("the same log"))
