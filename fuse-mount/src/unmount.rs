@@ -174,13 +174,18 @@ pub fn remove_dead(directory: &Path) -> io::Result<()> {
     let directory = canonical(directory)?;
     loop {
         let all = mounts()?;
-        let is_ours = |kind: &str| kind == MOUNT_TYPE;
-        if !mounted_on(&all, &directory).is_some_and(|it| is_ours(&it.kind)) {
+        let dead = match mounted_on(&all, &directory) {
+            Some(mount) if mount.kind == MOUNT_TYPE => &mount.device,
+            _ => return Ok(()),
+        };
+        if asked(&directory)? != Err(Errno::NOTCONN) {
             return Ok(());
         }
-        match asked(&directory)? {
-            Err(Errno::NOTCONN) => detach(&directory)?,
-            _ => return Ok(()),
+        // Who else unmounts it may have been faster.
+        if let Err(error) = detach(&directory)
+            && mounted_on(&mounts()?, &directory).is_some_and(|it| it.device == *dead)
+        {
+            return Err(error);
         }
         tracing::info!("the dead mount {} was unmounted", directory.display());
     }
