@@ -16,10 +16,7 @@ use crate::up;
 /// Where help lists what every command takes.
 pub const GLOBAL_OPTIONS: &str = "Global options";
 
-/// Not clap's: it does not tell what was typed from what a variable says.
-const DATA_VARIABLE: &str = "HARVESTFS_DATA";
-const CONFIG_VARIABLE: &str = "HARVESTFS_CLIENT_CONFIG";
-
+// The variables are not clap's, which does not tell what was typed from what they say.
 /// Which cluster.
 #[derive(Clone, Debug, Args)]
 pub struct ClusterArgs {
@@ -45,14 +42,6 @@ pub struct ClusterArgs {
     config: Option<PathBuf>,
 }
 
-/// By what a cluster is named.
-enum Named {
-    /// The configuration file of a client.
-    Config(PathBuf),
-    /// The cluster's directory on this machine; none: the usual one.
-    Data(Option<PathBuf>),
-}
-
 /// A client's configuration and certificate.
 #[derive(Debug)]
 pub struct Access {
@@ -63,15 +52,29 @@ pub struct Access {
 }
 
 impl ClusterArgs {
-    /// Once something is typed, the variables do not count: the one for the other flag, which somebody has set and
-    /// forgotten, would send the command to another cluster.
-    fn named(&self) -> Named {
-        let (data, config) = if self.data.is_some() || self.config.is_some() {
-            (self.data.clone(), self.config.clone())
-        } else {
-            (variable(DATA_VARIABLE), variable(CONFIG_VARIABLE))
-        };
-        config.map_or(Named::Data(data), Named::Config)
+    /// The configuration file that is named instead of a cluster's directory. Once something is typed, the variables do
+    /// not count: the one for the other flag, which somebody has set and forgotten, would send the command to another
+    /// cluster.
+    pub fn config_file(&self) -> Option<PathBuf> {
+        match (&self.config, &self.data) {
+            (None, None) => variable("HARVESTFS_CLIENT_CONFIG"),
+            (config, _) => config.clone(),
+        }
+    }
+
+    /// As [`ClusterArgs::config_file`]; refuses what names two clusters.
+    fn only_config_file(&self) -> anyhow::Result<Option<PathBuf>> {
+        // clap does not see it in `fs --data A ls --config B`.
+        if self.data.is_some() && self.config.is_some() {
+            anyhow::bail!("--data cannot be used with --config");
+        }
+        Ok(self.config_file())
+    }
+
+    /// The cluster's directory on this machine, where no configuration file is named.
+    fn data_directory(&self) -> anyhow::Result<PathBuf> {
+        let data = self.data.clone().or_else(|| variable("HARVESTFS_DATA"));
+        up::data_directory(data.as_deref())
     }
 
     /// Reads the configuration; `directory` is the part of a cluster's directory to use.
@@ -87,25 +90,23 @@ impl ClusterArgs {
     /// # Errors
     /// When no cluster was made there, or it cannot be told whether one was.
     pub fn client_file(&self, directory: &str) -> anyhow::Result<PathBuf> {
-        Ok(match self.named() {
-            Named::Config(path) => path,
-            Named::Data(data) => {
-                let data = up::data_directory(data.as_deref())?;
-                let path = data.join(directory).join("client.toml");
-                // Not whether `ca` is there: that may be kept elsewhere.
-                if !is_there(&path)? {
-                    anyhow::bail!(
-                        "no cluster was made on this machine in {} ({} is missing): name the \
-                         configuration that `harvestfs init client` made for this machine with \
-                         --config FILE, or the directory of a cluster with --data DIR; `harvestfs up` \
-                         makes a cluster here",
-                        data.display(),
-                        path.display()
-                    );
-                }
-                path
-            }
-        })
+        if let Some(path) = self.only_config_file()? {
+            return Ok(path);
+        }
+        let data = self.data_directory()?;
+        let path = data.join(directory).join("client.toml");
+        // Not whether `ca` is there: that may be kept elsewhere.
+        if !is_there(&path)? {
+            anyhow::bail!(
+                "no cluster was made on this machine in {} ({} is missing): name the \
+                 configuration that `harvestfs init client` made for this machine with \
+                 --config FILE, or the directory of a cluster with --data DIR; `harvestfs up` \
+                 makes a cluster here",
+                data.display(),
+                path.display()
+            );
+        }
+        Ok(path)
     }
 
     /// The configuration of a client, if there is one.
@@ -113,10 +114,10 @@ impl ClusterArgs {
     /// # Errors
     /// When the one that was named cannot be read, or the usual one is damaged.
     pub fn client_config(&self) -> anyhow::Result<Option<ClientConfig>> {
-        let path = match self.named() {
-            Named::Config(path) => path,
-            Named::Data(data) => {
-                let path = up::data_directory(data.as_deref())?.join("client/client.toml");
+        let path = match self.only_config_file()? {
+            Some(path) => path,
+            None => {
+                let path = self.data_directory()?.join("client/client.toml");
                 if !is_there(&path)? {
                     return Ok(None);
                 }
@@ -131,17 +132,9 @@ impl ClusterArgs {
     /// # Errors
     /// When there is no home directory to look for it.
     pub fn directory(&self) -> anyhow::Result<Option<PathBuf>> {
-        match self.named() {
-            Named::Config(_) => Ok(None),
-            Named::Data(data) => up::data_directory(data.as_deref()).map(Some),
-        }
-    }
-
-    /// The configuration file that is named instead of a cluster's directory.
-    pub fn config_file(&self) -> Option<PathBuf> {
-        match self.named() {
-            Named::Config(path) => Some(path),
-            Named::Data(_) => None,
+        match self.only_config_file()? {
+            Some(_) => Ok(None),
+            None => self.data_directory().map(Some),
         }
     }
 

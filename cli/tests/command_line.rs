@@ -111,9 +111,9 @@ fn what_is_typed_names_the_cluster_whatever_variables_say() {
     let data = text_of(&directory.path().join("data"));
     let file = text_of(&directory.path().join("client.toml"));
     let other = text_of(&directory.path().join("other"));
-    let ls = |arguments: &[&str], data: &str, config: &str| {
+    let fs = |arguments: &[&str], data: &str, config: &str| {
         let output = Command::new(env!("CARGO_BIN_EXE_harvestfs"))
-            .args(["fs", "ls"])
+            .arg("fs")
             .args(arguments)
             .env("HARVESTFS_DATA", data)
             .env("HARVESTFS_CLIENT_CONFIG", config)
@@ -124,17 +124,22 @@ fn what_is_typed_names_the_cluster_whatever_variables_say() {
     };
     let of_data = format!("no cluster was made on this machine in {data} ");
     for (arguments, variables, told) in [
-        (&["--data", &data][..], [&other[..], &other], &of_data),
-        (&["--config", &file], [&other, &other], &file),
-        (&[], [&other, &file], &file),
+        (&["ls", "--data", &data][..], [&other[..], &other], &of_data),
+        (&["ls", "--config", &file], [&other, &other], &file),
+        (&["ls"], [&other, &file], &file),
         // Nothing says nothing.
-        (&[], [&data, ""], &of_data),
+        (&["ls"], [&data, ""], &of_data),
     ] {
-        let said = ls(arguments, variables[0], variables[1]);
+        let said = fs(arguments, variables[0], variables[1]);
         assert!(said.contains(told), "{arguments:?}, {variables:?}: {said}");
     }
-    let said = ls(&["--data", &data, "--config", &file], "", "");
-    assert!(said.contains("cannot be used with"), "{said}");
+    for both in [
+        ["ls", "--data", &data, "--config", &file],
+        ["--data", &data, "ls", "--config", &file],
+    ] {
+        let said = fs(&both, "", "");
+        assert!(said.contains("cannot be used with"), "{said}");
+    }
 }
 
 #[test]
