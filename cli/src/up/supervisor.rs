@@ -46,8 +46,10 @@ async fn supervise(layout: &mut Layout) -> anyhow::Result<()> {
     layout.move_if_address_is_taken()?;
     let mut parts = servers(layout, &Rc::new(lock));
     let started = tokio::select! {
-        started = start(&mut parts, layout) => started,
+        biased;
+        // First: it would be taken for a further one below.
         () = signals.received() => return finish(&mut parts, layout, &mut signals).await,
+        started = start(&mut parts, layout) => started,
     };
     if let Err(error) = started {
         // What went wrong first is what the user needs to read.
@@ -63,9 +65,6 @@ async fn supervise(layout: &mut Layout) -> anyhow::Result<()> {
         () = signals.received() => {}
         _ = join_all(parts.all().map(keep)) => {}
     }
-    println!(
-        "Stopping ... Another Ctrl-C kills what has not stopped: what programs have not synced may be lost."
-    );
     finish(&mut parts, layout, &mut signals).await?;
     println!("Stopped. Everything is kept in {}.", layout.data.display());
     Ok(())
@@ -255,6 +254,9 @@ async fn finish(
     layout: &Layout,
     signals: &mut StopSignal,
 ) -> anyhow::Result<()> {
+    println!(
+        "Stopping ... Another Ctrl-C kills what has not stopped: what programs have not synced may be lost."
+    );
     let mut results = vec![super::remove_if_there(&layout.ready_path())];
     let is_hurried = tokio::select! {
         () = stop_in_order(parts, layout, &mut results) => false,
