@@ -4,7 +4,7 @@
 //! takes what CRIU sends, so that CRIU gives the dump up and lets the job go on; but once CRIU has ended, only
 //! the guard is left to do that. Its standard input ends when both have ended: they are what holds the other end.
 
-use std::io::{self, Read};
+use std::io::{self, Read, Write};
 use std::os::fd::AsFd;
 use std::os::unix::process::CommandExt;
 use std::process::{Child, ChildStdin, Command, Stdio};
@@ -70,7 +70,8 @@ pub fn asked() -> Option<bool> {
     Some(match watch(&job) {
         Ok(()) => true,
         Err(error) => {
-            eprintln!(
+            let _ = writeln!(
+                io::stderr(),
                 "harvestfs: the dump was interrupted, and the job may still be stopped: {error}"
             );
             false

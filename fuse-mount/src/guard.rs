@@ -77,7 +77,10 @@ pub(crate) fn asked() -> Option<bool> {
     Some(match watch(&device) {
         Ok(()) => true,
         Err(error) => {
-            eprintln!("the mount has no guard: cannot watch over device {device}: {error}");
+            let _ = writeln!(
+                io::stderr(),
+                "the mount has no guard: cannot watch over device {device}: {error}"
+            );
             false
         }
     })

@@ -5,7 +5,7 @@
 
 mod failing;
 
-use std::io;
+use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
@@ -48,7 +48,8 @@ impl Drop for Mounted {
     fn drop(&mut self) {
         if let Err(error) = rustix::mount::unmount(&self.0, UnmountFlags::DETACH) {
             // It goes with the mount table of this process.
-            eprintln!("harvestfs: cannot unmount {}: {error}", self.0.display());
+            let what = self.0.display();
+            let _ = writeln!(io::stderr(), "harvestfs: cannot unmount {what}: {error}");
         }
     }
 }
