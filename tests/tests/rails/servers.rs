@@ -116,6 +116,24 @@ fn a_server_in_maintenance_is_away_without_repair_until_the_time_is_over() {
 }
 
 #[test]
+fn what_is_left_of_removed_files_is_told_from_harm() {
+    let Some(cluster) = with_blocks_of_two_replicas() else {
+        return;
+    };
+    // Nobody removes it.
+    for number in 1..=4 {
+        cluster.pause(&Cluster::datanode(number));
+    }
+    let files = ["/0", "/1", "/2", "/3", "/4", "/5", "/6", "/7"];
+    cluster.output_of(&[&["fs", "rm", "--skip-trash"], &files[..]].concat());
+    wait_until("what is left is all that is found", DEADLINE, || {
+        let fsck = cluster.command(&["admin", "fsck"]);
+        let said = String::from_utf8_lossy(&fsck.stdout);
+        !fsck.status.success() && said.contains("is still to be removed")
+    });
+}
+
+#[test]
 fn an_empty_server_gets_its_share() {
     if !can_mount() {
         return;
