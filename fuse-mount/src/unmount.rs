@@ -8,13 +8,13 @@
 
 use std::ffi::OsStr;
 use std::fs::File;
-use std::io::Write;
+use std::io::{self, Write};
 use std::os::fd::AsFd;
 use std::path::Path;
 use std::process::{Command, Stdio};
 use std::sync::mpsc;
+use std::thread;
 use std::time::Duration;
-use std::{fmt, io, thread};
 
 use rustix::io::Errno;
 use rustix::mount::{UnmountFlags, unmount};
@@ -46,22 +46,18 @@ pub fn asked_by_mount() -> Option<bool> {
         return Some(done);
     }
     let device = std::env::var(DEVICE_VARIABLE).ok()?;
+    // The mount may have ended meanwhile: this goes on without a reader.
     Some(match unmount_device(&device) {
         Ok(Unmounted::Entirely) => true,
         Ok(Unmounted::InUse) => {
-            say(io::stdout(), format_args!("{IN_USE}"));
+            let _ = writeln!(io::stdout(), "{IN_USE}");
             true
         }
         Err(error) => {
-            say(io::stderr(), format_args!("{error}"));
+            let _ = writeln!(io::stderr(), "{error}");
             false
         }
     })
-}
-
-/// For the mount, which may have ended meanwhile: the child goes on without a reader.
-fn say(mut to: impl Write, text: fmt::Arguments<'_>) {
-    let _ = writeln!(to, "{text}");
 }
 
 /// Unmounts by a child, after what programs changed is written back.
@@ -99,26 +95,17 @@ fn unmount_device(device: &str) -> io::Result<Unmounted> {
     let directory = &mount.mount_point;
     for below in mounted_below(&all, device) {
         let below = &below.mount_point;
-        say(
-            io::stderr(),
-            format_args!("unmounting {} as well", below.display()),
-        );
+        let _ = writeln!(io::stderr(), "unmounting {} as well", below.display());
         // The others and this mount are none the worse for it.
         if let Err(error) = detach(below) {
-            say(
-                io::stderr(),
-                format_args!("cannot unmount {}: {error}", below.display()),
-            );
+            let _ = writeln!(io::stderr(), "cannot unmount {}: {error}", below.display());
         }
     }
     // Of a file system in use the kernel keeps what programs have changed until they close it. An
     // error would reach a program that syncs or closes; from an unmounted file system it reaches none.
     let written_back = File::open(directory).and_then(|root| Ok(rustix::fs::syncfs(root.as_fd())?));
     if let Err(error) = written_back {
-        say(
-            io::stderr(),
-            format_args!("cannot write back everything: {error}"),
-        );
+        let _ = writeln!(io::stderr(), "cannot write back everything: {error}");
     }
     let all = mounts()?;
     match mounted_on(&all, directory) {
