@@ -18,6 +18,7 @@ mod init;
 mod logging;
 mod primary;
 mod priority;
+mod signals;
 mod simulate;
 mod units;
 mod up;
@@ -172,7 +173,7 @@ fn run(cli: Cli) -> ExitCode {
                 return ExitCode::from(ended.status);
             }
             if let Some(interrupted) = error.downcast_ref::<fs::Interrupted>() {
-                return ExitCode::from(interrupted.status());
+                signals::end_by(interrupted.signal);
             }
             if error.is::<fs::DoesNotHold>() || error.is::<fs::Incomplete>() {
                 return ExitCode::FAILURE;

@@ -9,6 +9,7 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::oneshot;
 
 use super::process;
+use crate::signals;
 
 /// Time in which what is half copied is removed, and the session ends. What waits for a pipe or a terminal does not hear
 /// of a signal: this is its end as well.
@@ -17,14 +18,7 @@ const GRACE: Duration = Duration::from_secs(2);
 /// A signal has ended the command, which says nothing then.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Interrupted {
-    signal: i32,
-}
-
-impl Interrupted {
-    /// How a shell calls it: 128 and the signal.
-    pub(crate) fn status(self) -> u8 {
-        (128 + self.signal) as u8
-    }
+    pub(crate) signal: i32,
 }
 
 impl fmt::Display for Interrupted {
@@ -48,7 +42,7 @@ impl Interruption {
             // Nobody listens any more while the session ends.
             let _ = tell.send(interrupted);
             tokio::time::sleep(GRACE).await;
-            std::process::exit(interrupted.status().into());
+            signals::end_by(interrupted.signal);
         });
         Ok(Self(told))
     }

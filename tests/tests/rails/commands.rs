@@ -3,6 +3,7 @@
 use std::fs;
 use std::io::{BufRead, BufReader};
 use std::os::unix::fs::PermissionsExt;
+use std::os::unix::process::ExitStatusExt;
 use std::process::{Child, Command, Stdio};
 use std::sync::mpsc;
 use std::thread;
@@ -172,7 +173,7 @@ fn a_file_that_is_followed_may_be_cut() {
     reader.join().expect("it is read");
 }
 
-/// Sends a signal, and waits for the end. Returns the exit status.
+/// Sends a signal, and waits for the end. Returns the signal that ended it.
 fn end(child: &mut Child, signal: Signal) -> Option<i32> {
     kill_process(Pid::from_child(child), signal).expect("it runs");
     let mut status = None;
@@ -180,7 +181,7 @@ fn end(child: &mut Child, signal: Signal) -> Option<i32> {
         status = child.try_wait().expect("it is our child");
         status.is_some()
     });
-    status.and_then(|status| status.code())
+    status.and_then(|status| status.signal())
 }
 
 #[test]
@@ -217,7 +218,7 @@ fn a_command_that_gets_a_signal_leaves_nothing_half_copied() {
     let get = ["get", "-f", "/f", &copies];
     let mut child = start("exec \"$@\"", &get);
     wait_until("it has begun", DEADLINE, || names().len() == 2);
-    assert_eq!(end(&mut child, Signal::TERM), Some(143));
+    assert_eq!(end(&mut child, Signal::TERM), Some(15));
     assert_eq!(names(), ["f"]);
     assert_eq!(fs::read(at("copies/f")).expect("read"), b"old");
 
@@ -227,7 +228,7 @@ fn a_command_that_gets_a_signal_leaves_nothing_half_copied() {
     kill_process(Pid::from_child(&child), Signal::INT).expect("it runs");
     thread::sleep(Duration::from_secs(3));
     assert!(child.try_wait().expect("it is our child").is_none());
-    assert_eq!(end(&mut child, Signal::HUP), Some(129));
+    assert_eq!(end(&mut child, Signal::HUP), Some(1));
     assert_eq!(names(), ["f"]);
     for number in 1..=3 {
         cluster.resume(&Cluster::datanode(number));
@@ -239,5 +240,5 @@ fn a_command_that_gets_a_signal_leaves_nothing_half_copied() {
         let test = cluster.command(&["fs", "test", "-e", "/piped"]);
         test.status.success()
     });
-    assert_eq!(end(&mut child, Signal::TERM), Some(143));
+    assert_eq!(end(&mut child, Signal::TERM), Some(15));
 }
