@@ -51,6 +51,11 @@ pub fn remark(text: Arguments<'_>) {
 
 /// Prints why something failed. Where that cannot be printed, nothing can.
 pub fn complain(error: &anyhow::Error) {
+    eprintln!("harvestfs: {}", text_of(error));
+}
+
+/// With `?` for what a terminal could obey: others may have chosen the names in it.
+fn text_of(error: &anyhow::Error) -> String {
     let mut text = String::new();
     for cause in error.chain().map(ToString::to_string) {
         // Some errors say themselves what caused them.
@@ -59,7 +64,7 @@ pub fn complain(error: &anyhow::Error) {
             text = format!("{text}{separator}{cause}");
         }
     }
-    eprintln!("harvestfs: {text}");
+    text.replace(|letter: char| letter.is_control() && letter != '\n', "?")
 }
 
 /// Writes to standard output. A reader that has gone is an error of its own.
@@ -109,4 +114,19 @@ pub fn status_without_reader(error: &anyhow::Error) -> Option<u8> {
             .is_some_and(|inner| inner.is::<NoReader>())
     };
     error.chain().any(is_it).then_some(BROKEN_PIPE_STATUS)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_terminal_obeys_no_error() {
+        let error = anyhow::anyhow!("cannot list a\x1b]0;title\x07");
+        let error = error.context("Größe\u{9b}2J\nfirst remove it");
+        assert_eq!(
+            text_of(&error),
+            "Größe?2J\nfirst remove it: cannot list a?]0;title?"
+        );
+    }
 }

@@ -225,7 +225,8 @@ impl Files {
             let why = || {
                 // An absolute path, which ours need not be.
                 let slash: &[u8] = if path.starts_with(b"/") { b"" } else { b"/" };
-                let path = quoted(&[slash, path].concat());
+                let path = names::harmless(&[slash, path].concat());
+                let path = quoted(path.as_bytes());
                 format!("`harvestfs admin placement --file {path}` says where its replicas are")
             };
             if deadline.is_some_and(|deadline| Instant::now() >= deadline) {

@@ -136,7 +136,7 @@ impl Files {
             if let Some(usage) = &usage {
                 shown["usage"] = quota::fields(usage);
             }
-            println!("{shown}");
+            println!("{}", names::json_line(&shown));
             return Ok(());
         }
         println!("  path: {}", path.to_string_lossy());
@@ -282,7 +282,7 @@ pub(super) fn size(bytes: u64, human: bool) -> String {
 
 fn show(out: &mut impl Write, args: &LsArgs, name: &[u8], attr: &Attr) -> anyhow::Result<()> {
     if args.json {
-        writeln!(out, "{}", attributes(name, attr))?;
+        writeln!(out, "{}", names::json_line(&attributes(name, attr)))?;
     } else if args.long {
         write!(
             out,

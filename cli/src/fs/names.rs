@@ -43,6 +43,20 @@ pub fn insert(object: &mut Value, key: &str, name: &[u8]) {
     }
 }
 
+/// JSON for one line. It escapes the rest of what a terminal could obey, too: DEL and the control characters behind it,
+/// which JSON may have as they are.
+pub fn json_line(value: &Value) -> String {
+    let mut line = String::new();
+    for letter in value.to_string().chars() {
+        if letter.is_control() {
+            line.push_str(&format!("\\u{:04x}", u32::from(letter)));
+        } else {
+            line.push(letter);
+        }
+    }
+    line
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -67,5 +81,13 @@ mod tests {
             "origin_bytes": "2f61ff0a",
         });
         assert_eq!(object, expected);
+    }
+
+    #[test]
+    fn a_terminal_obeys_no_json() {
+        let value = json!({ "path": "Größe\u{9b}2J\x1b\x7f\n" });
+        let line = json_line(&value);
+        assert_eq!(line, r#"{"path":"Größe\u009b2J\u001b\u007f\n"}"#);
+        assert_eq!(serde_json::from_str::<Value>(&line).unwrap(), value);
     }
 }

@@ -14,7 +14,7 @@ use harvestfs_protocol::outlook::count;
 use harvestfs_protocol::types::FileKind;
 use serde_json::{Value, json};
 
-use super::Files;
+use super::{Files, names};
 use crate::units::{self, Size};
 
 const QUOTA_BYTES: &str = "user.harvestfs.quota_bytes";
@@ -106,7 +106,7 @@ impl Files {
         if args.json {
             let mut shown = fields(&usage);
             shown["path"] = json!(path);
-            println!("{shown}");
+            println!("{}", names::json_line(&shown));
             return Ok(());
         }
         println!("{path}: {}", describe(&usage));

@@ -215,7 +215,7 @@ impl Files {
                 object
             };
             let all: Vec<_> = all.iter().map(shown).collect();
-            println!("{}", json!(all));
+            println!("{}", names::json_line(&json!(all)));
             return Ok(());
         }
         for (name, attr, used_bytes) in all {

@@ -112,8 +112,8 @@ impl Files {
                         // Its time was over meanwhile.
                         Err(error) if *all && is_gone(&error) => {}
                         purged => {
-                            let entry = names::harmless(&place.path());
-                            purged.with_context(|| format!("cannot purge {entry}"))?;
+                            let Place { uid, name, .. } = &place;
+                            purged.with_context(|| format!("cannot purge {uid}/{name}"))?;
                         }
                     }
                 }
@@ -238,10 +238,8 @@ impl Files {
                 object
             };
             let entries: Vec<_> = entries.iter().map(shown).collect();
-            println!(
-                "{}",
-                json!({ "used_bytes": used_bytes, "entries": entries })
-            );
+            let shown = json!({ "used_bytes": used_bytes, "entries": entries });
+            println!("{}", names::json_line(&shown));
             return Ok(());
         }
         for trashed in &entries {
