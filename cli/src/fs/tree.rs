@@ -250,7 +250,8 @@ impl Files {
         Ok(copy.close().await?)
     }
 
-    /// Creates a file. Empties the one that is there if it may be replaced, and is not the one that is copied.
+    /// Creates a file. If what is there may be replaced, a file is emptied, unless it is the one that is copied, and
+    /// anything else but a directory makes room.
     pub(super) async fn create(
         &self,
         target: &Target,
@@ -263,11 +264,12 @@ impl Files {
             truncate: true,
             ..OpenFlags::READ_WRITE
         };
-        let created = self
-            .client
-            .create_file(&self.credentials, *parent, name, mode, flags)
-            .await;
-        match created {
+        let create = async || {
+            self.client
+                .create_file(&self.credentials, *parent, name, mode, flags)
+                .await
+        };
+        match create().await {
             Ok((_, file)) => Ok(file),
             Err(ClientError::Fs(FsError::Exists)) if replace => {
                 let there = self.client.lookup(&self.credentials, *parent, name).await?;
@@ -275,10 +277,15 @@ impl Files {
                 if Some(there.ino) == copied {
                     bail!("{target} is the same file");
                 }
-                Ok(self
-                    .client
-                    .open(&self.credentials, there.ino, flags)
-                    .await?)
+                let context = || format!("cannot replace {target}");
+                if matches!(there.kind, FileKind::Regular | FileKind::Directory) {
+                    let open = self.client.open(&self.credentials, there.ino, flags);
+                    return open.await.with_context(context);
+                }
+                let unlink = self.client.unlink(&self.credentials, *parent, name);
+                unlink.await.with_context(context)?;
+                let (_, file) = create().await.with_context(context)?;
+                Ok(file)
             }
             Err(ClientError::Fs(FsError::Exists)) => {
                 bail!("{target} exists; replace it with -f")

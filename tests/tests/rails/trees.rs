@@ -202,9 +202,20 @@ fn a_tree_is_copied_again_over_itself_with_force() {
     assert_eq!(fs::read(at("back/tree/d/f")).expect("read"), b"new");
     let leads_to = fs::read_link(at("back/tree/link")).expect("a symlink");
     assert_eq!(leads_to, Path::new("new"));
+
+    // A file takes the place of a symlink, and not of what that leads to.
+    run(&["touch", "/tree/new", "/all/tree/new"]);
+    fs::remove_file(at("tree/link")).expect("rm");
+    fs::write(at("tree/link"), "a file").expect("write");
+    run(&["put", "-rf", &path("tree"), "/"]);
+    run(&["cp", "-rf", "/tree", "/all"]);
+    for tree in ["/tree", "/all/tree"] {
+        assert_eq!(run(&["cat", &format!("{tree}/link")]), "a file");
+        assert_eq!(run(&["cat", &format!("{tree}/new")]), "");
+    }
     assert_eq!(
         run(&["find", "/all"]),
-        "/all\n/all/tree\n/all/tree/d\n/all/tree/d/f\n/all/tree/link\n"
+        "/all\n/all/tree\n/all/tree/d\n/all/tree/d/f\n/all/tree/link\n/all/tree/new\n"
     );
 
     // A directory is not copied onto itself.
