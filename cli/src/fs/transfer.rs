@@ -87,6 +87,20 @@ impl Files {
             let mode = 0o644 & !self.umask;
             return self.put_stream(&mut stdin, &target, mode, how).await;
         }
+        let mut made = MadeDirectories::default();
+        let copied = self.put_entries(source, target, how, &mut made).await;
+        let finished = self.finish(made).await;
+        copied.and(finished)
+    }
+
+    /// What the user names and, in a directory, everything below.
+    async fn put_entries(
+        &self,
+        source: &Path,
+        target: Target,
+        how: Copying<'_>,
+        made: &mut MadeDirectories,
+    ) -> anyhow::Result<()> {
         let mut found = Source::named(source)?;
         let mut copied = Copied {
             path: source.to_owned(),
@@ -94,7 +108,6 @@ impl Files {
             device_above: None,
         };
         let mut pending: Vec<(Rc<LocalFile>, Copied)> = Vec::new();
-        let mut made = MadeDirectories::default();
         loop {
             let Copied { path, target, .. } = &copied;
             match found {
@@ -107,7 +120,7 @@ impl Files {
                         self.refuse_into_itself(&directory, path, target).await?;
                     }
                     let mode = mode_of(&metadata);
-                    let parent = self.directory(target, mode, &mut made).await?;
+                    let parent = self.directory(target, mode, made).await?;
                     let directory = Rc::new(directory);
                     for name in source::names(&directory)? {
                         let entry = Copied {
@@ -135,7 +148,7 @@ impl Files {
                 Source::Other => left_out(path),
             }
             let Some((above, next)) = pending.pop() else {
-                return self.finish(made).await;
+                return Ok(());
             };
             let name = OsStr::from_bytes(next.target.name.as_bytes());
             found =

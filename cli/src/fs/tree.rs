@@ -88,8 +88,23 @@ impl Files {
         top: Target,
         replace: bool,
     ) -> anyhow::Result<()> {
-        let mut directories = HashMap::new();
         let mut made = MadeDirectories::default();
+        let copied = self
+            .clone_entries(source, from, top, replace, &mut made)
+            .await;
+        let finished = self.finish(made).await;
+        copied.and(finished)
+    }
+
+    async fn clone_entries(
+        &self,
+        source: &OsString,
+        from: InodeId,
+        top: Target,
+        replace: bool,
+        made: &mut MadeDirectories,
+    ) -> anyhow::Result<()> {
+        let mut directories = HashMap::new();
         let mut walk = self.listing(source, from);
         while let Some(entry) = walk.next().await? {
             let (above, own) = match entry.path.iter().rposition(|&byte| byte == b'/') {
@@ -110,7 +125,7 @@ impl Files {
             match entry.attr.kind {
                 FileKind::Directory => {
                     let mode = entry.attr.permission_bits();
-                    let directory = self.directory(&target, mode, &mut made).await?;
+                    let directory = self.directory(&target, mode, made).await?;
                     if directory == from {
                         bail!("{target} is the same directory");
                     }
@@ -138,7 +153,7 @@ impl Files {
                 }
             }
         }
-        self.finish(made).await
+        Ok(())
     }
 
     pub(super) async fn make_symlink(
@@ -227,14 +242,21 @@ impl Files {
         }
     }
 
-    /// Gives directories that were made for a copy their modes: the end of what is made in them.
+    /// Gives directories that were made for a copy their modes: the end of what is made in them, also where something
+    /// could not be copied.
     pub(super) async fn finish(&self, made: MadeDirectories) -> anyhow::Result<()> {
         for (ino, mode) in made.0 {
             let changes = AttrChanges {
                 mode: Some(mode),
                 ..AttrChanges::default()
             };
-            self.client.setattr(&self.credentials, ino, changes).await?;
+            match self.client.setattr(&self.credentials, ino, changes).await {
+                // It was removed meanwhile.
+                Err(error) if error.is_gone() => {}
+                done => {
+                    done?;
+                }
+            }
         }
         Ok(())
     }

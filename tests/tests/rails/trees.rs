@@ -154,10 +154,21 @@ fn a_user_copies_directories_that_nobody_may_write_to() {
         let content = user.output_of(&["cat", &format!("{copy}/closed/below/f")]);
         assert_eq!(content, "kept");
     }
+    // Also where something cannot be copied.
+    let part = user.path("part");
+    fs::create_dir_all(part.join("closed")).expect("mkdir");
+    fs::write(part.join("closed/secret"), "").expect("write");
+    for (name, mode) in [("closed/secret", 0), ("closed", 0o555)] {
+        let mode = fs::Permissions::from_mode(mode);
+        fs::set_permissions(part.join(name), mode).expect("chmod");
+    }
+    let output = user.command(&["put", "-r", &part.to_string_lossy(), "/mine"]);
+    assert!(!output.status.success(), "{output:?}");
+    assert_eq!(mode_of(&cluster, "/mine/part/closed"), "0555");
     // So that it can be removed by others than root.
-    for name in ["closed", "closed/below"] {
+    for name in ["tree/closed", "tree/closed/below", "part/closed"] {
         let mode = fs::Permissions::from_mode(0o700);
-        fs::set_permissions(user.path("tree").join(name), mode).expect("chmod");
+        fs::set_permissions(user.path(name), mode).expect("chmod");
     }
 }
 
