@@ -239,6 +239,8 @@ impl Files {
             None => self.find(path).await?.ino,
         };
         let after = self.tree(path, after).await?;
+        // What is in a directory that only one of them lists would be shown as added or removed.
+        self.all_is_listed()?;
         let mut out = crate::output::stdout();
         for (sign, path) in differences(&before, &after) {
             write!(out, "{sign} ")?;
