@@ -228,7 +228,7 @@ fn a_command_that_gets_a_signal_leaves_nothing_half_copied() {
     kill_process(Pid::from_child(&child), Signal::INT).expect("it runs");
     thread::sleep(Duration::from_secs(3));
     assert!(child.try_wait().expect("it is our child").is_none());
-    assert_eq!(end(&mut child, Signal::HUP), Some(1));
+    assert_eq!(end(&mut child, Signal::TERM), Some(15));
     assert_eq!(names(), ["f"]);
     for number in 1..=3 {
         cluster.resume(&Cluster::datanode(number));
