@@ -302,7 +302,7 @@ fn execute(args: &FsArgs) -> anyhow::Result<()> {
         .enable_all()
         .build()
         .context("cannot start the runtime")?;
-    runtime.block_on(RequestId::random().scope(async {
+    let done = runtime.block_on(RequestId::random().scope(async {
         let mut interruption = Interruption::watch().context("cannot wait for signals")?;
         let access = args.cluster.access("client")?;
         let cluster = access.identity.cluster();
@@ -319,7 +319,10 @@ fn execute(args: &FsArgs) -> anyhow::Result<()> {
         // What was written must be there even when something else failed.
         let closed = files.client.close().await.context("cannot end the session");
         result.and(closed)
-    }))
+    }));
+    // Nothing ends what a thread of it may wait for, and no signal this process any more.
+    runtime.shutdown_background();
+    done
 }
 
 /// A session, and on whose behalf.
