@@ -17,7 +17,7 @@ mod transfer;
 mod trash;
 mod tree;
 
-use std::cell::Cell;
+use std::cell::{Cell, RefCell};
 use std::ffi::OsString;
 use std::fmt;
 use std::os::unix::ffi::OsStrExt;
@@ -313,8 +313,12 @@ fn execute(args: &FsArgs) -> anyhow::Result<()> {
             credentials: cluster::own_credentials()?,
             umask: process::umask(),
             is_incomplete: Cell::new(false),
+            half: RefCell::default(),
         };
         let result = interruption.unless(files.execute(&args.command)).await;
+        if result.is_err() {
+            files.remove_half().await;
+        }
         let result = result.and_then(|()| files.all_is_listed());
         // What was written must be there even when something else failed.
         let closed = files.client.close().await.context("cannot end the session");
@@ -335,6 +339,8 @@ struct Files {
     umask: u16,
     /// Whether a directory could not be listed.
     is_incomplete: Cell<bool>,
+    /// The directory and the name of what is being made in the cluster, until it is whole.
+    half: RefCell<Option<(InodeId, Name)>>,
 }
 
 impl Files {
@@ -434,6 +440,14 @@ impl Files {
             FsCommand::Df { path, json } => self.df(path, *json).await,
             FsCommand::Locations { path, json } => self.locations(path, *json).await,
             FsCommand::Compact { rate } => self.compact(*rate).await,
+        }
+    }
+
+    /// What a command that fails has copied half is of no use.
+    async fn remove_half(&self) {
+        if let Some((parent, name)) = self.half.take() {
+            // What the command failed with is said.
+            let _ = self.client.unlink(&self.credentials, parent, &name).await;
         }
     }
 

@@ -20,6 +20,7 @@ use harvestfs_protocol::name::Name;
 use harvestfs_protocol::types::{Attr, FileKind};
 use indicatif::{ProgressBar, ProgressStyle};
 use rustix::fs::{fstat, major, minor};
+use tokio::task::spawn_blocking;
 
 use super::local::{Directory, FILE_BITS};
 use super::source::{self, Source};
@@ -83,9 +84,8 @@ impl Files {
 
     async fn put_one(&self, source: &Path, target: Target, how: Copying<'_>) -> anyhow::Result<()> {
         if source == Path::new("-") {
-            let mut stdin = io::stdin().lock();
             let mode = 0o644 & !self.umask;
-            return self.put_stream(&mut stdin, &target, mode, how).await;
+            return self.put_stream(io::stdin(), &target, mode, how).await;
         }
         let mut made = MadeDirectories::default();
         let copied = self.put_entries(source, target, how, &mut made).await;
@@ -138,9 +138,9 @@ impl Files {
                 Source::Symlink(leads_to) => {
                     self.make_symlink(target, &leads_to, how.replace).await?;
                 }
-                Source::File(mut file, metadata) => {
+                Source::File(file, metadata) => {
                     let mode = mode_of(&metadata) & FILE_BITS;
-                    self.put_stream(&mut file, target, mode, how).await?;
+                    self.put_stream(file, target, mode, how).await?;
                 }
                 Source::Other if path == source => {
                     bail!("it is neither file, directory nor symlink");
@@ -175,24 +175,27 @@ impl Files {
 
     async fn put_stream(
         &self,
-        source: &mut (impl Read + AsFd),
+        mut source: impl Read + AsFd + Send + 'static,
         target: &Target,
         mode: u16,
         how: Copying<'_>,
     ) -> anyhow::Result<()> {
         let copied = if how.replace {
-            self.seen_through_mount(&*source)?
+            self.seen_through_mount(&source)?
         } else {
             None
         };
         let file = self.create(target, mode, how.replace, copied).await?;
         let mut offset = 0;
         loop {
-            let mut buffer = Vec::with_capacity(READ_BYTES);
-            source
-                .by_ref()
-                .take(READ_BYTES as u64)
-                .read_to_end(&mut buffer)?;
+            // Apart: a signal has to be heard while a pipe or a terminal is waited for.
+            let read = move || {
+                let mut buffer = Vec::with_capacity(READ_BYTES);
+                let mut part = source.by_ref().take(READ_BYTES as u64);
+                part.read_to_end(&mut buffer).map(|_| (source, buffer))
+            };
+            let (rest, buffer) = spawn_blocking(read).await??;
+            source = rest;
             if buffer.is_empty() {
                 break;
             }
@@ -203,7 +206,9 @@ impl Files {
         }
         // A command that says nothing has succeeded: the data is on stable storage.
         file.sync().await?;
-        Ok(file.close().await?)
+        file.close().await?;
+        *self.half.borrow_mut() = None;
+        Ok(())
     }
 
     /// Which file of the cluster an open file of this machine is, if it is one that is seen through a mount.

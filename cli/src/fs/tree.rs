@@ -188,9 +188,9 @@ impl Files {
         let parent = target.parent;
         let random = rand::random::<u64>();
         let temporary = Name::new(format!(".harvestfs-copy.{random:016x}.tmp").as_bytes())?;
+        *self.half.borrow_mut() = Some((parent, temporary.clone()));
         make(&temporary).await.with_context(context)?;
-        let replaced = self
-            .client
+        self.client
             .rename(
                 &self.credentials,
                 parent,
@@ -199,13 +199,10 @@ impl Files {
                 &target.name,
                 RenameMode::Replace,
             )
-            .await;
-        if replaced.is_err() {
-            // What it failed with is said.
-            let removed = self.client.unlink(&self.credentials, parent, &temporary);
-            let _ = removed.await;
-        }
-        replaced.map(drop).with_context(context)
+            .await
+            .with_context(context)?;
+        *self.half.borrow_mut() = None;
+        Ok(())
     }
 
     /// Makes a directory for a copy, or finds the one that is there. One that is made is open to its owner until
@@ -245,6 +242,8 @@ impl Files {
     /// Gives directories that were made for a copy their modes: the end of what is made in them, also where something
     /// could not be copied.
     pub(super) async fn finish(&self, made: MadeDirectories) -> anyhow::Result<()> {
+        // As long as its directory is open.
+        self.remove_half().await;
         for (ino, mode) in made.0 {
             let changes = AttrChanges {
                 mode: Some(mode),
@@ -269,11 +268,13 @@ impl Files {
         let mode = from.permission_bits() & FILE_BITS;
         let copy = self.create(target, mode, replace, Some(from.ino)).await?;
         source.clone_range(0, &copy, 0, u64::MAX).await?;
-        Ok(copy.close().await?)
+        copy.close().await?;
+        *self.half.borrow_mut() = None;
+        Ok(())
     }
 
     /// Creates a file. If what is there may be replaced, a file is emptied, unless it is the one that is copied, and
-    /// anything else but a directory makes room.
+    /// anything else but a directory makes room. One that is new is half until it is closed.
     pub(super) async fn create(
         &self,
         target: &Target,
@@ -287,12 +288,15 @@ impl Files {
             ..OpenFlags::READ_WRITE
         };
         let create = async || {
-            self.client
+            let (_, file) = self
+                .client
                 .create_file(&self.credentials, *parent, name, mode, flags)
-                .await
+                .await?;
+            *self.half.borrow_mut() = Some((*parent, name.clone()));
+            Ok::<_, ClientError>(file)
         };
         match create().await {
-            Ok((_, file)) => Ok(file),
+            Ok(file) => Ok(file),
             Err(ClientError::Fs(FsError::Exists)) if replace => {
                 let there = self.client.lookup(&self.credentials, *parent, name).await?;
                 // Before it is opened, which empties it: the name may be another one of what is copied.
@@ -306,8 +310,7 @@ impl Files {
                 }
                 let unlink = self.client.unlink(&self.credentials, *parent, name);
                 unlink.await.with_context(context)?;
-                let (_, file) = create().await.with_context(context)?;
-                Ok(file)
+                create().await.with_context(context)
             }
             Err(ClientError::Fs(FsError::Exists)) => {
                 bail!("{target} exists; replace it with -f")

@@ -234,11 +234,10 @@ fn a_command_that_gets_a_signal_leaves_nothing_half_copied() {
         cluster.resume(&Cluster::datanode(number));
     }
 
-    // Nor is the end of its input waited for.
+    // Nor is the end of its input waited for, or anything left in the cluster.
+    let test = || cluster.command(&["fs", "test", "-e", "/piped"]).status;
     let mut child = start("exec \"$@\"", &["put", "-", "/piped"]);
-    wait_until("it has begun", DEADLINE, || {
-        let test = cluster.command(&["fs", "test", "-e", "/piped"]);
-        test.status.success()
-    });
+    wait_until("it has begun", DEADLINE, || test().success());
     assert_eq!(end(&mut child, Signal::TERM), Some(15));
+    assert_eq!(test().code(), Some(1));
 }
