@@ -319,10 +319,10 @@ fn execute(args: &FsArgs) -> anyhow::Result<()> {
         if result.is_err() {
             files.remove_half().await;
         }
-        let result = result.and_then(|()| files.all_is_listed());
         // What was written must be there even when something else failed.
         let closed = files.client.close().await.context("cannot end the session");
-        result.and(closed)
+        // Of that nothing more is said: it comes last.
+        result.and(closed).and_then(|()| files.all_is_listed())
     }));
     // Nothing ends what a thread of it may wait for, and no signal this process any more.
     runtime.shutdown_background();
