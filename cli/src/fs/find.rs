@@ -162,26 +162,42 @@ impl Files {
         for path in paths {
             let shown = || path.to_string_lossy().into_owned();
             let attr = self.find(path).await?;
+            let Some(used_bytes) = self.used_bytes_at(path.as_bytes(), &attr).await? else {
+                continue;
+            };
             if attr.kind == FileKind::Directory && !summarize {
                 let mut entries = self.client.entries(&self.credentials, attr.ino);
                 while let Some((name, attr)) = entries.next().await.with_context(shown)? {
                     let full = list::below(path, name.as_bytes());
-                    let used_bytes = self.used_bytes(&attr).await;
-                    let used_bytes =
-                        used_bytes.with_context(|| String::from_utf8_lossy(&full).into_owned())?;
+                    let Some(used_bytes) = self.used_bytes_at(&full, &attr).await? else {
+                        continue;
+                    };
                     write!(out, "{:>14}  ", list::size(used_bytes, human))?;
                     out.write_all(&names::printed(&full))?;
                     out.write_all(b"\n")?;
                 }
             }
-            let used_bytes = self.used_bytes(&attr).await.with_context(shown)?;
             let used = list::size(used_bytes, human);
             writeln!(out, "{used:>14}  {}", path.to_string_lossy())?;
         }
         Ok(())
     }
 
-    pub(super) async fn used_bytes(&self, attr: &Attr) -> anyhow::Result<u64> {
+    /// As [`Files::used_bytes`]. None of a directory that may not be listed, which is said.
+    async fn used_bytes_at(&self, path: &[u8], attr: &Attr) -> anyhow::Result<Option<u64>> {
+        match self.used_bytes(attr).await {
+            Err(error @ ClientError::Fs(FsError::PermissionDenied)) => {
+                self.cannot_list(path, &error);
+                Ok(None)
+            }
+            used_bytes => {
+                let shown = || String::from_utf8_lossy(path).into_owned();
+                used_bytes.map(Some).with_context(shown)
+            }
+        }
+    }
+
+    pub(super) async fn used_bytes(&self, attr: &Attr) -> Result<u64, ClientError> {
         match attr.kind {
             FileKind::Directory => {
                 let usage = self.client.usage(&self.credentials, attr.ino).await?;

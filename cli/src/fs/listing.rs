@@ -44,6 +44,12 @@ impl Files {
         }
     }
 
+    /// Says of a directory that it may not be listed. The command goes on, and fails at its end.
+    pub(super) fn cannot_list(&self, path: &[u8], error: &ClientError) {
+        eprintln!("harvestfs: cannot list {}: {error}", names::harmless(path));
+        self.is_incomplete.set(true);
+    }
+
     /// At the end of a command: whether it could list everything.
     pub(super) fn all_is_listed(&self) -> anyhow::Result<()> {
         if self.is_incomplete.get() {
@@ -58,16 +64,13 @@ impl Listing<'_> {
     pub async fn next(&mut self) -> anyhow::Result<Option<WalkEntry>> {
         loop {
             let found = self.walk.next().await;
-            let shown = || {
-                let path = list::below(&self.start, &self.directory);
-                names::harmless(&path)
-            };
+            let path = || list::below(&self.start, &self.directory);
             match found {
                 Err(error @ ClientError::Fs(FsError::PermissionDenied)) => {
-                    eprintln!("harvestfs: cannot list {}: {error}", shown());
-                    self.files.is_incomplete.set(true);
+                    self.files.cannot_list(&path(), &error);
                 }
                 found => {
+                    let shown = || String::from_utf8_lossy(&path()).into_owned();
                     let entry = found.with_context(shown)?;
                     if let Some(entry) = &entry {
                         self.directory = directory_of(entry);

@@ -15,7 +15,7 @@ use harvestfs_protocol::name::{Name, SNAPSHOTS_NAME};
 use harvestfs_protocol::types::{Attr, FileKind, Timestamp};
 use serde_json::json;
 
-use super::{Files, below, is_gone, list, names};
+use super::{Files, below, list, names};
 use crate::units;
 
 /// Directories with snapshots that are named when they are in the way.
@@ -201,7 +201,7 @@ impl Files {
         while let Some((name, attr)) = entries.next().await? {
             match self.used_bytes(&attr).await {
                 // It was removed meanwhile.
-                Err(error) if is_gone(&error) => {}
+                Err(error) if error.is_gone() => {}
                 used_bytes => all.push((name, attr, used_bytes?)),
             }
         }

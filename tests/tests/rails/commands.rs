@@ -94,6 +94,10 @@ fn what_may_not_be_listed_is_named_and_the_rest_is_done() {
         "/tree\n/tree/closed\n/tree/f\n/tree/z\n/tree/z/f\n"
     );
     assert_eq!(did(&["ls", "-R", "/tree"]), "closed\nf\nz\nz/f\n");
+    let du = did(&["du", "/tree"]);
+    let paths = du.lines().map(|line| line.split_whitespace().nth(1));
+    let expected = ["/tree/f", "/tree/z", "/tree"].map(Some);
+    assert_eq!(paths.collect::<Vec<_>>(), expected);
     did(&["get", "-r", "/tree", &here.to_string_lossy()]);
     assert!(here.join("tree/z/f").is_file());
     did(&["cp", "-r", "/tree", "/mine"]);
