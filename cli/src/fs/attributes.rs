@@ -1,5 +1,6 @@
 //! `harvestfs fs` on attributes: `chmod`, `chown`, `touch`, `setrep`.
 
+use std::cell::RefCell;
 use std::ffi::OsString;
 use std::os::unix::ffi::OsStrExt;
 use std::str::FromStr;
@@ -9,6 +10,7 @@ use anyhow::{Context, bail};
 use clap::Args;
 use harvestfs_client::{ClientError, OpenFlags};
 use harvestfs_protocol::error::FsError;
+use harvestfs_protocol::ids::InodeId;
 use harvestfs_protocol::limits::REPLICATION_MAX;
 use harvestfs_protocol::meta::{AttrChanges, SetTime, SetXattrMode};
 use harvestfs_protocol::types::{Attr, FileKind};
@@ -16,7 +18,7 @@ use nix::unistd::{Group, User};
 
 use super::mode::ModeChange;
 use super::snapshot::quoted;
-use super::{Files, list, names};
+use super::{Files, is_gone, list, names};
 
 const REPLICATION: &[u8] = b"user.harvestfs.replication";
 /// Between two looks whether the replicas are there.
@@ -177,8 +179,10 @@ impl Files {
     /// Sets the number of replicas, and may wait until they are there.
     pub(super) async fn setrep(&self, args: &SetrepArgs) -> anyhow::Result<()> {
         let value = args.replication.to_string();
+        // What is waited for. Another walk would say once more what may not be listed.
+        let files = RefCell::new(Vec::new());
         for path in &args.paths {
-            self.for_each(path, args.recursive, async |_, attr| {
+            self.for_each(path, args.recursive, async |path, attr| {
                 if matches!(attr.kind, FileKind::Regular | FileKind::Directory) {
                     let (name, value) = (REPLICATION, value.as_bytes());
                     let mode = SetXattrMode::Any;
@@ -186,24 +190,22 @@ impl Files {
                         .setxattr(&self.credentials, attr.ino, name, value, mode)
                         .await?;
                 }
-                Ok(())
-            })
-            .await?;
-        }
-        if !args.wait {
-            return Ok(());
-        }
-        // A time that is longer than the clock counts is no limit.
-        let deadline = args.timeout.and_then(|it| Instant::now().checked_add(it));
-        for path in &args.paths {
-            self.for_each(path, args.recursive, async |path, attr| {
-                if attr.kind == FileKind::Regular {
-                    self.wait_for_replicas(path, attr, args.replication, deadline)
-                        .await?;
+                if args.wait && attr.kind == FileKind::Regular {
+                    files.borrow_mut().push((path.to_vec(), attr.ino));
                 }
                 Ok(())
             })
             .await?;
+        }
+        // A time that is longer than the clock counts is no limit.
+        let deadline = args.timeout.and_then(|it| Instant::now().checked_add(it));
+        for (path, ino) in files.into_inner() {
+            let waited = self.wait_for_replicas(&path, ino, args.replication, deadline);
+            match waited.await {
+                // It was removed meanwhile.
+                Err(error) if is_gone(&error) => {}
+                waited => waited.with_context(|| String::from_utf8_lossy(&path).into_owned())?,
+            }
         }
         Ok(())
     }
@@ -211,14 +213,14 @@ impl Files {
     async fn wait_for_replicas(
         &self,
         path: &[u8],
-        attr: &Attr,
+        ino: InodeId,
         replication: u8,
         deadline: Option<Instant>,
     ) -> anyhow::Result<()> {
         let start = Instant::now();
         let mut is_told = false;
         loop {
-            let (locations, _) = self.locations_of(attr.ino).await?;
+            let (locations, _) = self.locations_of(ino).await?;
             if locations.iter().all(|it| it.has_replicas(replication)) {
                 return Ok(());
             }
