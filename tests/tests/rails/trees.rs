@@ -11,7 +11,7 @@ use rustix::fs::{FileType, Mode, RenameFlags, mknodat, renameat_with};
 use crate::user::User;
 use crate::{cluster, mode_of};
 
-const COPIES: usize = 30;
+const COPIES: usize = 8;
 
 /// Tells a thread that it is over, also when the test fails.
 struct TellsEnd<'a>(&'a AtomicBool);
