@@ -283,7 +283,9 @@ pub(super) fn size(bytes: u64, human: bool) -> String {
 fn show(out: &mut impl Write, args: &LsArgs, name: &[u8], attr: &Attr) -> anyhow::Result<()> {
     if args.json {
         writeln!(out, "{}", names::json_line(&attributes(name, attr)))?;
-    } else if args.long {
+        return Ok(());
+    }
+    if args.long {
         write!(
             out,
             "{}{} {:>3} {:>6} {:>6} {:>14} {} ",
@@ -299,12 +301,9 @@ fn show(out: &mut impl Write, args: &LsArgs, name: &[u8], attr: &Attr) -> anyhow
             ),
             utc(attr.mtime)
         )?;
-        out.write_all(&names::printed(name))?;
-        writeln!(out)?;
-    } else {
-        out.write_all(&names::printed(name))?;
-        writeln!(out)?;
     }
+    out.write_all(&names::printed(name))?;
+    writeln!(out)?;
     Ok(())
 }
 

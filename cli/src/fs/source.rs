@@ -95,7 +95,6 @@ pub fn names(directory: &File) -> io::Result<Vec<Vec<u8>>> {
 mod tests {
     use std::io::Read;
     use std::os::unix::fs::{MetadataExt, symlink};
-    use std::sync::atomic::{AtomicBool, Ordering};
     use std::thread;
 
     use rustix::fs::{RenameFlags, mknodat, renameat_with};
@@ -104,33 +103,21 @@ mod tests {
 
     const ROUNDS: usize = 20_000;
 
-    /// Tells a thread that it is over, also when the test fails.
-    struct TellsEnd<'a>(&'a AtomicBool);
-
-    impl Drop for TellsEnd<'_> {
-        fn drop(&mut self) {
-            self.0.store(true, Ordering::Relaxed);
-        }
-    }
-
     /// Looks often at `a` in a directory, while something else exchanges it with `b` all the time.
-    fn look_while_exchanged(path: &Path, mut look: impl FnMut(Source)) {
+    fn look_while_exchanged(path: &Path, mut look: impl FnMut(Source) + Send) {
         let directory = File::open(path).unwrap();
-        let is_over = AtomicBool::new(false);
         thread::scope(|scope| {
-            scope.spawn(|| {
-                let directory = File::open(path).unwrap();
-                while !is_over.load(Ordering::Relaxed) {
-                    let exchange = RenameFlags::EXCHANGE;
-                    renameat_with(&directory, "a", &directory, "b", exchange).unwrap();
+            let looking = scope.spawn(|| {
+                for _ in 0..ROUNDS {
+                    // What was a symlink is none any more, or the other way round.
+                    if let Ok(found) = Source::within(&directory, "a".as_ref()) {
+                        look(found);
+                    }
                 }
             });
-            let _tells_end = TellsEnd(&is_over);
-            for _ in 0..ROUNDS {
-                // What was a symlink is none any more, or the other way round.
-                if let Ok(found) = Source::within(&directory, "a".as_ref()) {
-                    look(found);
-                }
+            while !looking.is_finished() {
+                let exchange = RenameFlags::EXCHANGE;
+                renameat_with(&directory, "a", &directory, "b", exchange).unwrap();
             }
         });
     }

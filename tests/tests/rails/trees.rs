@@ -3,7 +3,6 @@
 use std::fs::{self, File};
 use std::os::unix::fs::{PermissionsExt, symlink};
 use std::path::Path;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 
 use rustix::fs::{FileType, Mode, RenameFlags, mknodat, renameat_with};
@@ -13,27 +12,14 @@ use crate::{cluster, mode_of};
 
 const COPIES: usize = 8;
 
-/// Tells a thread that it is over, also when the test fails.
-struct TellsEnd<'a>(&'a AtomicBool);
-
-impl Drop for TellsEnd<'_> {
-    fn drop(&mut self) {
-        self.0.store(true, Ordering::Relaxed);
-    }
-}
-
 /// Does something while two names in a directory are exchanged all the time.
-fn while_exchanged(tree: &Path, act: impl FnOnce()) {
-    let is_over = AtomicBool::new(false);
+fn while_exchanged(tree: &Path, act: impl FnOnce() + Send) {
+    let tree = File::open(tree).expect("a directory");
     thread::scope(|scope| {
-        scope.spawn(|| {
-            let tree = File::open(tree).expect("a directory");
-            while !is_over.load(Ordering::Relaxed) {
-                renameat_with(&tree, "a", &tree, "b", RenameFlags::EXCHANGE).expect("exchange");
-            }
-        });
-        let _tells_end = TellsEnd(&is_over);
-        act();
+        let acting = scope.spawn(act);
+        while !acting.is_finished() {
+            renameat_with(&tree, "a", &tree, "b", RenameFlags::EXCHANGE).expect("exchange");
+        }
     });
 }
 
