@@ -4,6 +4,7 @@ use std::str::FromStr;
 
 use clap::{Args, ValueEnum};
 use harvestfs_checkpoint::adaptive::{Preemption, Victim, order_victims};
+use harvestfs_checkpoint::criu::CriuError;
 use harvestfs_checkpoint::manifest::JobName;
 use harvestfs_checkpoint::node::Node;
 use harvestfs_checkpoint::process::{ProcessError, Tree};
@@ -155,10 +156,17 @@ pub fn run(args: &CheckpointArgs, command: &PreemptArgs) -> anyhow::Result<()> {
             Ok(()) => {}
             // By itself: what it had is free.
             Err(error) if it.tree.has_ended() => println!("{}: {error:#}", it.job.name()),
-            // CRIU cannot take every job. Others may have what is needed.
             Err(error) => {
                 let name = it.job.name().to_string();
-                output::complain(&error.context(format!("cannot preempt job {name}")));
+                let refusal = error.downcast_ref::<CriuError>();
+                let is_refused = matches!(refusal, Some(CriuError::Refused { .. }));
+                let error = error.context(format!("cannot preempt job {name}"));
+                // A store that is full, or the like, would have the other jobs stopped for nothing, too.
+                if !is_refused {
+                    return Err(error);
+                }
+                // CRIU cannot take every job. Others may have what is needed.
+                output::complain(&error);
                 failed.push(name);
                 continue;
             }
