@@ -24,7 +24,7 @@ pub struct Comparison {
     pub not_promised: u64,
     /// Acknowledged files that cannot be read, or are not there.
     pub lost: Vec<String>,
-    /// Files that hold other bytes than acknowledged.
+    /// Files that hold other bytes than acknowledged, and what parts did that they must not do.
     pub wrong: Vec<String>,
     /// Names that are there though their removal was acknowledged, or both names of an unanswered rename.
     pub unexpected: Vec<String>,

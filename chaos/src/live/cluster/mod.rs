@@ -424,19 +424,23 @@ impl<'a> Cluster<'a> {
         if self.ended.is_some() {
             return self.ended.take();
         }
-        let parts = self.parts.iter_mut();
-        let (part, status) = parts
-            .filter_map(|(part, process)| Some((*part, process.ended()?)))
-            .next()?;
-        self.parts.remove(&part);
-        if let Part::Server(server) = part {
-            self.conditions[server].down = true;
-        }
-        if self.was_to_end(part) {
+        loop {
+            let parts = self.parts.iter_mut();
+            let (part, status) = parts
+                .filter_map(|(part, process)| Some((*part, process.ended()?)))
+                .next()?;
+            self.parts.remove(&part);
+            if let Part::Server(server) = part {
+                self.conditions[server].down = true;
+            }
+            if !self.was_to_end(part) {
+                return Some(self.how_it_ended(part, status));
+            }
             // A supervisor starts it again.
-            return self.start(part).err().map(|error| error.to_string());
+            if let Err(error) = self.start(part) {
+                return Some(error.to_string());
+            }
         }
-        Some(self.how_it_ended(part, status))
     }
 
     /// Whether a part is right to end: a sync of its disk has failed.
