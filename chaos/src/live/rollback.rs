@@ -6,6 +6,7 @@ use std::process::Command;
 use std::time::{Duration, Instant};
 
 use harvestfs_protocol::admin::ClusterStatus;
+use harvestfs_protocol::limits::LEASE;
 
 use super::LiveError;
 use super::admin::Admin;
@@ -70,12 +71,15 @@ impl Scene<'_> {
             self.watch.broken.push(text);
         }
         self.cluster.kill(Part::Namenode(0));
+        let copy_ended = tokio::time::Instant::now();
         fs::remove_dir_all(&current)
             .map_err(LiveError::io(format!("remove {}", current.display())))?;
         rename(&newer, &current)?;
         let wrong = "the newer directory of the namenode does not end the recovery";
         self.start_namenode(false, ["the newer directory is back", wrong], go_on)
             .await?;
+        // Caches believe what the copy said for as long as a lease.
+        tokio::time::sleep_until(copy_ended + LEASE).await;
         self.turn_doubt();
         Ok(())
     }
