@@ -349,11 +349,8 @@ fn run_scenario(args: &RunArgs) -> anyhow::Result<()> {
     if let Some(error) = error {
         return Err(error.into());
     }
-    ensure!(
-        passed,
-        "not everything is as it was promised; seed {}",
-        report.seed
-    );
+    let seed = report.seed;
+    ensure!(passed, "not everything is as it was promised; seed {seed}");
     Ok(())
 }
 
