@@ -1,6 +1,7 @@
 //! What is done to a cluster that runs.
 
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use super::admin::Admin;
 use super::cluster::Cluster;
@@ -14,6 +15,10 @@ use super::watch::Watch;
 use super::workload::Counters;
 use super::{LiveError, rot};
 use crate::random;
+
+/// How long the end of a failed sync waits for one: a part that works writes something in this time.
+const SYNC_DEADLINE: Duration = Duration::from_secs(5);
+const POLL: Duration = Duration::from_millis(20);
 
 /// What takes part in a run from the start of its clients on.
 pub(crate) struct Scene<'a> {
@@ -58,6 +63,9 @@ impl Scene<'_> {
             )
         {
             self.excuse_double(server);
+        }
+        if event.kind == Kind::FailedSync && !event.begins {
+            self.wait_for_failed_sync(event.part, go_on).await?;
         }
         self.watch.record(event);
         let Self { cluster, watch, .. } = self;
@@ -113,6 +121,28 @@ impl Scene<'_> {
             (Kind::Double, false, _) => self.end_double(go_on).await?,
             // Not accepted in a scenario.
             (_, _, None) => {}
+        }
+        Ok(())
+    }
+
+    /// Waits until a sync has failed, without which a loss of power would test nothing: none may have come yet of a fault
+    /// that began late, or of a part with nothing to write.
+    async fn wait_for_failed_sync(
+        &mut self,
+        part: Part,
+        go_on: &dyn Fn() -> bool,
+    ) -> Result<(), LiveError> {
+        let end = Instant::now() + SYNC_DEADLINE;
+        while self.cluster.awaits_failed_sync(part) {
+            if !go_on() {
+                return Err(LiveError::Interrupted);
+            }
+            if Instant::now() > end {
+                let name = self.cluster.name(part);
+                self.watch.note(&format!("no sync of {name} had failed"));
+                break;
+            }
+            tokio::time::sleep(POLL).await;
         }
         Ok(())
     }

@@ -140,6 +140,12 @@ impl Cluster<'_> {
         }
     }
 
+    /// Whether the sync of its disk has not come yet that is to fail.
+    pub fn awaits_failed_sync(&self, part: Part) -> bool {
+        let disk = self.failing.get(&part);
+        disk.is_some_and(FailingDisk::is_to_fail)
+    }
+
     /// A part is killed by a loss of power, with what its disk has not stored.
     pub fn lose_power(&mut self, part: Part) {
         self.kill(part);

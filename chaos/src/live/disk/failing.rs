@@ -58,6 +58,11 @@ impl FailingDisk {
         self.state.lock().fails = Some(directory);
     }
 
+    /// Whether the sync has not come yet that is to fail.
+    pub fn is_to_fail(&self) -> bool {
+        self.state.lock().fails.is_some()
+    }
+
     /// Whether a sync has failed since this was asked last.
     pub fn take_failed(&self) -> bool {
         std::mem::take(&mut self.state.lock().has_failed)
