@@ -14,6 +14,7 @@ use harvestfs_protocol::unix_now_ms;
 
 use super::LiveError;
 use super::disk::{self, FailingDisk, Mounted, SlowDisk};
+use super::double::DOUBLE;
 use super::ledger::{self, Contents};
 use super::mounted::{self, Order, Programs};
 use super::network::{self, Home, Network};
@@ -33,7 +34,7 @@ pub(crate) struct Cluster<'a> {
     pub namenodes: Vec<SocketAddr>,
     network: Option<&'a Network>,
     parts: BTreeMap<Part, Process>,
-    /// How a part had ended that was to be killed.
+    /// How a part, or the copy of the namenode, had ended that was to be killed.
     ended: Option<String>,
     /// A copy of the namenode beside it, and the server that is told its address alone.
     double: Option<(Process, usize, SocketAddr)>,
@@ -333,7 +334,7 @@ impl<'a> Cluster<'a> {
             "--config".into(),
             copied.join("namenode.toml").into(),
         ];
-        let log = self.path("namenode-double.log");
+        let log = self.path(&format!("{DOUBLE}.log"));
         let process = Process::start(self.binary, &arguments, &log, &Home::Here)
             .map_err(LiveError::io("start a copy of the namenode"))?;
         self.double = Some((process, server, address));
@@ -343,7 +344,12 @@ impl<'a> Cluster<'a> {
 
     /// Kills the copy and the server that reaches it alone.
     pub fn end_double(&mut self) {
-        if let Some((_, server, _)) = self.double.take() {
+        if let Some((mut copy, server, _)) = self.double.take() {
+            // One that finds out what it is goes on, in recovery.
+            if let Some(status) = copy.ended() {
+                let ended = self.how_it_ended(DOUBLE, status);
+                self.ended.get_or_insert(ended);
+            }
             self.kill(Part::Server(server));
         }
     }
@@ -434,7 +440,7 @@ impl<'a> Cluster<'a> {
                 self.conditions[server].down = true;
             }
             if !self.was_to_end(part) {
-                return Some(self.how_it_ended(part, status));
+                return Some(self.how_it_ended(&self.name(part), status));
             }
             // A supervisor starts it again.
             if let Err(error) = self.start(part) {
@@ -449,8 +455,7 @@ impl<'a> Cluster<'a> {
         disk.is_some_and(FailingDisk::take_failed)
     }
 
-    fn how_it_ended(&self, part: Part, status: ExitStatus) -> String {
-        let name = self.name(part);
+    fn how_it_ended(&self, name: &str, status: ExitStatus) -> String {
         let log = fs::read_to_string(self.path(&format!("{name}.log"))).unwrap_or_default();
         let last = log.lines().next_back().unwrap_or("it logged nothing");
         format!("{name} ended by itself ({status}): {last}")
@@ -487,7 +492,7 @@ impl<'a> Cluster<'a> {
             && !self.was_to_end(part)
         {
             // Nobody has looked since then, and nobody will find it any more.
-            let ended = self.how_it_ended(part, status);
+            let ended = self.how_it_ended(&self.name(part), status);
             self.ended.get_or_insert(ended);
         }
         if let Part::Server(server) = part {
