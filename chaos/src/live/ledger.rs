@@ -6,7 +6,10 @@ use std::fs;
 use std::io;
 use std::path::Path;
 
+use harvestfs_protocol::admin::FsckReport;
 use serde::Serialize;
+
+use super::report::{Block, Lost};
 
 /// Blocks on a disk and the length of their files, in bytes.
 pub type Contents = BTreeMap<u64, u64>;
@@ -149,13 +152,6 @@ impl Ledger {
         self.now.get(&block).map_or(0, BTreeSet::len)
     }
 
-    /// Replicas on a disk, by block.
-    #[must_use]
-    pub fn on(&self, server: usize) -> Vec<u64> {
-        let contents = self.on.get(&server);
-        contents.map_or_else(Vec::new, |it| it.keys().copied().collect())
-    }
-
     /// Blocks all of whose replicas are on servers that cannot be used now.
     #[must_use]
     pub fn unavailable(&self, usable: &dyn Fn(usize) -> bool) -> usize {
@@ -167,6 +163,29 @@ impl Ledger {
     #[must_use]
     pub fn history(&self, block: u64) -> &[Change] {
         self.history.get(&block).map_or(&[], Vec::as_slice)
+    }
+
+    /// Why each lost block was lost, of those that `fsck` names.
+    #[must_use]
+    pub fn lost(&self, fsck: Option<&FsckReport>) -> Vec<Lost> {
+        let findings = fsck.map_or(&[][..], |report| &report.findings);
+        let mut lost: Vec<Lost> = Vec::new();
+        for finding in findings {
+            let Some(block) = finding.block else {
+                continue;
+            };
+            let is_known = lost.iter().any(|it| it.block == Block(block.0));
+            if is_known || self.replicas(block.0) > 0 {
+                continue;
+            }
+            lost.push(Lost {
+                block: Block(block.0),
+                path: finding.path.clone(),
+                finding: finding.message.clone(),
+                replicas: self.history(block.0).to_vec(),
+            });
+        }
+        lost
     }
 }
 
@@ -183,7 +202,7 @@ mod tests {
         assert_eq!(ledger.unavailable(&|server| server == 1), 1);
         assert_eq!((ledger.replicas(7), ledger.replicas(9)), (2, 0));
         ledger.wiped(5_000, 0);
-        assert_eq!((ledger.blocks(), ledger.on(0).len()), (1, 0));
+        assert_eq!((ledger.blocks(), ledger.replicas(8)), (1, 0));
         ledger.observe(9_000, 2, Contents::from([(7, 100)]));
         assert_eq!((ledger.repaired_bytes, ledger.repaired_replicas), (100, 1));
         ledger.observe(9_500, 1, Contents::new());

@@ -140,15 +140,15 @@ pub struct Sample {
 pub(crate) struct End {
     /// It became whole in time.
     pub is_whole: bool,
-    /// As in [`RunReport`].
-    pub lost_blocks: Option<u64>,
+    /// Nothing but lost blocks kept it from that.
+    pub has_settled: bool,
     /// As in [`RunReport`].
     pub rotten_replicas: usize,
 }
 
 impl End {
     /// Whether a run passed. With `may_lose`, what was lost is no failure, and everything else that is wrong is one.
-    /// Lost blocks alone are a reason for not being whole: what just does not heal has lost nothing.
+    /// Lost blocks alone are a reason for not being whole, and none for leaving the others as they are.
     pub fn passes(self, comparison: &Comparison, may_lose: bool) -> bool {
         if !may_lose {
             return comparison.intact() && self.is_whole;
@@ -156,7 +156,7 @@ impl End {
         comparison.wrong.is_empty()
             && comparison.unexpected.is_empty()
             && self.rotten_replicas == 0
-            && (self.is_whole || self.lost_blocks.is_some_and(|blocks| blocks > 0))
+            && (self.is_whole || self.has_settled)
     }
 }
 
@@ -411,20 +411,16 @@ mod tests {
     fn a_run_that_may_lose_fails_for_everything_else() {
         let whole = End {
             is_whole: true,
-            lost_blocks: Some(0),
+            has_settled: false,
             rotten_replicas: 0,
         };
         let lossy = End {
             is_whole: false,
-            lost_blocks: Some(2),
+            has_settled: true,
             ..whole
         };
         let never_whole = End {
-            lost_blocks: Some(0),
-            ..lossy
-        };
-        let unknown = End {
-            lost_blocks: None,
+            has_settled: false,
             ..lossy
         };
         let rotten = End {
@@ -450,7 +446,7 @@ mod tests {
             (lossy, &wrong, false, false),
             (lossy, &unexpected, false, false),
             (never_whole, &nothing, false, false),
-            (unknown, &nothing, false, false),
+            (never_whole, &lost, false, false),
             (rotten, &lost, false, false),
         ] {
             let passed = [false, true].map(|may_lose| end.passes(comparison, may_lose));

@@ -11,14 +11,13 @@ use tokio::task::JoinHandle;
 use super::admin::Admin;
 use super::cluster::{Cluster, START_DEADLINE};
 use super::faults::Scene;
-use super::ledger::Ledger;
 use super::metrics::Metrics;
 use super::mounted::{self, Doubt, Order, Programs, Task};
 use super::network::Network;
 use super::plan::{Part, Plan};
 use super::primary::Loads;
 use super::probe::Primary;
-use super::report::{Block, End, Lost, Report, RunReport};
+use super::report::{End, Report, RunReport};
 use super::scenario::{Kind, Scenario, Variant};
 use super::verify::{Comparison, compare};
 use super::watch::Watch;
@@ -64,8 +63,8 @@ const TICK: Duration = Duration::from_millis(50);
 const CLIENTS_STOP_DEADLINE: Duration = Duration::from_secs(180);
 /// How long the comparison of what programs on mounts were promised may take.
 const COMPARE_DEADLINE: Duration = Duration::from_secs(600);
-/// A cluster that lost blocks never becomes whole; when all datanodes are back, all rot is found and
-/// nothing has changed for so long, it is as whole as it gets.
+/// A cluster that lost blocks never becomes whole; when all datanodes are back, all rot is found, nothing else is
+/// missing and nothing has changed for so long, it is as whole as it gets.
 const LOSS_SETTLED: Duration = Duration::from_secs(20);
 
 /// Runs all variants of a scenario, until one does not run to its end. `progress` gets how far it is.
@@ -255,7 +254,7 @@ impl Run<'_> {
         faults?;
         healed?;
         let healed_at = Instant::now();
-        let report = self.wait_whole(&mut scene, tell).await?;
+        let (report, has_settled) = self.wait_whole(&mut scene, tell).await?;
         let whole = self.is_whole(report.as_ref(), &scene.watch);
         let time_to_whole_ms = whole.then(|| {
             let took = healed_at.elapsed().as_millis();
@@ -284,7 +283,6 @@ impl Run<'_> {
             errors.extend(outcome.errors);
         }
         self.metrics.compared(&comparison);
-        let lost = self.lost(report.as_ref(), &scene.watch.ledger);
         let mut accesses = accesses(&scene.counters, &outcomes);
         for (error, count) in errors {
             *accesses.errors.entry(error).or_default() += count;
@@ -295,8 +293,8 @@ impl Run<'_> {
                 scene.watch,
                 accesses,
                 comparison,
-                lost,
                 report,
+                has_settled,
                 time_to_whole_ms,
             )
         })
@@ -461,15 +459,19 @@ impl Run<'_> {
         }
     }
 
+    /// Waits until the cluster is as whole as it gets. Returns what is wrong with it then, and whether nothing but lost
+    /// blocks is.
     async fn wait_whole(
         &self,
         scene: &mut Scene<'_>,
         tell: &mut dyn FnMut(&str, u64),
-    ) -> Result<Option<FsckReport>, LiveError> {
+    ) -> Result<(Option<FsckReport>, bool), LiveError> {
         let servers = self.scenario.cluster.servers.len() as u64;
+        let replication = u64::from(self.scenario.cluster.replication);
         let end = Instant::now() + Duration::from_millis(self.scenario.heal_ms);
         let mut last: Option<FsckReport> = None;
         let mut changed_at = Instant::now();
+        let mut has_settled = false;
         loop {
             self.check_interrupt()?;
             if let Some(ended) = scene.cluster.ended_by_itself() {
@@ -493,10 +495,11 @@ impl Run<'_> {
                 if !same || scene.watch.alive() < servers {
                     changed_at = Instant::now();
                 }
-                let settled = report.lost_blocks > 0
+                has_settled = report.lost_blocks > 0
+                    && report.missing_replicas <= report.lost_blocks * replication
                     && changed_at.elapsed() > LOSS_SETTLED
                     && scene.watch.rotten_replicas() == 0;
-                let done = settled || self.is_whole(Some(&report), &scene.watch);
+                let done = has_settled || self.is_whole(Some(&report), &scene.watch);
                 last = Some(report);
                 if done {
                     break;
@@ -507,7 +510,7 @@ impl Run<'_> {
             }
             tokio::time::sleep(Duration::from_millis(500)).await;
         }
-        Ok(last)
+        Ok((last, has_settled))
     }
 
     /// Whether nothing is missing, and no replica is rotten that looks as if it were not.
@@ -534,43 +537,20 @@ impl Run<'_> {
         Ok(comparison)
     }
 
-    /// Why each lost block was lost.
-    fn lost(&self, report: Option<&FsckReport>, ledger: &Ledger) -> Vec<Lost> {
-        let findings = report.map_or(&[][..], |report| &report.findings);
-        let mut lost: Vec<Lost> = Vec::new();
-        for finding in findings {
-            let Some(block) = finding.block else {
-                continue;
-            };
-            let known = lost.iter().any(|it| it.block == Block(block.0));
-            let here = (0..self.scenario.cluster.servers.len())
-                .any(|server| ledger.on(server).contains(&block.0));
-            if known || here {
-                continue;
-            }
-            lost.push(Lost {
-                block: Block(block.0),
-                path: finding.path.clone(),
-                finding: finding.message.clone(),
-                replicas: ledger.history(block.0).to_vec(),
-            });
-        }
-        lost
-    }
-
     fn report(
         &self,
         watch: Watch,
         accesses: Accesses,
         comparison: Comparison,
-        lost: Vec<Lost>,
         fsck: Option<FsckReport>,
+        has_settled: bool,
         time_to_whole_ms: Option<u64>,
     ) -> RunReport {
+        let lost = watch.ledger.lost(fsck.as_ref());
         let lost_blocks = fsck.map(|report| report.lost_blocks);
         let end = End {
             is_whole: time_to_whole_ms.is_some(),
-            lost_blocks,
+            has_settled,
             rotten_replicas: watch.rotten_replicas(),
         };
         RunReport {
