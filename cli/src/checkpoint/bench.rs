@@ -15,7 +15,7 @@ use harvestfs_checkpoint::process::Tree;
 use harvestfs_checkpoint::store::{BENCH_PREFIX, Job, Store};
 use harvestfs_protocol::durable;
 
-use super::dump::{HowArgs, dump};
+use super::dump::{Afterwards, HowArgs, dump};
 use super::{CheckpointArgs, Runner, fill, restore};
 use crate::simulate::interrupts;
 use crate::units::{self, Size};
@@ -215,7 +215,8 @@ fn mounted_in(
     let suspend = |filled: &mut Filled<'_>, job: &Job| -> anyhow::Result<(f64, u64)> {
         let started = Instant::now();
         let tree = Tree::of(filled.pid)?;
-        let checkpoint = dump(runner, job, &tree, None, &HowArgs::default())?.checkpoint;
+        let how = HowArgs::default();
+        let checkpoint = dump(runner, job, &tree, None, &how, Afterwards::End)?.checkpoint;
         let time_s = started.elapsed().as_secs_f64();
         filled.reap()?;
         forget(&checkpoint.directory)?;

@@ -33,6 +33,13 @@ pub struct DumpArgs {
     /// Name of the job.
     #[arg(long)]
     job: JobName,
+    /// Let the job go on afterwards.
+    #[arg(long)]
+    leave_running: bool,
+    /// Have the kernel track what the job changes from then on, where it can: the next checkpoint need not
+    /// read all memory. Only for jobs that do not move memory (`mremap`), which kernels do not notice.
+    #[arg(long, requires = "leave_running")]
+    track_mem: bool,
     #[command(flatten)]
     how: HowArgs,
 }
@@ -50,13 +57,6 @@ struct TargetArgs {
 /// How a checkpoint is made.
 #[derive(Clone, Debug, Default, Args)]
 pub struct HowArgs {
-    /// Let the job go on afterwards.
-    #[arg(long)]
-    pub leave_running: bool,
-    /// Have the kernel track what the job changes from then on, where it can: the next checkpoint need not
-    /// read all memory. Only for jobs that do not move memory (`mremap`), which kernels do not notice.
-    #[arg(long, requires = "leave_running")]
-    track_mem: bool,
     /// Store everything, also what the last checkpoint has.
     #[arg(long)]
     full: bool,
@@ -64,6 +64,18 @@ pub struct HowArgs {
     /// `file-locks`. Remembered for the restore.
     #[arg(long, value_name = "WHAT")]
     allow: Vec<Allow>,
+}
+
+/// What becomes of a job when its checkpoint is durable.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Afterwards {
+    /// It is ended.
+    End,
+    /// It goes on.
+    GoOn {
+        /// Whether the kernel is to track what it changes from then on.
+        track_mem: bool,
+    },
 }
 
 /// Runs it.
@@ -80,7 +92,15 @@ pub fn run(args: &CheckpointArgs, command: &DumpArgs) -> anyhow::Result<()> {
         ),
         (None, None) => anyhow::bail!("say which process, or which --cgroup"),
     };
-    let dumped = dump(&runner, &job, &Tree::of(pid)?, freezer, &command.how)?;
+    let afterwards = if command.leave_running {
+        Afterwards::GoOn {
+            track_mem: command.track_mem,
+        }
+    } else {
+        Afterwards::End
+    };
+    let tree = Tree::of(pid)?;
+    let dumped = dump(&runner, &job, &tree, freezer, &command.how, afterwards)?;
     report(&dumped);
     tidy(&runner, &job, keep);
     Ok(())
@@ -142,14 +162,15 @@ pub fn refuse_directories(job: &Job) -> anyhow::Result<()> {
         .with_context(|| format!("no checkpoint of job {} is stored", job.name()))
 }
 
-/// Makes a checkpoint of a process and what it started. They are ended when it is durable, or go on
-/// when they are to; and they go on when anything fails, or when this process is killed.
+/// Makes a checkpoint of a process and what it started. They go on when anything fails, or when this process
+/// is killed.
 pub fn dump(
     runner: &Runner,
     job: &Job,
     tree: &Tree,
     freezer: Option<&Path>,
     how: &HowArgs,
+    afterwards: Afterwards,
 ) -> anyhow::Result<Dumped> {
     let pid = tree.root();
     refuse_directories(job)?;
@@ -166,8 +187,9 @@ pub fn dump(
     let tracked_since = parent
         .as_ref()
         .is_some_and(|parent| tracked.is_some() && tracked == Tracked::since(parent));
-    let track = (how.track_mem || tracked_since) && runner.criu.tracks_memory();
-    if how.track_mem && !track {
+    let track_mem = afterwards == Afterwards::GoOn { track_mem: true };
+    let track = (track_mem || tracked_since) && runner.criu.tracks_memory();
+    if track_mem && !track {
         eprintln!("harvestfs: this kernel does not track changes: all memory is compared");
     }
     let guard = Guard::start(&tree).context("cannot start what watches over the job")?;
@@ -218,28 +240,28 @@ pub fn dump(
         created_unix_ms: unix_now_ms().unwrap_or(0),
         stopped_ms: millis(started.elapsed()),
         progress_ms: cpu_ms,
-        left_running: how.leave_running,
+        left_running: afterwards != Afterwards::End,
         criu: runner.criu.version().to_owned(),
         allow: how.allow.clone(),
         images,
     };
     let checkpoint = draft.commit(manifest)?;
-    if how.leave_running {
+    if afterwards == Afterwards::End {
+        stopped.end()?;
+    } else {
         if let Some(since) = Tracked::since(&checkpoint) {
             let went_on = runner.node.went_on();
             if let Err(error) = went_on.and_then(|went_on| went_on.remember(pid, &since)) {
                 eprintln!("harvestfs: what the job did before counts as not stored: {error}");
             }
             if track
-                && how.track_mem
+                && track_mem
                 && let Err(error) = tracking.remember(pid, &since)
             {
                 eprintln!("harvestfs: the next checkpoint is going to read all memory: {error}");
             }
         }
         stopped.go_on()?;
-    } else {
-        stopped.end()?;
     }
     let mut measured = runner.node.measured();
     measured.wrote(checkpoint.manifest.sent_bytes(), started.elapsed());

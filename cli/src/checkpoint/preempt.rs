@@ -11,7 +11,7 @@ use harvestfs_checkpoint::process::{ProcessError, Tree};
 use harvestfs_checkpoint::store::Job;
 
 use super::CheckpointArgs;
-use super::dump::{HowArgs, dump, refuse_directories, report, tidy};
+use super::dump::{Afterwards, HowArgs, dump, refuse_directories, report, tidy};
 use super::resume::bandwidth;
 use crate::output;
 use crate::units::{self, Size};
@@ -79,10 +79,6 @@ struct Running {
 
 /// Runs it.
 pub fn run(args: &CheckpointArgs, command: &PreemptArgs) -> anyhow::Result<()> {
-    anyhow::ensure!(
-        !command.how.leave_running,
-        "a job that goes on frees nothing: use `harvestfs checkpoint dump --leave-running` to store it only"
-    );
     let runner = args.runner()?;
     let store = args.store()?;
     let keep = args.keep()?;
@@ -146,7 +142,8 @@ pub fn run(args: &CheckpointArgs, command: &PreemptArgs) -> anyhow::Result<()> {
         let done = match decision {
             Preemption::Kill => it.tree.end().map_err(anyhow::Error::from),
             Preemption::Checkpoint | Preemption::Incremental => {
-                dump(&runner, &it.job, &it.tree, None, &command.how).map(|dumped| {
+                let how = &command.how;
+                dump(&runner, &it.job, &it.tree, None, how, Afterwards::End).map(|dumped| {
                     report(&dumped);
                     tidy(&runner, &it.job, keep);
                 })
