@@ -210,11 +210,10 @@ fn measure_failover(
             round.read_ms
         );
     });
-    let passed = matches!(&measured, Ok(it) if it.report.passed());
-    let met_goals = matches!(&measured, Ok(it) if it.report.met_goals());
     let error = measured.as_ref().map_or_else(Some, |it| it.error.as_ref());
-    let is_interrupted = matches!(error, Some(LiveError::Interrupted));
-    let is_as_wanted = is_interrupted || passed && met_goals;
+    // Ctrl-C is no failure, and excuses none.
+    let is_as_wanted = matches!(error, None | Some(LiveError::Interrupted))
+        && matches!(&measured, Ok(it) if it.report.faults_passed() && it.report.met_goals());
     if !is_as_wanted {
         // To find out why.
         eprintln!("harvestfs: logs are kept in {}", directory.keep().display());
@@ -229,7 +228,10 @@ fn measure_failover(
     if let Some(error) = error {
         return Err(error.into());
     }
-    ensure!(passed, "not everything is as it was promised; seed {seed}");
+    ensure!(
+        report.passed(),
+        "not everything is as it was promised; seed {seed}"
+    );
     Ok(())
 }
 
@@ -259,11 +261,18 @@ fn temporary_directory() -> anyhow::Result<tempfile::TempDir> {
         .context("no temporary directory")
 }
 
-/// Finds out before a long run whether its results can be written. A file that is there stays as it is until then.
+/// Finds out before a long run whether its results can be written. A file that is there stays as it is until then, and
+/// none is left that is not.
 fn check_writable(files: &[Option<&Path>]) -> anyhow::Result<()> {
     for file in files.iter().flatten() {
+        // Or a link to nothing, which is not ours.
+        let was_there = file.symlink_metadata().is_ok();
         let opened = File::options().create(true).append(true).open(file);
         opened.with_context(|| format!("cannot write {}", file.display()))?;
+        if !was_there {
+            std::fs::remove_file(file)
+                .with_context(|| format!("cannot remove {}", file.display()))?;
+        }
     }
     Ok(())
 }
@@ -314,14 +323,14 @@ fn run_scenario(args: &RunArgs) -> anyhow::Result<()> {
     };
     let ran = live::run(&scenario, &plan, &options, &mut progress);
     bar.finish_and_clear();
-    let passed = matches!(&ran, Ok(ran) if ran.report.passed());
     let error = ran.as_ref().map_or_else(Some, |it| it.error.as_ref());
-    let is_interrupted = matches!(error, Some(LiveError::Interrupted));
+    // Ctrl-C is no failure, and excuses none.
+    let is_as_wanted = matches!(error, None | Some(LiveError::Interrupted))
+        && matches!(&ran, Ok(it) if it.report.runs_passed());
     let has_logs = std::fs::read_dir(&directory).is_ok_and(|mut it| it.next().is_some());
     // Before anything else can fail.
     if has_logs
-        && !passed
-        && !is_interrupted
+        && !is_as_wanted
         && let Some(directory) = temporary.take()
     {
         // To find out why.
@@ -350,7 +359,10 @@ fn run_scenario(args: &RunArgs) -> anyhow::Result<()> {
         return Err(error.into());
     }
     let seed = report.seed;
-    ensure!(passed, "not everything is as it was promised; seed {seed}");
+    ensure!(
+        report.passed(),
+        "not everything is as it was promised; seed {seed}"
+    );
     Ok(())
 }
 

@@ -268,6 +268,25 @@ fn results_that_cannot_be_written_are_refused_before_anything_is_made() {
 }
 
 #[test]
+fn no_results_are_left_of_what_was_refused() {
+    let temporary = tempfile::tempdir().expect("a directory");
+    let [there, kept] = ["there", "kept"].map(|name| temporary.path().join(name));
+    std::fs::write(&there, "of before").expect("written");
+    let mut command = Command::new(BINARY);
+    command.args(["chaos", "run", &format!("{SCENARIOS}/smoke.toml")]);
+    command.arg("--json").arg(kept.join("report.json"));
+    command.arg("--html").arg(&there);
+    command.args(["--replay", "/nonexistent/x", "--keep"]);
+    let output = command.arg(&kept).output().expect("the binary runs");
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(1), "{said}");
+    assert!(said.contains("cannot write /nonexistent/x"), "{said}");
+    assert!(!kept.exists(), "it is in the way of the next attempt");
+    let left = std::fs::read_to_string(&there).expect("it is there");
+    assert_eq!(left, "of before");
+}
+
+#[test]
 fn every_shipped_scenario_is_understood_and_wrong_ones_are_not() {
     let mut count = 0;
     for entry in std::fs::read_dir(SCENARIOS).expect("the scenarios") {

@@ -164,7 +164,13 @@ impl Report {
     /// Whether all runs came to their end and passed.
     #[must_use]
     pub fn passed(&self) -> bool {
-        self.error.is_none() && self.runs.iter().all(|run| run.passed)
+        self.error.is_none() && self.runs_passed()
+    }
+
+    /// Whether the runs passed that came to their end.
+    #[must_use]
+    pub fn runs_passed(&self) -> bool {
+        self.runs.iter().all(|run| run.passed)
     }
 
     /// The table for the terminal.
@@ -469,7 +475,7 @@ mod tests {
         };
         assert!(report.passed());
         report.error = Some("datanode-1 ended by itself".to_owned());
-        assert!(!report.passed());
+        assert!(!report.passed() && report.runs_passed());
         for text in [report.details(), report.to_html()] {
             assert!(text.contains("datanode-1 ended by itself"), "{text}");
         }
