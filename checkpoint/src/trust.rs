@@ -48,6 +48,12 @@ pub enum TrustError {
         /// How far: options of `chmod`.
         options: &'static str,
     },
+    /// The directory of a job is a link: what it leads to is in a directory that nobody has judged.
+    #[error("{} is a link: move the directory that it leads to here first", path.display())]
+    Link {
+        /// The link.
+        path: PathBuf,
+    },
     /// A link leads out of the directory that was judged.
     #[error("{} leads out of the job's directory, where anybody could write", path.display())]
     LeadsOut {
@@ -75,9 +81,8 @@ pub fn refuse_directories(job: &Job, user: u32) -> Result<(), TrustError> {
         metadata => {
             let metadata = look(metadata, top)?;
             judge(top, &metadata, user, Wrong::WithAllBelow(top))?;
-            // What it leads to is in a directory that nobody has judged.
             if metadata.is_symlink() {
-                return Err(TrustError::LeadsOut {
+                return Err(TrustError::Link {
                     path: top.to_owned(),
                 });
             }
@@ -256,7 +261,7 @@ mod tests {
         refuse_directories(&job, user).expect("the store is right");
         std::os::unix::fs::symlink("../elsewhere", job.directory()).expect("symlink");
         let error = refuse_directories(&job, user).expect_err("a link");
-        assert!(matches!(error, TrustError::LeadsOut { path } if path == job.directory()));
+        assert!(matches!(error, TrustError::Link { path } if path == job.directory()));
     }
 
     #[test]
