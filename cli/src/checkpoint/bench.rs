@@ -282,7 +282,7 @@ impl<'a> Filled<'a> {
             .prefix("harvestfs-checkpoint-fill-")
             .tempdir()?;
         // A session of its own: CRIU restores no part of ours.
-        let child = Command::new("setsid")
+        let mut child = Command::new("setsid")
             .arg(std::env::current_exe()?)
             .args(["checkpoint", "fill", &size.to_string()])
             .arg(directory.path())
@@ -293,9 +293,16 @@ impl<'a> Filled<'a> {
             .spawn()
             .context("cannot run setsid")?;
         let pid = i32::try_from(child.id())?;
+        let tree = match Tree::of(pid) {
+            Ok(tree) => tree,
+            Err(error) => {
+                end(&mut child);
+                return Err(error.into());
+            }
+        };
         let mut filled = Self {
             pid,
-            tree: Tree::of(pid)?,
+            tree,
             child: Some(child),
             directory,
             asked: 0,
@@ -353,12 +360,19 @@ impl<'a> Filled<'a> {
 
 impl Drop for Filled<'_> {
     fn drop(&mut self) {
+        // It was never suspended.
+        if let Some(mut child) = self.child.take() {
+            end(&mut child);
+        }
         // Whatever it has started is ended with it; it may have been ended before.
         if let Ok(tree) = self.tree.again() {
             let _ = tree.end();
         }
-        if let Some(mut child) = self.child.take() {
-            let _ = child.wait();
-        }
     }
+}
+
+fn end(child: &mut Child) {
+    // It may have ended.
+    let _ = child.kill();
+    let _ = child.wait();
 }
