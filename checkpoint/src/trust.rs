@@ -10,6 +10,8 @@ use crate::store::{Job, StoreError, io_error};
 
 /// The bits of a mode that let others than the owner write.
 const WRITABLE_BY_OTHERS: u32 = 0o022;
+/// Where one thing is wrong in the directory of a job, others are.
+const ALL_BELOW: &str = "-R ";
 
 /// Why images are not trusted.
 #[derive(Debug, thiserror::Error)]
@@ -74,13 +76,14 @@ pub fn refuse_directories(job: &Job, user: u32) -> Result<(), TrustError> {
     let top = job.directory();
     if let Some(store) = top.parent() {
         let metadata = look(fs::metadata(store), store)?;
-        judge(store, &metadata, user, Wrong::Only(store))?;
+        // Other jobs in it may be somebody else's.
+        judge(store, &metadata, user, (store, ""))?;
     }
     match fs::symlink_metadata(top) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
         metadata => {
             let metadata = look(metadata, top)?;
-            judge(top, &metadata, user, Wrong::WithAllBelow(top))?;
+            judge(top, &metadata, user, (top, ALL_BELOW))?;
             if metadata.is_symlink() {
                 return Err(TrustError::Link {
                     path: top.to_owned(),
@@ -103,7 +106,7 @@ pub fn refuse_what_others_could_write(job: &Job, user: u32) -> Result<(), TrustE
     let mut paths = vec![top.to_owned()];
     while let Some(path) = paths.pop() {
         let metadata = look(fs::symlink_metadata(&path), &path)?;
-        judge(&path, &metadata, user, Wrong::WithAllBelow(top))?;
+        judge(&path, &metadata, user, (top, ALL_BELOW))?;
         if metadata.is_symlink() {
             let target = look(path.canonicalize(), &path)?;
             if !target.starts_with(look(top.canonicalize(), top)?) {
@@ -122,38 +125,19 @@ fn look<T>(result: io::Result<T>, path: &Path) -> Result<T, StoreError> {
     result.map_err(io_error("judge", path))
 }
 
-/// What is to be put right when something is refused.
-#[derive(Clone, Copy)]
-enum Wrong<'a> {
-    /// The directory of all jobs, whose other jobs may be somebody else's.
-    Only(&'a Path),
-    /// That of a job: where one thing is wrong in it, others are.
-    WithAllBelow(&'a Path),
-}
-
-impl Wrong<'_> {
-    /// It, and the options of the command that puts it right.
-    fn remedy(self) -> (PathBuf, &'static str) {
-        match self {
-            Self::Only(path) => (path.to_owned(), ""),
-            Self::WithAllBelow(path) => (path.to_owned(), "-R "),
-        }
-    }
-}
-
+/// Refuses what is not as it must be; then `wrong` is to be put right, with such options of `chown` or `chmod`.
 fn judge(
     path: &Path,
     metadata: &fs::Metadata,
     user: u32,
-    wrong: Wrong<'_>,
+    (wrong, options): (&Path, &'static str),
 ) -> Result<(), TrustError> {
-    let (wrong, options) = wrong.remedy();
     if metadata.uid() != user {
         return Err(TrustError::Owner {
             path: path.to_owned(),
             owner: metadata.uid(),
             wanted: user,
-            wrong,
+            wrong: wrong.to_owned(),
             options,
         });
     }
@@ -163,7 +147,7 @@ fn judge(
         return Err(TrustError::Mode {
             path: path.to_owned(),
             mode,
-            wrong,
+            wrong: wrong.to_owned(),
             options,
         });
     }
