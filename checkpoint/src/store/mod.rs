@@ -10,11 +10,11 @@ mod tests;
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read, Write};
-use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 
-use harvestfs_protocol::durable;
+use harvestfs_protocol::{durable, machine};
 use rustix::fs::{FlockOperation, OFlags};
 
 use crate::manifest::{JobName, MANIFEST_BYTES_MAX, MANIFEST_FILE, Manifest, ManifestError};
@@ -77,12 +77,6 @@ pub enum StoreError {
     /// Another command works on the job.
     #[error("another command is working on job {0}: wait for it to end")]
     Locked(JobName),
-    /// What was stored until now is gone.
-    #[error(
-        "another node stores a checkpoint of job {0}, and has removed what this one had stored of it: give \
-         machines different names, or different ids in /etc/machine-id"
-    )]
-    Replaced(JobName),
     /// A checkpoint of that number appeared meanwhile.
     #[error("another node stored checkpoint {number} of job {job} meanwhile; try again")]
     Overtaken {
@@ -302,17 +296,20 @@ impl Job {
             Err(StoreError::NoJob(_)) => 1,
             Err(error) => return Err(error),
         };
-        let directory = self.directory.join(format!("{DRAFT_PREFIX}{maker}"));
-        remove_directory(&directory)?;
+        let names = names_in(&self.directory)?;
+        for name in names.iter().filter(|name| is_draft_of(name, maker)) {
+            remove_directory(&self.directory.join(name))?;
+        }
+        // Locks do not reach to other mounts, and another machine may be named the same: it then removes this one, but
+        // none of the two ever writes into that of the other.
+        let chance = machine::random::<u64>();
+        let name = format!("{DRAFT_PREFIX}{maker}.{chance:016x}");
+        let directory = self.directory.join(name);
         fs::create_dir(&directory).map_err(io_error("make", &directory))?;
-        let opened = File::open(&directory).map_err(io_error("open", &directory))?;
-        let metadata = opened.metadata().map_err(io_error("look at", &directory))?;
         Ok(Draft {
             job: self.clone(),
             number,
             directory,
-            inode: inode_of(&metadata),
-            _opened: opened,
             is_committed: false,
         })
     }
@@ -391,10 +388,9 @@ impl Job {
         }
         for name in names_in(&self.directory)? {
             let path = self.directory.join(&name);
-            let is_given_up = match name.strip_prefix(DRAFT_PREFIX) {
-                Some(of) => of == maker || age(&path) > DRAFT_AGE_MAX,
-                None => name.starts_with(REMOVED_PREFIX),
-            };
+            let is_given_up = name.starts_with(REMOVED_PREFIX)
+                || is_draft_of(&name, maker)
+                || name.starts_with(DRAFT_PREFIX) && age(&path) > DRAFT_AGE_MAX;
             if is_given_up {
                 remove_directory(&path)?;
             }
@@ -422,10 +418,6 @@ pub struct Draft {
     job: Job,
     number: u32,
     directory: PathBuf,
-    /// Of the directory.
-    inode: (u64, u64),
-    /// While it is open, no other directory gets its inode.
-    _opened: File,
     is_committed: bool,
 }
 
@@ -449,11 +441,6 @@ impl Draft {
     /// survive.
     pub fn commit(mut self, manifest: Manifest) -> Result<Checkpoint, StoreError> {
         let job = &self.job;
-        // Locks do not reach to other mounts, and another machine may have the same name.
-        let is_there = self.is_there();
-        if !is_there.map_err(io_error("look at", &self.directory))? {
-            return Err(StoreError::Replaced(job.name.clone()));
-        }
         job.write_manifest(&self.directory, &manifest)?;
         let directory = job.directory.join(directory_name(self.number));
         let renamed = durable::rename_to_new(&self.directory, &directory);
@@ -470,19 +457,11 @@ impl Draft {
             directory,
         })
     }
-
-    /// Whether the directory is still the one that was made, and not one that another machine has made since.
-    fn is_there(&self) -> io::Result<bool> {
-        match fs::symlink_metadata(&self.directory) {
-            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(false),
-            metadata => Ok(inode_of(&metadata?) == self.inode),
-        }
-    }
 }
 
 impl Drop for Draft {
     fn drop(&mut self) {
-        if !self.is_committed && matches!(self.is_there(), Ok(true)) {
+        if !self.is_committed {
             // The file system may be what failed; the next dump or `gc` removes it then.
             let _ = fs::remove_dir_all(&self.directory);
         }
@@ -499,9 +478,12 @@ pub(crate) fn write_synced(path: &Path, bytes: &[u8]) -> Result<(), StoreError> 
     file.sync_all().map_err(io_error("sync", path))
 }
 
-/// Device and number.
-fn inode_of(metadata: &fs::Metadata) -> (u64, u64) {
-    (metadata.dev(), metadata.ino())
+/// Whether it is the name of a draft of `maker`.
+fn is_draft_of(name: &str, maker: &str) -> bool {
+    let draft = name.strip_prefix(DRAFT_PREFIX);
+    draft
+        .and_then(|it| it.rsplit_once('.'))
+        .is_some_and(|(of, _)| of == maker)
 }
 
 fn directory_name(number: u32) -> String {

@@ -216,8 +216,6 @@ pub fn dump(
                 );
                 // What failed may be only what came after CRIU, which would store them as stopped.
                 stopped.let_go_on()?;
-                // The old one is removed before the new one is there.
-                drop(draft);
                 draft = job.begin(&lock, &draft_maker())?;
             }
         }
