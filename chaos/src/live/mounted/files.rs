@@ -280,9 +280,11 @@ impl Program {
         changes: &[Change],
         act: impl FnOnce() -> io::Result<()>,
     ) -> bool {
+        // What has to be there, but for a new file. Of a renaming, that is the first one.
+        let first = changes.first().map(|change| change.name.as_str());
         let held = {
             let mut files = self.promises[self.place.mount].lock();
-            let held = held(&files, changes);
+            let held = first.filter(|name| files.holds(name));
             files.begin(changes);
             held
         };
@@ -390,40 +392,7 @@ impl Job for Program {
     }
 }
 
-/// What of changes has to be there before they begin, if any: all but a new file. Of a renaming, that is the first one.
-fn held<'a>(files: &Files, changes: &'a [Change]) -> Option<&'a str> {
-    let first = &changes.first()?.name;
-    let is_held = files.usable().any(|(name, ..)| name == first);
-    is_held.then_some(first.as_str())
-}
-
 /// Closes a file, with the error that this may give: dropping it would hide that.
 fn close(file: File) -> io::Result<()> {
     Ok(nix::unistd::close(file)?)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn change(name: &str, to: Option<&[u8]>) -> Change {
-        Change {
-            name: name.to_owned(),
-            to: to.map(|bytes| Arc::new(bytes.to_vec())),
-            whole: true,
-        }
-    }
-
-    #[test]
-    fn every_change_but_a_new_file_needs_one_that_is_there() {
-        let mut files = Files::default();
-        let created = [change("a", Some(b"a"))];
-        assert_eq!(held(&files, &created), None);
-        files.begin(&created);
-        assert_eq!(held(&files, &created), None, "it is not there yet");
-        files.end(&created, Returned::Durable);
-        let replaced = [change("a", None), change("b", Some(b"a"))];
-        assert_eq!(held(&files, &replaced), Some("a"));
-        assert_eq!(held(&files, &[change("b", None)]), None);
-    }
 }

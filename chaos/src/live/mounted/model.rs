@@ -226,6 +226,12 @@ impl Files {
         })
     }
 
+    /// Whether a name is there, as its last change left it when that returned.
+    pub fn holds(&self, name: &str) -> bool {
+        self.get(name)
+            .is_some_and(|entry| entry.is_settled() && entry.last().is_some())
+    }
+
     /// What is known of a name.
     pub fn get(&self, name: &str) -> Option<&Entry> {
         self.entries.get(name)
@@ -288,6 +294,22 @@ mod tests {
         assert!(may_hold(&files, Some(b"aaaa")) && may_hold(&files, Some(b"aa")));
         assert!(!may_hold(&files, Some(b"aaa")) && !may_hold(&files, None));
         assert_eq!(files.entries["a"].certain(), b"aa");
+    }
+
+    #[test]
+    fn a_name_is_there_from_when_it_was_made_until_it_changes() {
+        let mut files = Files::default();
+        let create = change(Some(b"aaaa"), false);
+        assert!(!files.holds("a"));
+        files.begin(&create);
+        assert!(!files.holds("a"), "it is not there yet");
+        files.end(&create, Returned::Durable);
+        assert!(files.holds("a") && !files.holds("b"));
+        let remove = change(None, true);
+        files.begin(&remove);
+        assert!(!files.holds("a"), "it may be gone");
+        files.end(&remove, Returned::Visible(None));
+        assert!(!files.holds("a"), "it is gone");
     }
 
     #[test]
