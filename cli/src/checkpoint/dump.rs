@@ -102,7 +102,7 @@ pub fn run(args: &CheckpointArgs, command: &DumpArgs) -> anyhow::Result<()> {
     let tree = Tree::of(pid)?;
     let dumped = dump(&runner, &job, &tree, freezer, &command.how, afterwards)?;
     report(&dumped);
-    tidy(&runner, &job, keep);
+    tidy(&job, keep);
     Ok(())
 }
 
@@ -139,7 +139,7 @@ pub fn report(dumped: &Dumped) {
 
 /// Work that can wait until the job goes on. The checkpoint is safe without it, so a failure is only
 /// a warning.
-pub fn tidy(runner: &Runner, job: &Job, keep: usize) {
+pub fn tidy(job: &Job, keep: usize) {
     let warn = |what: &str, error: &dyn std::fmt::Display| {
         eprintln!("harvestfs: the checkpoint is stored, but {what}: {error}");
     };

@@ -145,7 +145,7 @@ pub fn run(args: &CheckpointArgs, command: &PreemptArgs) -> anyhow::Result<()> {
                 let how = &command.how;
                 dump(&runner, &it.job, &it.tree, None, how, Afterwards::End).map(|dumped| {
                     report(&dumped);
-                    tidy(&runner, &it.job, keep);
+                    tidy(&it.job, keep);
                 })
             }
         };
