@@ -19,8 +19,14 @@ fn units() -> Vec<PathBuf> {
         .map(|entry| entry.expect("an entry").path())
         .collect();
     units.sort();
-    assert_eq!(units.len(), 4, "one for each part: {units:?}");
     units
+}
+
+fn services() -> Vec<PathBuf> {
+    let is_service = |unit: &PathBuf| unit.extension().is_some_and(|it| it == "service");
+    let services: Vec<_> = units().into_iter().filter(is_service).collect();
+    assert_eq!(services.len(), 4, "one for each part: {services:?}");
+    services
 }
 
 #[test]
@@ -51,7 +57,7 @@ fn systemd_accepts_the_units() {
 
 #[test]
 fn the_units_start_what_the_binary_has() {
-    for unit in units() {
+    for unit in services() {
         let text = fs::read_to_string(&unit).expect("a unit");
         let line = text
             .lines()
@@ -68,6 +74,25 @@ fn unit(name: &str) -> String {
     let mut units = units.iter();
     let unit = units.find(|unit| unit.ends_with(name));
     fs::read_to_string(unit.expect("the unit")).expect("it is read")
+}
+
+/// Weights count among siblings: those of a service do nothing against the owner's slice, and a slice without a unit has the same
+/// as any other.
+#[test]
+fn the_slice_of_a_unit_weighs_little_against_the_owners() {
+    let mut slices = 0;
+    for service in services() {
+        let text = fs::read_to_string(&service).expect("a unit");
+        let Some(slice) = text.lines().find_map(|line| line.strip_prefix("Slice=")) else {
+            continue;
+        };
+        slices += 1;
+        let slice = unit(slice);
+        for setting in ["CPUWeight=1", "IOWeight=1"] {
+            assert!(slice.lines().any(|line| line == setting), "no {setting}");
+        }
+    }
+    assert_eq!(slices, 1, "datanodes have one");
 }
 
 /// Units are stopped in the other order.
