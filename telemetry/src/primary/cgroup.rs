@@ -8,7 +8,7 @@ use super::{Counter, Machine, Pace, SampleError, Sampler};
 use crate::gate::Load;
 
 /// How often a group is looked for that is not there.
-const SEARCH_INTERVAL: Duration = Duration::from_secs(1);
+pub(super) const SEARCH_INTERVAL: Duration = Duration::from_secs(1);
 /// Memory changes slowly, and telling it costs the kernel more than the rest: every so many samples.
 const MEMORY_EVERY: u32 = 5;
 
@@ -49,9 +49,8 @@ pub(super) enum Cpu {
 }
 
 impl Cpu {
-    /// That of a group below [`CGROUP_ROOT`].
-    pub(super) fn open(name: &Path) -> Option<Self> {
-        let root = Path::new(CGROUP_ROOT);
+    /// That of a group below `root`.
+    pub(super) fn open(root: &Path, name: &Path) -> Option<Self> {
         find_cpu(root, &relative(root, name)).map(|(cpu, _)| cpu)
     }
 

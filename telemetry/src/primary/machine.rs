@@ -8,7 +8,7 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use super::cgroup::Cpu;
+use super::cgroup::{CGROUP_ROOT, Cpu, SEARCH_INTERVAL};
 use super::kernel::{KernelFile, Stalls, field};
 use super::{Counter, Pace, SampleError, Sampler};
 use crate::gate::Load;
@@ -33,7 +33,8 @@ pub enum Own {
     /// This process.
     ThisProcess,
     /// Everything in a control group: exact, and the cheapest. The name is as for
-    /// [`super::Cgroup::new`].
+    /// [`super::Cgroup::new`]. While it is not there, nothing is in it; it must be there at the start,
+    /// or its name would be wrong.
     Cgroup(PathBuf),
 }
 
@@ -63,7 +64,7 @@ impl Machine {
             stat: KernelFile::open("/proc/stat".as_ref())?,
             meminfo: KernelFile::open_if_there("/proc/meminfo".as_ref()),
             stalls: Stalls::open(pressure),
-            own: OwnUse::open(own)?,
+            own: OwnUse::open(own, CGROUP_ROOT.as_ref())?,
             active: Counter::default(),
             total: Counter::default(),
             pace: Pace::default(),
@@ -78,7 +79,7 @@ impl Sampler for Machine {
         let Some((active, total)) = cpu_ticks(self.stat.read()?) else {
             return Err(self.stat.format("the line `cpu`"));
         };
-        let own = self.own.sample(now)?;
+        let own = self.own.sample(now);
         if self.memory_due == 0 {
             self.memory_due = MEMORY_EVERY;
             self.memory_share = match &mut self.meminfo {
@@ -141,7 +142,17 @@ struct OwnUse {
     scanned: Option<Instant>,
     rescanned: Option<Instant>,
     /// With [`Own::Cgroup`].
-    cgroup: Option<(Cpu, Counter)>,
+    group: Option<OwnGroup>,
+}
+
+/// The control group of [`Own::Cgroup`].
+#[derive(Debug)]
+struct OwnGroup {
+    root: PathBuf,
+    name: PathBuf,
+    /// `None` while it is not there.
+    cpu: Option<(Cpu, Counter)>,
+    searched: Option<Instant>,
 }
 
 #[derive(Debug)]
@@ -182,13 +193,54 @@ impl Identity {
     }
 }
 
-impl OwnUse {
-    fn open(own: Own) -> Result<Self, SampleError> {
-        let cgroup = match &own {
-            Own::Cgroup(name) => {
-                let cpu = Cpu::open(name).ok_or_else(|| SampleError::NoCgroup(name.clone()))?;
-                Some((cpu, Counter::default()))
+impl OwnGroup {
+    fn open(root: &Path, name: &Path) -> Result<Self, SampleError> {
+        let cpu = Cpu::open(root, name).ok_or_else(|| SampleError::NoCgroup(name.to_owned()))?;
+        Ok(Self {
+            root: root.to_owned(),
+            name: name.to_owned(),
+            cpu: Some((cpu, Counter::default())),
+            searched: None,
+        })
+    }
+
+    /// Ticks used since the sample before.
+    fn sample(&mut self, now: Instant) -> f64 {
+        let is_due = self
+            .searched
+            .is_none_or(|searched| now.saturating_duration_since(searched) >= SEARCH_INTERVAL);
+        if self.cpu.is_none() && is_due {
+            self.searched = Some(now);
+            let found = Cpu::open(&self.root, &self.name);
+            self.cpu = found.map(|cpu| (cpu, Counter::default()));
+            if self.cpu.is_some() {
+                tracing::info!(own_cgroup = %self.name.display(), "the cgroup is back");
             }
+        }
+        let Some((cpu, counter)) = &mut self.cpu else {
+            return 0.0;
+        };
+        match cpu.used_us() {
+            Ok(used_us) => {
+                let growth_us = counter.growth(used_us).unwrap_or(0);
+                growth_us as f64 * ticks_per_second() / 1e6
+            }
+            // It was removed, and what was in it does not run any more. It is looked for again.
+            Err(error) => {
+                tracing::warn!(own_cgroup = %self.name.display(), %error, "the cgroup is gone; nothing is subtracted from what the machine uses until it is back");
+                self.cpu = None;
+                self.searched = Some(now);
+                0.0
+            }
+        }
+    }
+}
+
+impl OwnUse {
+    /// Control groups are below `root`.
+    fn open(own: Own, root: &Path) -> Result<Self, SampleError> {
+        let group = match &own {
+            Own::Cgroup(name) => Some(OwnGroup::open(root, name)?),
             Own::SameExecutable | Own::ThisProcess => None,
         };
         let identity = Identity::of("self").unwrap_or(Identity {
@@ -202,15 +254,14 @@ impl OwnUse {
             others: std::collections::HashSet::new(),
             scanned: None,
             rescanned: None,
-            cgroup,
+            group,
         })
     }
 
     /// Ticks used since the sample before.
-    fn sample(&mut self, now: Instant) -> Result<f64, SampleError> {
-        if let Some((cpu, counter)) = &mut self.cgroup {
-            let growth_us = counter.growth(cpu.used_us()?).unwrap_or(0);
-            return Ok(growth_us as f64 * ticks_per_second() / 1e6);
+    fn sample(&mut self, now: Instant) -> f64 {
+        if let Some(group) = &mut self.group {
+            return group.sample(now);
         }
         self.scan(now);
         let mut ticks = 0;
@@ -224,7 +275,7 @@ impl OwnUse {
             process.resident_pages = stat.resident_pages;
             true
         });
-        Ok(ticks as f64)
+        ticks as f64
     }
 
     fn resident_bytes(&self) -> u64 {
@@ -349,7 +400,7 @@ mod tests {
         while cpu_time() - begin < Duration::from_millis(150) && Instant::now() < end {
             spun = std::hint::black_box(spun + 1);
         }
-        own_ticks += without.own.sample(Instant::now()).unwrap();
+        own_ticks += without.own.sample(Instant::now());
         assert!(
             own_ticks >= 10.0,
             "{own_ticks} ticks of this process were found"
@@ -365,5 +416,38 @@ mod tests {
         assert!(machine.own.processes.contains_key(&std::process::id()));
         assert!(!machine.own.others.is_empty());
         assert!(!machine.own.processes.contains_key(&1));
+    }
+
+    #[test]
+    fn an_own_cgroup_that_was_removed_uses_nothing_until_it_is_back() {
+        let directory = tempfile::tempdir().unwrap();
+        let (root, name) = (directory.path(), PathBuf::from("guests.slice"));
+        let own = Own::Cgroup(name.clone());
+        let missing = OwnUse::open(own.clone(), root).unwrap_err();
+        assert!(matches!(missing, SampleError::NoCgroup(_)), "{missing}");
+        let group = root.join(&name);
+        let stat = group.join("cpu.stat");
+        let set_used_s = |seconds: u64| {
+            std::fs::create_dir_all(&group).unwrap();
+            std::fs::write(&stat, format!("usage_usec {seconds}000000\n")).unwrap();
+        };
+        set_used_s(5);
+        let mut machine = Machine::open(Own::ThisProcess).unwrap();
+        machine.own = OwnUse::open(own, root).unwrap();
+        let start = Instant::now();
+        let at = |ms: u64| start + Duration::from_millis(ms);
+        assert_eq!(machine.own.sample(at(0)), 0.0);
+        set_used_s(7);
+        assert_eq!(machine.own.sample(at(400)), 2.0 * ticks_per_second());
+        // What is open tells nothing any more, as that of a cgroup that was removed.
+        std::fs::write(&stat, "").unwrap();
+        std::fs::remove_dir_all(&group).unwrap();
+        machine.sample(at(800)).unwrap();
+        assert_eq!(machine.own.sample(at(1200)), 0.0);
+        // It is back, and has used more or less than the one before.
+        set_used_s(6);
+        assert_eq!(machine.own.sample(at(2000)), 0.0);
+        set_used_s(7);
+        assert_eq!(machine.own.sample(at(2400)), ticks_per_second());
     }
 }
