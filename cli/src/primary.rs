@@ -69,6 +69,14 @@ impl PrimaryArgs {
             .memory_reserve_share()
             .unwrap_or(gate.memory_reserve_share);
         gate.stalled_max_share = own.stalled_max_share();
+        let is_cgroup = matches!(options.source, PrimarySource::Cgroup { .. });
+        if gate.stalled_max_share.is_some() && !is_cgroup {
+            // Releases before took it with any source, so it is no error.
+            tracing::warn!(
+                "`stalled_max_percent` is ignored: it is for source = \"cgroup\", since HarvestFS's own processes wait, too"
+            );
+            gate.stalled_max_share = None;
+        }
         gate.settle = own.settle().unwrap_or(gate.settle);
         Ok(options)
     }
@@ -244,6 +252,28 @@ fn trace_files(directory: &Path) -> anyhow::Result<Vec<PathBuf>> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn how_long_tasks_wait_counts_only_of_a_cgroup() {
+        let args = PrimaryArgs {
+            primary_source: None,
+            primary_cgroup: None,
+            primary_trace: None,
+            primary_series: None,
+            trace_speed: None,
+            trace_began: None,
+        };
+        let limit = |source: &str| {
+            let config = format!("stalled_max_percent = 5.0\nsource = {source}");
+            let config: PrimaryConfig = toml::from_str(&config).unwrap();
+            let options = args.options("datanode.toml".as_ref(), &config).unwrap();
+            options.gate.stalled_max_share
+        };
+        assert_eq!(limit("\"cgroup\"\ncgroup = \"search.slice\""), Some(0.05));
+        for other in ["\"machine\"", "\"none\""] {
+            assert_eq!(limit(other), None, "{other}");
+        }
+    }
 
     #[test]
     fn each_datanode_plays_a_series() {

@@ -69,7 +69,7 @@ impl GateConfig {
         self.reserve_memory_percent.map(|percent| percent.0 / 100.0)
     }
 
-    /// Most time that its tasks may wait.
+    /// Most time that its tasks may wait; for a cgroup only.
     pub fn stalled_max_share(&self) -> Option<f64> {
         self.stalled_max_percent.map(|percent| percent.0 / 100.0)
     }

@@ -322,6 +322,8 @@ mod tests {
         std::thread::sleep(Duration::from_millis(60));
         let of_machine = group.sample(at(start, 60)).unwrap();
         assert!(of_machine.cpu_share.is_some());
+        // HarvestFS waits, too.
+        assert_eq!(of_machine.stalled_share, None);
         // It comes, and is noticed; then it goes and is missed at once.
         set_v2(root, 0, 1000);
         group.sample(at(start, 1100)).unwrap();

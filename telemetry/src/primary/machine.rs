@@ -2,6 +2,9 @@
 //!
 //! Interrupts and the kernel's own work, also for HarvestFS, count as the primary's: that errs on the
 //! owner's side. Time stolen by a hypervisor belongs to neither, and cannot be used either.
+//!
+//! How long tasks wait is not told: the kernel does not say whose they are, and HarvestFS's own, which run only when
+//! nobody else wants the CPU, wait most.
 
 use std::collections::HashMap;
 use std::os::unix::fs::MetadataExt;
@@ -9,7 +12,7 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use super::cgroup::{CGROUP_ROOT, Cpu, SEARCH_INTERVAL};
-use super::kernel::{KernelFile, Stalls, field};
+use super::kernel::{KernelFile, field};
 use super::{Counter, Pace, SampleError, Sampler};
 use crate::gate::Load;
 
@@ -43,7 +46,6 @@ pub enum Own {
 pub struct Machine {
     stat: KernelFile,
     meminfo: Option<KernelFile>,
-    stalls: Stalls,
     own: OwnUse,
     /// CPU time of all but idle tasks, and of all, in ticks.
     active: Counter,
@@ -59,11 +61,9 @@ impl Machine {
     /// # Errors
     /// When `/proc/stat` or what tells the own use cannot be read.
     pub fn open(own: Own) -> Result<Self, SampleError> {
-        let pressure = ["cpu", "memory", "io"].map(|file| Path::new("/proc/pressure").join(file));
         Ok(Self {
             stat: KernelFile::open("/proc/stat".as_ref())?,
             meminfo: KernelFile::open_if_there("/proc/meminfo".as_ref()),
-            stalls: Stalls::open(pressure),
             own: OwnUse::open(own, CGROUP_ROOT.as_ref())?,
             active: Counter::default(),
             total: Counter::default(),
@@ -90,7 +90,6 @@ impl Sampler for Machine {
         self.memory_due -= 1;
         let (active, total) = (self.active.growth(active), self.total.growth(total));
         let elapsed_us = self.pace.elapsed_us(now);
-        let stalled_share = self.stalls.share(elapsed_us.unwrap_or(1));
         let (Some(active), Some(total), Some(_)) = (active, total, elapsed_us) else {
             return Ok(Load::default());
         };
@@ -100,7 +99,7 @@ impl Sampler for Machine {
         let load = Load {
             cpu_share: Some((active as f64 - own) / total as f64),
             memory_share: self.memory_share,
-            stalled_share,
+            stalled_share: None,
         };
         Ok(load.clamped())
     }
