@@ -155,7 +155,7 @@ table! {
     DATANODE_PRIMARY_MEMORY_RATIO = Datanode Gauge "ratio" "harvestfs_datanode_primary_memory_ratio" []
         Stable: "Share of the memory that the primary tenant uses; NaN if unknown.";
     DATANODE_PRIMARY_STALLED_RATIO = Datanode Gauge "ratio" "harvestfs_datanode_primary_stalled_ratio" []
-        Stable: "Share of the time in which some task of the server waited for CPU, memory or a disk; the largest of the three (pressure stall information). NaN if the kernel does not measure it.";
+        Stable: "Share of the time in which some task of the primary tenant's cgroup waited for CPU, memory or a disk; the largest of the three (pressure stall information). NaN if the kernel does not measure it, if `source` is not `cgroup`, and while the cgroup is not there.";
     DATANODE_STREAMS = Datanode Gauge "streams" "harvestfs_datanode_streams" []
         Stable: "Open block streams.";
     DATANODE_REGISTERED = Datanode Gauge "1" "harvestfs_datanode_registered" []
