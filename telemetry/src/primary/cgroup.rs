@@ -48,12 +48,37 @@ pub(super) enum Cpu {
     V1(KernelFile),
 }
 
-impl Cpu {
-    /// That of a group below `root`.
-    pub(super) fn open(root: &Path, name: &Path) -> Option<Self> {
-        find_cpu(root, &relative(root, name)).map(|(cpu, _)| cpu)
-    }
+/// What tells a group's use, and where that of version 2 is.
+#[derive(Debug)]
+pub(super) struct Files {
+    pub(super) cpu: Cpu,
+    pub(super) memory: Option<Memory>,
+    directory: PathBuf,
+}
 
+impl Files {
+    /// Those of a group below `root`, if it is there.
+    pub(super) fn open(root: &Path, name: &Path) -> Option<Self> {
+        let name = relative(root, name);
+        let (cpu, directory) = find_cpu(root, &name)?;
+        let memory = match &cpu {
+            Cpu::V2(_) => Memory::open(&directory, "memory.current", "inactive_file", "anon"),
+            Cpu::V1(_) => Memory::open(
+                &root.join("memory").join(name),
+                "memory.usage_in_bytes",
+                "total_inactive_file",
+                "total_rss",
+            ),
+        };
+        Some(Self {
+            cpu,
+            memory,
+            directory,
+        })
+    }
+}
+
+impl Cpu {
     /// Microseconds that the group has used.
     pub(super) fn used_us(&mut self) -> Result<u64, SampleError> {
         match self {
@@ -63,12 +88,16 @@ impl Cpu {
     }
 }
 
+/// The files that tell a group's memory.
 #[derive(Debug)]
-struct Memory {
+pub(super) struct Memory {
     used: KernelFile,
-    /// How much of it is file pages that were not used lately.
+    /// Of what kinds it is.
     stat: KernelFile,
+    /// File pages that were not used lately.
     inactive: &'static str,
+    /// What is in no file.
+    anonymous: &'static str,
     machine_bytes: u64,
 }
 
@@ -125,15 +154,11 @@ impl Sampler for Cgroup {
 
 impl Group {
     fn open(root: &Path, name: &Path) -> Option<Self> {
-        let (cpu, directory) = find_cpu(root, name)?;
-        let memory = match &cpu {
-            Cpu::V2(_) => Memory::open(&directory, "memory.current", "inactive_file"),
-            Cpu::V1(_) => Memory::open(
-                &root.join("memory").join(name),
-                "memory.usage_in_bytes",
-                "total_inactive_file",
-            ),
-        };
+        let Files {
+            cpu,
+            memory,
+            directory,
+        } = Files::open(root, name)?;
         let pressure = ["cpu.pressure", "memory.pressure", "io.pressure"];
         Some(Self {
             cpu,
@@ -173,12 +198,18 @@ impl Group {
 }
 
 impl Memory {
-    fn open(directory: &Path, used: &str, inactive: &'static str) -> Option<Self> {
+    fn open(
+        directory: &Path,
+        used: &str,
+        inactive: &'static str,
+        anonymous: &'static str,
+    ) -> Option<Self> {
         let mut machine = KernelFile::open_if_there("/proc/meminfo".as_ref())?;
         Some(Self {
             used: KernelFile::open_if_there(&directory.join(used))?,
             stat: KernelFile::open_if_there(&directory.join("memory.stat"))?,
             inactive,
+            anonymous,
             machine_bytes: machine.field("MemTotal").ok()?.checked_mul(1024)?,
         })
     }
@@ -188,6 +219,11 @@ impl Memory {
         let used = self.used.number()?;
         let inactive = self.stat.field(self.inactive)?;
         Ok(used.saturating_sub(inactive) as f64 / self.machine_bytes.max(1) as f64)
+    }
+
+    /// What of it the kernel does not count as available to others, as it does the pages of files.
+    pub(super) fn anonymous_bytes(&mut self) -> Result<u64, SampleError> {
+        self.stat.field(self.anonymous)
     }
 }
 

@@ -11,7 +11,7 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use super::cgroup::{CGROUP_ROOT, Cpu, SEARCH_INTERVAL};
+use super::cgroup::{CGROUP_ROOT, Files, SEARCH_INTERVAL};
 use super::kernel::{KernelFile, field};
 use super::{Counter, Pace, SampleError, Sampler};
 use crate::gate::Load;
@@ -83,7 +83,7 @@ impl Sampler for Machine {
         if self.memory_due == 0 {
             self.memory_due = MEMORY_EVERY;
             self.memory_share = match &mut self.meminfo {
-                Some(meminfo) => memory_share(meminfo.read()?, self.own.resident_bytes()),
+                Some(meminfo) => memory_share(meminfo.read()?, self.own.memory_bytes()),
                 None => None,
             };
         }
@@ -150,7 +150,7 @@ struct OwnGroup {
     root: PathBuf,
     name: PathBuf,
     /// `None` while it is not there.
-    cpu: Option<(Cpu, Counter)>,
+    files: Option<(Files, Counter)>,
     searched: Option<Instant>,
 }
 
@@ -194,11 +194,11 @@ impl Identity {
 
 impl OwnGroup {
     fn open(root: &Path, name: &Path) -> Result<Self, SampleError> {
-        let cpu = Cpu::open(root, name).ok_or_else(|| SampleError::NoCgroup(name.to_owned()))?;
+        let files = Files::open(root, name).ok_or_else(|| SampleError::NoCgroup(name.to_owned()))?;
         Ok(Self {
             root: root.to_owned(),
             name: name.to_owned(),
-            cpu: Some((cpu, Counter::default())),
+            files: Some((files, Counter::default())),
             searched: None,
         })
     }
@@ -208,18 +208,18 @@ impl OwnGroup {
         let is_due = self
             .searched
             .is_none_or(|searched| now.saturating_duration_since(searched) >= SEARCH_INTERVAL);
-        if self.cpu.is_none() && is_due {
+        if self.files.is_none() && is_due {
             self.searched = Some(now);
-            let found = Cpu::open(&self.root, &self.name);
-            self.cpu = found.map(|cpu| (cpu, Counter::default()));
-            if self.cpu.is_some() {
+            let found = Files::open(&self.root, &self.name);
+            self.files = found.map(|files| (files, Counter::default()));
+            if self.files.is_some() {
                 tracing::info!(own_cgroup = %self.name.display(), "the cgroup is back");
             }
         }
-        let Some((cpu, counter)) = &mut self.cpu else {
+        let Some((files, counter)) = &mut self.files else {
             return 0.0;
         };
-        match cpu.used_us() {
+        match files.cpu.used_us() {
             Ok(used_us) => {
                 let growth_us = counter.growth(used_us).unwrap_or(0);
                 growth_us as f64 * ticks_per_second() / 1e6
@@ -227,11 +227,17 @@ impl OwnGroup {
             // It was removed, and what was in it does not run any more. It is looked for again.
             Err(error) => {
                 tracing::warn!(own_cgroup = %self.name.display(), %error, "the cgroup is gone; nothing is subtracted from what the machine uses until it is back");
-                self.cpu = None;
+                self.files = None;
                 self.searched = Some(now);
                 0.0
             }
         }
+    }
+
+    fn memory_bytes(&mut self) -> u64 {
+        let memory = self.files.as_mut().and_then(|(it, _)| it.memory.as_mut());
+        // One that was removed since has none.
+        memory.map_or(0, |memory| memory.anonymous_bytes().unwrap_or(0))
     }
 }
 
@@ -277,7 +283,10 @@ impl OwnUse {
         ticks as f64
     }
 
-    fn resident_bytes(&self) -> u64 {
+    fn memory_bytes(&mut self) -> u64 {
+        if let Some(group) = &mut self.group {
+            return group.memory_bytes();
+        }
         let pages: u64 = self.processes.values().map(|it| it.resident_pages).sum();
         pages * rustix::param::page_size() as u64
     }
@@ -405,7 +414,7 @@ mod tests {
             "{own_ticks} ticks of this process were found"
         );
         assert_eq!(without.own.processes.len(), 1);
-        assert!(without.own.resident_bytes() > 100 * 1024);
+        assert!(without.own.memory_bytes() > 100 * 1024);
     }
 
     #[test]
@@ -448,5 +457,34 @@ mod tests {
         assert_eq!(machine.own.sample(at(2000)), 0.0);
         set_used_s(7);
         assert_eq!(machine.own.sample(at(2400)), ticks_per_second());
+    }
+
+    #[test]
+    fn the_memory_of_an_own_cgroup_is_not_the_primarys() {
+        let directory = tempfile::tempdir().unwrap();
+        let root = directory.path();
+        let meminfo = std::fs::read_to_string("/proc/meminfo").unwrap();
+        let own_bytes = field(&meminfo, "MemTotal").unwrap() * 1024;
+        let group = root.join("guests.slice");
+        std::fs::create_dir(&group).unwrap();
+        for (file, text) in [
+            ("cpu.stat", "usage_usec 1\n".to_owned()),
+            ("memory.current", format!("{}\n", 2 * own_bytes)),
+            // Pages of files do not count: they are part of what is available.
+            (
+                "memory.stat",
+                format!("anon {own_bytes}\nfile {own_bytes}\ninactive_file 7\n"),
+            ),
+        ] {
+            std::fs::write(group.join(file), text).unwrap();
+        }
+        let mut machine = Machine::open(Own::ThisProcess).unwrap();
+        machine.own = OwnUse::open(Own::Cgroup("guests.slice".into()), root).unwrap();
+        assert_eq!(machine.own.memory_bytes(), own_bytes);
+        machine.sample(Instant::now()).unwrap();
+        assert_eq!(machine.memory_share, Some(0.0));
+        // A group that was removed has none.
+        std::fs::write(group.join("memory.stat"), "").unwrap();
+        assert_eq!(machine.own.memory_bytes(), 0);
     }
 }
