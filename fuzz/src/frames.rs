@@ -102,7 +102,7 @@ pub fn rpc_requests(input: &[u8]) {
     }
 }
 
-/// What clients, datanodes and operators read: a reply or a notice.
+/// What clients, datanodes, operators and other namenodes read: a reply or a notice.
 pub fn rpc_replies(input: &[u8]) {
     if let Ok(reply) = decode_header::<ServerFrame<Response, Notice>>(input) {
         check_encodes(&reply);

@@ -1,6 +1,7 @@
 //! Inputs to start from, made by the code under test itself, so that they never get out of date.
 
 mod files;
+mod peers;
 
 use std::time::Duration;
 
@@ -331,6 +332,7 @@ fn requests() -> Vec<RequestFrame<Request>> {
             }),
         })
     }));
+    requests.extend(peers::calls().into_iter().map(Request::Peer));
     let numbered = (1..).zip(requests);
     numbered
         .map(|(id, body)| RequestFrame {
@@ -343,7 +345,7 @@ fn requests() -> Vec<RequestFrame<Request>> {
 
 fn replies() -> Vec<ServerFrame<Response, Notice>> {
     let reply = |body| ServerFrame::Response { id: 1, body };
-    vec![
+    let mut replies = vec![
         reply(Ok(Reply::Done)),
         reply(Ok(Reply::Admin(AdminReply::Backup(BackupReply::Part(
             vec![1, 2],
@@ -378,7 +380,10 @@ fn replies() -> Vec<ServerFrame<Response, Notice>> {
             inodes: vec![InodeId(2)],
             entries: vec![(InodeId::ROOT, name("file"))],
         }),
-    ]
+    ];
+    let answers = peers::answers().into_iter();
+    replies.extend(answers.map(|answer| reply(Ok(Reply::Peer(answer)))));
+    replies
 }
 
 fn frames() -> Vec<Vec<u8>> {
