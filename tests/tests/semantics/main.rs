@@ -213,6 +213,49 @@ fn appends_of_two_mounts_are_ordered_and_none_is_lost() {
         assert!(own.is_sorted(), "each writer's lines are in its order");
     }
     assert_eq!(text.len(), 200 * 7, "no line is torn");
+    append_the_longest(&one, &other);
+}
+
+/// Appends of two mounts, each as long as may be for it to be whole.
+fn append_the_longest(one: &Path, other: &Path) {
+    /// What the kernel sends as one request, if it begins at a page.
+    const PIECE_BYTES: usize = 1 << 20;
+    const PAGE_BYTES: usize = 4096;
+    const ROUNDS: u8 = 8;
+    fs::write(one.join("long"), "").expect("create");
+    // What each mount fills its pieces with.
+    let bytes_of = |number: u8| number * ROUNDS..(number + 1) * ROUNDS;
+    thread::scope(|scope| {
+        for (number, mount) in [(0, one), (1, other)] {
+            scope.spawn(move || {
+                let mut log = OpenOptions::new()
+                    .append(true)
+                    .open(mount.join("long"))
+                    .expect("open");
+                let mut memory = vec![0_u8; PIECE_BYTES + PAGE_BYTES];
+                let start = memory.as_ptr().align_offset(PAGE_BYTES);
+                let piece = &mut memory[start..start + PIECE_BYTES];
+                for byte in bytes_of(number) {
+                    piece.fill(byte);
+                    assert_eq!(log.write(piece).expect("append"), PIECE_BYTES);
+                    log.sync_all().expect("fsync");
+                }
+            });
+        }
+    });
+    let content = fs::read(other.join("long")).expect("read");
+    assert_eq!(content.len(), 2 * usize::from(ROUNDS) * PIECE_BYTES);
+    let mut pieces = Vec::new();
+    for piece in content.chunks_exact(PIECE_BYTES) {
+        let is_whole = piece.iter().all(|byte| *byte == piece[0]);
+        assert!(is_whole, "the piece after {pieces:?} is torn");
+        pieces.push(piece[0]);
+    }
+    for number in [0, 1] {
+        let expected = bytes_of(number);
+        let own = pieces.iter().filter(|byte| expected.contains(*byte));
+        assert!(own.copied().eq(bytes_of(number)), "{pieces:?}");
+    }
 }
 
 #[test]
