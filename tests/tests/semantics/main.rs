@@ -459,6 +459,12 @@ fn holes_are_found_and_made() {
         found == data,
         "the punched range reads as zeros, the rest as before"
     );
+    let mut zeroed = vec![1; 2 * 4096];
+    file.read_exact_at(&mut zeroed, 8 << 20).expect("read");
+    assert!(
+        zeroed[..4096].iter().all(|&byte| byte == 0) && zeroed[4096..] == data[4096..2 * 4096],
+        "the zeroed range reads as zeros, the rest as before"
+    );
     file.seek(SeekFrom::Start(15 << 20)).expect("seek");
     file.read_exact(&mut found).expect("read");
     assert!(found.iter().all(|&byte| byte == 0));
