@@ -280,22 +280,45 @@ fn what_is_written_after_o_append_was_taken_away_goes_to_its_offset() {
 
 #[test]
 fn an_unlinked_file_stays_readable_until_it_is_closed() {
-    let Some((cluster, one, other)) = Cluster::with_two_mounts() else {
+    /// How long an open descriptor may show what another mount changed before (SEMANTICS, "Consistency").
+    const FOLLOWS_WITHIN: Duration = Duration::from_secs(2);
+    const NEW: &[u8] = b"replaced";
+    let Some((mut cluster, one, other)) = Cluster::with_two_mounts() else {
         return;
     };
     let pattern = Pattern { seed: 3 };
     fs::write(one.join("f"), pattern.bytes(3 << 20)).expect("write");
     let here = File::open(one.join("f")).expect("open");
-    let there = File::open(other.join("f")).expect("open");
+    let there = OpenOptions::new()
+        .read(true)
+        .write(true)
+        .open(other.join("f"))
+        .expect("open");
     fs::remove_file(one.join("f")).expect("unlink");
     assert!(!other.join("f").exists());
     pattern.check(&here, 0, 3 << 20);
     pattern.check(&there, 0, 3 << 20);
     assert_eq!(here.metadata().expect("stat").nlink(), 0);
+
+    there.write_all_at(NEW, 0).expect("write");
+    there.sync_all().expect("fsync");
+    let begins_anew = |file: &File| {
+        let mut start = [0_u8; NEW.len()];
+        file.read_exact_at(&mut start, 0).expect("read");
+        start == NEW
+    };
+    assert!(begins_anew(&there));
+    wait_until("the other mount shows it", FOLLOWS_WITHIN, || {
+        begins_anew(&here)
+    });
     drop((here, there));
-    // A closed file is held for some seconds in case that it is opened again.
-    wait_until("its data is freed", Duration::from_secs(60), || {
-        cluster.fsck()["files"] == 0
+    // A closed file is held for some seconds in case that it is opened again, and a block for as long
+    // as a mount may write to it.
+    cluster.stop("one");
+    cluster.stop("other");
+    wait_until("its data is freed", Duration::from_secs(120), || {
+        let fsck = cluster.fsck();
+        fsck["files"] == 0 && fsck["blocks"] == 0 && fsck["orphan_blocks"] == 0
     });
 }
 
