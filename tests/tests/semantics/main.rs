@@ -4,10 +4,11 @@ mod attributes;
 
 use std::collections::BTreeSet;
 use std::fs::{self, File, OpenOptions, Permissions};
-use std::io::{ErrorKind, Read, Seek, SeekFrom, Write};
+use std::io::{self, ErrorKind, Read, Seek, SeekFrom, Write};
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
+use std::sync::Barrier;
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -156,29 +157,62 @@ fn two_mounts_that_create_in_one_directory_do_not_wait_for_each_other() {
     assert_eq!(names(&one), names(&other));
 }
 
+/// Has two mounts do something at once, of which one must succeed: the number of that one, and the error
+/// of the other.
+fn compete(
+    mounts: [&Path; 2],
+    act: impl Fn(usize, &Path) -> io::Result<()> + Sync,
+) -> (usize, ErrorKind) {
+    let barrier = Barrier::new(2);
+    let act = |number: usize| {
+        barrier.wait();
+        act(number, mounts[number])
+    };
+    let results = thread::scope(|scope| {
+        [scope.spawn(|| act(0)), scope.spawn(|| act(1))].map(|it| it.join().expect("no panic"))
+    });
+    match results {
+        [Ok(()), Err(error)] => (0, error.kind()),
+        [Err(error), Ok(())] => (1, error.kind()),
+        both => panic!("not one of both succeeds: {both:?}"),
+    }
+}
+
 #[test]
 fn creation_is_exclusive_across_mounts() {
     let Some((_cluster, one, other)) = Cluster::with_two_mounts() else {
         return;
     };
-    let mut wins = 0;
+    let mounts = [&*one, &*other];
+    fs::write(one.join("source"), "x").expect("write");
+    let mut wins = [0; 2];
     for round in 0..50 {
-        let create = |mount: &PathBuf| {
-            OpenOptions::new()
-                .write(true)
-                .create_new(true)
-                .open(mount.join(format!("f{round}")))
-                .is_ok()
-        };
-        let (a, b) = thread::scope(|scope| {
-            let a = scope.spawn(|| create(&one));
-            let b = scope.spawn(|| create(&other));
-            (a.join().expect("no panic"), b.join().expect("no panic"))
+        for how in ["create", "mkdir", "link"] {
+            let (won, error) = compete(mounts, |_, mount| {
+                let path = mount.join(format!("{how}-{round}"));
+                match how {
+                    "create" => File::create_new(path).map(drop),
+                    "mkdir" => fs::create_dir(path),
+                    _ => fs::hard_link(mount.join("source"), path),
+                }
+            });
+            assert_eq!(error, ErrorKind::AlreadyExists, "{how}");
+            wins[won] += 1;
+        }
+        let source = format!("source-{round}");
+        let target = |number: usize| format!("target-{round}-{number}");
+        fs::write(one.join(&source), "x").expect("write");
+        let (won, error) = compete(mounts, |number, mount| {
+            fs::rename(mount.join(&source), mount.join(target(number)))
         });
-        assert!(a != b, "exactly one creates it");
-        wins += usize::from(a);
+        assert_eq!(error, ErrorKind::NotFound, "rename");
+        for mount in mounts {
+            assert!(mount.join(target(won)).exists());
+            assert!(!mount.join(target(1 - won)).exists());
+        }
+        wins[won] += 1;
     }
-    eprintln!("one mount won {wins} of 50");
+    eprintln!("the mounts won {wins:?} times");
 }
 
 #[test]
