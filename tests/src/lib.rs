@@ -14,6 +14,7 @@ mod group;
 mod mounts;
 mod process;
 mod prometheus;
+mod replicas;
 mod requirements;
 mod up;
 

@@ -34,16 +34,39 @@ fn a_server_is_decommissioned_by_its_rack_and_used_again() {
     let said = String::from_utf8_lossy(&unknown.stderr).into_owned();
     assert!(said.contains("nowhere"), "{said}");
 
-    wait_until("nothing needs the server", DEADLINE, || {
-        admin(&["start", "--rack", "rack-1"]).status.success()
+    // The files may share a block, of which not every server has a replica.
+    let mut found = None;
+    wait_until("a server has a sealed replica", DEADLINE, || {
+        found = (1..=4).find(|number| !cluster.sealed_replicas(*number).is_empty());
+        found.is_some()
     });
-    cluster.kill(&Cluster::datanode(1));
+    let number = found.expect("it was waited for");
+    let (server, rack) = (Cluster::datanode(number), format!("rack-{number}"));
+    let names = cluster.sealed_replicas(number);
+    wait_until("nothing needs the server", DEADLINE, || {
+        admin(&["start", "--rack", &rack]).status.success()
+    });
+    let others = (1..=4).filter(|other| *other != number);
+    let others: Vec<_> = others.map(|it| cluster.sealed_replicas(it)).collect();
+    for name in &names {
+        let copies = others.iter().filter(|it| it.contains(name)).count();
+        assert!(copies >= 2, "{copies} of {name:?} elsewhere");
+    }
+    cluster.kill(&server);
     let fsck = cluster.fsck();
     assert_eq!(fsck["lost_blocks"], 0, "{fsck:#}");
-    cluster.start_datanode(1);
+    cluster.start_datanode(number);
     cluster.wait_alive(4, DEADLINE);
-    let stopped = cluster.command(&["admin", "decommission", "stop", "datanode-1"]);
+    let stopped = cluster.command(&["admin", "decommission", "stop", &server]);
     assert!(stopped.status.success(), "{stopped:?}");
+    let before = cluster.sealed_replicas(number);
+    let mount = cluster.mount("mount");
+    let mut files = 0;
+    wait_until("it gets new replicas", 2 * DEADLINE, || {
+        put(&mount.join(format!("new-{files}")), 1 << 20).expect("write");
+        files += 1;
+        !cluster.sealed_replicas(number).is_subset(&before)
+    });
 }
 
 #[test]
