@@ -1,5 +1,7 @@
 //! Placement, drains and quotas on a cluster of processes, as an operator uses them.
 
+use std::collections::BTreeSet;
+use std::ffi::OsString;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -254,6 +256,22 @@ fn a_server_is_reimaged_when_that_is_safe() {
     cluster.wait_healthy();
 }
 
+/// Whether two of the nine servers have each of these sealed replicas, of which one is to lose some.
+fn are_on_two(cluster: &Cluster, names: &BTreeSet<OsString>, loser: usize) -> bool {
+    let others = || (1..=9).filter(|number| *number != loser);
+    let mut found = BTreeSet::new();
+    // What the loser does not have any more was elsewhere before. The others are looked at twice: what is
+    // moved between them is found in its new place then.
+    for number in [loser].into_iter().chain(others()).chain(others()) {
+        let replicas = cluster.sealed_replicas(number);
+        found.extend(replicas.into_iter().map(|name| (name, number)));
+    }
+    names.iter().all(|name| {
+        let copies = found.iter().filter(|(it, _)| it == name);
+        copies.count() >= 2
+    })
+}
+
 #[test]
 fn an_owner_takes_space_back_and_returns_it() {
     let Some((mut cluster, mount)) = nine(2) else {
@@ -265,6 +283,11 @@ fn an_owner_takes_space_back_and_returns_it() {
     let (number, replicas) = fullest(&cluster);
     assert!(replicas >= 2, "{replicas}");
     let server = Cluster::datanode(number);
+    let mut names = BTreeSet::new();
+    wait_until("its blocks are sealed", DEADLINE, || {
+        names = cluster.sealed_replicas(number);
+        !names.is_empty() && are_on_two(&cluster, &names, number)
+    });
     let (configured_bytes, used_bytes) = space(&cluster, number);
     let set = |bytes: u64, deadline: &str| {
         let size = bytes.to_string();
@@ -278,6 +301,7 @@ fn an_owner_takes_space_back_and_returns_it() {
     wait_until("half of it is free", 2 * DEADLINE, || {
         let fsck = cluster.fsck();
         assert_eq!(fsck["lost_blocks"], 0, "{fsck:#}");
+        assert!(are_on_two(&cluster, &names, number), "one went too early");
         let (quota_bytes, used_bytes) = space(&cluster, number);
         assert_eq!(quota_bytes, half_bytes);
         used_bytes <= half_bytes
