@@ -363,6 +363,13 @@ fn a_snapshot_shows_a_directory_as_it_was_until_it_is_removed() {
         fsck["lost_blocks"] == 0 && trashed(&cluster).is_empty()
     });
     cluster.output_of(&["fs", "rm", "-r", "--skip-trash", "/tree"]);
+    // A block stays for as long as a mount may write to it.
+    cluster.stop("mount");
+    cluster.stop("other");
+    wait_until("all blocks are removed", 2 * DEADLINE, || {
+        let fsck = cluster.fsck();
+        fsck["blocks"] == 0 && fsck["orphan_blocks"] == 0
+    });
 }
 
 #[test]
