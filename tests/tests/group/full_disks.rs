@@ -12,7 +12,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use harvestfs_tests::{Cluster, ClusterOptions, skip, wait_until};
-use rustix::fs::{XattrFlags, setxattr};
+use rustix::fs::{XattrFlags, getxattr, setxattr};
 use tempfile::TempDir;
 
 use super::{address, hand_over, voters};
@@ -78,11 +78,12 @@ impl Drop for Disk {
     }
 }
 
-/// Programs that create files with large attributes, and say which of them are safe.
+/// Programs that create files with large attributes, and say which of them are safe: a name, and the number
+/// that the attribute is made of.
 struct Programs {
     stop: Arc<AtomicBool>,
     safe: Arc<AtomicU64>,
-    threads: Vec<thread::JoinHandle<BTreeSet<String>>>,
+    threads: Vec<thread::JoinHandle<BTreeSet<(String, u64)>>>,
 }
 
 impl Programs {
@@ -103,7 +104,7 @@ impl Programs {
                     let value = vec![number as u8; ATTRIBUTE_BYTES];
                     setxattr(&path, "user.large", &value, XattrFlags::empty()).expect("setxattr");
                     file.sync_all().expect("fsync");
-                    names.insert(name);
+                    names.insert((name, number));
                     safe.fetch_add(1, Ordering::Relaxed);
                 }
                 names
@@ -120,7 +121,7 @@ impl Programs {
         self.safe.load(Ordering::Relaxed)
     }
 
-    fn end(self) -> BTreeSet<String> {
+    fn end(self) -> BTreeSet<(String, u64)> {
         self.stop.store(true, Ordering::Relaxed);
         let names = self.threads.into_iter();
         names
@@ -213,11 +214,11 @@ fn when_most_disks_were_full_the_group_goes_on_by_itself_and_nothing_is_lost() {
     });
     assert_eq!(voters(&cluster).len(), NAMENODES);
     let other = cluster.mount("other").join("d");
-    for name in &names {
-        assert!(
-            other.join(name).exists(),
-            "{name} is lost, of {}",
-            names.len()
-        );
+    for (name, number) in &names {
+        let mut value = vec![0; ATTRIBUTE_BYTES];
+        let length = getxattr(other.join(name), "user.large", &mut value)
+            .unwrap_or_else(|error| panic!("{name}, of {}: {error}", names.len()));
+        assert_eq!(length, ATTRIBUTE_BYTES, "{name}");
+        assert!(value.iter().all(|it| *it == *number as u8), "{name}");
     }
 }
