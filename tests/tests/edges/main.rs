@@ -10,7 +10,7 @@ use std::process::{Child, Command, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use harvestfs_tests::{Cluster, ClusterOptions, can_mount, harvestfs, wait_until};
+use harvestfs_tests::{Cluster, ClusterOptions, can_mount, harvestfs, skip, wait_until};
 use rustix::mount::{MountFlags, UnmountFlags};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
@@ -100,7 +100,7 @@ fn a_mount_says_whose_it_is_and_gives_nobody_rights() {
     });
     assert!(!complains, "{doctor:#}");
     if !is_root() {
-        return;
+        return skip("only root's mount can give rights");
     }
     // Another mount, of what asks for it.
     let other = cluster.path("with-rights");
@@ -226,7 +226,7 @@ fn a_mount_that_is_killed_while_the_kernel_waits_for_it_leaves_nobody_waiting() 
         return;
     };
     if !is_root() {
-        return;
+        return skip("only root's guard can break a connection");
     }
     let other = cluster.mount("other");
     fs::write(other.join("file"), vec![b'x'; 4 << 20]).expect("write");
@@ -264,7 +264,7 @@ fn a_mount_that_is_killed_while_the_kernel_waits_for_it_leaves_nobody_waiting() 
 #[test]
 fn a_guard_that_comes_late_leaves_the_next_mount_alone() {
     if !is_root() {
-        return;
+        return skip("only root's guard can break a connection");
     }
     let Some((mut cluster, mount)) = Cluster::mounted(&small()) else {
         return;
@@ -303,7 +303,10 @@ fn a_guard_that_comes_late_leaves_the_next_mount_alone() {
 
 #[test]
 fn down_refuses_while_something_is_mounted_below() {
-    if !can_mount() || !is_root() {
+    if !is_root() {
+        return skip("only root can mount a tmpfs");
+    }
+    if !can_mount() {
         return;
     }
     let directory = tempfile::tempdir().expect("a directory");
@@ -344,7 +347,7 @@ fn down_refuses_while_something_is_mounted_below() {
 #[test]
 fn a_mount_that_is_told_to_end_unmounts_what_is_below_first() {
     if !is_root() {
-        return;
+        return skip("only root can mount a tmpfs");
     }
     let Some((mut cluster, mount)) = Cluster::mounted(&small()) else {
         return;
