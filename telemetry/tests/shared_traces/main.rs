@@ -4,6 +4,7 @@
 mod patterns;
 mod reading;
 
+use std::io::Write;
 use std::path::PathBuf;
 
 /// The directory of the traces; none, said aloud, when they are not there.
@@ -13,8 +14,10 @@ fn traces() -> Option<PathBuf> {
     if directory.join("cpu_index.csv.gz").is_file() {
         return Some(directory);
     }
-    eprintln!(
-        "SKIPPED: no traces in {}; set HARVESTFS_TRACES",
+    // `eprintln` would be captured, and shown of tests that fail alone. Where nothing can be written, nobody reads.
+    let _ = writeln!(
+        std::io::stderr().lock(),
+        "\nSKIPPED: no traces in {}; set HARVESTFS_TRACES\n",
         directory.display()
     );
     None

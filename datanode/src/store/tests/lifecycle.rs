@@ -1,5 +1,7 @@
 //! Writing, sealing, reading, deleting.
 
+use std::io::Write;
+
 use harvestfs_protocol::node::{ReplicaChange, ReplicaReport};
 use proptest::prelude::*;
 
@@ -80,7 +82,8 @@ async fn a_volume_in_memory_works_like_any_other() {
             std::env::var_os("HARVESTFS_TESTS_NO_SKIP").is_none(),
             "{missing}"
         );
-        println!("SKIPPED: {missing}");
+        // `println` would be captured.
+        let _ = writeln!(std::io::stderr().lock(), "\nSKIPPED: {missing}\n");
         return;
     };
     let data = data(1, 3 << 20);
