@@ -1,5 +1,6 @@
 //! What needs the shared traces: `HARVESTFS_TRACES` names their directory, `../shared/traces` beside
-//! the repository is the default. Without them each test says so and passes.
+//! the repository is the default. Without them each test says so and passes, also where skipping is
+//! forbidden: they are no part of the project. Where the variable names none, it fails.
 
 mod patterns;
 mod reading;
@@ -10,10 +11,13 @@ use std::path::PathBuf;
 /// The directory of the traces; none, said aloud, when they are not there.
 fn traces() -> Option<PathBuf> {
     let default = || PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../shared/traces");
-    let directory = std::env::var_os("HARVESTFS_TRACES").map_or_else(default, PathBuf::from);
+    let named = std::env::var_os("HARVESTFS_TRACES").map(PathBuf::from);
+    let is_named = named.is_some();
+    let directory = named.unwrap_or_else(default);
     if directory.join("cpu_index.csv.gz").is_file() {
         return Some(directory);
     }
+    assert!(!is_named, "no traces in {}", directory.display());
     // `eprintln` would be captured, and shown of tests that fail alone. Where nothing can be written, nobody reads.
     let _ = writeln!(
         std::io::stderr().lock(),
