@@ -16,6 +16,7 @@ mod process;
 mod prometheus;
 mod replicas;
 mod requirements;
+mod store_on_drop;
 mod up;
 
 use std::thread::sleep;
@@ -33,6 +34,7 @@ pub use self::prometheus::{Prometheus, Server, Target, TargetAccess};
 pub use self::requirements::{
     can_mount, criu, free_bytes, hadoop, have_program, have_space, postgresql, skip,
 };
+pub use self::store_on_drop::StoreOnDrop;
 pub use self::up::{DownOnDrop, is_closed_to_others, run_on};
 
 /// Waits until `condition` holds.

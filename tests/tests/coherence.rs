@@ -12,7 +12,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use harvestfs_tests::{Cluster, wait_until};
+use harvestfs_tests::{Cluster, StoreOnDrop, wait_until};
 use rustix::fs::{RawDir, RawDirEntry, Timespec, Timestamps, UTIME_NOW, XattrFlags};
 use rustix::io::Errno;
 
@@ -186,6 +186,7 @@ fn what_another_mount_cuts_and_rewrites_never_reads_as_zeros() {
     let end = AtomicBool::new(false);
     let reads = AtomicU64::new(0);
     thread::scope(|scope| {
+        let _end = StoreOnDrop(&end);
         for mount in [&one, &other] {
             let (end, reads) = (&end, &reads);
             scope.spawn(move || {
@@ -208,7 +209,6 @@ fn what_another_mount_cuts_and_rewrites_never_reads_as_zeros() {
             length = (length * 7 + 13) % 9000 + 1;
             fs::write(one.join("f"), vec![b'x'; length]).expect("write");
         }
-        end.store(true, Ordering::Relaxed);
     });
     assert!(reads.into_inner() > 100);
 }

@@ -4,7 +4,7 @@ use std::fs::{self, File};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use harvestfs_tests::{Cluster, ClusterOptions, Pattern, wait_until};
+use harvestfs_tests::{Cluster, ClusterOptions, Pattern, StoreOnDrop, wait_until};
 
 const FILES: u64 = 400;
 const FILE_BYTES: u64 = 40_000;
@@ -56,6 +56,7 @@ fn the_space_of_mostly_unused_blocks_comes_back() {
     // A reader that keeps files open, and a writer, go on meanwhile.
     let over = AtomicBool::new(false);
     let output = std::thread::scope(|scope| {
+        let _over = StoreOnDrop(&over);
         scope.spawn(|| {
             while !over.load(Ordering::Relaxed) {
                 for &seed in &kept {
@@ -71,9 +72,7 @@ fn the_space_of_mostly_unused_blocks_comes_back() {
                 fs::write(mount.join("busy"), format!("{round}").repeat(1000)).expect("write");
             }
         });
-        let output = cluster.output_of(&["fs", "compact"]);
-        over.store(true, Ordering::Relaxed);
-        output
+        cluster.output_of(&["fs", "compact"])
     });
     assert!(output.contains(" moved ("), "{output}");
     assert!(!output.starts_with("0 pieces"), "{output}");
