@@ -5,7 +5,7 @@ use std::io::{BufRead, BufReader, Write};
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::os::unix::process::CommandExt;
 use std::path::Path;
-use std::process::{Child, Command, Stdio};
+use std::process::{Command, Stdio};
 use std::sync::mpsc;
 use std::thread;
 use std::time::{Duration, Instant};
@@ -13,35 +13,35 @@ use std::time::{Duration, Instant};
 use harvestfs_tests::{Cluster, can_mount, wait_until};
 use rustix::process::Signal;
 
-use crate::{is_root, signal, small};
+use crate::{KillOnDrop, is_root, signal, small};
 
 /// How long a program may still be there after it was killed.
 const KILLED_MAX: Duration = Duration::from_secs(2);
 
 /// A shell command that waits for the cluster.
-fn waiting(command: &str, mount: &Path) -> Child {
-    Command::new("/bin/sh")
+fn waiting(command: &str, mount: &Path) -> KillOnDrop {
+    let shell = Command::new("/bin/sh")
         .args(["-c", command])
         .current_dir(mount)
         .stdout(Stdio::null())
         .stderr(Stdio::null())
-        .spawn()
-        .expect("a shell")
+        .spawn();
+    KillOnDrop(shell.expect("a shell"))
 }
 
 /// Kills what waits, and waits for its end.
-fn end_at_once(programs: &mut [(&str, Child)], by: Signal) {
+fn end_at_once(programs: &mut [(&str, KillOnDrop)], by: Signal) {
     thread::sleep(Duration::from_millis(500));
     for (command, program) in &mut *programs {
-        let ended = program.try_wait().expect("it is our child");
+        let ended = program.0.try_wait().expect("it is our child");
         assert_eq!(ended, None, "`{command}` waits");
     }
     for (_, program) in &*programs {
-        signal(program, by);
+        signal(&program.0, by);
     }
     for (command, program) in programs {
         wait_until(&format!("`{command}` ends"), KILLED_MAX, || {
-            program.try_wait().expect("it is our child").is_some()
+            program.0.try_wait().expect("it is our child").is_some()
         });
     }
 }

@@ -10,7 +10,9 @@ use std::process::{Child, Command, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use harvestfs_tests::{Cluster, ClusterOptions, can_mount, harvestfs, skip, wait_until};
+use harvestfs_tests::{
+    Cluster, ClusterOptions, DownOnDrop, can_mount, harvestfs, skip, unmount, wait_until,
+};
 use rustix::mount::{MountFlags, UnmountFlags};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
@@ -45,38 +47,50 @@ fn signal(process: &Child, signal: Signal) {
     kill_process(pid, signal).expect("it runs");
 }
 
-/// A process that has a file of the mount open, and its working directory there. Killed when dropped.
-struct User(Child);
+/// A process that is killed when this is dropped.
+struct KillOnDrop(Child);
 
-impl User {
-    fn of(directory: &Path) -> Self {
-        let mut child = Command::new("/bin/sh")
-            .args([
-                "-c",
-                "exec 3> held; echo data >&3; echo here; exec sleep 1000",
-            ])
-            .current_dir(directory)
-            .stdout(Stdio::piped())
-            .spawn()
-            .expect("a shell");
-        let mut said = [0; 5];
-        let stdout = child.stdout.as_mut().expect("piped");
-        stdout.read_exact(&mut said).expect("it says so");
-        Self(child)
-    }
-}
-
-impl Drop for User {
+impl Drop for KillOnDrop {
     fn drop(&mut self) {
         // It may have ended.
         let _ = self.0.kill();
-        let _ = self.0.wait();
+        // One that a mount keeps waiting may end only when the cluster is dropped, which is later.
+        let end = Instant::now() + Duration::from_secs(10);
+        while matches!(self.0.try_wait(), Ok(None)) && Instant::now() < end {
+            thread::sleep(Duration::from_millis(10));
+        }
     }
+}
+
+/// Unmounts a directory when this is dropped.
+struct UnmountOnDrop<'a>(&'a Path);
+
+impl Drop for UnmountOnDrop<'_> {
+    fn drop(&mut self) {
+        unmount(self.0);
+    }
+}
+
+/// A process that has a file of the mount open, and its working directory there.
+fn user_of(directory: &Path) -> KillOnDrop {
+    let mut child = Command::new("/bin/sh")
+        .args([
+            "-c",
+            "exec 3> held; echo data >&3; echo here; exec sleep 1000",
+        ])
+        .current_dir(directory)
+        .stdout(Stdio::piped())
+        .spawn()
+        .expect("a shell");
+    let mut said = [0; 5];
+    let stdout = child.stdout.as_mut().expect("piped");
+    stdout.read_exact(&mut said).expect("it says so");
+    KillOnDrop(child)
 }
 
 #[test]
 fn a_mount_says_whose_it_is_and_gives_nobody_rights() {
-    let Some((cluster, mount)) = Cluster::mounted(&small()) else {
+    let Some((mut cluster, mount)) = Cluster::mounted(&small()) else {
         return;
     };
     let (options, kind, source) = mounted_on(&mount).expect("it is mounted");
@@ -103,22 +117,23 @@ fn a_mount_says_whose_it_is_and_gives_nobody_rights() {
         return skip("only root's mount can give rights");
     }
     // Another mount, of what asks for it.
-    let other = cluster.path("with-rights");
-    fs::create_dir(&other).expect("a mount point");
-    let mut process = Command::new(harvestfs())
-        .args(["mount", "--suid", "--dev", "--config"])
-        .args([&cluster.path("client/client.toml"), &other])
-        .stdout(Stdio::null())
-        .spawn()
-        .expect("the binary runs");
-    wait_until("it is mounted", DEADLINE, || mounted_on(&other).is_some());
+    let other = cluster.mount_with("with-rights", &["--suid", "--dev"]);
     let (options, ..) = mounted_on(&other).expect("it is mounted");
     assert!(
         !options.contains("nosuid") && !options.contains("nodev"),
         "{options}"
     );
-    signal(&process, Signal::TERM);
-    assert!(process.wait().expect("it ends").success());
+    cluster.stop("with-rights");
+}
+
+/// A mount that the cluster does not know of, and that may not be ready.
+fn mounts_on(directory: &Path, cluster: &Cluster) -> KillOnDrop {
+    let process = Command::new(harvestfs())
+        .args(["mount".as_ref(), directory.as_os_str(), "--config".as_ref()])
+        .arg(cluster.path("client/client.toml"))
+        .stdout(Stdio::null())
+        .spawn();
+    KillOnDrop(process.expect("the binary runs"))
 }
 
 #[test]
@@ -128,19 +143,15 @@ fn a_mount_that_is_stopped_while_it_starts_leaves_nothing() {
     };
     let directory = cluster.path("short");
     fs::create_dir(&directory).expect("a mount point");
+    let _unmount = UnmountOnDrop(&directory);
     for _ in 0..20 {
-        let mut process = Command::new(harvestfs())
-            .args(["mount".as_ref(), directory.as_os_str(), "--config".as_ref()])
-            .arg(cluster.path("client/client.toml"))
-            .stdout(Stdio::null())
-            .spawn()
-            .expect("the binary runs");
+        let mut process = mounts_on(&directory, &cluster);
         let began = Instant::now();
         while mounted_on(&directory).is_none() {
             assert!(began.elapsed() < DEADLINE, "it is not mounted");
         }
-        signal(&process, Signal::TERM);
-        assert!(process.wait().expect("it ends").success());
+        signal(&process.0, Signal::TERM);
+        assert!(process.0.wait().expect("it ends").success());
         assert_eq!(mounted_on(&directory), None);
     }
 }
@@ -154,25 +165,20 @@ fn a_killed_mount_is_cleaned_up_by_the_next() {
     File::open(mount.join("f"))
         .and_then(|f| f.sync_all())
         .expect("sync");
-    let user = User::of(&mount);
+    let user = user_of(&mount);
     cluster.kill("mnt");
     let error = fs::read_dir(&mount).expect_err("nobody serves it");
     assert_eq!(
         error.raw_os_error(),
         Some(rustix::io::Errno::NOTCONN.raw_os_error())
     );
-    let mut process = Command::new(harvestfs())
-        .args(["mount".as_ref(), mount.as_os_str(), "--config".as_ref()])
-        .arg(cluster.path("client/client.toml"))
-        .stdout(Stdio::null())
-        .spawn()
-        .expect("the binary runs");
+    let mut process = mounts_on(&mount, &cluster);
     wait_until("it is there again", DEADLINE, || {
         fs::read(mount.join("f")).is_ok_and(|content| content == b"kept")
     });
     drop(user);
-    signal(&process, Signal::TERM);
-    assert!(process.wait().expect("it ends").success());
+    signal(&process.0, Signal::TERM);
+    assert!(process.0.wait().expect("it ends").success());
     assert!(mounted_on(&mount).is_none(), "nothing is left");
 }
 
@@ -181,7 +187,7 @@ fn a_mount_in_use_ends_when_it_is_told_and_writes_back_what_it_has() {
     let Some((mut cluster, mount)) = Cluster::mounted(&small()) else {
         return;
     };
-    let _user = User::of(&mount);
+    let _user = user_of(&mount);
     // It ends well, or this panics.
     cluster.stop("mnt");
     assert!(mounted_on(&mount).is_none(), "nothing is left");
@@ -196,7 +202,7 @@ fn a_mount_that_cannot_write_back_can_be_killed_and_leaves_nobody_waiting() {
         let Some((mut cluster, mount)) = Cluster::mounted(&small()) else {
             return;
         };
-        let mut user = User::of(&mount);
+        let mut user = user_of(&mount);
         // What is dirty cannot be written back from here on, and the mount cannot end in an orderly way.
         cluster.pause("namenode");
         thread::sleep(away);
@@ -234,23 +240,23 @@ fn a_mount_that_is_killed_while_the_kernel_waits_for_it_leaves_nobody_waiting() 
     for number in 1..=3 {
         cluster.pause(&Cluster::datanode(number));
     }
-    let mut reader = Command::new("cat")
+    let reader = Command::new("cat")
         .arg(mount.join("file"))
         .stdout(Stdio::null())
         .stderr(Stdio::null())
-        .spawn()
-        .expect("cat runs");
+        .spawn();
+    let mut reader = KillOnDrop(reader.expect("cat runs"));
     thread::sleep(Duration::from_secs(1));
     fs::set_permissions(other.join("file"), fs::Permissions::from_mode(0o600)).expect("chmod");
     thread::sleep(Duration::from_secs(1));
     assert_eq!(
-        reader.try_wait().expect("it is our child"),
+        reader.0.try_wait().expect("it is our child"),
         None,
         "it reads"
     );
     cluster.signal("mnt", Signal::KILL);
     wait_until("the reader ends", Duration::from_secs(20), || {
-        reader.try_wait().expect("it is our child").is_some()
+        reader.0.try_wait().expect("it is our child").is_some()
     });
     cluster.kill("mnt");
     for number in 1..=3 {
@@ -311,6 +317,7 @@ fn down_refuses_while_something_is_mounted_below() {
     }
     let directory = tempfile::tempdir().expect("a directory");
     let data = directory.path().join("cluster");
+    let _down = DownOnDrop(&data);
     let run = |arguments: &[&str]| {
         let output = Command::new(harvestfs())
             .args(arguments)
@@ -328,6 +335,7 @@ fn down_refuses_while_something_is_mounted_below() {
     assert!(up.0, "{}", up.1);
     let mount = data.join("mnt");
     let below = mount.join("a/b");
+    let _unmount = UnmountOnDrop(&below);
     fs::create_dir_all(&below).expect("mkdir");
     rustix::mount::mount("none", &below, "tmpfs", MountFlags::empty(), None).expect("a tmpfs");
     fs::write(below.join("precious"), "x").expect("write");
