@@ -129,12 +129,16 @@ fn every_query_finds_data_in_a_running_cluster() {
     ] {
         prometheus.wait_for_data(query);
     }
-    for (title, query) in queries_of_the_dashboard() {
+    let queries = queries_of_the_dashboard();
+    assert!(queries.len() >= 40, "{} were found", queries.len());
+    for (title, query) in queries {
         eprintln!("{title}: {query}");
         prometheus.wait_for_data(&query);
     }
     let told = prometheus.metric_names();
-    for metric in metrics_of_the_alerts() {
+    let metrics = metrics_of_the_alerts();
+    assert!(!metrics.is_empty(), "the alerts are about nothing");
+    for metric in metrics {
         assert!(
             told.contains(&metric),
             "{metric} is in an alert, and nobody tells it"

@@ -96,6 +96,8 @@ fn compare_processes(arguments: &[&str], seeds: Vec<u64>) {
             .each_ref()
             .map(|trace| run_alone(arguments, seed, trace));
         assert_eq!(one.0.len(), 1, "seed {seed}: {:?}", one.0);
+        let lines = one.1.lines().count();
+        assert!(lines > 20, "seed {seed}: {lines} lines in the trace");
         if let Some((line, (one, other))) = first_difference(&one.1, &other.1) {
             different.push(format!(
                 "seed {seed}, line {line} of the trace: {one:?}, and {other:?}"

@@ -137,6 +137,8 @@ fn a_cluster_on_three_machines_is_installed_saved_restored_and_upgraded() {
             .machines()
             .is_some_and(|machines| !machines.is_empty())
     });
+    let on_machines: Vec<_> = on_machines.collect();
+    assert!(!on_machines.is_empty(), "the document has no block to run");
     for block in on_machines {
         eprintln!("--- {}", block.place);
         machines.run(block);

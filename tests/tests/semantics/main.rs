@@ -59,12 +59,15 @@ fn small_files_are_whole_on_another_mount_as_soon_as_they_are_closed() {
             }
             1 => {
                 let listed = fs::read_dir(&other).expect("list");
+                let mut count = 0;
                 for entry in listed.map(|entry| entry.expect("entry")) {
                     let name = entry.file_name().into_string().expect("name");
                     if name.starts_with(&format!("s{round}-")) {
                         assert_ne!(entry.metadata().expect("stat").len(), 0, "{name}");
+                        count += 1;
                     }
                 }
+                assert_eq!(count, 10, "round {round}");
             }
             _ => {
                 let moved = other.join("moved");
