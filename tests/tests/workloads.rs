@@ -293,28 +293,44 @@ fn files_of_a_datanode_that_stood_still_are_not_mixed_up() {
     read(32..64);
 }
 
+/// How long the large file is, in MiB, unless the variable says so: 64 blocks.
+const LARGE_MIB: u64 = 512;
+const LARGE_VARIABLE: &str = "HARVESTFS_TESTS_LARGE_MIB";
+
+/// Longer: `HARVESTFS_TESTS_LARGE_MIB=4096 cargo test --workspace --test workloads large`
 #[test]
 fn a_large_file_survives_a_datanode_dying_while_it_is_written_and_another_while_it_is_read() {
-    const LENGTH: u64 = 4 << 30;
+    let length_mib = std::env::var(LARGE_VARIABLE)
+        .map_or(LARGE_MIB, |mib| mib.parse().expect(LARGE_VARIABLE));
+    let length = length_mib << 20;
     // Three replicas, and room to breathe: what dies gives its disk back.
-    if !can_mount() || !have_space(3 * LENGTH + (1 << 30)) {
+    if !can_mount() || !have_space(3 * length + (1 << 30)) {
         return;
     }
     let mut cluster = Cluster::start(&ClusterOptions {
         datanodes: 6,
-        block_size: "64MiB",
+        block_size: "8MiB",
         quota: "16GiB",
         ..ClusterOptions::default()
     });
+    let lose = |cluster: &mut Cluster, number: usize| {
+        let name = Cluster::datanode(number);
+        // The kernel may keep what is written for a while.
+        let what = format!("{name} has replicas to lose");
+        wait_until(&what, Duration::from_secs(120), || {
+            !cluster.sealed_replicas(number).is_empty()
+        });
+        cluster.kill(&name);
+        cluster.reimage(number);
+    };
     let mount = cluster.mount("mnt");
     let path = mount.join("large");
     let pattern = Pattern { seed: 42 };
     let mut file = File::create(&path).expect("create");
     let mut buffer = vec![0; 1 << 20];
-    for offset in (0..LENGTH).step_by(1 << 20) {
-        if offset == LENGTH / 2 {
-            cluster.kill(&Cluster::datanode(2));
-            cluster.reimage(2);
+    for offset in (0..length).step_by(1 << 20) {
+        if offset == length / 2 {
+            lose(&mut cluster, 2);
         }
         pattern.fill(offset, &mut buffer);
         file.write_all(&buffer).expect("write");
@@ -325,10 +341,9 @@ fn a_large_file_survives_a_datanode_dying_while_it_is_written_and_another_while_
     let mount = cluster.mount("mnt");
     let mut file = File::open(mount.join("large")).expect("open");
     let mut expected = vec![0; 1 << 20];
-    for offset in (0..LENGTH).step_by(1 << 20) {
-        if offset == LENGTH / 2 {
-            cluster.kill(&Cluster::datanode(4));
-            cluster.reimage(4);
+    for offset in (0..length).step_by(1 << 20) {
+        if offset == length / 2 {
+            lose(&mut cluster, 4);
         }
         file.read_exact(&mut buffer).expect("read");
         pattern.fill(offset, &mut expected);
