@@ -497,11 +497,18 @@ fn names_that_are_replaced_meanwhile_are_listed() {
     let Some((_cluster, one, other)) = Cluster::with_two_mounts() else {
         return;
     };
+    for (replacing, listing) in [(&one, &other), (&one, &one)] {
+        replace_while_listed(replacing, listing);
+    }
+}
+
+/// On a mount, files are replaced that a program lists on another one, or on the same.
+fn replace_while_listed(one: &Path, other: &Path) {
     let names: Vec<String> = (0..30).map(|number| format!("{number:0200}")).collect();
     for name in &names {
         File::create(one.join(name)).expect("create");
     }
-    let directory = File::open(&other).expect("open");
+    let directory = File::open(other).expect("open");
     // Not all fit, so that the kernel asks twice.
     let mut buffer = Vec::with_capacity(8 << 10);
     let mut listing = RawDir::new(&directory, buffer.spare_capacity_mut());
