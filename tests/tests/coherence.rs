@@ -285,7 +285,7 @@ fn two_mounts_that_replace_and_link_the_same_names_see_whole_files_or_none() {
     let end = Instant::now() + Duration::from_secs(10);
     let version = |letter: u8| vec![letter; 70];
     fs::write(one.join("file"), version(b'a')).expect("write");
-    let (linked, stale) = (AtomicU64::new(0), AtomicU64::new(0));
+    let [linked, stale, whole, refused] = <[AtomicU64; 4]>::default();
     thread::scope(|scope| {
         for (mount, letter) in [(&one, b'a'), (&other, b'b')] {
             scope.spawn(move || {
@@ -295,7 +295,7 @@ fn two_mounts_that_replace_and_link_the_same_names_see_whole_files_or_none() {
                     fs::rename(&new, mount.join("file")).expect("rename");
                 }
             });
-            let (linked, stale) = (&linked, &stale);
+            let [linked, stale, whole, refused] = [&linked, &stale, &whole, &refused];
             scope.spawn(move || {
                 let link = mount.join(format!("link-{letter}"));
                 while Instant::now() < end {
@@ -317,22 +317,29 @@ fn two_mounts_that_replace_and_link_the_same_names_see_whole_files_or_none() {
                     let content = match fs::read(mount.join("file")) {
                         Ok(content) => content,
                         // Replaced twice during one `open`; see the exceptions in SEMANTICS.
-                        Err(error) if error.kind() == ErrorKind::StaleNetworkFileHandle => continue,
+                        Err(error) if error.kind() == ErrorKind::StaleNetworkFileHandle => {
+                            refused.fetch_add(1, Ordering::Relaxed);
+                            continue;
+                        }
                         Err(error) => panic!("read: {error}"),
                     };
+                    whole.fetch_add(1, Ordering::Relaxed);
                     let is_whole = content == version(b'a') || content == version(b'b');
                     assert!(is_whole, "{} bytes: {content:?}", content.len());
                 }
             });
         }
     });
-    let (linked, stale) = (linked.into_inner(), stale.into_inner());
+    let counts = [linked, stale, whole, refused];
+    let [linked, stale, whole, refused] = counts.map(AtomicU64::into_inner);
     println!("{linked} links, {stale} of names that were replaced twice meanwhile");
     assert!(linked > 10);
     assert!(
         stale * 50 <= linked,
         "{stale} of {linked} links are of a name replaced twice"
     );
+    assert!(whole > 50);
+    assert!(refused * 50 <= whole, "{refused} beside {whole} read files");
 }
 
 fn run(command: &mut Command) {
