@@ -25,6 +25,8 @@ const STEP_MAX: Duration = Duration::from_secs(5);
 const STEP_WITH_RESTART_MAX: Duration = Duration::from_secs(30);
 /// Leaves the processor to the programs that make files to be synced.
 const SYNC_PAUSE: Duration = Duration::from_millis(1);
+/// Beside a listener, steps before it counts how many were not permitted.
+const STEPS_BEFORE_COUNTED: u32 = 20;
 /// How long a listener waits for events in a step.
 const POLL_MS: u8 = 20;
 /// What all workers of a mount have in common: a directory whose names they take from each other.
@@ -73,14 +75,24 @@ fn is_expected(kind: ErrorKind) -> bool {
 }
 
 /// A step of [`churn`] beside [`listen`]. The kernel opens a file for the listener before it opens it for
-/// who wanted to open it; when that fails, since the file is gone, it does not permit it (`EPERM`).
+/// who wanted to open it; when that fails, since the file is gone, it does not permit it (`EPERM`). Most steps
+/// are permitted all the same.
 pub fn churn_watched(place: &str, seed: u64) -> Step {
     let mut step = churn(place, seed);
     let mut done = seed;
+    let (mut steps, mut refused) = (0, 0);
     Box::new(move || {
         done += 1;
+        steps += 1;
         match step() {
-            Err(error) if error.raw_os_error() == Some(Errno::PERM.raw_os_error()) => Ok(done),
+            Err(error) if error.raw_os_error() == Some(Errno::PERM.raw_os_error()) => {
+                refused += 1;
+                if steps > STEPS_BEFORE_COUNTED && refused * 2 > steps {
+                    let what = format!("{refused} of {steps} steps were not permitted");
+                    return Err(io::Error::other(what));
+                }
+                Ok(done)
+            }
             result => result,
         }
     })
