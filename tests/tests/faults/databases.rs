@@ -194,6 +194,18 @@ impl PostgreSql {
         self.local.join(format!("postgres-{}.log", self.starts))
     }
 
+    /// The server has complained of nothing since it was started.
+    fn check_log(&self) {
+        let log = fs::read_to_string(self.log()).expect("its log");
+        let mut lines = log.lines();
+        let trouble = lines.find(|line| {
+            let is_starting = line.contains("the database system is ");
+            let complains = ["ERROR:", "FATAL:", "PANIC:"];
+            !is_starting && complains.iter().any(|word| line.contains(word))
+        });
+        assert_eq!(trouble, None, "{log}");
+    }
+
     fn start_server(&mut self) {
         self.starts += 1;
         let log = File::create(self.log()).expect("a log");
@@ -297,19 +309,16 @@ impl Workload for PostgreSql {
         })
     }
 
+    fn before_the_mount_is_killed(&self) {
+        self.check_log();
+    }
+
     fn end_without_mount(&mut self) {
         self.stop_server(Signal::QUIT);
     }
 
     fn check(&self, _mounts: [&Path; 2], said: &BTreeMap<String, Vec<Said>>) {
-        let log = fs::read_to_string(self.log()).expect("its log");
-        let mut lines = log.lines();
-        let trouble = lines.find(|line| {
-            let is_starting = line.contains("the database system is ");
-            let complains = ["ERROR:", "FATAL:", "PANIC:"];
-            !is_starting && complains.iter().any(|word| line.contains(word))
-        });
-        assert_eq!(trouble, None, "{log}");
+        self.check_log();
         self.run(
             "pg_amcheck",
             &["--install-missing", "--heapallindexed", "--parent-check"],

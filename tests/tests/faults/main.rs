@@ -42,6 +42,9 @@ trait Workload {
     /// Starts them; `said` is what they said before the mount was killed.
     fn start(&mut self, said: &BTreeMap<String, Vec<Said>>) -> Vec<Worker>;
 
+    /// Nothing may have gone wrong until now.
+    fn before_the_mount_is_killed(&self) {}
+
     /// The mount was killed.
     fn end_without_mount(&mut self) {}
 
@@ -135,8 +138,11 @@ impl Disturbed {
         let pause = Duration::from_millis(self.random.random_range(200..1000));
         match fault {
             Fault::Killed(mount @ ("one" | "other")) => {
-                self.cluster.kill(mount);
                 let concerned = |it: &&mut Running| it.workload.mount() == mount;
+                for running in self.running.iter_mut().filter(concerned) {
+                    running.workload.before_the_mount_is_killed();
+                }
+                self.cluster.kill(mount);
                 for running in self.running.iter_mut().filter(concerned) {
                     running.workload.end_without_mount();
                     running.end(Worker::end_without_mount);
