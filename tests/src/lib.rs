@@ -35,7 +35,7 @@ pub use self::requirements::{
     can_mount, criu, free_bytes, hadoop, have_program, have_space, postgresql, skip,
 };
 pub use self::store_on_drop::StoreOnDrop;
-pub use self::up::{DownOnDrop, is_closed_to_others, run_on};
+pub use self::up::{DownOnDrop, is_closed_to_others, run_on, supervisor_of};
 
 /// Waits until `condition` holds.
 ///

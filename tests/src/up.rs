@@ -20,6 +20,16 @@ pub fn run_on(data: &Path, arguments: &[&str]) -> Output {
         .expect("the binary runs")
 }
 
+/// The id of the process that supervises a cluster.
+///
+/// # Panics
+/// When it is not up.
+#[must_use]
+pub fn supervisor_of(data: &Path) -> u32 {
+    let id = fs::read_to_string(data.join("up.pid")).expect("the supervisor's id");
+    id.trim().parse().expect("a number")
+}
+
 /// Whether only its owner can enter the directory of a cluster, and read its logs.
 ///
 /// # Panics

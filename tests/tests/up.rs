@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 use harvestfs_tests::{
     DownOnDrop, can_mount, copy_directory, harvestfs, have_program, is_closed_to_others, run_on,
-    skip, wait_until,
+    skip, supervisor_of, wait_until,
 };
 use rustix::process::{Pid, Signal, kill_process};
 
@@ -231,12 +231,8 @@ fn nothing_outlives_a_killed_up() {
         &data,
         &["up", "--detach", "--datanodes", "3", "--quota", "1GiB"],
     ));
-    let pid: i32 = fs::read_to_string(data.join("up.pid"))
-        .expect("the supervisor's id")
-        .trim()
-        .parse()
-        .expect("a number");
-    let children = children_of_pid(u32::try_from(pid).expect("positive"));
+    let supervisor = supervisor_of(&data);
+    let children = children_of_pid(supervisor);
     assert_eq!(children.len(), 5);
     fs::write(data.join("mnt/f"), "kept").expect("write");
     // One of them takes long to end, and holds its volume until then.
@@ -260,7 +256,7 @@ fn nothing_outlives_a_killed_up() {
         // It may have ended between two stops.
         let _ = kill_process(of(datanode), Signal::CONT);
     });
-    kill_process(Pid::from_raw(pid).expect("not 0"), Signal::KILL).expect("it runs");
+    kill_process(of(supervisor), Signal::KILL).expect("it runs");
     // Its lock is free, though it may not be reaped yet.
     let lock = fs::File::open(data.join("up.pid")).expect("the supervisor's lock");
     lock.lock().expect("the supervisor ends");
@@ -304,11 +300,7 @@ fn a_part_that_is_killed_comes_back() {
     fs::File::open(&file)
         .and_then(|f| f.sync_all())
         .expect("sync");
-    let supervisor: u32 = fs::read_to_string(data.join("up.pid"))
-        .expect("the supervisor's id")
-        .trim()
-        .parse()
-        .expect("a number");
+    let supervisor = supervisor_of(&data);
     let kill = |part: &str| {
         let victim = children_of_pid(supervisor)
             .into_iter()
@@ -319,15 +311,22 @@ fn a_part_that_is_killed_comes_back() {
             .unwrap_or_else(|| panic!("no {part}"));
         let pid = Pid::from_raw(victim.try_into().expect("a pid")).expect("not 0");
         kill_process(pid, Signal::KILL).expect("it runs");
+        victim
     };
     for part in ["namenode", "datanode", "mount"] {
-        kill(part);
-        wait_until(
-            &format!("reading after {part} died"),
-            Duration::from_secs(60),
-            || fs::read(&file).is_ok_and(|content| content == b"kept"),
-        );
+        let killed = kill(part);
+        let what = format!("another {part} is started, and the file is read");
+        wait_until(&what, Duration::from_secs(90), || {
+            let children = children_of_pid(supervisor);
+            let is_started = children.len() == 5 && !children.contains(&killed);
+            is_started && fs::read(&file).is_ok_and(|content| content == b"kept")
+        });
     }
+    wait_until("all servers are alive", Duration::from_secs(60), || {
+        let status = run_on(&data, &["admin", "status", "--json"]).stdout;
+        let status: serde_json::Value = serde_json::from_slice(&status).unwrap_or_default();
+        status["nodes_alive"] == 3
+    });
     // Also one that was killed a moment ago is unmounted, whether it has been started again or not.
     kill("mount");
     run_on(&data, &["down"]);
@@ -395,8 +394,7 @@ fn three_namenodes_go_on_when_one_is_killed_and_after_a_restart() {
         0 => "/namenode/namenode.toml".to_owned(),
         _ => format!("/namenode-{}/namenode.toml", leader + 1),
     };
-    let supervisor = fs::read_to_string(data.join("up.pid")).expect("the supervisor's id");
-    let children = children_of_pid(supervisor.trim().parse().expect("a number"));
+    let children = children_of_pid(supervisor_of(&data));
     assert_eq!(children.len(), 7, "namenodes, datanodes, mount");
     let victim = children.into_iter().find(|pid| {
         let line = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();

@@ -300,8 +300,8 @@ const LARGE_VARIABLE: &str = "HARVESTFS_TESTS_LARGE_MIB";
 /// Longer: `HARVESTFS_TESTS_LARGE_MIB=4096 cargo test --workspace --test workloads large`
 #[test]
 fn a_large_file_survives_a_datanode_dying_while_it_is_written_and_another_while_it_is_read() {
-    let length_mib = std::env::var(LARGE_VARIABLE)
-        .map_or(LARGE_MIB, |mib| mib.parse().expect(LARGE_VARIABLE));
+    let length_mib =
+        std::env::var(LARGE_VARIABLE).map_or(LARGE_MIB, |mib| mib.parse().expect(LARGE_VARIABLE));
     let length = length_mib << 20;
     // Three replicas, and room to breathe: what dies gives its disk back.
     if !can_mount() || !have_space(3 * length + (1 << 30)) {

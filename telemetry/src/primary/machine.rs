@@ -194,7 +194,8 @@ impl Identity {
 
 impl OwnGroup {
     fn open(root: &Path, name: &Path) -> Result<Self, SampleError> {
-        let files = Files::open(root, name).ok_or_else(|| SampleError::NoCgroup(name.to_owned()))?;
+        let files =
+            Files::open(root, name).ok_or_else(|| SampleError::NoCgroup(name.to_owned()))?;
         Ok(Self {
             root: root.to_owned(),
             name: name.to_owned(),
