@@ -31,6 +31,25 @@ async fn register(group: &Group, at: usize, name: &str, obeyed: Option<Position>
     registered.expect("waited for")
 }
 
+/// Registers a new server with the one that leads, which on a busy machine may be another one than a moment ago.
+async fn register_new(group: &Group, name: &str) -> (usize, Datanode) {
+    let mut registered = None;
+    until("the server is known", async || {
+        let leader = group.leader().await;
+        let Some((link, _notices)) = group.link(leader, Role::Datanode, name).await else {
+            return false;
+        };
+        match Datanode::register_on(link, name, None).await {
+            Ok(node) => registered = Some((leader, node)),
+            Err(FsError::NotLeader { .. }) => {}
+            Err(error) => panic!("{leader} refuses: {error}"),
+        }
+        registered.is_some()
+    })
+    .await;
+    registered.expect("waited for")
+}
+
 /// What no namenode of the group ever wrote.
 async fn foreign(group: &Group) -> Position {
     let epoch = status(group).await.epoch;
@@ -58,8 +77,8 @@ async fn check_recovering(group: &Group, what: &str) {
 #[tokio::test]
 async fn whoever_leads_next_is_in_recovery_too_until_the_loss_is_accepted() {
     let mut group = Group::new(3).await;
-    let first = group.leader().await;
-    drop(register(&group, first, "dn-1", None).await);
+    let (first, node) = register_new(&group, "dn-1").await;
+    drop(node);
     let obeyed = foreign(&group).await;
     let mut nodes = Vec::new();
     for at in 0..3 {
@@ -98,8 +117,8 @@ async fn whoever_leads_next_is_in_recovery_too_until_the_loss_is_accepted() {
 #[tokio::test]
 async fn a_datanode_that_registered_before_anybody_led_is_heard() {
     let group = Group::new(3).await;
-    let first = group.leader().await;
-    drop(register(&group, first, "dn-1", None).await);
+    let (first, node) = register_new(&group, "dn-1").await;
+    drop(node);
     let obeyed = foreign(&group).await;
     let next = (first + 1) % 3;
     // The one that leads never hears of it.
@@ -115,12 +134,9 @@ async fn a_datanode_that_registered_before_anybody_led_is_heard() {
 #[tokio::test]
 async fn who_follows_the_group_is_no_reason_for_recovery() {
     let mut group = Group::new(3).await;
-    let first = group.leader().await;
-    let mut obeyed = register(&group, first, "dn-1", None)
-        .await
-        .registered
-        .authority
-        .position;
+    let (_, node) = register_new(&group, "dn-1").await;
+    let mut obeyed = node.registered.authority.position;
+    drop(node);
     for round in 0..3 {
         let (mut client, leader) = group.client("alice", None).await;
         for number in 0..10 {
