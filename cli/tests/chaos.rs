@@ -46,34 +46,6 @@ fn check_metrics(prometheus: &Prometheus) {
 }
 
 #[test]
-fn what_a_primary_loses_is_measured_on_one_cpu_after_the_other() {
-    let disk = tempfile::tempdir().expect("a directory");
-    let memory = tempfile::tempdir().expect("a directory");
-    let mut command = Command::new(BINARY);
-    command.args(["chaos", "slowdown", "--pairs", "2", "--memory"]);
-    command.arg(memory.path());
-    let output = command.env("TMPDIR", disk.path()).output();
-    let output = output.expect("the binary runs");
-    let said = String::from_utf8_lossy(&output.stdout);
-    let complaint = String::from_utf8_lossy(&output.stderr);
-    assert!(output.status.success(), "{said}{complaint}");
-    let pairs = said.lines().filter(|line| line.starts_with("on CPU"));
-    assert_eq!(pairs.count(), 2, "{said}");
-    assert!(said.contains("(median of 2 pairs of turns)"), "{said}");
-    assert!(!said.contains("do 0 operations"), "{said}");
-    for directory in [disk.path(), memory.path()] {
-        let left = directory.read_dir().expect("the directory").count();
-        assert_eq!(left, 0, "something is left in {}", directory.display());
-    }
-}
-
-#[test]
-fn to_measure_no_turns_is_refused() {
-    let output = chaos(&["slowdown", "--pairs", "0"]);
-    assert_eq!(output.status.code(), Some(2), "{output:?}");
-}
-
-#[test]
 fn after_the_smoke_scenario_everything_is_as_promised() {
     // It mounts.
     if !can_mount() {

@@ -43,6 +43,8 @@ unreachable_timeout_ms = 60000
 const TURN: Duration = Duration::from_millis(2_500);
 /// After everything was continued or stopped, before it is measured.
 const SETTLE: Duration = Duration::from_millis(300);
+/// How long clients may take until each got something done. They only get what others leave over.
+const FIRST_OPERATIONS: Duration = Duration::from_secs(60);
 
 /// What a primary lost in one pair of turns.
 #[derive(Clone, Copy, Debug)]
@@ -116,7 +118,8 @@ pub struct SlowdownOptions<'a> {
 /// matter than on the rest.
 ///
 /// # Errors
-/// When the cluster cannot be run, or it is interrupted.
+/// When the cluster cannot be run, when its clients got nothing done (the figures would be those of
+/// an idle cluster), or when it is interrupted.
 pub fn measure(
     options: &SlowdownOptions<'_>,
     progress: &mut dyn FnMut(Loss),
@@ -169,6 +172,17 @@ pub fn measure(
             .collect();
         // So that there is something to read.
         tokio::time::sleep(TURN).await;
+        let began = tokio::time::Instant::now();
+        while counters.succeeded() < u64::from(scenario.clients.count) {
+            if !go_on() {
+                return Err(LiveError::Interrupted);
+            }
+            if began.elapsed() > FIRST_OPERATIONS {
+                let nothing = "its clients did next to nothing within a minute";
+                return Err(LiveError::Machine(nothing.into()));
+            }
+            tokio::time::sleep(SETTLE).await;
+        }
         let mut result = Slowdown {
             losses: Vec::new(),
             operations_per_s: 0.0,
@@ -193,6 +207,10 @@ pub fn measure(
             let percent = slowdown_percent(alone, loaded);
             result.losses.push(Loss { cpu, percent });
             progress(Loss { cpu, percent });
+        }
+        if operations == 0 {
+            let nothing = "no client got anything done beside the primary: nothing was measured";
+            return Err(LiveError::Machine(nothing.into()));
         }
         result.operations_per_s = operations as f64 / shared.as_secs_f64();
         stop.store(true, Ordering::Relaxed);
