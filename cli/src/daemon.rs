@@ -30,8 +30,8 @@ use crate::config::{self, ClientConfig, DatanodeConfig, NamenodeConfig, Priority
 use crate::http::HttpConfig;
 use crate::init::NAMENODE_NAME;
 use crate::primary::PrimaryArgs;
-use crate::priority;
 use crate::units::Wait;
+use crate::{priority, signals};
 
 /// Between two looks for mostly unused blocks.
 const COMPACTION_INTERVAL: Duration = Duration::from_secs(600);
@@ -421,13 +421,8 @@ impl StopSignal {
     /// # Errors
     /// When signals cannot be waited for.
     pub fn listen() -> anyhow::Result<Self> {
-        let hangup = if ignores(SignalKind::hangup()) {
-            None
-        } else {
-            Some(signal(SignalKind::hangup())?)
-        };
         Ok(Self {
-            hangup,
+            hangup: signals::unless_ignored(SignalKind::hangup())?,
             ..Self::listen_but_for_hangup()?
         })
     }
@@ -446,7 +441,7 @@ impl StopSignal {
 
     /// Waits for one of them.
     pub async fn received(&mut self) {
-        let hangup = Self::next(self.hangup.as_mut());
+        let hangup = signals::next(self.hangup.as_mut());
         tokio::select! {
             biased;
             _ = self.interrupt.recv() => {}
@@ -468,27 +463,6 @@ impl StopSignal {
     pub async fn interrupted(&mut self) {
         self.interrupt.recv().await;
     }
-
-    async fn next(signal: Option<&mut Signal>) {
-        match signal {
-            Some(signal) => {
-                signal.recv().await;
-            }
-            None => std::future::pending().await,
-        }
-    }
-}
-
-/// Whether the kernel says that this process ignores a signal.
-pub fn ignores(kind: SignalKind) -> bool {
-    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
-    let ignored = status
-        .lines()
-        .find_map(|line| line.strip_prefix("SigIgn:"))
-        .and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok());
-    // Signals are numbered from 1.
-    let bit = 1_u64 << (kind.as_raw_value() - 1);
-    ignored.is_some_and(|mask| mask & bit != 0)
 }
 
 /// Has the kernel send SIGTERM when the parent ends, so that nothing outlives a killed `up`.

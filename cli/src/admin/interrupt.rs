@@ -1,11 +1,8 @@
 //! What a command has begun is not left behind when a signal ends it.
 
 use anyhow::Context;
-use futures::StreamExt;
-use futures::stream::FuturesUnordered;
-use tokio::signal::unix::{SignalKind, signal};
 
-use crate::{daemon, signals};
+use crate::signals::{self, Ending};
 
 /// Does the work, and drops it before a signal ends this process. What the process was started to ignore it goes on
 /// ignoring. Nothing after the work is ended by a signal.
@@ -15,24 +12,10 @@ use crate::{daemon, signals};
 pub async fn dropped_by_signal<T>(
     work: impl Future<Output = anyhow::Result<T>>,
 ) -> anyhow::Result<T> {
-    let mut received = FuturesUnordered::new();
-    for kind in [
-        SignalKind::interrupt(),
-        SignalKind::terminate(),
-        SignalKind::hangup(),
-    ] {
-        if daemon::ignores(kind) {
-            continue;
-        }
-        let mut signal = signal(kind).context("cannot wait for signals")?;
-        received.push(async move {
-            signal.recv().await;
-            kind.as_raw_value()
-        });
-    }
+    let mut signals = Ending::listen().context("cannot wait for signals")?;
     tokio::select! {
         result = work => result,
-        Some(number) = received.next() => signals::end_by(number),
+        number = signals.received() => signals::end_by(number),
     }
 }
 
@@ -46,9 +29,11 @@ mod tests {
 
     use harvestfs_protocol::durable::PendingFile;
     use rustix::process::{Signal, getpid, kill_process};
+    use tokio::signal::unix::SignalKind;
 
     use super::super::link;
     use super::*;
+    use crate::process;
 
     const CHILD: &str = "HARVESTFS_TEST_INTERRUPTED_FILE";
 
@@ -67,7 +52,7 @@ mod tests {
         }
         for (ignored, signal) in [("", Signal::INT), ("trap '' INT;", Signal::TERM)] {
             // What a script starts in the background is started so, and no shell can change it.
-            if signal == Signal::INT && daemon::ignores(SignalKind::interrupt()) {
+            if signal == Signal::INT && process::ignores(SignalKind::interrupt()) {
                 eprintln!("SIGINT is ignored: what it does otherwise is not tried");
                 continue;
             }

@@ -2,34 +2,23 @@
 
 use std::fs::File;
 use std::path::Path;
-use std::str::SplitWhitespace;
 
 use anyhow::Context;
 use harvestfs_checkpoint::pages_file::copy_range;
 use harvestfs_checkpoint::store::Checkpoint;
 use rustix::io::Errno;
 
-/// Tells where a file's replicas are.
-const LOCATIONS_XATTR: &str = "user.harvestfs.locations";
-/// Most bytes of that.
-const LOCATIONS_BYTES_MAX: usize = 1 << 20;
-/// The last line when the file has more extents than fit.
-const CUT_OFF: &str = "...";
+use crate::locations::{self, CUT_OFF};
 
-/// An extent of a file that is no hole.
-struct Extent<'a> {
-    end_bytes: u64,
-    length_bytes: u64,
-    /// Those that have it.
-    datanodes: SplitWhitespace<'a>,
-}
+/// Most bytes of what is told of a file.
+const LOCATIONS_BYTES_MAX: usize = 1 << 20;
 
 /// What the namenode says of a file. None: the file is on another file system.
 fn ask(path: &Path) -> anyhow::Result<Option<String>> {
-    let mut locations = vec![0; LOCATIONS_BYTES_MAX];
-    match rustix::fs::getxattr(path, LOCATIONS_XATTR, &mut locations[..]) {
+    let mut told = vec![0; LOCATIONS_BYTES_MAX];
+    match rustix::fs::getxattr(path, locations::ATTRIBUTE, &mut told[..]) {
         Ok(length) => {
-            let text = String::from_utf8_lossy(&locations[..length]);
+            let text = String::from_utf8_lossy(&told[..length]);
             Ok(Some(text.into_owned()))
         }
         Err(Errno::NODATA | Errno::NOTSUP) => Ok(None),
@@ -39,28 +28,13 @@ fn ask(path: &Path) -> anyhow::Result<Option<String>> {
     }
 }
 
-/// Each line: offset, length, block, datanodes.
-fn extents(locations: &str) -> impl Iterator<Item = Extent<'_>> {
-    locations.lines().filter_map(|line| {
-        let mut words = line.split_whitespace();
-        let offset_bytes: u64 = words.next()?.parse().ok()?;
-        let length_bytes: u64 = words.next()?.parse().ok()?;
-        let _block = words.next()?;
-        Some(Extent {
-            end_bytes: offset_bytes.checked_add(length_bytes)?,
-            length_bytes,
-            datanodes: words,
-        })
-    })
-}
-
 /// How far a file of `size_bytes` is told: to its end unless the answer was cut off.
-fn told_bytes(locations: &str, size_bytes: u64) -> u64 {
-    if locations.lines().next_back() != Some(CUT_OFF) {
+fn told_bytes(told: &str, size_bytes: u64) -> u64 {
+    let (all, is_complete) = locations::parse(told);
+    if is_complete {
         return size_bytes;
     }
-    let last = extents(locations).last();
-    last.map_or(0, |extent| extent.end_bytes.min(size_bytes))
+    all.last().map_or(0, |it| it.end().min(size_bytes))
 }
 
 /// Bytes of a checkpoint of which a datanode has no replica. On another file system it is not known
@@ -77,14 +51,14 @@ pub fn missing_bytes(checkpoint: &Checkpoint, datanode: &str) -> anyhow::Result<
 }
 
 /// What is not told of a file of `size_bytes` is taken to be elsewhere.
-fn missing_in(locations: &str, datanode: &str, size_bytes: u64) -> u64 {
-    let missing_bytes: u64 = extents(locations)
-        .filter_map(|mut extent| {
-            let is_there = extent.datanodes.any(|name| name == datanode);
-            (!is_there).then_some(extent.length_bytes)
-        })
+fn missing_in(told: &str, datanode: &str, size_bytes: u64) -> u64 {
+    let (all, _) = locations::parse(told);
+    let missing_bytes: u64 = all
+        .iter()
+        .filter(|it| it.datanodes.iter().all(|name| name != datanode))
+        .map(|it| it.length_bytes)
         .sum();
-    missing_bytes + (size_bytes - told_bytes(locations, size_bytes))
+    missing_bytes + (size_bytes - told_bytes(told, size_bytes))
 }
 
 /// Whether parts of a checkpoint's memory are on no datanode that runs. `work` is a directory beside it: files that
@@ -130,8 +104,9 @@ fn is_partly_lost(path: &Path, size_bytes: u64, work: &Path) -> anyhow::Result<b
 }
 
 /// Whether there is an extent that no datanode has.
-fn names_nobody(locations: &str) -> bool {
-    extents(locations).any(|mut extent| extent.datanodes.next().is_none())
+fn names_nobody(told: &str) -> bool {
+    let (all, _) = locations::parse(told);
+    all.iter().any(|it| it.datanodes.is_empty())
 }
 
 #[cfg(test)]

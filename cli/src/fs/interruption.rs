@@ -3,10 +3,9 @@
 use std::time::Duration;
 use std::{fmt, io};
 
-use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::mpsc;
 
-use crate::{daemon, signals};
+use crate::signals::{self, Ending};
 
 /// Time in which what is half copied is removed, and the session ends. What waits for a pipe or a terminal does not hear
 /// of a signal: this is its end as well.
@@ -32,26 +31,15 @@ pub(super) struct Interruption(mpsc::Receiver<Interrupted>);
 impl Interruption {
     /// From now on no signal ends the process before it has had time to leave nothing half done.
     pub(super) fn watch() -> io::Result<Self> {
+        let mut signals = Ending::listen()?;
         let (tell, told) = mpsc::channel(1);
-        for kind in [
-            SignalKind::interrupt(),
-            SignalKind::terminate(),
-            SignalKind::hangup(),
-        ] {
-            // As SIGINT is in what a script starts in the background, and SIGHUP under nohup(1).
-            if daemon::ignores(kind) {
-                continue;
-            }
-            let (mut came, tell) = (signal(kind)?, tell.clone());
-            let signal = kind.as_raw_value();
-            tokio::spawn(async move {
-                came.recv().await;
-                // Nobody listens any more while the session ends.
-                let _ = tell.try_send(Interrupted { signal });
-                tokio::time::sleep(GRACE).await;
-                signals::end_by(signal);
-            });
-        }
+        tokio::spawn(async move {
+            let signal = signals.received().await;
+            // Nobody listens any more while the session ends.
+            let _ = tell.try_send(Interrupted { signal });
+            tokio::time::sleep(GRACE).await;
+            signals::end_by(signal);
+        });
         Ok(Self(told))
     }
 

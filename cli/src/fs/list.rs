@@ -15,6 +15,7 @@ use harvestfs_protocol::types::{Attr, FileKind, Timestamp};
 use serde_json::json;
 
 use super::{Files, names, quota};
+use crate::locations::{self, Location};
 use crate::units;
 
 /// `harvestfs fs ls`
@@ -41,40 +42,6 @@ pub struct LsArgs {
     /// Print help.
     #[arg(long, action = clap::ArgAction::Help)]
     help: (),
-}
-
-/// Where an extent is, as the namenode shows it.
-pub(super) struct Location {
-    offset: u64,
-    length_bytes: u64,
-    block: String,
-    datanodes: Vec<String>,
-}
-
-impl Location {
-    /// A line of `user.harvestfs.locations`.
-    fn parse(line: &str) -> Option<Self> {
-        let mut words = line.split_whitespace();
-        Some(Self {
-            offset: words.next()?.parse().ok()?,
-            length_bytes: words.next()?.parse().ok()?,
-            block: words.next()?.to_owned(),
-            datanodes: words.map(str::to_owned).collect(),
-        })
-    }
-
-    /// Whether it has at least so many replicas. It may have more for good: small files share a block, which has as
-    /// many as the most demanding of them wants.
-    pub fn has_replicas(&self, wanted: u8) -> bool {
-        self.datanodes.len() >= usize::from(wanted)
-    }
-
-    /// Whether another goes on where this one ends, in the same block.
-    fn goes_on_with(&self, next: &Self) -> bool {
-        self.block == next.block
-            && self.datanodes == next.datanodes
-            && self.offset + self.length_bytes == next.offset
-    }
 }
 
 impl Files {
@@ -239,15 +206,11 @@ impl Files {
     ) -> Result<(Vec<Location>, bool), ClientError> {
         let text = self
             .client
-            .getxattr(&self.credentials, ino, b"user.harvestfs.locations")
+            .getxattr(&self.credentials, ino, locations::ATTRIBUTE.as_bytes())
             .await?;
-        let text = String::from_utf8_lossy(&text);
-        let (text, complete) = match text.strip_suffix("...\n") {
-            Some(text) => (text, false),
-            None => (&*text, true),
-        };
+        let (all, is_complete) = locations::parse(&String::from_utf8_lossy(&text));
         let mut locations: Vec<Location> = Vec::new();
-        for location in text.lines().filter_map(Location::parse) {
+        for location in all {
             match locations.last_mut() {
                 Some(last) if last.goes_on_with(&location) => {
                     last.length_bytes += location.length_bytes;
@@ -255,7 +218,7 @@ impl Files {
                 _ => locations.push(location),
             }
         }
-        Ok((locations, complete))
+        Ok((locations, is_complete))
     }
 }
 
@@ -389,25 +352,6 @@ mod tests {
         assert_eq!(permissions(0o2644), "rw-r-Sr--");
         assert_eq!(permissions(0o1777), "rwxrwxrwt");
         assert_eq!(permissions(0o1000), "--------T");
-    }
-
-    #[test]
-    fn what_follows_in_the_same_block_is_one_place() {
-        let text = ["0 10 b1 x y", "10 5 b1 x y", "15 5 b2 x y", "30 5 b2 x y"];
-        let places: Vec<Location> = text.iter().filter_map(|it| Location::parse(it)).collect();
-        let joins: Vec<bool> = places
-            .windows(2)
-            .map(|two| two[0].goes_on_with(&two[1]))
-            .collect();
-        assert_eq!(joins, [true, false, false]);
-        assert!(Location::parse("...").is_none());
-    }
-
-    #[test]
-    fn more_replicas_than_wanted_are_enough() {
-        let place = Location::parse("0 10 b1 x y").unwrap();
-        let enough = [1, 2, 3].map(|wanted| place.has_replicas(wanted));
-        assert_eq!(enough, [true, true, false]);
     }
 
     #[test]

@@ -8,7 +8,6 @@ mod listing;
 mod local;
 mod mode;
 pub(crate) mod names;
-mod process;
 mod quota;
 mod show;
 mod snapshot;
@@ -42,6 +41,7 @@ use self::mode::ModeChange;
 pub(crate) use self::transfer::progress;
 use self::tree::Removal;
 use crate::cluster::{self, ClusterArgs};
+use crate::process;
 use crate::units::{self, Size};
 
 /// `harvestfs fs`

@@ -58,6 +58,11 @@ impl Files {
         replace: bool,
     ) -> anyhow::Result<()> {
         let progress = progress(total_bytes_here(sources, recursive));
+        let how = Copying {
+            recursive,
+            replace,
+            progress: &progress,
+        };
         for source in sources {
             let cannot_copy = || format!("cannot copy {}", source.display());
             let name = name_of(source).with_context(cannot_copy)?;
@@ -69,11 +74,6 @@ impl Files {
                     destination.to_string_lossy()
                 );
             }
-            let how = Copying {
-                recursive,
-                replace,
-                progress: &progress,
-            };
             self.put_one(source, target, how)
                 .await
                 .with_context(cannot_copy)?;
@@ -264,12 +264,12 @@ impl Files {
             starts.push((source, attr));
         }
         let progress = progress(Some(total_bytes));
+        let how = Copying {
+            recursive,
+            replace,
+            progress: &progress,
+        };
         for (source, attr) in starts {
-            let how = Copying {
-                recursive,
-                replace,
-                progress: &progress,
-            };
             let copied = if into_directory {
                 let name = last_component(source.as_bytes())?;
                 let target = destination.join(OsStr::from_bytes(name.as_bytes()));

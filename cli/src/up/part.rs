@@ -240,6 +240,18 @@ mod tests {
         }
     }
 
+    async fn three_that_hang(directory: &Path) -> Vec<Part> {
+        let lock = Inherited::wait(&directory.join("lock")).await.unwrap();
+        let lock = Rc::new(lock);
+        let mut parts = Vec::new();
+        for _ in 0..3 {
+            let mut part = Part::new("part", Vec::new(), directory, &lock);
+            hang(&mut part);
+            parts.push(part);
+        }
+        parts
+    }
+
     /// Its process ends by itself.
     async fn end(part: &mut Part) {
         part.signal(Signal::KILL);
@@ -264,14 +276,7 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn parts_that_do_not_stop_are_waited_for_together_and_killed() {
         let dir = tempfile::tempdir().unwrap();
-        let lock = Inherited::wait(&dir.path().join("lock")).await.unwrap();
-        let lock = Rc::new(lock);
-        let mut parts = Vec::new();
-        for _ in 0..3 {
-            let mut part = Part::new("part", Vec::new(), dir.path(), &lock);
-            hang(&mut part);
-            parts.push(part);
-        }
+        let mut parts = three_that_hang(dir.path()).await;
         let began = Instant::now();
         let mut stopped = Vec::new();
         supervisor::stop(&mut parts, &mut stopped).await;
@@ -287,14 +292,7 @@ mod tests {
     #[tokio::test]
     async fn what_has_failed_is_told_once_though_the_stop_is_given_up() {
         let dir = tempfile::tempdir().unwrap();
-        let lock = Inherited::wait(&dir.path().join("lock")).await.unwrap();
-        let lock = Rc::new(lock);
-        let mut parts = Vec::new();
-        for _ in 0..3 {
-            let mut part = Part::new("part", Vec::new(), dir.path(), &lock);
-            hang(&mut part);
-            parts.push(part);
-        }
+        let mut parts = three_that_hang(dir.path()).await;
         end(&mut parts[0]).await;
         let mut stopped = Vec::new();
         let given_up = timeout(

@@ -27,13 +27,12 @@ use rustix::fs::FlockOperation;
 use rustix::process::{Pid, Signal, kill_process};
 use serde::{Deserialize, Serialize};
 use tokio::process::Command;
-use tokio::signal::unix::{self, SignalKind, signal};
 
 use super::follow::owners::{Namenode, Owners};
 use super::stored;
 use crate::admin::link;
 use crate::cluster::ClusterArgs;
-use crate::daemon;
+use crate::signals::Ending;
 
 /// Replaced in the command by the label.
 const PLACEHOLDER: &str = "{label}";
@@ -335,55 +334,25 @@ fn with_label(word: &OsStr, label: &str) -> OsString {
     OsString::from_vec(replaced)
 }
 
-/// Signals that are passed on to the command. They are listened to before it begins: one that comes while it is started would end
-/// only this process, and the command would go on.
-struct Signals {
-    interrupt: Option<unix::Signal>,
-    terminate: Option<unix::Signal>,
-    hangup: Option<unix::Signal>,
-}
-
-impl Signals {
-    /// What this process was started to ignore, as nohup(1) has it with SIGHUP, it goes on ignoring, and so does the command: a
-    /// signal that is listened to would be one by which the command ends.
-    fn listen() -> std::io::Result<Self> {
-        let unless_ignored = |kind| (!daemon::ignores(kind)).then(|| signal(kind)).transpose();
-        Ok(Self {
-            interrupt: unless_ignored(SignalKind::interrupt())?,
-            terminate: unless_ignored(SignalKind::terminate())?,
-            hangup: unless_ignored(SignalKind::hangup())?,
-        })
-    }
-
-    async fn next(signal: Option<&mut unix::Signal>) {
-        match signal {
-            Some(signal) => {
-                signal.recv().await;
-            }
-            None => std::future::pending().await,
-        }
-    }
-
-    /// Runs a command to its end, and passes on what it would be told.
-    async fn run(&mut self, command: &mut Command) -> std::io::Result<ExitStatus> {
-        let mut child = command.spawn()?;
-        loop {
-            let signal = tokio::select! {
-                biased;
-                status = child.wait() => return status,
-                () = Self::next(self.interrupt.as_mut()) => Signal::INT,
-                () = Self::next(self.terminate.as_mut()) => Signal::TERM,
-                () = Self::next(self.hangup.as_mut()) => Signal::HUP,
-            };
-            let pid = child
-                .id()
-                .and_then(|id| Pid::from_raw(i32::try_from(id).ok()?));
-            if let Some(pid) = pid
-                && !(signal == Signal::INT && is_in_foreground())
-            {
-                // It may have ended at this moment.
-                let _ = kill_process(pid, signal);
-            }
+/// Runs a command to its end, and passes on the signals that it would be told. They are listened to before it begins: one that comes
+/// while it is started would end only this process, and the command would go on. What is ignored the command ignores too: a signal
+/// that is listened to would be one by which it ends.
+async fn run_to_end(command: &mut Command, signals: &mut Ending) -> std::io::Result<ExitStatus> {
+    let mut child = command.spawn()?;
+    loop {
+        let number = tokio::select! {
+            biased;
+            status = child.wait() => return status,
+            number = signals.received() => number,
+        };
+        let pid = child
+            .id()
+            .and_then(|id| Pid::from_raw(i32::try_from(id).ok()?));
+        if let (Some(pid), Some(signal)) = (pid, Signal::from_named_raw(number))
+            && !(signal == Signal::INT && is_in_foreground())
+        {
+            // It may have ended at this moment.
+            let _ = kill_process(pid, signal);
         }
     }
 }
@@ -447,11 +416,11 @@ pub fn run(args: &RunArgs) -> anyhow::Result<()> {
         );
         let mut words = args.command.iter().map(|word| with_label(word, &label));
         let program = words.next().context("there is no command")?;
-        let mut signals = Signals::listen()?;
+        let mut signals = Ending::listen()?;
         let began = Instant::now();
         let mut command = Command::new(&program);
         command.args(words).env(LABEL_VARIABLE, &label);
-        let status = signals.run(&mut command).await;
+        let status = run_to_end(&mut command, &mut signals).await;
         let status = status.with_context(|| format!("cannot run {}", program.display()))?;
         if let Some(ended) = Ended::of(status) {
             return Err(ended.into());

@@ -167,12 +167,12 @@ fn what_a_server_says_of_its_cores_counts() {
 
 #[tokio::test]
 async fn a_signal_that_comes_before_the_command_has_begun_is_passed_on() {
-    let mut signals = Signals::listen().unwrap();
+    let mut signals = Ending::listen().unwrap();
     let own = rustix::process::getpid();
     kill_process(own, Signal::TERM).unwrap();
     let mut command = Command::new("sleep");
     command.arg("100").kill_on_drop(true);
-    let run = signals.run(&mut command);
+    let run = run_to_end(&mut command, &mut signals);
     let status = tokio::time::timeout(std::time::Duration::from_secs(20), run).await;
     let status = status.expect("it was told").unwrap();
     assert_eq!(status.signal(), Some(15));

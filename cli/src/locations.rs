@@ -1,0 +1,76 @@
+//! Where the bytes of a file are, as the namenode tells it.
+
+/// The attribute that tells it, a line for each extent.
+pub const ATTRIBUTE: &str = "user.harvestfs.locations";
+/// The last line when the file has more extents than fit.
+pub const CUT_OFF: &str = "...";
+
+/// An extent of a file that is no hole.
+pub struct Location {
+    pub offset: u64,
+    pub length_bytes: u64,
+    pub block: String,
+    /// Those that have it.
+    pub datanodes: Vec<String>,
+}
+
+impl Location {
+    /// A line: offset, length, block, datanodes.
+    fn parse(line: &str) -> Option<Self> {
+        let mut words = line.split_whitespace();
+        let location = Self {
+            offset: words.next()?.parse().ok()?,
+            length_bytes: words.next()?.parse().ok()?,
+            block: words.next()?.to_owned(),
+            datanodes: words.map(str::to_owned).collect(),
+        };
+        location.offset.checked_add(location.length_bytes)?;
+        Some(location)
+    }
+
+    /// Where it ends in the file.
+    pub fn end(&self) -> u64 {
+        self.offset + self.length_bytes
+    }
+
+    /// Whether it has at least so many replicas. It may have more for good: small files share a block, which has as
+    /// many as the most demanding of them wants.
+    pub fn has_replicas(&self, wanted: u8) -> bool {
+        self.datanodes.len() >= usize::from(wanted)
+    }
+
+    /// Whether another goes on where this one ends, in the same block.
+    pub fn goes_on_with(&self, next: &Self) -> bool {
+        self.block == next.block && self.datanodes == next.datanodes && self.end() == next.offset
+    }
+}
+
+/// What the attribute says, and whether that is all of the file.
+pub fn parse(text: &str) -> (Vec<Location>, bool) {
+    let locations = text.lines().filter_map(Location::parse).collect();
+    (locations, text.lines().next_back() != Some(CUT_OFF))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_follows_in_the_same_block_is_one_place() {
+        let text = ["0 10 b1 x y", "10 5 b1 x y", "15 5 b2 x y", "30 5 b2 x y"];
+        let places: Vec<Location> = text.iter().filter_map(|it| Location::parse(it)).collect();
+        let joins: Vec<bool> = places
+            .windows(2)
+            .map(|two| two[0].goes_on_with(&two[1]))
+            .collect();
+        assert_eq!(joins, [true, false, false]);
+        assert!(Location::parse("...").is_none());
+    }
+
+    #[test]
+    fn more_replicas_than_wanted_are_enough() {
+        let place = Location::parse("0 10 b1 x y").unwrap();
+        let enough = [1, 2, 3].map(|wanted| place.has_replicas(wanted));
+        assert_eq!(enough, [true, true, false]);
+    }
+}
