@@ -8,6 +8,7 @@
 //! - `network`, `disk`: links that are cut, lossy or late, disks that are full or slow;
 //! - `rollback`, `double`: older copies of the namenode, in its place or beside it;
 //! - `watch`, `ledger`: the cluster looked at from outside: which replica lay where and when it went, seen from outside;
+//! - `whole`: the wait for a cluster that is healed to be whole again;
 //! - [`Metrics`]: the metrics of it while it goes on;
 //! - [`failover`]: how long programs wait when the namenode that leads is hurt;
 //! - `probe`, [`measure_slowdown`]: what it costs a primary that computes;
@@ -38,6 +39,7 @@ pub mod scenario;
 mod slowdown;
 mod verify;
 mod watch;
+mod whole;
 mod workload;
 
 pub use disk::FailingDisk;

@@ -61,8 +61,8 @@ pub struct RunReport {
     pub repaired_bytes: u64,
     /// Replicas with a flipped bit that no datanode had found in the end.
     pub rotten_replicas: usize,
-    /// From the end of all faults until `fsck` found nothing and all rot was found and repaired; none
-    /// if that never was.
+    /// From the end of all faults until all parts were there, `fsck` found nothing and all rot was found and
+    /// repaired; none if that never was.
     pub time_to_whole_ms: Option<u64>,
     /// By how many percent a thread that computed 20 ms of every 200 ms was slower than before the
     /// cluster was started.

@@ -5,7 +5,6 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-use harvestfs_protocol::admin::FsckReport;
 use tokio::task::JoinHandle;
 
 use super::admin::Admin;
@@ -21,6 +20,7 @@ use super::report::{End, Report, RunReport};
 use super::scenario::{Kind, Scenario, Variant};
 use super::verify::{Comparison, compare};
 use super::watch::Watch;
+use super::whole::Healed;
 use super::workload::{Access, Accesses, Counters, Outcome, Worker, accesses};
 use super::{LiveError, disk};
 use crate::simulate::cluster::replay::Given;
@@ -63,9 +63,6 @@ const TICK: Duration = Duration::from_millis(50);
 const CLIENTS_STOP_DEADLINE: Duration = Duration::from_secs(180);
 /// How long the comparison of what programs on mounts were promised may take.
 const COMPARE_DEADLINE: Duration = Duration::from_secs(600);
-/// A cluster that lost blocks never becomes whole; when all datanodes are back, all rot is found, nothing else is
-/// missing and nothing has changed for so long, it is as whole as it gets.
-const LOSS_SETTLED: Duration = Duration::from_secs(20);
 
 /// Runs all variants of a scenario, until one does not run to its end. `progress` gets how far it is.
 ///
@@ -254,9 +251,8 @@ impl Run<'_> {
         faults?;
         healed?;
         let healed_at = Instant::now();
-        let (report, has_settled) = self.wait_whole(&mut scene, tell).await?;
-        let whole = self.is_whole(report.as_ref(), &scene.watch);
-        let time_to_whole_ms = whole.then(|| {
+        let healed = scene.wait_whole(self.scenario, &go_on, tell).await?;
+        let time_to_whole_ms = healed.is_whole.then(|| {
             let took = healed_at.elapsed().as_millis();
             u64::try_from(took).unwrap_or(u64::MAX)
         });
@@ -289,14 +285,7 @@ impl Run<'_> {
         }
         Ok(RunReport {
             slowdown_percent,
-            ..self.report(
-                scene.watch,
-                accesses,
-                comparison,
-                report,
-                has_settled,
-                time_to_whole_ms,
-            )
+            ..self.report(scene.watch, accesses, comparison, healed, time_to_whole_ms)
         })
     }
 
@@ -459,66 +448,6 @@ impl Run<'_> {
         }
     }
 
-    /// Waits until the cluster is as whole as it gets. Returns what is wrong with it then, and whether nothing but lost
-    /// blocks is.
-    async fn wait_whole(
-        &self,
-        scene: &mut Scene<'_>,
-        tell: &mut dyn FnMut(&str, u64),
-    ) -> Result<(Option<FsckReport>, bool), LiveError> {
-        let servers = self.scenario.cluster.servers.len() as u64;
-        let replication = u64::from(self.scenario.cluster.replication);
-        let end = Instant::now() + Duration::from_millis(self.scenario.heal_ms);
-        let mut last: Option<FsckReport> = None;
-        let mut changed_at = Instant::now();
-        let mut has_settled = false;
-        loop {
-            self.check_interrupt()?;
-            if let Some(ended) = scene.cluster.ended_by_itself() {
-                return Err(LiveError::Cluster(ended));
-            }
-            scene.look().await?;
-            if let Some(report) = scene.admin.fsck().await {
-                tell(
-                    &format!(
-                        "healing: {} replicas missing, {} rotten, {} blocks lost",
-                        report.missing_replicas,
-                        scene.watch.rotten_replicas(),
-                        report.lost_blocks
-                    ),
-                    self.scenario.duration_ms,
-                );
-                let same = last.as_ref().is_some_and(|last| {
-                    last.missing_replicas == report.missing_replicas
-                        && last.lost_blocks == report.lost_blocks
-                });
-                if !same || scene.watch.alive() < servers {
-                    changed_at = Instant::now();
-                }
-                has_settled = report.lost_blocks > 0
-                    && report.missing_replicas <= report.lost_blocks * replication
-                    && changed_at.elapsed() > LOSS_SETTLED
-                    && scene.watch.rotten_replicas() == 0;
-                let done = has_settled || self.is_whole(Some(&report), &scene.watch);
-                last = Some(report);
-                if done {
-                    break;
-                }
-            }
-            if Instant::now() > end {
-                break;
-            }
-            tokio::time::sleep(Duration::from_millis(500)).await;
-        }
-        Ok((last, has_settled))
-    }
-
-    /// Whether nothing is missing, and no replica is rotten that looks as if it were not.
-    fn is_whole(&self, report: Option<&FsckReport>, watch: &Watch) -> bool {
-        let replication = usize::from(self.scenario.cluster.replication);
-        report.is_some_and(|report| report.healthy) && watch.is_rot_repaired(replication)
-    }
-
     async fn compare(
         &self,
         access: &Access,
@@ -542,15 +471,14 @@ impl Run<'_> {
         watch: Watch,
         accesses: Accesses,
         comparison: Comparison,
-        fsck: Option<FsckReport>,
-        has_settled: bool,
+        healed: Healed,
         time_to_whole_ms: Option<u64>,
     ) -> RunReport {
-        let lost = watch.ledger.lost(fsck.as_ref());
-        let lost_blocks = fsck.map(|report| report.lost_blocks);
+        let lost = watch.ledger.lost(healed.report.as_ref());
+        let lost_blocks = healed.report.map(|report| report.lost_blocks);
         let end = End {
-            is_whole: time_to_whole_ms.is_some(),
-            has_settled,
+            is_whole: healed.is_whole,
+            has_settled: healed.has_settled,
             rotten_replicas: watch.rotten_replicas(),
         };
         RunReport {

@@ -413,12 +413,14 @@ impl<'a> Cluster<'a> {
             if let Some(ended) = self.ended_by_itself() {
                 return Err(LiveError::Cluster(ended));
             }
-            if self.parts.values().all(Process::is_ready) {
+            let not_ready = self.not_ready();
+            if not_ready.is_empty() {
                 return Ok(());
             }
             if tokio::time::Instant::now() > end {
                 let seconds = START_DEADLINE.as_secs();
-                let message = format!("the cluster was not ready within {seconds} s");
+                let names = not_ready.join(", ");
+                let message = format!("not ready within {seconds} s: {names}");
                 return Err(LiveError::Cluster(message));
             }
             tokio::time::sleep(POLL).await;
@@ -473,6 +475,13 @@ impl<'a> Cluster<'a> {
     /// Whether it runs.
     pub fn runs(&self, part: Part) -> bool {
         self.parts.contains_key(&part)
+    }
+
+    /// The names of the parts that run and are not ready.
+    pub fn not_ready(&self) -> Vec<String> {
+        let parts = self.parts.iter();
+        let not_ready = parts.filter(|(_, process)| !process.is_ready());
+        not_ready.map(|(&part, _)| self.name(part)).collect()
     }
 
     /// Whether it runs and is ready.
