@@ -157,11 +157,34 @@ impl Plan {
     }
 }
 
+/// Decides which events still happen when something before them took so long that the scenario is over.
+#[derive(Debug, Default)]
+pub(crate) struct Late {
+    /// What did not begin.
+    left_out: Vec<Event>,
+}
+
+impl Late {
+    /// Whether the next event happens. What would end at once is not begun, unless its end is what tests something; and
+    /// what was not begun does not end.
+    pub fn happens(&mut self, event: &Event) -> bool {
+        if event.begins {
+            let happens = event.kind.tests_at_its_end();
+            if !happens {
+                self.left_out.push(*event);
+            }
+            return happens;
+        }
+        !self.left_out.iter().any(|begin| event.ends(begin))
+    }
+}
+
 impl Event {
-    /// Whether it still happens when something before it took so long that the scenario is over. What would end at once
-    /// is not begun, unless its end is what tests something.
-    pub(crate) fn happens_late(&self) -> bool {
-        !self.begins || self.kind.tests_at_its_end()
+    /// Whether it is the end of what another one begins.
+    fn ends(&self, begin: &Self) -> bool {
+        // The seed tells apart what is done to a part several times.
+        let what = |event: &Self| (event.kind, event.part, event.seed);
+        !self.begins && what(self) == what(begin)
     }
 
     /// What happens to whom.
@@ -261,20 +284,25 @@ mod tests {
     }
 
     #[test]
-    fn late_events_end_what_was_begun_and_test_what_they_are_to_test() {
+    fn late_events_end_what_was_begun_alone_and_test_what_they_are_to_test() {
         let text = "name = \"t\"\nduration_s = 60\n[cluster]\nservers = 3\n\
                     [[fault]]\nkind = \"rollback\"\nat_s = 40\nfor_s = 10\npart = \"namenode\"\n\
-                    [[fault]]\nkind = \"reimage\"\nat_s = 50\nfor_s = 5\nrandom = 1\n";
+                    [[fault]]\nkind = \"kill\"\nat_s = 45\nfor_s = 9\nservers = [\"datanode-1\"]\n\
+                    repeat = 2\nevery_s = 5\n";
         let scenario = Scenario::parse(Path::new("s.toml"), text).unwrap();
         let plan = Plan::new(&scenario, 1);
-        let late = plan.events.iter().filter(|event| event.happens_late());
-        let late: Vec<(Kind, bool)> = late.map(|event| (event.kind, event.begins)).collect();
-        let wanted = [
-            (Kind::Rollback, true),
-            (Kind::Rollback, false),
-            (Kind::Reimage, false),
-        ];
-        assert_eq!(late, wanted);
+        let late_from = |ms: u64| {
+            let mut late = Late::default();
+            let events = plan.events.iter().filter(|event| event.at_ms >= ms);
+            let happen = events.filter(|event| late.happens(event));
+            let all = happen.map(|event| (event.at_ms / 1_000, event.kind, event.begins));
+            all.collect::<Vec<_>>()
+        };
+        let rollback = [(40, Kind::Rollback, true), (50, Kind::Rollback, false)];
+        assert_eq!(late_from(40_000), rollback);
+        // Of the two that overlap, only the first one has begun in time.
+        let wanted = [(50, Kind::Rollback, false), (54, Kind::Kill, false)];
+        assert_eq!(late_from(46_000), wanted);
     }
 
     #[test]

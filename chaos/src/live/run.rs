@@ -13,7 +13,7 @@ use super::faults::Scene;
 use super::metrics::Metrics;
 use super::mounted::{self, Doubt, Order, Programs, Task};
 use super::network::Network;
-use super::plan::{Part, Plan};
+use super::plan::{Late, Part, Plan};
 use super::primary::Loads;
 use super::probe::Primary;
 use super::report::{End, Report, RunReport};
@@ -410,13 +410,14 @@ impl Run<'_> {
         tell: &mut dyn FnMut(&str, u64),
     ) -> Result<(), LiveError> {
         let mut events = self.plan.events.iter().peekable();
+        let mut late = Late::default();
         let mut next_sample_ms = 0;
         loop {
             self.check_interrupt()?;
             let now_ms = scene.watch.now_ms();
             let is_over = now_ms >= self.scenario.duration_ms;
             while let Some(event) = events.next_if(|event| event.at_ms <= now_ms) {
-                if is_over && !event.happens_late() {
+                if is_over && !late.happens(event) {
                     continue;
                 }
                 let what = event.describe(self.scenario);
