@@ -94,6 +94,11 @@ impl Drop for Process {
     }
 }
 
+/// Whether a part ended as one does that says what failed: not by a signal, as after a panic.
+pub(crate) fn has_failed(status: ExitStatus) -> bool {
+    status.code() == Some(1)
+}
+
 /// A command of the binary, without variables that stand for flags. They are for what somebody runs by hand: here they
 /// would say the same to all parts, or name another cluster.
 fn command(binary: &Path) -> Command {

@@ -434,14 +434,14 @@ impl<'a> Cluster<'a> {
         }
         loop {
             let parts = self.parts.iter_mut();
-            let (part, status) = parts
-                .filter_map(|(part, process)| Some((*part, process.ended()?)))
+            let (part, status, was_ready) = parts
+                .filter_map(|(part, process)| Some((*part, process.ended()?, process.is_ready())))
                 .next()?;
             self.parts.remove(&part);
             if let Part::Server(server) = part {
                 self.conditions[server].down = true;
             }
-            if !self.was_to_end(part) {
+            if !self.was_to_end(part, status, was_ready) {
                 return Some(self.how_it_ended(&self.name(part), status));
             }
             // A supervisor starts it again.
@@ -451,10 +451,16 @@ impl<'a> Cluster<'a> {
         }
     }
 
-    /// Whether a part is right to end: a sync of its disk has failed.
-    fn was_to_end(&self, part: Part) -> bool {
+    /// Whether a part was right to end, and did as it is to: a sync of its disk has failed.
+    fn was_to_end(&self, part: Part, status: ExitStatus, was_ready: bool) -> bool {
+        let may_end = match part {
+            Part::Namenode(_) => true,
+            // It goes on, but cannot begin without its only disk.
+            Part::Server(_) => !was_ready,
+            Part::Mount(_) => false,
+        };
         let disk = self.failing.get(&part);
-        disk.is_some_and(FailingDisk::take_failed)
+        may_end && process::has_failed(status) && disk.is_some_and(FailingDisk::take_failed)
     }
 
     fn how_it_ended(&self, name: &str, status: ExitStatus) -> String {
@@ -496,9 +502,9 @@ impl<'a> Cluster<'a> {
             // First: nothing that the kill interrupts counts as acknowledged.
             self.order(Order::Killed { mount });
         }
-        let process = self.parts.remove(&part);
-        if let Some(status) = process.and_then(|mut process| process.ended())
-            && !self.was_to_end(part)
+        if let Some(mut process) = self.parts.remove(&part)
+            && let Some(status) = process.ended()
+            && !self.was_to_end(part, status, process.is_ready())
         {
             // Nobody has looked since then, and nobody will find it any more.
             let ended = self.how_it_ended(&self.name(part), status);

@@ -4,6 +4,7 @@ use std::ffi::OsString;
 use std::fs;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
+use std::process::ExitStatus;
 use std::time::{Duration, Instant};
 
 use tokio::runtime::Runtime;
@@ -199,17 +200,21 @@ impl<'a> Group<'a> {
         mounted::unmount(at);
     }
 
+    fn note_ended(&mut self, namenode: usize, status: ExitStatus) {
+        let name = namenode_name(namenode);
+        let log = fs::read_to_string(self.path(&format!("{name}.log"))).unwrap_or_default();
+        let last = log.lines().next_back().unwrap_or("it logged nothing");
+        self.ended
+            .note(format!("{name} ended by itself ({status}): {last}"));
+    }
+
     fn is_ready(&mut self) -> Result<bool, LiveError> {
         for number in 0..self.namenodes.len() {
             let process = &mut self.namenodes[number];
             let Some(status) = process.as_mut().and_then(Process::ended) else {
                 continue;
             };
-            let name = namenode_name(number);
-            let log = fs::read_to_string(self.path(&format!("{name}.log"))).unwrap_or_default();
-            let last = log.lines().next_back().unwrap_or("it logged nothing");
-            self.ended
-                .note(format!("{name} ended by itself ({status}): {last}"));
+            self.note_ended(number, status);
             self.start_namenode(number)?;
         }
         let namenodes = self.namenodes.iter_mut().flatten();
@@ -300,15 +305,23 @@ impl<'a> Group<'a> {
             }
             FaultKind::Disk => {
                 self.disks[leader].fail_next_sync(None);
+                let mut ended = None;
                 self.wait(
                     "the namenode whose disk failed ends",
                     END_DEADLINE,
                     |group| {
-                        let process = &mut group.namenodes[leader];
-                        Ok(process.as_mut().is_none_or(|it| it.ended().is_some()))
+                        let process = group.namenodes[leader].as_mut();
+                        ended = process.and_then(Process::ended);
+                        Ok(ended.is_some())
                     },
                 )?;
                 self.namenodes[leader] = None;
+                // It may have ended for another reason, or otherwise than it is to.
+                if let Some(status) = ended
+                    && !(process::has_failed(status) && self.disks[leader].take_failed())
+                {
+                    self.note_ended(leader, status);
+                }
                 self.disks[leader].lose_power();
                 self.rest(super::DOWN)?;
                 self.start_namenode(leader)
