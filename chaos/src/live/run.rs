@@ -464,6 +464,10 @@ impl Run<'_> {
         }
         // Nothing was written.
         let _ = client.close().await;
+        // Of nothing, all is there.
+        if outcomes.iter().all(|outcome| outcome.changes == 0) {
+            comparison.wrong.push("no client changed anything".into());
+        }
         Ok(comparison)
     }
 

@@ -112,6 +112,8 @@ pub(crate) struct Outcome {
     pub wrong: Vec<String>,
     /// Bytes that were read and were as promised.
     pub compared_bytes: u64,
+    /// Writes, renames and removals that were acknowledged.
+    pub changes: u64,
     /// How long reads took, in microseconds.
     pub read_us: Vec<u32>,
 }
@@ -384,7 +386,10 @@ impl Worker {
 
     fn changed(&mut self, operation: Operation, began: Instant, result: Result<(), ClientError>) {
         match result {
-            Ok(()) => self.counters.done(operation, began.elapsed()),
+            Ok(()) => {
+                self.outcome.changes += 1;
+                self.counters.done(operation, began.elapsed());
+            }
             Err(error) => self.failed(operation, &error),
         }
     }
@@ -489,6 +494,17 @@ mod tests {
         let (names, either) = worker.outcome.model.promises();
         assert_eq!(names[FILE], Promise::Holds(HELD));
         assert!(either.is_empty());
+    }
+
+    #[test]
+    fn only_what_was_acknowledged_is_a_change() {
+        let mut worker = worker(&Arc::default());
+        let began = Instant::now();
+        let expired = Err(ClientError::Fs(FsError::SessionExpired));
+        worker.renamed(FILE, "file-2", began, expired);
+        assert_eq!(worker.outcome.changes, 0);
+        worker.unlinked(FILE, began, Ok(()));
+        assert_eq!(worker.outcome.changes, 1);
     }
 
     #[test]

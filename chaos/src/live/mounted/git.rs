@@ -138,6 +138,10 @@ impl Job for Git {
 
     fn compare(&mut self, _check: &Check<'_>, to: &mut Comparison) {
         if self.commits.is_empty() {
+            note(
+                &mut to.wrong,
+                format!("/{DIRECTORY}: nothing was committed"),
+            );
             return;
         }
         to.names += 1;

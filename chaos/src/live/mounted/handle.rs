@@ -14,6 +14,7 @@ use rustix::process::{Pid, Signal, kill_process_group};
 
 use super::border::{self, Order, Report, Task};
 use crate::live::LiveError;
+use crate::live::metrics::Operation;
 use crate::live::scenario::ProgramKind;
 use crate::live::verify::{Comparison, note};
 use crate::live::workload::Counters;
@@ -33,7 +34,7 @@ struct Seen {
     outcome: Outcome,
     /// So many of its programs have not ended.
     working: usize,
-    /// Some operation has succeeded.
+    /// Something was changed, or compared.
     worked: bool,
     /// It has compared everything.
     compared: bool,
@@ -155,7 +156,7 @@ impl Programs {
         let mut seen = self.seen.lock();
         let mut outcome = std::mem::take(&mut seen.outcome);
         if !seen.worked {
-            let text = format!("no operation of the {} succeeded", self.name());
+            let text = format!("the {} changed and compared nothing", self.name());
             outcome.comparison.wrong.push(text);
         }
         outcome
@@ -208,7 +209,8 @@ fn listen(output: ChildStdout, seen: &Mutex<Seen>, counters: &Counters, done: &m
                 compared_bytes,
             } => {
                 comparison.bytes_during += compared_bytes;
-                seen.worked = true;
+                // To read what is not compared is no work: nothing may be there.
+                seen.worked |= operation != Operation::Read || compared_bytes > 0;
                 counters.done(operation, Duration::from_micros(took_us));
             }
             Report::Failed { operation } => counters.failed(operation),

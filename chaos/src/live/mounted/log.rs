@@ -162,7 +162,11 @@ impl Job for Writer {
 
     fn compare(&mut self, check: &Check<'_>, to: &mut Comparison) {
         let me = Credentials::root();
-        for (number, segment) in self.log.segments.lock().iter().enumerate() {
+        let segments = self.log.segments.lock();
+        if segments.iter().all(|it| it.acknowledged_bytes == 0) {
+            note(&mut to.wrong, format!("/{DIRECTORY}: nothing was synced"));
+        }
+        for (number, segment) in segments.iter().enumerate() {
             to.names += 1;
             let path = format!("/{DIRECTORY}/{}", name(number));
             let read = check.client.read_file(&me, path.as_bytes());

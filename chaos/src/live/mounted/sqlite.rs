@@ -63,6 +63,10 @@ impl Promised {
         })
     }
 
+    fn has_committed(&self) -> bool {
+        self.0.values().any(|it| it.committed)
+    }
+
     fn bytes(&self) -> usize {
         let committed = self.0.values().filter(|it| it.committed);
         committed.map(|it| it.payload.len() * ROWS).sum()
@@ -161,11 +165,7 @@ impl Sqlite {
 
     fn difference(&self, directory: &Path, database: usize) -> io::Result<Option<String>> {
         let promised = &self.databases[database];
-        if promised
-            .0
-            .values()
-            .all(|transaction| !transaction.committed)
-        {
+        if !promised.has_committed() {
             return Ok(None);
         }
         let said = sqlite(directory, database, "PRAGMA integrity_check;")?;
@@ -197,6 +197,10 @@ impl Job for Sqlite {
         for (database, promised) in self.databases.iter().enumerate() {
             to.names += 1;
             let path = path(database);
+            if !promised.has_committed() {
+                note(&mut to.wrong, format!("{path}: nothing was committed"));
+                continue;
+            }
             match self.difference(&self.checked, database) {
                 Ok(None) => {
                     to.files += 1;
