@@ -153,10 +153,16 @@ impl End {
         if !may_lose {
             return comparison.intact() && self.is_whole;
         }
+        // Whole, it has lost no block that a file is to have.
+        let is_as_it_may_be = if self.is_whole {
+            comparison.lost.is_empty()
+        } else {
+            self.has_settled
+        };
         comparison.wrong.is_empty()
             && comparison.unexpected.is_empty()
             && self.rotten_replicas == 0
-            && (self.is_whole || self.has_settled)
+            && is_as_it_may_be
     }
 }
 
@@ -444,7 +450,7 @@ mod tests {
         let unexpected = found(|it| &mut it.unexpected);
         for (end, comparison, if_not, if_it_may_lose) in [
             (whole, &nothing, true, true),
-            (whole, &lost, false, true),
+            (whole, &lost, false, false),
             (whole, &wrong, false, false),
             (whole, &unexpected, false, false),
             (lossy, &nothing, false, true),

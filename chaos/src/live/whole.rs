@@ -60,8 +60,7 @@ impl Scene<'_> {
                 if !same || !absent.is_empty() {
                     changed_at = Instant::now();
                 }
-                healed.has_settled = report.lost_blocks > 0
-                    && report.missing_replicas <= report.lost_blocks * u64::from(replication)
+                healed.has_settled = lacks_lost_blocks_alone(&report, replication)
                     && changed_at.elapsed() > LOSS_SETTLED
                     && self.watch.rotten_replicas() == 0;
                 healed.is_whole = report.healthy
@@ -93,5 +92,51 @@ impl Scene<'_> {
             ));
         }
         absent
+    }
+}
+
+/// Whether nothing but lost blocks keeps a cluster from being healthy. What is too much of the others, or used by no file, is removed
+/// whatever is lost.
+fn lacks_lost_blocks_alone(report: &FsckReport, replication: u8) -> bool {
+    report.lost_blocks > 0
+        && report.missing_replicas <= report.lost_blocks * u64::from(replication)
+        && report.excess_replicas == 0
+        && report.orphan_blocks == 0
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_loss_excuses_only_what_it_takes_along() {
+        let healthy = FsckReport {
+            healthy: true,
+            ..FsckReport::default()
+        };
+        let lossy = FsckReport {
+            lost_blocks: 2,
+            missing_replicas: 6,
+            ..FsckReport::default()
+        };
+        assert!(lacks_lost_blocks_alone(&lossy, 3));
+        let others = [
+            FsckReport {
+                missing_replicas: 7,
+                ..lossy.clone()
+            },
+            FsckReport {
+                excess_replicas: 1,
+                ..lossy.clone()
+            },
+            FsckReport {
+                orphan_blocks: 1,
+                ..lossy
+            },
+            healthy,
+        ];
+        for report in others {
+            assert!(!lacks_lost_blocks_alone(&report, 3), "{report:?}");
+        }
     }
 }
