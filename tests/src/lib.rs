@@ -11,6 +11,7 @@ mod browser;
 mod cluster;
 mod data;
 mod group;
+mod kill_on_drop;
 mod mounts;
 mod process;
 mod prometheus;
@@ -28,6 +29,7 @@ pub use self::cluster::{Cluster, ClusterOptions, free_tcp_address, init_datanode
 pub use self::data::{
     Pattern, assert_same_tree, copy_directory, count_files, library_sources, make_source_tree,
 };
+pub use self::kill_on_drop::KillOnDrop;
 pub use self::mounts::remove as unmount;
 pub use self::process::Process;
 pub use self::prometheus::{Prometheus, Server, Target, TargetAccess};

@@ -2,7 +2,7 @@
 
 use std::process::Command;
 
-use harvestfs_tests::{Cluster, ClusterOptions};
+use harvestfs_tests::{Cluster, ClusterOptions, KillOnDrop};
 
 use crate::job::{Checkpoints, Job, make_store};
 
@@ -36,8 +36,9 @@ fn a_job_that_criu_refuses_keeps_no_other_one() {
     let mount = cluster.mount("mnt");
     make_store(&mount);
     // Of the session of this test, and with so little memory and work that it comes first.
-    let mut sleep = Command::new("sleep").arg("600").spawn().expect("sleep");
-    let refused = format!("refused={}", sleep.id());
+    let sleep = Command::new("sleep").arg("600").spawn();
+    let mut sleep = KillOnDrop(sleep.expect("sleep"));
+    let refused = format!("refused={}", sleep.0.id());
     let preempt = ["preempt", "--policy", "checkpoint", "--free"];
     let alone = [&preempt[..], &["1MiB", refused.as_str()]].concat();
     let said = checkpoints.refusal(&mount, &alone);
@@ -57,8 +58,6 @@ fn a_job_that_criu_refuses_keeps_no_other_one() {
     assert!(output.status.success(), "{said}");
     assert!(said.contains("cannot preempt job refused"), "{said}");
     job.has_ended();
-    let goes_on = sleep.try_wait().expect("it is ours").is_none();
+    let goes_on = sleep.0.try_wait().expect("it is ours").is_none();
     assert!(goes_on, "what CRIU refused has ended");
-    sleep.kill().expect("it is ours");
-    sleep.wait().expect("it is ours");
 }

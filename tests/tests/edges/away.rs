@@ -10,10 +10,10 @@ use std::sync::mpsc;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use harvestfs_tests::{Cluster, can_mount, wait_until};
+use harvestfs_tests::{Cluster, KillOnDrop, can_mount, wait_until};
 use rustix::process::Signal;
 
-use crate::{KillOnDrop, is_root, signal, small};
+use crate::{is_root, signal, small};
 
 /// How long a program may still be there after it was killed.
 const KILLED_MAX: Duration = Duration::from_secs(2);

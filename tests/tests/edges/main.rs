@@ -11,7 +11,8 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use harvestfs_tests::{
-    Cluster, ClusterOptions, DownOnDrop, can_mount, harvestfs, skip, unmount, wait_until,
+    Cluster, ClusterOptions, DownOnDrop, KillOnDrop, can_mount, harvestfs, skip, unmount,
+    wait_until,
 };
 use rustix::mount::{MountFlags, UnmountFlags};
 use rustix::process::{Pid, Signal, kill_process};
@@ -45,21 +46,6 @@ fn mounted_on(directory: &Path) -> Option<(String, String, String)> {
 fn signal(process: &Child, signal: Signal) {
     let pid = Pid::from_raw(process.id().try_into().expect("a pid")).expect("not 0");
     kill_process(pid, signal).expect("it runs");
-}
-
-/// A process that is killed when this is dropped.
-struct KillOnDrop(Child);
-
-impl Drop for KillOnDrop {
-    fn drop(&mut self) {
-        // It may have ended.
-        let _ = self.0.kill();
-        // One that a mount keeps waiting may end only when the cluster is dropped, which is later.
-        let end = Instant::now() + Duration::from_secs(10);
-        while matches!(self.0.try_wait(), Ok(None)) && Instant::now() < end {
-            thread::sleep(Duration::from_millis(10));
-        }
-    }
 }
 
 /// Unmounts a directory when this is dropped.
