@@ -3,8 +3,10 @@
 use std::fs::{self, File};
 use std::os::unix::fs::{PermissionsExt, symlink};
 use std::path::Path;
-use std::thread;
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
 
+use harvestfs_tests::{Cluster, KillOnDrop, harvestfs};
 use rustix::fs::{FileType, Mode, RenameFlags, mknodat, renameat_with};
 
 use crate::user::User;
@@ -12,15 +14,29 @@ use crate::{cluster, mode_of};
 
 const COPIES: usize = 8;
 
-/// Does something while two names in a directory are exchanged all the time.
-fn while_exchanged(tree: &Path, act: impl FnOnce() + Send) {
-    let tree = File::open(tree).expect("a directory");
-    thread::scope(|scope| {
-        let acting = scope.spawn(act);
-        while !acting.is_finished() {
-            renameat_with(&tree, "a", &tree, "b", RenameFlags::EXCHANGE).expect("exchange");
-        }
-    });
+/// How long one copy of a few bytes may take: it waits for nothing.
+const COPY_DEADLINE: Duration = Duration::from_secs(120);
+
+/// Copies a directory in which two names are exchanged all the time.
+fn copy_exchanged(cluster: &Cluster, tree: &Path, target: &str) {
+    let directory = File::open(tree).expect("a directory");
+    let put = Command::new(harvestfs())
+        .args(["fs", "put", "-r"])
+        .arg(tree)
+        .arg(target)
+        .env("HARVESTFS_DATA", cluster.path(""))
+        .env_remove("HARVESTFS_CLIENT_CONFIG")
+        .stdin(Stdio::null())
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .spawn();
+    let mut put = KillOnDrop(put.expect("the binary runs"));
+    let end = Instant::now() + COPY_DEADLINE;
+    // It may fail when something is another thing than it was a moment ago.
+    while put.0.try_wait().expect("it is our child").is_none() {
+        assert!(Instant::now() < end, "{target} is waited for");
+        renameat_with(&directory, "a", &directory, "b", RenameFlags::EXCHANGE).expect("exchange");
+    }
 }
 
 #[test]
@@ -39,13 +55,9 @@ fn what_takes_the_place_of_a_file_while_a_tree_is_copied_is_neither_followed_nor
     mknodat(&waiting, "b", FileType::Fifo, Mode::RWXU, 0).expect("mkfifo");
     cluster.output_of(&["fs", "mkdir", "/copies"]);
     for tree in ["linked", "waiting"] {
-        while_exchanged(&at(tree), || {
-            for number in 0..COPIES {
-                // It may fail when something is another thing than it was a moment ago.
-                let target = format!("/copies/{tree}-{number}");
-                cluster.command(&["fs", "put", "-r", &path(tree), &target]);
-            }
-        });
+        for number in 0..COPIES {
+            copy_exchanged(&cluster, &at(tree), &format!("/copies/{tree}-{number}"));
+        }
     }
     cluster.output_of(&["fs", "get", "-r", "/copies", &path("back")]);
     let mut files = 0;
