@@ -7,9 +7,11 @@ use std::path::PathBuf;
 use std::process::Command;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use harvestfs_tests::{Cluster, ClusterOptions, harvestfs, wait_until};
+use harvestfs_tests::{Cluster, ClusterOptions, KillOnDrop, harvestfs, wait_until};
 use rustix::process::{Pid, Signal, kill_process_group};
 use serde_json::Value;
+
+const DEADLINE: Duration = Duration::from_secs(60);
 
 fn now_s() -> u64 {
     let now = SystemTime::now().duration_since(UNIX_EPOCH);
@@ -42,7 +44,7 @@ fn history_is_imported_kept_and_goes_on() {
         replication: 1,
         ..ClusterOptions::default()
     });
-    cluster.wait_alive(2, Duration::from_secs(60));
+    cluster.wait_alive(2, DEADLINE);
     let year_ago_s = now_s() - 365 * 86_400;
     let owners = format!(
         "from_s,server,environment,machine_function\n\
@@ -135,7 +137,7 @@ fn history_is_imported_kept_and_goes_on() {
     // A crash of the namenode costs nothing.
     cluster.kill("namenode");
     cluster.start_namenode();
-    cluster.wait_alive(2, Duration::from_secs(60));
+    cluster.wait_alive(2, DEADLINE);
     let after = show(&cluster);
     assert_eq!(tenant(&after, "environment-1")["pattern"], "periodic");
     assert_eq!(
@@ -150,7 +152,7 @@ fn history_is_imported_kept_and_goes_on() {
     cluster.stop("datanode-2");
     cluster.reimage(2);
     cluster.start_datanode(2);
-    wait_until("the reimage counts", Duration::from_secs(30), || {
+    wait_until("the reimage counts", DEADLINE, || {
         tenant(&show(&cluster), "environment-2")["reimages"] == 1
     });
     let text = cluster.output_of(&["admin", "history", "show"]);
@@ -193,20 +195,32 @@ fn a_job_that_is_to_outlive_its_terminal_does() {
     let job = file(&cluster, "job.toml", job).display().to_string();
     for (name, before, status) in [("hung-up", "", 129), ("nohup", "trap '' HUP;", 0)] {
         let begun = cluster.path(name);
-        let job_command = format!("touch '{}'; sleep 2", begun.display());
-        let mut run = Command::new("sh")
+        // It ends with the cluster's directory, too, if it is to end and does not.
+        let job_command = format!(
+            "touch '{0}'; while [ -e '{0}' ]; do sleep 0.1; done",
+            begun.display()
+        );
+        let run = Command::new("sh")
             .args(["-c", &format!("{before} exec \"$0\" \"$@\"")])
             .arg(harvestfs())
             .args(["cycles", "run", &job, "--", "sh", "-c", &job_command])
             .env("HARVESTFS_DATA", cluster.path(""))
             .env_remove("HARVESTFS_CLIENT_CONFIG")
             .process_group(0)
-            .spawn()
-            .expect("the command is started");
-        wait_until("the job begins", Duration::from_secs(30), || begun.exists());
-        let group = Pid::from_child(&run);
+            .spawn();
+        let mut run = KillOnDrop(run.expect("the command is started"));
+        wait_until("the job begins", DEADLINE, || begun.exists());
+        let group = Pid::from_child(&run.0);
         kill_process_group(group, Signal::HUP).expect("the group is there");
-        let ended = run.wait().expect("it ends");
+        if status == 0 {
+            fs::remove_file(&begun).expect("it is there");
+        }
+        let mut ended = None;
+        wait_until("the command ends", DEADLINE, || {
+            ended = run.0.try_wait().expect("it is our child");
+            ended.is_some()
+        });
+        let ended = ended.expect("waited for");
         assert_eq!(ended.code(), Some(status), "{name}: {ended:?}");
     }
 }
