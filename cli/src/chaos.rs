@@ -214,9 +214,9 @@ fn measure_failover(
     // Ctrl-C is no failure, and excuses none.
     let is_as_wanted = matches!(error, None | Some(LiveError::Interrupted))
         && matches!(&measured, Ok(it) if it.report.faults_passed() && it.report.met_goals());
+    // Before anything else can fail.
     if !is_as_wanted {
-        // To find out why.
-        eprintln!("harvestfs: logs are kept in {}", directory.keep().display());
+        keep_logs(directory);
     }
     let Measured { report, error } = measured?;
     if !report.faults.is_empty() {
@@ -259,6 +259,14 @@ fn temporary_directory() -> anyhow::Result<tempfile::TempDir> {
         .prefix("harvestfs-chaos-")
         .tempdir()
         .context("no temporary directory")
+}
+
+/// Keeps what is in a temporary directory, to find out why something failed. One in which nothing is goes.
+fn keep_logs(directory: tempfile::TempDir) {
+    let entries = std::fs::read_dir(directory.path());
+    if entries.is_ok_and(|mut it| it.next().is_some()) {
+        eprintln!("harvestfs: logs are kept in {}", directory.keep().display());
+    }
 }
 
 /// Finds out before a long run whether its results can be written. A file that is there stays as it is until then, and
@@ -327,14 +335,9 @@ fn run_scenario(args: &RunArgs) -> anyhow::Result<()> {
     // Ctrl-C is no failure, and excuses none.
     let is_as_wanted = matches!(error, None | Some(LiveError::Interrupted))
         && matches!(&ran, Ok(it) if it.report.runs_passed());
-    let has_logs = std::fs::read_dir(&directory).is_ok_and(|mut it| it.next().is_some());
     // Before anything else can fail.
-    if has_logs
-        && !is_as_wanted
-        && let Some(directory) = temporary.take()
-    {
-        // To find out why.
-        eprintln!("harvestfs: logs are kept in {}", directory.keep().display());
+    if !is_as_wanted && let Some(directory) = temporary.take() {
+        keep_logs(directory);
     }
     let Ran {
         report,
