@@ -18,8 +18,8 @@ use harvestfs_http::{Access, Endpoint, MetricsSite};
 use indicatif::{ProgressBar, ProgressStyle};
 
 use crate::config::Priority;
-use crate::priority;
 use crate::simulate::{interrupts, write_file};
+use crate::{output, priority};
 
 /// Twice what was seen to be used by the disks of the other servers.
 const MEMORY_MIB: u64 = 2_560;
@@ -222,17 +222,10 @@ fn measure_failover(
     if !report.faults.is_empty() {
         print!("\n{}", report.table());
     }
-    if let Some(file) = json {
-        write_file(file, &serde_json::to_string_pretty(&report)?)?;
-    }
-    if let Some(error) = error {
-        return Err(error.into());
-    }
-    ensure!(
-        report.passed(),
-        "not everything is as it was promised; seed {seed}"
-    );
-    Ok(())
+    all_of([
+        check_passed(error, report.passed(), seed),
+        write_result(json, || Ok(serde_json::to_string_pretty(&report)?)),
+    ])
 }
 
 /// A directory in memory, with room for what four clients write.
@@ -283,6 +276,38 @@ fn check_writable(files: &[Option<&Path>]) -> anyhow::Result<()> {
         }
     }
     Ok(())
+}
+
+/// Fails when something did not run to its end, or did not pass.
+fn check_passed(error: Option<LiveError>, passed: bool, seed: u64) -> anyhow::Result<()> {
+    if let Some(error) = error {
+        return Err(error.into());
+    }
+    ensure!(passed, "not everything is as it was promised; seed {seed}");
+    Ok(())
+}
+
+/// Writes a result, if it was asked for.
+fn write_result(
+    file: Option<&Path>,
+    text: impl FnOnce() -> anyhow::Result<String>,
+) -> anyhow::Result<()> {
+    match file {
+        Some(file) => write_file(file, &text()?),
+        None => Ok(()),
+    }
+}
+
+/// Fails when one of several things did, and says of each why, in their order.
+fn all_of(results: impl IntoIterator<Item = anyhow::Result<()>>) -> anyhow::Result<()> {
+    let mut last = Ok(());
+    for error in results.into_iter().filter_map(Result::err) {
+        // The last one is told by who gets it.
+        if let Err(before) = std::mem::replace(&mut last, Err(error)) {
+            output::complain(&before);
+        }
+    }
+    last
 }
 
 fn run_scenario(args: &RunArgs) -> anyhow::Result<()> {
@@ -348,25 +373,16 @@ fn run_scenario(args: &RunArgs) -> anyhow::Result<()> {
         println!("\n{}", report.table());
         print!("{}", report.details());
     }
-    if let Some(file) = &args.json {
-        write_file(file, &report.to_json()?)?;
-    }
-    if let Some(file) = &args.html {
-        write_file(file, &report.to_html())?;
-    }
-    if let Some(file) = &args.replay {
-        let shape = scenario.shape();
-        write_file(file, &Replay { shape, faults }.to_lines()?)?;
-    }
-    if let Some(error) = error {
-        return Err(error.into());
-    }
-    let seed = report.seed;
-    ensure!(
-        report.passed(),
-        "not everything is as it was promised; seed {seed}"
-    );
-    Ok(())
+    let [json, html, replay] = results;
+    all_of([
+        check_passed(error, report.passed(), report.seed),
+        write_result(json, || Ok(report.to_json()?)),
+        write_result(html, || Ok(report.to_html())),
+        write_result(replay, || {
+            let shape = scenario.shape();
+            Ok(Replay { shape, faults }.to_lines()?)
+        }),
+    ])
 }
 
 /// Serves metrics until the process ends, on a thread of its own: the harness may move itself to
