@@ -184,6 +184,8 @@ fn hurt(
     group.kill_mount(&mount);
     let after = group.mount(COMPARED)?;
     let (looked_for, missing) = promised.compare(&after, go_on)?;
+    // What ended meanwhile counts, too.
+    group.wait_whole()?;
     Ok(FaultReport {
         kind,
         rounds,
