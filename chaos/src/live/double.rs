@@ -46,6 +46,8 @@ impl Scene<'_> {
         }
         let mut rng = random::stream(seed, "double");
         let Some(&server) = random::sample(&mut rng, &usable, 1).first() else {
+            self.watch
+                .note("no copy beside the namenode: other faults hit all servers");
             return Ok(());
         };
         self.cluster.kill(Part::Server(server));
