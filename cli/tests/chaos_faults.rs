@@ -2,7 +2,7 @@
 
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Output, Stdio};
+use std::process::{Child, Command, ExitStatus, Output, Stdio};
 use std::time::Duration;
 
 use harvestfs_tests::{have_program, skip, wait_until};
@@ -10,14 +10,15 @@ use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 
 const BINARY: &str = env!("CARGO_BIN_EXE_harvestfs");
-const DEADLINE: Duration = Duration::from_secs(120);
+/// Other suites may keep this machine busy.
+const DEADLINE: Duration = Duration::from_secs(300);
 
 /// Other tests may keep this machine busy: the datanodes do not yield to them. Every client fills
 /// blocks of its own: there are enough of them that the reimaged server has replicas of some.
 const CLUSTER: &str = r#"
 name = "test"
 seed = 7
-heal_s = 180
+heal_s = 600
 
 [cluster]
 servers = 6
@@ -250,6 +251,15 @@ impl Begun {
         kill_process(pid.expect("a child has an id"), signal).expect("it runs");
     }
 
+    fn wait_ended(&mut self) -> ExitStatus {
+        let mut ended = None;
+        wait_until("the harness ends", DEADLINE, || {
+            ended = self.harness.try_wait().expect("it is our child");
+            ended.is_some()
+        });
+        ended.expect("waited for")
+    }
+
     /// Waits until nothing is left but files. Networks have no names: they end with their processes.
     fn wait_gone(&self) {
         let data = self.data.to_string_lossy().into_owned();
@@ -276,7 +286,7 @@ fn interrupted_it_heals_and_stops_everything() {
     }
     let mut begun = begin();
     begun.signal(Signal::INT);
-    let status = begun.harness.wait().expect("it ends");
+    let status = begun.wait_ended();
     assert_eq!(status.code(), Some(1), "{status}");
     begun.wait_gone();
 }
@@ -288,6 +298,6 @@ fn killed_it_leaves_no_process_and_no_mount() {
     }
     let mut begun = begin();
     begun.signal(Signal::KILL);
-    begun.harness.wait().expect("it ends");
+    begun.wait_ended();
     begun.wait_gone();
 }

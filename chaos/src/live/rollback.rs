@@ -21,8 +21,8 @@ pub(crate) const COPY: &str = "namenode-copy";
 /// Where the directory is while the copy is in its place.
 const NEWER: &str = "namenode-newer";
 /// How soon a datanode has to register with the copy, so that this finds out that it is one, and how soon the
-/// newer one has to serve again.
-const DEADLINE: Duration = Duration::from_secs(60);
+/// newer one has to serve again: not at once, on a machine that does something else.
+const DEADLINE: Duration = Duration::from_secs(180);
 /// For what a namenode commanded before it was killed.
 const COMMANDS: Duration = Duration::from_secs(2);
 /// For what the copy would have removed.

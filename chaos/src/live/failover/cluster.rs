@@ -31,9 +31,9 @@ const QUOTA: &str = "8GiB";
 const DISK_BYTES: usize = 1 << 30;
 const POLL: Duration = Duration::from_millis(20);
 /// How long it may take until somebody leads, when most namenodes run.
-const LEADER_DEADLINE: Duration = Duration::from_secs(60);
+const LEADER_DEADLINE: Duration = Duration::from_secs(180);
 /// How long a namenode may go on whose disk failed: it writes some records a second at least.
-const END_DEADLINE: Duration = Duration::from_secs(30);
+const END_DEADLINE: Duration = Duration::from_secs(120);
 
 /// The processes. All end when it is dropped, and nothing is mounted any more.
 pub(super) struct Group<'a> {

@@ -56,7 +56,7 @@ pub(crate) struct Programs {
 }
 
 /// How long an order may take: nothing that it does waits for a mount, but the machine may be busy.
-const ORDER_DEADLINE: Duration = Duration::from_secs(30);
+const ORDER_DEADLINE: Duration = Duration::from_secs(120);
 /// How long it may take to end by itself when its standard input is closed, and when it is killed.
 const END_DEADLINE: Duration = Duration::from_secs(2);
 const POLL: Duration = Duration::from_millis(20);
