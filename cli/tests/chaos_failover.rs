@@ -1,11 +1,12 @@
 //! `harvestfs chaos failover` on real processes, and what is left of it when it ends early.
 
 use std::fs;
+use std::io::Read;
 use std::path::Path;
-use std::process::{Child, Command, Output, Stdio};
+use std::process::{Command, Output, Stdio};
 use std::time::Duration;
 
-use harvestfs_tests::{can_mount, have_program, skip, wait_until};
+use harvestfs_tests::{KillOnDrop, can_mount, have_program, skip, wait_until};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 
@@ -90,23 +91,26 @@ fn ctrl_c_ends_everything() {
         return;
     }
     let temporary = tempfile::tempdir().expect("a directory");
-    let mut child: Child = failover(temporary.path(), &["--kind", "hang"])
+    let child = failover(temporary.path(), &["--kind", "hang"])
         .stdout(Stdio::null())
         .stderr(Stdio::piped())
-        .spawn()
-        .expect("the binary runs");
+        .spawn();
+    let mut child = KillOnDrop(child.expect("the binary runs"));
     // Namenodes, datanodes and the mount.
     wait_until("all is started", DEADLINE, || {
         processes_of(temporary.path()) == 7
     });
-    let pid = Pid::from_raw(child.id().try_into().expect("a pid")).expect("not 0");
-    kill_process(pid, Signal::INT).expect("it runs");
+    kill_process(Pid::from_child(&child.0), Signal::INT).expect("it runs");
+    let mut ended = None;
     wait_until("it ends", DEADLINE, || {
-        child.try_wait().expect("a child").is_some()
+        ended = child.0.try_wait().expect("a child");
+        ended.is_some()
     });
-    let output = child.wait_with_output().expect("it ended");
-    assert_eq!(output.status.code(), Some(1));
-    assert!(said(&output).contains("interrupted"), "{output:?}");
+    assert_eq!(ended.and_then(|status| status.code()), Some(1));
+    let mut complaint = String::new();
+    let mut stderr = child.0.stderr.take().expect("it was asked for");
+    stderr.read_to_string(&mut complaint).expect("text");
+    assert!(complaint.contains("interrupted"), "{complaint}");
     assert_eq!(processes_of(temporary.path()), 0);
     assert_eq!(left_in(temporary.path()), 0);
 }
