@@ -152,7 +152,7 @@ impl Store {
                     _ => {}
                 }
             } else if name.starts_with(BENCH_PREFIX) && is_old() {
-                remove_directory(&path)?;
+                remove(&path)?;
             }
         }
         Ok(())
@@ -298,7 +298,7 @@ impl Job {
         };
         let names = names_in(&self.directory)?;
         for name in names.iter().filter(|name| is_draft_of(name, maker)) {
-            remove_directory(&self.directory.join(name))?;
+            self.take_away(name)?;
         }
         // Locks do not reach to other mounts, and another machine may be named the same: it then removes this one, but
         // none of the two ever writes into that of the other.
@@ -339,29 +339,51 @@ impl Job {
     /// # Errors
     /// When it is not there or cannot be removed.
     pub fn remove(&self, _lock: &JobLock, number: u32) -> Result<(), StoreError> {
-        let directory = self.directory.join(directory_name(number));
-        if !directory.is_dir() {
-            return Err(StoreError::NoCheckpoint {
-                job: self.name.clone(),
-                number,
-            });
+        if self.take_away(&directory_name(number))? {
+            return Ok(());
         }
-        // At no moment is there a checkpoint that lacks some of its images.
-        let removed = self.directory.join(format!("{REMOVED_PREFIX}{number}"));
-        remove_directory(&removed)?;
-        durable::rename(&directory, &removed).map_err(io_error("remove", &directory))?;
-        remove_directory(&removed)
+        Err(StoreError::NoCheckpoint {
+            job: self.name.clone(),
+            number,
+        })
     }
 
-    /// Removes the job with all its checkpoints.
+    /// Removes something as a whole: at no moment is there a checkpoint that lacks some of its images. Locks do not
+    /// reach to other mounts, so that another node may be about to give a draft its number: by its path, it finds all
+    /// of it or nothing. False: there is nothing of that name.
+    fn take_away(&self, name: &str) -> Result<bool, StoreError> {
+        let path = self.directory.join(name);
+        let chance = machine::random::<u64>();
+        let removed = format!("{REMOVED_PREFIX}{chance:016x}");
+        let removed = self.directory.join(removed);
+        match durable::rename(&path, &removed) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(false),
+            renamed => renamed.map_err(io_error("remove", &path))?,
+        }
+        remove(&removed)?;
+        Ok(true)
+    }
+
+    /// Removes the job with all its checkpoints. What another node begins meanwhile stays.
     ///
     /// # Errors
     /// When it is not there or cannot be removed.
-    pub fn remove_all(&self, lock: &JobLock) -> Result<(), StoreError> {
+    pub fn remove_all(&self, _lock: &JobLock) -> Result<(), StoreError> {
         for number in self.numbers()? {
-            self.remove(lock, number)?;
+            self.take_away(&directory_name(number))?;
         }
-        remove_directory(&self.directory)
+        for name in names_in(&self.directory)? {
+            if name != LOCK_FILE {
+                self.take_away(&name)?;
+            }
+        }
+        remove(&self.directory.join(LOCK_FILE))?;
+        match fs::remove_dir(&self.directory) {
+            Err(error) if !is_left_to_others(&error) => {
+                Err(io_error("remove", &self.directory)(error))
+            }
+            _ => Ok(()),
+        }
     }
 
     /// Removes all checkpoints that are older than the newest `keep` usable ones (at least one is kept), and
@@ -388,11 +410,12 @@ impl Job {
         }
         for name in names_in(&self.directory)? {
             let path = self.directory.join(&name);
-            let is_given_up = name.starts_with(REMOVED_PREFIX)
-                || is_draft_of(&name, maker)
+            let is_given_up = is_draft_of(&name, maker)
                 || name.starts_with(DRAFT_PREFIX) && age(&path) > DRAFT_AGE_MAX;
-            if is_given_up {
-                remove_directory(&path)?;
+            if name.starts_with(REMOVED_PREFIX) {
+                remove(&path)?;
+            } else if is_given_up {
+                self.take_away(&name)?;
             }
         }
         Ok(old)
@@ -512,13 +535,25 @@ fn names_in(directory: &Path) -> Result<Vec<String>, StoreError> {
     Ok(names)
 }
 
-fn remove_directory(path: &Path) -> Result<(), StoreError> {
-    match fs::remove_dir_all(path) {
-        Err(error) if error.kind() != io::ErrorKind::NotFound => {
-            Err(io_error("remove", path)(error))
-        }
+/// Removes a directory with what is in it, or a file.
+fn remove(path: &Path) -> Result<(), StoreError> {
+    let removed = match fs::remove_dir_all(path) {
+        Err(error) if error.kind() == io::ErrorKind::NotADirectory => fs::remove_file(path),
+        removed => removed,
+    };
+    match removed {
+        Err(error) if !is_left_to_others(&error) => Err(io_error("remove", path)(error)),
         _ => Ok(()),
     }
+}
+
+/// Whether something was not removed because of others: they have done it, or go on making files in a directory that
+/// they have open, which the next `gc` removes.
+fn is_left_to_others(error: &io::Error) -> bool {
+    matches!(
+        error.kind(),
+        io::ErrorKind::NotFound | io::ErrorKind::DirectoryNotEmpty
+    )
 }
 
 /// How long ago something was changed; 0 when that is not known.

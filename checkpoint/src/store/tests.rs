@@ -229,6 +229,51 @@ fn two_machines_of_one_name_mix_no_checkpoint() {
     assert_eq!(job.numbers().expect("numbers"), [1]);
 }
 
+/// Whoever removes a draft that another node is about to commit: there is never a checkpoint without its images.
+#[test]
+fn a_draft_is_removed_as_a_whole() {
+    const IMAGES: usize = 3000;
+    type Remove = fn(&Job, &JobLock);
+    let ways: [Remove; 3] = [
+        |job, lock| drop(job.begin(lock, "same").expect("a draft")),
+        |job, lock| drop(job.collect(lock, "same", 1).expect("it is collected")),
+        |job, lock| job.remove_all(lock).expect("it is removed"),
+    ];
+    for remove in ways {
+        let directory = tempfile::tempdir().expect("a directory");
+        let job = job(&directory);
+        let lock = job.lock().expect("it is free");
+        let draft = job.begin(&lock, "same").expect("a draft");
+        let images = draft.directory().to_owned();
+        for number in 0..IMAGES {
+            fs::write(images.join(format!("core-{number}.img")), "").expect("it is written");
+        }
+        std::thread::scope(|scope| {
+            let removing = scope.spawn(|| remove(&job, &lock));
+            while fs::read_dir(&images).is_ok_and(|left| left.count() == IMAGES) {}
+            let error = draft.commit(manifest(&job, 1)).expect_err("it is gone");
+            assert!(matches!(error, StoreError::Io { .. }), "{error}");
+            removing.join().expect("no panic");
+        });
+        assert!(!job.directory.join("000001").exists());
+        assert!(names_in(&job.directory).expect("listed").len() <= 1);
+    }
+}
+
+#[test]
+fn a_job_is_removed_with_all_that_is_in_its_directory() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let job = job(&directory);
+    dump(&job);
+    for left in [".dump-not.here.0", ".removed-7", "of-somebody"] {
+        fs::create_dir(job.directory.join(left)).expect("it is made");
+    }
+    fs::write(job.directory.join("README"), "").expect("it is written");
+    let lock = job.lock().expect("it is free");
+    job.remove_all(&lock).expect("it is removed");
+    assert!(!job.directory.exists());
+}
+
 #[test]
 fn an_unusable_newest_checkpoint_is_reported_and_the_older_one_untouched() {
     let directory = tempfile::tempdir().expect("a directory");
