@@ -289,7 +289,7 @@ fn parent(job: &Job, is_full: bool, draft: &Draft) -> Option<Checkpoint> {
     };
     let number = newest.manifest.number;
     // A clone is made of it without a look at its bytes: what is lost of it would be lost of the new one.
-    match locations::has_lost_parts(&newest, draft.directory()) {
+    match locations::has_lost_memory(&newest, draft.directory()) {
         Ok(false) => Some(newest),
         Ok(true) => {
             eprintln!(

@@ -1,11 +1,11 @@
 //! Where the bytes of images are, as the namenode tells it.
 
-use std::fs::File;
+use std::fs::{self, File};
 use std::path::Path;
 
 use anyhow::Context;
 use harvestfs_checkpoint::pages_file::copy_range;
-use harvestfs_checkpoint::store::Checkpoint;
+use harvestfs_checkpoint::store::{Checkpoint, PROBE_PREFIX};
 use rustix::io::Errno;
 
 use crate::locations::{self, CUT_OFF};
@@ -61,14 +61,31 @@ fn missing_in(told: &str, datanode: &str, size_bytes: u64) -> u64 {
     missing_bytes + (size_bytes - told_bytes(told, size_bytes))
 }
 
-/// Whether parts of a checkpoint's memory are on no datanode that runs. `work` is a directory beside it: files that
-/// are made there are gone when this returns.
-pub fn has_lost_parts(checkpoint: &Checkpoint, work: &Path) -> anyhow::Result<bool> {
+/// Whether parts of a checkpoint's memory are on no datanode that runs. `work` is a directory on the same mount:
+/// files that are made there are gone when this returns.
+pub fn has_lost_memory(checkpoint: &Checkpoint, work: &Path) -> anyhow::Result<bool> {
     let images = checkpoint.manifest.images.iter();
     for image in images.filter(|image| image.has_pages()) {
         let path = checkpoint.directory.join(&image.name);
         if is_partly_lost(&path, image.size_bytes, work)? {
             return Ok(true);
+        }
+    }
+    Ok(false)
+}
+
+/// Whether anything that a restore of a checkpoint needs is on no datanode that runs. `work` is as above.
+pub fn has_lost_parts(checkpoint: &Checkpoint, work: &Path) -> anyhow::Result<bool> {
+    for image in &checkpoint.manifest.images {
+        let table = image.has_pages().then(|| image.table_name());
+        for name in std::iter::once(image.name.clone()).chain(table) {
+            let path = checkpoint.directory.join(name);
+            let metadata = fs::metadata(&path);
+            let metadata =
+                metadata.with_context(|| format!("cannot look at {}", path.display()))?;
+            if is_partly_lost(&path, metadata.len(), work)? {
+                return Ok(true);
+            }
         }
     }
     Ok(false)
@@ -88,7 +105,9 @@ fn is_partly_lost(path: &Path, size_bytes: u64, work: &Path) -> anyhow::Result<b
         anyhow::ensure!(part_bytes > 0, "{} is in too many pieces", path.display());
         // As much as fits, and more where the pieces are larger.
         let length_bytes = part_bytes.saturating_mul(2).min(size_bytes - done_bytes);
-        let clone = tempfile::Builder::new().prefix(".part-").tempfile_in(work);
+        let clone = tempfile::Builder::new()
+            .prefix(PROBE_PREFIX)
+            .tempfile_in(work);
         let clone = clone.with_context(|| format!("cannot make a file in {}", work.display()))?;
         File::open(path)
             .and_then(|file| copy_range(&file, done_bytes, clone.as_file(), 0, length_bytes))

@@ -1,5 +1,6 @@
 //! `harvestfs checkpoint preempt`: Algorithm 1 on the jobs of this node.
 
+use std::path::Path;
 use std::str::FromStr;
 
 use clap::{Args, ValueEnum};
@@ -12,6 +13,7 @@ use harvestfs_checkpoint::store::Job;
 
 use super::CheckpointArgs;
 use super::dump::{Afterwards, HowArgs, dump, refuse_directories, report, tidy};
+use super::locations::has_lost_parts;
 use super::resume::bandwidth;
 use crate::output;
 use crate::units::{self, Size};
@@ -100,7 +102,7 @@ pub fn run(args: &CheckpointArgs, command: &PreemptArgs) -> anyhow::Result<()> {
                         tree.root()
                     );
                 }
-                running.push(look_at(&runner.node, job, tree)?);
+                running.push(look_at(&runner.node, store.directory(), job, tree)?);
             }
             Err(error @ ProcessError::Gone(_)) => println!("{}: {error}", job.name()),
             Err(error) => return Err(error.into()),
@@ -185,10 +187,12 @@ pub fn run(args: &CheckpointArgs, command: &PreemptArgs) -> anyhow::Result<()> {
     Ok(())
 }
 
-fn look_at(node: &Node, job: Job, tree: Tree) -> anyhow::Result<Running> {
+fn look_at(node: &Node, store: &Path, job: Job, tree: Tree) -> anyhow::Result<Running> {
     let memory_bytes = tree.memory_bytes();
-    // One that cannot be used costs a whole checkpoint; `dump` says why.
+    // One that cannot be used costs a whole checkpoint; `dump` says why. Nothing counts as stored by it: whoever is
+    // killed could not be restored from it.
     let last = job.newest().ok().flatten();
+    let last = last.filter(|last| matches!(has_lost_parts(last, store), Ok(false)));
     let went_on = node.went_on()?;
     // A process that was restored, or got the id of another one, has stored nothing of what it did.
     let stored_ms = last

@@ -1,5 +1,6 @@
 //! Checkpoints of which datanodes have taken something with them.
 
+use std::fs;
 use std::path::Path;
 
 use harvestfs_tests::wait_until;
@@ -21,7 +22,7 @@ fn datanodes(file: &Path) -> Vec<Vec<String>> {
 }
 
 #[test]
-fn nothing_lost_is_shared_with_a_new_checkpoint() {
+fn nothing_lost_is_shared_with_a_new_checkpoint_or_counts_as_stored() {
     let Some(checkpoints) = Checkpoints::new() else {
         return;
     };
@@ -46,6 +47,14 @@ fn nothing_lost_is_shared_with_a_new_checkpoint() {
     wait_until("it is missed", DEADLINE * 3, || {
         datanodes(&pages).iter().any(Vec::is_empty)
     });
+
+    // Nothing of what it did is safe, so that it is not killed, and all of it is stored.
+    let measured = r#"{"write_bytes_per_s":1e15,"read_bytes_per_s":1e15}"#;
+    fs::write(checkpoints.node.path().join("measured.json"), measured).expect("written");
+    let candidate = format!("job={pid}");
+    let preempt = ["preempt", "--free", "1MiB", &candidate, "--dry-run"];
+    let said = checkpoints.run(&here, &preempt);
+    assert!(said.contains("job: checkpoint"), "{said}");
 
     let output = checkpoints.output(&here, &dump);
     let said = String::from_utf8_lossy(&output.stderr);
