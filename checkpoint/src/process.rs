@@ -182,7 +182,7 @@ impl Tree {
         kib << 10
     }
 
-    /// Milliseconds of CPU time that they have used.
+    /// Milliseconds of CPU time that they have used, with what they started that has ended.
     #[must_use]
     pub fn cpu_ms(&self) -> u64 {
         let ticks: u64 = self.0.iter().filter_map(|it| cpu_ticks(it.pid)).sum();
@@ -321,13 +321,12 @@ fn started_in(stat: &str) -> Option<u64> {
     field_of(stat, 22)?.parse().ok()
 }
 
+/// Of a process and of what it started that has ended: the work of a job may be done in steps, each by a process.
 fn cpu_ticks(pid: i32) -> Option<u64> {
-    Some(stat_field(pid, 14)? + stat_field(pid, 15)?)
-}
-
-/// A field of `/proc/PID/stat`, counted from 1 as its documentation does.
-fn stat_field(pid: i32, number: usize) -> Option<u64> {
-    field_of(&stat(pid)?, number)?.parse().ok()
+    let stat = stat(pid)?;
+    (14..=17)
+        .map(|number| field_of(&stat, number)?.parse::<u64>().ok())
+        .sum()
 }
 
 fn stat(pid: i32) -> Option<String> {
@@ -339,7 +338,8 @@ fn state_of(stat: &str) -> Option<&str> {
     field_of(stat, 3)
 }
 
-/// The second field is the name in parentheses, and may contain anything.
+/// A field of `/proc/PID/stat`, counted from 1 as its documentation does. The second one is the name in parentheses,
+/// and may contain anything.
 fn field_of(stat: &str, number: usize) -> Option<&str> {
     let (_, rest) = stat.rsplit_once(')')?;
     rest.split_whitespace().nth(number.checked_sub(3)?)
@@ -458,6 +458,27 @@ mod tests {
         assert!(matches!(before.again(), Err(ProcessError::Gone(_))));
         assert!(!tree.has_ended());
         tree.end().expect("it is ours");
+        shell.wait().expect("it ended");
+    }
+
+    #[test]
+    fn work_of_what_has_ended_counts() {
+        const WORK_MS: u64 = 50;
+        let script = "sh -c 'while :; do :; done'; read line";
+        let (mut shell, tree) = shell(script, 2);
+        while tree.cpu_ms() < WORK_MS {
+            std::thread::yield_now();
+        }
+        tree.0[1].signal(Signal::KILL).expect("it is ours");
+        let alone = loop {
+            let tree = tree.again().expect("it runs");
+            if tree.0.len() == 1 {
+                break tree;
+            }
+            std::thread::yield_now();
+        };
+        assert!(alone.cpu_ms() >= WORK_MS, "{}", alone.cpu_ms());
+        alone.end().expect("it is ours");
         shell.wait().expect("it ended");
     }
 
