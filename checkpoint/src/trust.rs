@@ -50,12 +50,6 @@ pub enum TrustError {
         /// How far: options of `chmod`.
         options: &'static str,
     },
-    /// The directory of a job is a link: what it leads to is in a directory that nobody has judged.
-    #[error("{} is a link: move the directory that it leads to here first", path.display())]
-    Link {
-        /// The link.
-        path: PathBuf,
-    },
     /// A link leads out of the directory that was judged.
     #[error("{} leads out of the job's directory, where anybody could write", path.display())]
     LeadsOut {
@@ -85,9 +79,7 @@ pub fn refuse_directories(job: &Job, user: u32) -> Result<(), TrustError> {
             let metadata = look(metadata, top)?;
             judge(top, &metadata, user, (top, ALL_BELOW))?;
             if metadata.is_symlink() {
-                return Err(TrustError::Link {
-                    path: top.to_owned(),
-                });
+                return Err(StoreError::Link(top.to_owned()).into());
             }
             Ok(())
         }
@@ -245,7 +237,10 @@ mod tests {
         refuse_directories(&job, user).expect("the store is right");
         std::os::unix::fs::symlink("../elsewhere", job.directory()).expect("symlink");
         let error = refuse_directories(&job, user).expect_err("a link");
-        assert!(matches!(error, TrustError::Link { path } if path == job.directory()));
+        let TrustError::Store(StoreError::Link(path)) = error else {
+            panic!("{error}");
+        };
+        assert_eq!(path, job.directory());
     }
 
     #[test]

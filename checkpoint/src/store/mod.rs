@@ -61,6 +61,9 @@ pub enum StoreError {
         /// Why not.
         source: ManifestError,
     },
+    /// The directory of a job is a link: what it leads to is in a directory that nobody has judged.
+    #[error("{} is a link: move the directory that it leads to here first", .0.display())]
+    Link(PathBuf),
     /// There is no such job.
     #[error("there is no checkpoint of a job {0}; `harvestfs checkpoint list` shows what there is")]
     NoJob(JobName),
@@ -121,7 +124,8 @@ impl Store {
         &self.directory
     }
 
-    /// All jobs that have a directory, in the order of their names.
+    /// All jobs that have a directory, in the order of their names. A link to one is none: whoever can make links here
+    /// would have root change what it leads to.
     ///
     /// # Errors
     /// When the directory cannot be read.
@@ -130,7 +134,7 @@ impl Store {
             .iter()
             .filter_map(|name| name.parse().ok())
             // A file beside them may have such a name, too.
-            .filter(|name: &JobName| self.directory.join(name.as_str()).is_dir())
+            .filter(|name: &JobName| self.job(name.clone()).is_there().is_ok_and(|is| is))
             .collect();
         names.sort();
         Ok(names.into_iter().map(|name| self.job(name)).collect())
@@ -197,12 +201,24 @@ impl Job {
         &self.directory
     }
 
+    /// Whether it has a directory.
+    fn is_there(&self) -> Result<bool, StoreError> {
+        match fs::symlink_metadata(&self.directory) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(false),
+            Ok(metadata) if metadata.is_symlink() => Err(StoreError::Link(self.directory.clone())),
+            metadata => {
+                let metadata = metadata.map_err(io_error("look at", &self.directory))?;
+                Ok(metadata.is_dir())
+            }
+        }
+    }
+
     /// The numbers of its checkpoints, ascending.
     ///
     /// # Errors
-    /// [`StoreError::NoJob`] when it has no directory.
+    /// [`StoreError::NoJob`] when it has no directory, [`StoreError::Link`] when that is a link.
     pub fn numbers(&self) -> Result<Vec<u32>, StoreError> {
-        if !self.directory.is_dir() {
+        if !self.is_there()? {
             return Err(StoreError::NoJob(self.name.clone()));
         }
         let mut numbers: Vec<u32> = names_in(&self.directory)?
@@ -263,13 +279,13 @@ impl Job {
     /// Keeps other commands of this mount away from the job until the lock is dropped.
     ///
     /// # Errors
-    /// [`StoreError::Locked`] when one is at work.
+    /// [`StoreError::Locked`] when one is at work, [`StoreError::Link`] when its directory is a link.
     pub fn lock(&self) -> Result<JobLock, StoreError> {
         match fs::create_dir(&self.directory) {
-            Err(error) if error.kind() != io::ErrorKind::AlreadyExists => {
-                return Err(io_error("make", &self.directory)(error));
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
+                self.is_there()?;
             }
-            _ => {}
+            made => made.map_err(io_error("make", &self.directory))?,
         }
         let path = self.directory.join(LOCK_FILE);
         let file = OpenOptions::new()

@@ -65,6 +65,27 @@ fn jobs_are_directories() {
 }
 
 #[test]
+fn a_link_is_no_job() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let elsewhere = tempfile::tempdir().expect("a directory");
+    let of_somebody = job(&elsewhere);
+    for _ in 0..2 {
+        dump(&of_somebody);
+    }
+    fs::remove_file(of_somebody.directory.join(LOCK_FILE)).expect("it is there");
+    let job = job(&directory);
+    std::os::unix::fs::symlink(&of_somebody.directory, &job.directory).expect("a link");
+    let store = Store::open(directory.path().to_owned()).expect("it is there");
+    assert!(store.jobs().expect("they are listed").is_empty());
+    let is_link = |error: StoreError| matches!(error, StoreError::Link(at) if at == job.directory);
+    assert!(is_link(job.numbers().expect_err("a link")));
+    assert!(is_link(job.newest().expect_err("a link")));
+    assert!(is_link(job.lock().expect_err("a link")));
+    assert!(!of_somebody.directory.join(LOCK_FILE).exists());
+    assert_eq!(of_somebody.numbers().expect("numbers"), [1, 2]);
+}
+
+#[test]
 fn a_lock_ends_though_a_child_has_its_file() {
     let directory = tempfile::tempdir().expect("a directory");
     let job = job(&directory);

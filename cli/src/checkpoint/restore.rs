@@ -63,9 +63,7 @@ pub fn find(job: &Job, number: Option<u32>) -> anyhow::Result<Checkpoint> {
 /// Resumes a job from a checkpoint, which stays as it is. Returns the process.
 pub fn restore(runner: &Runner, job: &Job, checkpoint: &Checkpoint) -> anyhow::Result<i32> {
     let manifest = &checkpoint.manifest;
-    let _lock = job.lock()?;
-    let _turn = runner.node.enter(manifest.size_bytes())?;
-    let started = Instant::now();
+    let user = rustix::process::geteuid().as_raw();
     let refused = || {
         format!(
             "checkpoint {} of job {} cannot be restored; {}",
@@ -74,8 +72,12 @@ pub fn restore(runner: &Runner, job: &Job, checkpoint: &Checkpoint) -> anyhow::R
             before(job, manifest.number)
         )
     };
-    trust::refuse_what_others_could_write(job, rustix::process::geteuid().as_raw())
-        .with_context(refused)?;
+    // Before anything is made in them.
+    trust::refuse_directories(job, user).with_context(refused)?;
+    let _lock = job.lock()?;
+    let _turn = runner.node.enter(manifest.size_bytes())?;
+    let started = Instant::now();
+    trust::refuse_what_others_could_write(job, user).with_context(refused)?;
     image::verify_state(checkpoint).with_context(refused)?;
     // The id of a process that has ended is in use until its parent has taken note of that. CRIU says
     // so when it takes too long.
