@@ -51,7 +51,7 @@ pub enum TrustError {
         options: &'static str,
     },
     /// A link leads out of the directory that was judged.
-    #[error("{} leads out of the job's directory, where anybody could write", path.display())]
+    #[error("{} leads out of the checkpoint's directory, where anybody could write", path.display())]
     LeadsOut {
         /// The link.
         path: PathBuf,
@@ -86,31 +86,51 @@ pub fn refuse_directories(job: &Job, user: u32) -> Result<(), TrustError> {
     }
 }
 
-/// Refuses what others than `user` could have written: the directory of all jobs, that of the job, and
-/// everything in it are judged by their owners and modes, as `sudo` judges its files.
+/// Refuses what others than `user` could have written of a checkpoint: the directory of all jobs, that of the job, and
+/// `images`, that of the checkpoint in it, with everything in it are judged by their owners and modes, as `sudo` judges
+/// its files. Nothing else in the job's directory is: a checkpoint needs no other one.
 ///
 /// # Errors
 /// Names the first thing that is not as it must be.
-pub fn refuse_what_others_could_write(job: &Job, user: u32) -> Result<(), TrustError> {
+pub fn refuse_what_others_could_write(
+    job: &Job,
+    images: &Path,
+    user: u32,
+) -> Result<(), TrustError> {
     refuse_directories(job, user)?;
     let top = job.directory();
+    // Not through `images`, which may be a link itself.
+    let judged = look(top.canonicalize(), top)?.join(images.file_name().unwrap_or_default());
     // Outermost first: what is inside a directory that is right cannot be exchanged any more.
-    let mut paths = vec![top.to_owned()];
+    let mut paths = vec![images.to_owned()];
     while let Some(path) = paths.pop() {
-        let metadata = look(fs::symlink_metadata(&path), &path)?;
+        let Some(metadata) = look_if_there(fs::symlink_metadata(&path), &path)? else {
+            continue;
+        };
         judge(&path, &metadata, user, (top, ALL_BELOW))?;
         if metadata.is_symlink() {
             let target = look(path.canonicalize(), &path)?;
-            if !target.starts_with(look(top.canonicalize(), top)?) {
+            if !target.starts_with(&judged) {
                 return Err(TrustError::LeadsOut { path });
             }
         } else if metadata.is_dir() {
-            for entry in look(fs::read_dir(&path), &path)? {
+            for entry in look_if_there(fs::read_dir(&path), &path)?
+                .into_iter()
+                .flatten()
+            {
                 paths.push(look(entry, &path)?.path());
             }
         }
     }
     Ok(())
+}
+
+/// None: another node has removed it since it was seen, and so it is not read.
+fn look_if_there<T>(result: io::Result<T>, path: &Path) -> Result<Option<T>, StoreError> {
+    match result {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+        result => look(result, path).map(Some),
+    }
 }
 
 fn look<T>(result: io::Result<T>, path: &Path) -> Result<T, StoreError> {
@@ -180,9 +200,11 @@ mod tests {
     fn what_only_the_owner_can_write_is_trusted() {
         let directory = tempfile::tempdir().expect("a directory");
         let (job, image, user) = job(directory.path());
-        std::os::unix::fs::symlink("../000001", image.with_file_name("parent")).expect("symlink");
-        refuse_what_others_could_write(&job, user).expect("it is trusted");
-        let error = refuse_what_others_could_write(&job, user + 1).expect_err("of another user");
+        let images = job.directory().join("000001");
+        std::os::unix::fs::symlink("../000001", image.with_file_name("itself")).expect("symlink");
+        refuse_what_others_could_write(&job, &images, user).expect("it is trusted");
+        let error =
+            refuse_what_others_could_write(&job, &images, user + 1).expect_err("of another user");
         assert!(matches!(error, TrustError::Owner { wanted, .. } if wanted == user + 1));
     }
 
@@ -200,14 +222,15 @@ mod tests {
             (&store, 0o755, 0o1777),
         ] {
             chmod(path, wrong);
-            let error = refuse_what_others_could_write(&job, user).expect_err("it is refused");
+            let error =
+                refuse_what_others_could_write(&job, &images, user).expect_err("it is refused");
             assert!(
                 matches!(&error, TrustError::Mode { path: named, mode, .. } if named == path && *mode == wrong),
                 "{error}"
             );
             chmod(path, right);
         }
-        refuse_what_others_could_write(&job, user).expect("it is trusted again");
+        refuse_what_others_could_write(&job, &images, user).expect("it is trusted again");
     }
 
     #[test]
@@ -244,12 +267,42 @@ mod tests {
     }
 
     #[test]
+    fn only_the_checkpoint_that_is_restored_is_judged() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let (job, _, user) = job(directory.path());
+        let images = job.directory().join("000001");
+        let other = job.directory().join("000002");
+        fs::create_dir(&other).expect("mkdir");
+        for path in [other.join("core-1.img"), job.directory().join("notes")] {
+            fs::write(&path, "anything").expect("written");
+            chmod(&path, 0o666);
+        }
+        chmod(&other, 0o777);
+        refuse_what_others_could_write(&job, &images, user).expect("it is trusted");
+        refuse_what_others_could_write(&job, &other, user).expect_err("it is refused");
+        let gone = job.directory().join("000003");
+        refuse_what_others_could_write(&job, &gone, user).expect("there is nothing to read");
+    }
+
+    #[test]
     fn a_link_that_leads_out_is_refused() {
         let directory = tempfile::tempdir().expect("a directory");
         let (job, image, user) = job(directory.path());
+        let images = job.directory().join("000001");
         let link = image.with_file_name("parent");
-        std::os::unix::fs::symlink(directory.path(), &link).expect("symlink");
-        let error = refuse_what_others_could_write(&job, user).expect_err("it is refused");
-        assert!(matches!(error, TrustError::LeadsOut { path } if path == link));
+        let leads_out = |images: &Path, link: &Path| {
+            let error = refuse_what_others_could_write(&job, images, user);
+            let error = error.expect_err("it is refused");
+            assert!(matches!(error, TrustError::LeadsOut { path } if path == link));
+        };
+        for target in [directory.path(), Path::new("../../job")] {
+            std::os::unix::fs::symlink(target, &link).expect("symlink");
+            leads_out(&images, &link);
+            fs::remove_file(&link).expect("it is there");
+        }
+        // What it leads to would not be judged.
+        let checkpoint = job.directory().join("000002");
+        std::os::unix::fs::symlink("000001", &checkpoint).expect("symlink");
+        leads_out(&checkpoint, &checkpoint);
     }
 }

@@ -77,7 +77,8 @@ pub fn restore(runner: &Runner, job: &Job, checkpoint: &Checkpoint) -> anyhow::R
     let _lock = job.lock()?;
     let _turn = runner.node.enter(manifest.size_bytes())?;
     let started = Instant::now();
-    trust::refuse_what_others_could_write(job, user).with_context(refused)?;
+    trust::refuse_what_others_could_write(job, &checkpoint.directory, user)
+        .with_context(refused)?;
     image::verify_state(checkpoint).with_context(refused)?;
     // The id of a process that has ended is in use until its parent has taken note of that. CRIU says
     // so when it takes too long.
