@@ -109,14 +109,21 @@ pub fn run(args: &CheckpointArgs, command: &PreemptArgs) -> anyhow::Result<()> {
         }
     }
     let bandwidth = bandwidth(&runner, store.directory())?;
-    let mut queue_s = runner.node.queued_bytes() as f64 / bandwidth.write_bytes_per_s;
+    let waiting_s = || runner.node.queued_bytes() as f64 / bandwidth.write_bytes_per_s;
+    let queue_s = waiting_s();
     order_victims(&mut running, |it| it.victim.cost_s(&bandwidth, queue_s));
     let mut freed_bytes = 0;
+    // Of checkpoints that are only said to be made.
+    let mut planned_s = 0.0;
     let mut failed: Vec<String> = Vec::new();
     for it in running {
         if freed_bytes >= command.free.0 {
             break;
         }
+        let Some(it) = look_again(&runner.node, store.directory(), it)? else {
+            continue;
+        };
+        let queue_s = waiting_s() + planned_s;
         let decision = match command.policy {
             Policy::Adaptive => it.victim.preempt(&bandwidth, queue_s),
             Policy::Kill => Preemption::Kill,
@@ -137,7 +144,7 @@ pub fn run(args: &CheckpointArgs, command: &PreemptArgs) -> anyhow::Result<()> {
         if command.dry_run {
             freed_bytes += it.memory_bytes;
             if decision != Preemption::Kill {
-                queue_s += it.victim.dump_bytes / bandwidth.write_bytes_per_s;
+                planned_s += it.victim.dump_bytes / bandwidth.write_bytes_per_s;
             }
             continue;
         }
@@ -187,6 +194,19 @@ pub fn run(args: &CheckpointArgs, command: &PreemptArgs) -> anyhow::Result<()> {
     Ok(())
 }
 
+/// What is known of a candidate by now: checkpoints of those before it may have taken minutes. None, which is said: it
+/// has ended.
+fn look_again(node: &Node, store: &Path, before: Running) -> anyhow::Result<Option<Running>> {
+    match before.tree.again() {
+        Ok(tree) => look_at(node, store, before.job, tree).map(Some),
+        Err(error @ ProcessError::Gone(_)) => {
+            println!("{}: {error}", before.job.name());
+            Ok(None)
+        }
+        Err(error) => Err(error.into()),
+    }
+}
+
 fn look_at(node: &Node, store: &Path, job: Job, tree: Tree) -> anyhow::Result<Running> {
     let memory_bytes = tree.memory_bytes();
     // One that cannot be used costs a whole checkpoint; `dump` says why. Nothing counts as stored by it: whoever is
@@ -218,4 +238,38 @@ fn look_at(node: &Node, store: &Path, job: Job, tree: Tree) -> anyhow::Result<Ru
         memory_bytes,
         victim,
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::process::Command;
+
+    use harvestfs_checkpoint::store::Store;
+
+    use super::*;
+
+    #[test]
+    fn a_candidate_is_looked_at_before_each_decision() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let node = Node::open(&directory.path().join("node")).expect("it is made");
+        let store = Store::open(directory.path().to_owned()).expect("it is there");
+        let mut process = Command::new("sh")
+            .args(["-c", "while :; do :; done"])
+            .spawn()
+            .expect("a shell");
+        let tree = Tree::of(i32::try_from(process.id()).expect("a process id"));
+        let tree = tree.expect("it runs");
+        let job = store.job("job".parse().expect("a name"));
+        let first = look_at(&node, store.directory(), job, tree).expect("it is seen");
+        let progress_s = first.victim.progress_s;
+        let mut last = first;
+        while last.victim.progress_s <= progress_s {
+            let again = look_again(&node, store.directory(), last).expect("it is seen");
+            last = again.expect("it runs");
+        }
+        process.kill().expect("it is ours");
+        process.wait().expect("it is ours");
+        let again = look_again(&node, store.directory(), last).expect("it is missed");
+        assert!(again.is_none());
+    }
 }
