@@ -35,12 +35,8 @@ pub struct RestoreArgs {
 pub fn run(args: &CheckpointArgs, command: &RestoreArgs) -> anyhow::Result<()> {
     let runner = args.runner()?;
     let job = args.job(&command.job)?;
-    let checkpoint = find(&job, command.number)?;
-    let pid = restore(&runner, &job, &checkpoint)?;
-    println!(
-        "{} {}: runs as process {pid}",
-        checkpoint.manifest.job, checkpoint.manifest.number
-    );
+    let (number, pid) = restore(&runner, &job, command.number)?;
+    println!("{} {number}: runs as process {pid}", job.name());
     Ok(())
 }
 
@@ -60,10 +56,20 @@ pub fn find(job: &Job, number: Option<u32>) -> anyhow::Result<Checkpoint> {
     })
 }
 
-/// Resumes a job from a checkpoint, which stays as it is. Returns the process.
-pub fn restore(runner: &Runner, job: &Job, checkpoint: &Checkpoint) -> anyhow::Result<i32> {
-    let manifest = &checkpoint.manifest;
+/// Resumes a job from a checkpoint, which stays as it is: the newest unless a number is given. Returns its number and
+/// the process.
+pub fn restore(runner: &Runner, job: &Job, number: Option<u32>) -> anyhow::Result<(u32, i32)> {
+    let size_bytes = find(job, number)?.manifest.size_bytes();
     let user = rustix::process::geteuid().as_raw();
+    // Before anything is made in them.
+    trust::refuse_directories(job, user)
+        .with_context(|| format!("no checkpoint of job {} is restored", job.name()))?;
+    let _lock = job.lock()?;
+    let _turn = runner.node.enter(size_bytes)?;
+    // Afresh: its turn may have been long in coming, and another node have stored a newer one meanwhile.
+    let checkpoint = &find(job, number)?;
+    let manifest = &checkpoint.manifest;
+    let started = Instant::now();
     let refused = || {
         format!(
             "checkpoint {} of job {} cannot be restored; {}",
@@ -72,11 +78,6 @@ pub fn restore(runner: &Runner, job: &Job, checkpoint: &Checkpoint) -> anyhow::R
             before(job, manifest.number)
         )
     };
-    // Before anything is made in them.
-    trust::refuse_directories(job, user).with_context(refused)?;
-    let _lock = job.lock()?;
-    let _turn = runner.node.enter(manifest.size_bytes())?;
-    let started = Instant::now();
     trust::refuse_what_others_could_write(job, &checkpoint.directory, user)
         .with_context(refused)?;
     image::verify_state(checkpoint).with_context(refused)?;
@@ -110,9 +111,11 @@ pub fn restore(runner: &Runner, job: &Job, checkpoint: &Checkpoint) -> anyhow::R
         eprintln!("harvestfs: the bandwidth that was measured is not remembered: {error}");
     }
     let pid = fs::read_to_string(&pid_file).context("CRIU did not say which process it made")?;
-    pid.trim()
-        .parse()
-        .context("CRIU did not say which process it made")
+    let pid = pid
+        .trim()
+        .parse::<i32>()
+        .context("CRIU did not say which process it made")?;
+    Ok((manifest.number, pid))
 }
 
 fn wait_while(is_in_use: impl Fn() -> bool) {

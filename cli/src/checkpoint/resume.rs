@@ -101,12 +101,8 @@ pub fn run(args: &CheckpointArgs, command: &ResumeArgs) -> anyhow::Result<()> {
         ),
         _ if command.dry_run => println!("resume it here"),
         _ => {
-            let pid = restore(&runner, &job, &checkpoint)?;
-            println!(
-                "{} {}: runs as process {pid}",
-                job.name(),
-                checkpoint.manifest.number
-            );
+            let (number, pid) = restore(&runner, &job, None)?;
+            println!("{} {number}: runs as process {pid}", job.name());
         }
     }
     Ok(())

@@ -6,6 +6,7 @@ mod job;
 mod lost;
 mod preempt;
 mod trust;
+mod turn;
 
 use std::fs;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
