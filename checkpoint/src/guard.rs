@@ -93,16 +93,19 @@ fn watch(job: &str) -> io::Result<()> {
 }
 
 fn let_go_on_after(mut held: impl Read, root: i32, started_ticks: u64) -> io::Result<()> {
+    // While the first one is there: once it has ended, nothing leads from it to the others any more.
+    let tree = Tree::of(root).ok();
+    let tree = tree.filter(|tree| tree.started_ticks() == started_ticks);
     io::copy(&mut held, &mut io::sink())?;
-    match Tree::of(root) {
-        Ok(tree) if tree.started_ticks() == started_ticks => tree.go_on().map_err(io::Error::other),
-        // It has ended.
-        _ => Ok(()),
+    match tree {
+        Some(tree) => tree.go_on().map_err(io::Error::other),
+        None => Ok(()),
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::io::{BufRead, BufReader};
     use std::thread;
     use std::time::{Duration, Instant};
 
@@ -152,5 +155,37 @@ mod tests {
         tree.end().expect("it is ours");
         job.wait().expect("it ended");
         let_go_on_after(io::empty(), pid, tree.started_ticks()).expect("it has ended");
+    }
+
+    /// What is held until the first process of a job has been killed.
+    struct Killed(Child);
+
+    impl Read for Killed {
+        fn read(&mut self, _: &mut [u8]) -> io::Result<usize> {
+            self.0.kill()?;
+            self.0.wait()?;
+            Ok(0)
+        }
+    }
+
+    #[test]
+    fn the_others_go_on_though_the_first_process_has_ended() {
+        let mut job = Command::new("sh")
+            .args(["-c", "sleep 600 & echo $!; wait"])
+            .stdout(Stdio::piped())
+            .spawn()
+            .expect("a shell");
+        let root = i32::try_from(job.id()).expect("a process id");
+        let started_ticks = Tree::of(root).expect("it runs").started_ticks();
+        let mut line = String::new();
+        let said = job.stdout.take().expect("a pipe");
+        BufReader::new(said).read_line(&mut line).expect("it says");
+        let other: i32 = line.trim().parse().expect("a process id");
+        let pid = Pid::from_raw(other).expect("a process id");
+        kill_process(pid, Signal::STOP).expect("it is ours");
+        wait_until("it is stopped", || state(other) == 'T');
+        let_go_on_after(Killed(job), root, started_ticks).expect("they are ours");
+        wait_until("it goes on", || state(other) != 'T');
+        kill_process(pid, Signal::KILL).expect("it is ours");
     }
 }

@@ -226,12 +226,15 @@ impl Tree {
         self.0.iter().all(|process| process.has_ended())
     }
 
-    /// Lets them go on that a checkpoint has stopped.
+    /// Lets them go on that a checkpoint has stopped, with all that they have started since. The first one may have
+    /// ended while the others were stopped.
     ///
     /// # Errors
     /// When a signal cannot be sent.
     pub fn go_on(&self) -> Result<(), ProcessError> {
-        self.signal("continue", Signal::CONT)
+        let mut tree = self.clone();
+        tree.grow(&all());
+        tree.signal("continue", Signal::CONT)
     }
 
     fn signal(&self, what: &'static str, signal: Signal) -> Result<(), ProcessError> {
@@ -427,6 +430,44 @@ mod tests {
         assert!(matches!(tree.again(), Err(ProcessError::Gone(_))));
         assert!(!shell.wait().expect("it ended").success());
         assert!(matches!(tree.again(), Err(ProcessError::Gone(_))));
+    }
+
+    #[test]
+    fn all_go_on_though_the_first_one_has_ended() {
+        // Looked at before it starts the other.
+        let (mut shell, tree) = shell("read line; sleep 600 & wait", 1);
+        drop(shell.stdin.take());
+        let grown = loop {
+            let grown = tree.again().expect("it runs");
+            if grown.0.len() == 2 {
+                break grown;
+            }
+            std::thread::yield_now();
+        };
+        let other = Tree(vec![grown.0[1]]);
+        let is_stopped = || {
+            let stat = stat(other.root()).expect("it is there");
+            state_of(&stat) == Some("T")
+        };
+        let stop = || {
+            other.signal("stop", Signal::STOP).expect("it is ours");
+            while !is_stopped() {
+                std::thread::yield_now();
+            }
+        };
+        let goes_on = |tree: &Tree| {
+            tree.go_on().expect("they are ours");
+            while is_stopped() {
+                std::thread::yield_now();
+            }
+        };
+        stop();
+        goes_on(&tree);
+        stop();
+        shell.kill().expect("it is ours");
+        shell.wait().expect("it ended");
+        goes_on(&grown);
+        other.end().expect("it is ours");
     }
 
     #[test]

@@ -364,11 +364,7 @@ struct Stopped(Option<Tree>);
 impl Stopped {
     /// They may be stopped again.
     fn let_go_on(&self) -> Result<(), ProcessError> {
-        match self.0.as_ref().map(Tree::again) {
-            Some(Ok(tree)) => tree.go_on(),
-            Some(Err(ProcessError::Gone(_))) | None => Ok(()),
-            Some(Err(error)) => Err(error),
-        }
+        self.0.as_ref().map_or(Ok(()), Tree::go_on)
     }
 
     fn go_on(&mut self) -> Result<(), ProcessError> {
