@@ -162,6 +162,17 @@ pub fn refuse_directories(job: &Job) -> anyhow::Result<()> {
         .with_context(|| format!("no checkpoint of job {} is stored", job.name()))
 }
 
+/// Refuses to stop this process with the others: nobody would be left to let them go on.
+pub fn refuse_own(tree: &Tree) -> anyhow::Result<()> {
+    let own = i32::try_from(std::process::id())?;
+    anyhow::ensure!(
+        !tree.contains(own),
+        "process {} has started this command: run it from outside of the job",
+        tree.root()
+    );
+    Ok(())
+}
+
 /// Makes a checkpoint of a process and what it started. They go on when anything fails, or when this process
 /// is killed.
 pub fn dump(
@@ -173,6 +184,7 @@ pub fn dump(
     afterwards: Afterwards,
 ) -> anyhow::Result<Dumped> {
     let pid = tree.root();
+    refuse_own(tree)?;
     refuse_directories(job)?;
     let lock = job.lock()?;
     let _turn = runner.node.enter(tree.memory_bytes())?;
@@ -394,4 +406,22 @@ impl Drop for Stopped {
 
 fn millis(time: Duration) -> u64 {
     u64::try_from(time.as_millis()).unwrap_or(u64::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::process::Command;
+
+    use super::*;
+
+    #[test]
+    fn no_command_stops_itself() {
+        let tree = |id: u32| Tree::of(i32::try_from(id).expect("a process id")).expect("it runs");
+        let error = refuse_own(&tree(std::process::id())).expect_err("it is this process");
+        assert!(error.to_string().contains("outside of the job"), "{error}");
+        let mut other = Command::new("sleep").arg("600").spawn().expect("sleep");
+        refuse_own(&tree(other.id())).expect("it is another one");
+        other.kill().expect("it is ours");
+        other.wait().expect("it is ours");
+    }
 }

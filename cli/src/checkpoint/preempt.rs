@@ -12,7 +12,7 @@ use harvestfs_checkpoint::process::{ProcessError, Tree};
 use harvestfs_checkpoint::store::Job;
 
 use super::CheckpointArgs;
-use super::dump::{Afterwards, HowArgs, dump, refuse_directories, report, tidy};
+use super::dump::{Afterwards, HowArgs, dump, refuse_directories, refuse_own, report, tidy};
 use super::locations::has_lost_parts;
 use super::resume::bandwidth;
 use crate::output;
@@ -92,6 +92,7 @@ pub fn run(args: &CheckpointArgs, command: &PreemptArgs) -> anyhow::Result<()> {
         }
         match Tree::of(candidate.pid) {
             Ok(tree) => {
+                refuse_own(&tree)?;
                 // Their memory would count twice.
                 if let Some(other) = running.iter().find(|it| it.tree.overlaps(&tree)) {
                     anyhow::bail!(
