@@ -185,6 +185,23 @@ fn the_newest_are_kept_and_never_none() {
     assert_eq!(job.numbers().expect("numbers"), [4]);
 }
 
+/// Locks do not reach to other mounts.
+#[test]
+fn two_nodes_remove_the_same_ones() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let job = job(&directory);
+    for _ in 0..40 {
+        dump(&job);
+    }
+    let lock = job.lock().expect("it is free");
+    std::thread::scope(|scope| {
+        for _ in 0..2 {
+            scope.spawn(|| job.collect(&lock, "here", 1).expect("it is collected"));
+        }
+    });
+    assert_eq!(job.numbers().expect("numbers"), [40]);
+}
+
 #[test]
 fn what_is_not_usable_does_not_count_as_kept() {
     let directory = tempfile::tempdir().expect("a directory");

@@ -64,6 +64,8 @@ pub fn list(args: &CheckpointArgs, command: &ListArgs) -> anyhow::Result<()> {
         for number in numbers {
             match job.checkpoint(number) {
                 Ok(checkpoint) => manifests.push(checkpoint.manifest),
+                // It was removed since.
+                Err(StoreError::NoCheckpoint { .. }) => {}
                 Err(error) => {
                     eprintln!("harvestfs: {error}");
                     unusable += 1;
@@ -211,6 +213,25 @@ mod tests {
             images: Vec::new(),
         };
         draft.commit(manifest).expect("it is committed");
+    }
+
+    #[test]
+    fn what_was_removed_meanwhile_is_not_unusable() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let store = Store::open(directory.path().to_owned()).expect("it is there");
+        let job = store.job("job".parse().expect("a name"));
+        dump(&job);
+        // There is the name, and nothing behind it, as for a moment between two looks.
+        std::os::unix::fs::symlink("gone", job.directory().join("000002")).expect("a link");
+        assert_eq!(job.numbers().expect("numbers"), [1, 2]);
+        let path = directory.path().to_str().expect("text");
+        let CommandLine { args } = CommandLine::parse_from(["checkpoint", "--store", path, "list"]);
+        let Command::List(command) = &args.command else {
+            panic!("{args:?}");
+        };
+        list(&args, command).expect("the other one is usable");
+        fs::write(job.directory().join("000001").join(MANIFEST_FILE), "{").expect("it is written");
+        list(&args, command).expect_err("it is damaged");
     }
 
     #[test]
