@@ -9,7 +9,7 @@ use harvestfs_checkpoint::criu::CriuError;
 use harvestfs_checkpoint::manifest::JobName;
 use harvestfs_checkpoint::node::Node;
 use harvestfs_checkpoint::process::{ProcessError, Tree};
-use harvestfs_checkpoint::store::Job;
+use harvestfs_checkpoint::store::{Job, StoreError};
 
 use super::CheckpointArgs;
 use super::dump::{Afterwards, HowArgs, dump, refuse_directories, refuse_own, report, tidy};
@@ -165,14 +165,13 @@ pub fn run(args: &CheckpointArgs, command: &PreemptArgs) -> anyhow::Result<()> {
             Err(error) if it.tree.has_ended() => println!("{}: {error:#}", it.job.name()),
             Err(error) => {
                 let name = it.job.name().to_string();
-                let refusal = error.downcast_ref::<CriuError>();
-                let is_refused = matches!(refusal, Some(CriuError::Refused { .. }));
+                let is_of_job = is_of_job(&error);
                 let error = error.context(format!("cannot preempt job {name}"));
                 // A store that is full, or the like, would have the other jobs stopped for nothing, too.
-                if !is_refused {
+                if !is_of_job {
                     return Err(error);
                 }
-                // CRIU cannot take every job. Others may have what is needed.
+                // Others may have what is needed.
                 output::complain(&error);
                 failed.push(name);
                 continue;
@@ -193,6 +192,18 @@ pub fn run(args: &CheckpointArgs, command: &PreemptArgs) -> anyhow::Result<()> {
         }
     );
     Ok(())
+}
+
+/// Whether one job could not be preempted and others may be: CRIU cannot take every job, and another command may be
+/// working on this one.
+fn is_of_job(error: &anyhow::Error) -> bool {
+    matches!(
+        error.downcast_ref::<CriuError>(),
+        Some(CriuError::Refused { .. })
+    ) || matches!(
+        error.downcast_ref::<StoreError>(),
+        Some(StoreError::Locked(_) | StoreError::Overtaken { .. })
+    )
 }
 
 /// What is known of a candidate by now: checkpoints of those before it may have taken minutes. None, which is said: it
@@ -248,6 +259,20 @@ mod tests {
     use harvestfs_checkpoint::store::Store;
 
     use super::*;
+
+    #[test]
+    fn a_job_that_another_command_works_on_keeps_no_other_one() {
+        let name = || -> JobName { "job".parse().expect("a name") };
+        let (job, number) = (name(), 1);
+        let refused = CriuError::Refused {
+            what: "dump",
+            reason: String::new(),
+        };
+        assert!(is_of_job(&refused.into()));
+        assert!(is_of_job(&StoreError::Locked(name()).into()));
+        assert!(is_of_job(&StoreError::Overtaken { job, number }.into()));
+        assert!(!is_of_job(&StoreError::NoStore("store".into()).into()));
+    }
 
     #[test]
     fn a_candidate_is_looked_at_before_each_decision() {
