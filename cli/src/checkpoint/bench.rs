@@ -185,14 +185,17 @@ fn mounted(
     replicas: u8,
     store: &Store,
 ) -> anyhow::Result<Record> {
-    let directory = store
-        .directory()
-        .join(format!("{BENCH_PREFIX}{}", std::process::id()));
-    fs::create_dir(&directory).with_context(|| format!("cannot make {}", directory.display()))?;
-    let record = mounted_in(runner, interrupted, size, replicas, &directory);
-    fs::remove_dir_all(&directory)
-        .with_context(|| format!("cannot remove {}", directory.display()))?;
-    record
+    // Another node may measure in the same store, in a process with the same id.
+    let directory = tempfile::Builder::new()
+        .prefix(BENCH_PREFIX)
+        .tempdir_in(store.directory())
+        .with_context(|| format!("cannot measure in {}", store.directory().display()))?;
+    let record = mounted_in(runner, interrupted, size, replicas, directory.path())?;
+    let path = directory.path().to_owned();
+    directory
+        .close()
+        .with_context(|| format!("cannot remove {}", path.display()))?;
+    Ok(record)
 }
 
 fn mounted_in(
