@@ -103,7 +103,7 @@ enum FsCommand {
         /// Copy directories with everything below.
         #[arg(short, long)]
         recursive: bool,
-        /// Replace files that are there.
+        /// Replace each file that is there, once all of the new one is stored. Its hard links keep the old one.
         #[arg(short, long)]
         force: bool,
     },
@@ -136,7 +136,7 @@ enum FsCommand {
         /// Copy directories with everything below.
         #[arg(short, long)]
         recursive: bool,
-        /// Replace files that are there.
+        /// Replace each file that is there, once all of the new one is stored. Its hard links keep the old one.
         #[arg(short, long)]
         force: bool,
     },
@@ -339,7 +339,7 @@ struct Files {
     umask: u16,
     /// Whether a directory could not be listed.
     is_incomplete: Cell<bool>,
-    /// The directory and the name of what is being made in the cluster, until it is whole.
+    /// The directory and the name of what is being made in the cluster, until it is whole. Nothing else has that name.
     half: RefCell<Option<(InodeId, Name)>>,
 }
 
@@ -445,9 +445,12 @@ impl Files {
 
     /// What a command that fails has copied half is of no use.
     async fn remove_half(&self) {
-        if let Some((parent, name)) = self.half.take() {
+        // It stays noted until it is gone: a signal may come meanwhile.
+        let half = self.half.borrow().clone();
+        if let Some((parent, name)) = half {
             // What the command failed with is said.
             let _ = self.client.unlink(&self.credentials, parent, &name).await;
+            *self.half.borrow_mut() = None;
         }
     }
 

@@ -11,7 +11,7 @@ use harvestfs_client::{File, OpenFlags};
 use harvestfs_protocol::ids::InodeId;
 
 use super::transfer::READ_BYTES;
-use super::{Files, names};
+use super::{Files, is_gone, names};
 use crate::output::Stdout;
 
 /// Between two looks at a file that is followed.
@@ -51,7 +51,8 @@ impl Files {
     pub(super) async fn tail(&self, args: &TailArgs) -> anyhow::Result<()> {
         let context = || args.path.to_string_lossy().into_owned();
         let attr = self.find(&args.path).await?;
-        let file = self.open_to_read(attr.ino).await.with_context(context)?;
+        let mut ino = attr.ino;
+        let mut file = self.open_to_read(ino).await.with_context(context)?;
         let start = match args.bytes {
             Some(bytes) => attr.size_bytes.saturating_sub(bytes),
             None => start_of_lines(&file, attr.size_bytes, args.lines)
@@ -63,13 +64,25 @@ impl Files {
         if !args.follow {
             return Ok(());
         }
+        let path = names::harmless(args.path.as_bytes());
         loop {
             tokio::time::sleep(FOLLOW_INTERVAL).await;
+            match self.find(&args.path).await {
+                // What has no name any more is there for as long as it is open.
+                Err(error) if is_gone(&error) => {}
+                // `fs put -f` puts another file in its place.
+                found => {
+                    let found = found?.ino;
+                    if found != ino {
+                        eprintln!("harvestfs: {path} was replaced; what is in it now follows");
+                        (ino, offset) = (found, 0);
+                    }
+                }
+            }
             // Data that another client has flushed is seen by an `open` after that.
-            let file = self.open_to_read(attr.ino).await.with_context(context)?;
+            file = self.open_to_read(ino).await.with_context(context)?;
             let now = file.attr().await.with_context(context)?;
             if now.size_bytes < offset {
-                let path = names::harmless(args.path.as_bytes());
                 eprintln!("harvestfs: {path} was cut; what is in it now follows");
                 // As tail(1): what was written since would be left out otherwise.
                 offset = 0;

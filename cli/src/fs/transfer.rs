@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use anyhow::{Context, bail};
 use bytes::Bytes;
-use harvestfs_client::{ClientError, OpenFlags};
+use harvestfs_client::{ClientError, File, OpenFlags};
 use harvestfs_fuse_mount::mount_table::{self, MOUNT_TYPE};
 use harvestfs_protocol::error::FsError;
 use harvestfs_protocol::ids::InodeId;
@@ -175,7 +175,7 @@ impl Files {
 
     async fn put_stream(
         &self,
-        mut source: impl Read + AsFd + Send + 'static,
+        source: impl Read + AsFd + Send + 'static,
         target: &Target,
         mode: u16,
         how: Copying<'_>,
@@ -185,30 +185,10 @@ impl Files {
         } else {
             None
         };
-        let file = self.create(target, mode, how.replace, copied).await?;
-        let mut offset = 0;
-        loop {
-            // Apart: a signal has to be heard while a pipe or a terminal is waited for.
-            let read = move || {
-                let mut buffer = Vec::with_capacity(READ_BYTES);
-                let mut part = source.by_ref().take(READ_BYTES as u64);
-                part.read_to_end(&mut buffer).map(|_| (source, buffer))
-            };
-            let (rest, buffer) = spawn_blocking(read).await??;
-            source = rest;
-            if buffer.is_empty() {
-                break;
-            }
-            let length = buffer.len() as u64;
-            file.write(offset, Bytes::from(buffer)).await?;
-            offset += length;
-            how.progress.inc(length);
-        }
-        // A command that says nothing has succeeded: the data is on stable storage.
-        file.sync().await?;
-        file.close().await?;
-        *self.half.borrow_mut() = None;
-        Ok(())
+        self.make_file(target, mode, how.replace, copied, async |file| {
+            write_all(file, source, how.progress).await
+        })
+        .await
     }
 
     /// Which file of the cluster an open file of this machine is, if it is one that is seen through a mount.
@@ -395,6 +375,33 @@ impl Files {
                 how.progress.inc(piece.len() as u64);
             }
         }
+    }
+}
+
+/// Writes all that can be read, and waits until it is on stable storage: a command that says nothing has succeeded.
+async fn write_all(
+    file: &File,
+    mut source: impl Read + Send + 'static,
+    progress: &ProgressBar,
+) -> anyhow::Result<()> {
+    let mut offset = 0;
+    loop {
+        // Apart: a signal has to be heard while a pipe or a terminal is waited for.
+        let read = move || {
+            let mut buffer = Vec::with_capacity(READ_BYTES);
+            let mut part = source.by_ref().take(READ_BYTES as u64);
+            part.read_to_end(&mut buffer).map(|_| (source, buffer))
+        };
+        let (rest, buffer) = spawn_blocking(read).await??;
+        source = rest;
+        if buffer.is_empty() {
+            file.sync().await?;
+            return Ok(());
+        }
+        let length = buffer.len() as u64;
+        file.write(offset, Bytes::from(buffer)).await?;
+        offset += length;
+        progress.inc(length);
     }
 }
 

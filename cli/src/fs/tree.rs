@@ -34,6 +34,10 @@ pub(super) struct MadeDirectories(Vec<(InodeId, u16)>);
 /// What the owner of a directory needs to make something in it.
 const OWNER_BITS: u16 = 0o700;
 
+fn exists(target: &Target) -> String {
+    format!("{target} exists; replace it with -f")
+}
+
 impl Files {
     pub(super) async fn cp(
         &self,
@@ -170,7 +174,7 @@ impl Files {
         .await
     }
 
-    /// Makes something that is no directory and has no content. What has its name is replaced at once, if it may be.
+    /// Makes something that is no directory and has no content. What has its name is replaced, if it may be.
     async fn make(
         &self,
         target: &Target,
@@ -180,27 +184,103 @@ impl Files {
         let context = || format!("cannot make {target}");
         match make(&target.name).await {
             Err(ClientError::Fs(FsError::Exists)) if replace => {}
-            Err(ClientError::Fs(FsError::Exists)) => {
-                bail!("{target} exists; replace it with -f")
-            }
+            Err(ClientError::Fs(FsError::Exists)) => bail!(exists(target)),
             made => return made.map(drop).with_context(context),
         }
+        self.make_whole(target, replace, async |name| {
+            make(name).await.map(drop).with_context(context)
+        })
+        .await
+    }
+
+    /// Makes a file with what `fill` writes to it, durable when this returns. What has its name is replaced by the whole
+    /// file, if it may be and is not the one that is copied.
+    pub(super) async fn make_file(
+        &self,
+        target: &Target,
+        mode: u16,
+        replace: bool,
+        copied: Option<InodeId>,
+        fill: impl AsyncFnOnce(&File) -> anyhow::Result<()>,
+    ) -> anyhow::Result<()> {
+        self.refuse_early(target, replace, copied).await?;
+        self.make_whole(target, replace, async |name| {
+            let flags = OpenFlags::READ_WRITE;
+            let created = self
+                .client
+                .create_file(&self.credentials, target.parent, name, mode, flags)
+                .await;
+            let (_, file) = created.with_context(|| format!("cannot make {target}"))?;
+            fill(&file).await?;
+            file.close().await?;
+            Ok(())
+        })
+        .await
+    }
+
+    /// Refuses what could not get its name in the end, before its content is copied.
+    async fn refuse_early(
+        &self,
+        target: &Target,
+        replace: bool,
+        copied: Option<InodeId>,
+    ) -> anyhow::Result<()> {
+        let found = self
+            .client
+            .lookup(&self.credentials, target.parent, &target.name)
+            .await;
+        let there = match found {
+            Err(ClientError::Fs(FsError::NotFound)) => return Ok(()),
+            found => found.with_context(|| format!("cannot make {target}"))?,
+        };
+        if !replace {
+            bail!(exists(target));
+        }
+        // The name may be another one of what is copied.
+        if Some(there.ino) == copied {
+            bail!("{target} is the same file");
+        }
+        if there.kind == FileKind::Directory {
+            bail!("cannot replace {target}: it is a directory");
+        }
+        Ok(())
+    }
+
+    /// Makes something under a name of its own, and gives it its name when it is whole. What had that name before has it
+    /// until then, and keeps it if the copy does not come to its end.
+    async fn make_whole(
+        &self,
+        target: &Target,
+        replace: bool,
+        make: impl AsyncFnOnce(&Name) -> anyhow::Result<()>,
+    ) -> anyhow::Result<()> {
         let parent = target.parent;
         let random = rand::random::<u64>();
         let temporary = Name::new(format!(".harvestfs-copy.{random:016x}.tmp").as_bytes())?;
+        // Before it is asked for: a signal may come before the answer.
         *self.half.borrow_mut() = Some((parent, temporary.clone()));
-        make(&temporary).await.with_context(context)?;
-        self.client
+        make(&temporary).await?;
+        let mode = if replace {
+            RenameMode::Replace
+        } else {
+            RenameMode::NoReplace
+        };
+        let renamed = self
+            .client
             .rename(
                 &self.credentials,
                 parent,
                 &temporary,
                 parent,
                 &target.name,
-                RenameMode::Replace,
+                mode,
             )
-            .await
-            .with_context(context)?;
+            .await;
+        match renamed {
+            // Something has taken the name meanwhile.
+            Err(ClientError::Fs(FsError::Exists)) => bail!(exists(target)),
+            renamed => renamed.with_context(|| format!("cannot make {target}"))?,
+        };
         *self.half.borrow_mut() = None;
         Ok(())
     }
@@ -266,57 +346,11 @@ impl Files {
             .open(&self.credentials, from.ino, OpenFlags::READ)
             .await?;
         let mode = from.permission_bits() & FILE_BITS;
-        let copy = self.create(target, mode, replace, Some(from.ino)).await?;
-        source.clone_range(0, &copy, 0, u64::MAX).await?;
-        copy.close().await?;
-        *self.half.borrow_mut() = None;
-        Ok(())
-    }
-
-    /// Creates a file. If what is there may be replaced, a file is emptied, unless it is the one that is copied, and
-    /// anything else but a directory makes room. One that is new is half until it is closed.
-    pub(super) async fn create(
-        &self,
-        target: &Target,
-        mode: u16,
-        replace: bool,
-        copied: Option<InodeId>,
-    ) -> anyhow::Result<File> {
-        let Target { parent, name, .. } = target;
-        let flags = OpenFlags {
-            truncate: true,
-            ..OpenFlags::READ_WRITE
-        };
-        let create = async || {
-            let (_, file) = self
-                .client
-                .create_file(&self.credentials, *parent, name, mode, flags)
-                .await?;
-            *self.half.borrow_mut() = Some((*parent, name.clone()));
-            Ok::<_, ClientError>(file)
-        };
-        match create().await {
-            Ok(file) => Ok(file),
-            Err(ClientError::Fs(FsError::Exists)) if replace => {
-                let there = self.client.lookup(&self.credentials, *parent, name).await?;
-                // Before it is opened, which empties it: the name may be another one of what is copied.
-                if Some(there.ino) == copied {
-                    bail!("{target} is the same file");
-                }
-                let context = || format!("cannot replace {target}");
-                if matches!(there.kind, FileKind::Regular | FileKind::Directory) {
-                    let open = self.client.open(&self.credentials, there.ino, flags);
-                    return open.await.with_context(context);
-                }
-                let unlink = self.client.unlink(&self.credentials, *parent, name);
-                unlink.await.with_context(context)?;
-                create().await.with_context(context)
-            }
-            Err(ClientError::Fs(FsError::Exists)) => {
-                bail!("{target} exists; replace it with -f")
-            }
-            Err(error) => Err(error).with_context(|| format!("cannot make {target}")),
-        }
+        self.make_file(target, mode, replace, Some(from.ino), async |copy| {
+            source.clone_range(0, copy, 0, u64::MAX).await?;
+            Ok(())
+        })
+        .await
     }
 
     pub(super) async fn mv(&self, source: &OsString, destination: &OsString) -> anyhow::Result<()> {

@@ -9,7 +9,7 @@ use std::sync::mpsc;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use harvestfs_tests::{Cluster, harvestfs, wait_until};
+use harvestfs_tests::{Cluster, can_mount, harvestfs, wait_until};
 use rustix::process::{Pid, Signal, kill_process};
 
 use crate::user::User;
@@ -143,15 +143,13 @@ fn what_is_new_is_as_closed_as_the_user_wants() {
 }
 
 #[test]
-fn a_file_that_is_followed_may_be_cut() {
-    let cluster = cluster();
-    let here = tempfile::tempdir().expect("a directory");
-    let source = here.path().join("log");
-    let put = |content: &str| {
-        fs::write(&source, content).expect("write");
-        cluster.output_of(&["fs", "put", "-f", &source.to_string_lossy(), "/log"]);
-    };
-    put("first\nsecond\n");
+fn a_file_that_is_followed_may_be_cut_and_replaced() {
+    if !can_mount() {
+        return;
+    }
+    let mut cluster = cluster();
+    let log = cluster.mount("mount").join("log");
+    fs::write(&log, "first\nsecond\n").expect("write");
     let mut child = Command::new(harvestfs())
         .args(["fs", "tail", "-f", "/log"])
         .env("HARVESTFS_DATA", cluster.path(""))
@@ -170,14 +168,20 @@ fn a_file_that_is_followed_may_be_cut() {
     });
     let next = || lines.recv_timeout(DEADLINE);
     let before = [next(), next()];
-    put("third\n");
+    fs::write(&log, "third\n").expect("write");
     let third = next();
+    let source = cluster.path("source");
+    fs::write(&source, "fourth, in another file\n").expect("write");
+    cluster.output_of(&["fs", "put", "-f", &source.to_string_lossy(), "/log"]);
+    let fourth = next();
     child.kill().expect("it runs");
     let output = child.wait_with_output().expect("it ends");
     let said = String::from_utf8_lossy(&output.stderr);
     assert_eq!(before, [Ok("first".into()), Ok("second".into())], "{said}");
     assert_eq!(third.as_deref(), Ok("third"), "{said}");
     assert!(said.contains("/log was cut"), "{said}");
+    assert_eq!(fourth.as_deref(), Ok("fourth, in another file"), "{said}");
+    assert!(said.contains("/log was replaced"), "{said}");
     reader.join().expect("it is read");
 }
 
@@ -242,10 +246,28 @@ fn a_command_that_gets_a_signal_leaves_nothing_half_copied() {
         cluster.resume(&Cluster::datanode(number));
     }
 
-    // Nor is the end of its input waited for, or anything left in the cluster.
-    let test = || cluster.command(&["fs", "test", "-e", "/piped"]).status;
-    let mut child = start("exec \"$@\"", &["put", "-", "/piped"]);
-    wait_until("it has begun", DEADLINE, || test().success());
-    assert_eq!(end(&mut child, Signal::TERM), Some(15));
-    assert_eq!(test().code(), Some(1));
+    // Nor is the end of its input waited for. What has its name in the cluster keeps it, also if another command made
+    // that meanwhile.
+    let listed = || cluster.output_of(&["fs", "ls", "/"]);
+    let start_put = |arguments: &[&str]| {
+        let child = start("exec \"$@\"", arguments);
+        wait_until("it has begun", DEADLINE, || {
+            listed().contains(".harvestfs-copy.")
+        });
+        child
+    };
+    for put in [&["put", "-", "/piped"][..], &["put", "-f", "-", "/f"]] {
+        let mut child = start_put(put);
+        cluster.output_of(&["fs", "touch", "/piped"]);
+        assert_eq!(end(&mut child, Signal::TERM), Some(15));
+        assert_eq!(listed(), "f\npiped\n", "{put:?}");
+    }
+    let kept = cluster.command(&["fs", "cat", "/f"]).stdout;
+    assert!(kept == vec![7; 8 << 20]);
+    let mut child = start_put(&["put", "-", "/late"]);
+    cluster.output_of(&["fs", "touch", "/late"]);
+    drop(child.stdin.take());
+    let status = child.wait().expect("it ends");
+    assert_eq!(status.code(), Some(1));
+    assert_eq!(listed(), "f\nlate\npiped\n");
 }

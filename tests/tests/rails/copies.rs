@@ -6,6 +6,7 @@ use std::os::unix::fs::symlink;
 use harvestfs_tests::can_mount;
 
 use crate::cluster;
+use crate::user::User;
 
 #[test]
 fn a_copy_onto_itself_does_not_empty_a_file() {
@@ -34,17 +35,51 @@ fn a_copy_onto_itself_does_not_empty_a_file() {
     refused(&["put", "-f", &here, "/d/link"]);
     refused(&["put", "-rf", &directory.to_string_lossy(), "/"]);
 
-    // Another file is replaced.
+    // Another file is replaced, and stays what it was where it has another name.
     fs::write(mount.join("other"), "changed").expect("write");
     let other = mount.join("other");
     cluster.output_of(&["fs", "put", "-f", &other.to_string_lossy(), "/d/a"]);
-    assert_eq!(cluster.output_of(&["fs", "cat", "/d/link"]), "changed");
-    fs::write(mount.join("third"), "changed again").expect("write");
-    cluster.output_of(&["fs", "cp", "-f", "/third", "/d/a"]);
-    assert_eq!(
-        cluster.output_of(&["fs", "cat", "/d/link"]),
-        "changed again"
-    );
+    assert_eq!(cluster.output_of(&["fs", "cat", "/d/a"]), "changed");
+    assert_eq!(cluster.output_of(&["fs", "cat", "/d/link"]), "kept");
+    fs::hard_link(mount.join("d/a"), mount.join("d/third")).expect("link");
+    cluster.output_of(&["fs", "cp", "-f", "/d/link", "/d/a"]);
+    assert_eq!(cluster.output_of(&["fs", "cat", "/d/a"]), "kept");
+    assert_eq!(cluster.output_of(&["fs", "cat", "/d/third"]), "changed");
+    assert_eq!(cluster.output_of(&["fs", "ls", "/d"]), "a\nlink\nthird\n");
+}
+
+#[test]
+fn a_file_that_its_owner_may_not_write_to_is_replaced_and_a_directory_is_not() {
+    let cluster = cluster();
+    let user = User::of(&cluster);
+    let source = user.path("f");
+    let here = source.to_string_lossy();
+    let put = ["put", "-f", &here, "/mine"];
+    // No name is so long that there is none for what is half copied.
+    let long = format!("/mine/{}", "x".repeat(255));
+    let cp = ["cp", "-f", "/mine/f", &long];
+    for content in ["old", "new"] {
+        fs::write(&source, content).expect("write");
+        for command in [put, cp] {
+            user.output_of(&command);
+        }
+        for copy in ["/mine/f", &long] {
+            assert_eq!(user.output_of(&["cat", copy]), content);
+            user.output_of(&["chmod", "400", copy]);
+        }
+    }
+
+    user.output_of(&["mkdir", "-p", "/mine/d/f"]);
+    for command in [
+        ["put", "-f", &here, "/mine/d"],
+        ["cp", "-f", "/mine/f", "/mine/d"],
+    ] {
+        let output = user.command(&command);
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert!(!output.status.success(), "{command:?}: {said}");
+        assert!(said.contains("is a directory"), "{command:?}: {said}");
+        assert_eq!(user.output_of(&["ls", "/mine/d"]), "f\n");
+    }
 }
 
 /// Directories, and places in them.
