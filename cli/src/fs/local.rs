@@ -26,7 +26,7 @@ pub const DIRECTORY_BITS: u16 = 0o1777;
 #[derive(Debug)]
 pub struct Directory {
     fd: OwnedFd,
-    /// What it gets when everything is in it. None: it was there before, and stays as it is.
+    /// What it gets when everything is in it. None: it has it, or it was there before, and stays as it is.
     mode: Option<Mode>,
 }
 
@@ -72,8 +72,8 @@ impl Directory {
     }
 
     /// Gives it its mode, if it was made: the end of what is made in it.
-    pub fn finish(self) -> io::Result<()> {
-        match self.mode {
+    pub fn finish(&mut self) -> io::Result<()> {
+        match self.mode.take() {
             Some(mode) => Ok(fchmod(&self.fd, mode)?),
             None => Ok(()),
         }
@@ -116,6 +116,14 @@ impl Directory {
                 is_finished: false,
             }),
         }
+    }
+}
+
+impl Drop for Directory {
+    /// The copy may end before everything is in it, which need not stay as closed as it was until then.
+    fn drop(&mut self) {
+        // What the copy failed with is said.
+        let _ = self.finish();
     }
 }
 
@@ -223,22 +231,25 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let at = |name: &str| dir.path().join(name);
         let here = Directory::above(&at("d")).unwrap();
-        let made = here.directory("d".as_ref(), 0o500).unwrap();
+        let mut made = here.directory("d".as_ref(), 0o500).unwrap();
         assert_eq!(mode(&at("d")), 0o700);
         let file = made.file("f".as_ref(), false).unwrap();
         assert_eq!(mode(&at("d/f")), 0o600);
         file.finish(0o4755).unwrap();
         made.symlink("l".as_ref(), b"f", false).unwrap();
-        let shared = made.directory("shared".as_ref(), 0o1777).unwrap();
+        let mut shared = made.directory("shared".as_ref(), 0o1777).unwrap();
         shared.finish().unwrap();
+        // One in which not everything is.
+        drop(made.directory("part".as_ref(), 0o755).unwrap());
         made.finish().unwrap();
         assert_eq!(mode(&at("d/f")), 0o755);
         assert_eq!(mode(&at("d/shared")), 0o1777);
+        assert_eq!(mode(&at("d/part")), 0o755);
         assert_eq!(mode(&at("d")), 0o500);
         assert_eq!(fs::read_link(at("d/l")).unwrap(), Path::new("f"));
 
         // What was there stays as it is.
-        let again = here.directory("d".as_ref(), 0o777).unwrap();
+        let mut again = here.directory("d".as_ref(), 0o777).unwrap();
         again.finish().unwrap();
         assert_eq!(mode(&at("d")), 0o500);
         // Only root removes what is in it as it is.

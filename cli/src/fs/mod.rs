@@ -314,15 +314,19 @@ fn execute(args: &FsArgs) -> anyhow::Result<()> {
             umask: process::umask(),
             is_incomplete: Cell::new(false),
             half: RefCell::default(),
+            made: RefCell::default(),
         };
         let result = interruption.unless(files.execute(&args.command)).await;
         if result.is_err() {
+            // As long as its directory is open.
             files.remove_half().await;
         }
+        let finished = files.finish_directories().await;
         // What was written must be there even when something else failed.
         let closed = files.client.close().await.context("cannot end the session");
         // Of that nothing more is said: it comes last.
-        result.and(closed).and_then(|()| files.all_is_listed())
+        let done = result.and(finished).and(closed);
+        done.and_then(|()| files.all_is_listed())
     }));
     // Nothing ends what a thread of it may wait for, and no signal this process any more.
     runtime.shutdown_background();
@@ -341,6 +345,8 @@ struct Files {
     is_incomplete: Cell<bool>,
     /// The directory and the name of what is being made in the cluster, until it is whole. Nothing else has that name.
     half: RefCell<Option<(InodeId, Name)>>,
+    /// Directories that were made for a copy, with the modes that they get at the end.
+    made: RefCell<Vec<(InodeId, u16)>>,
 }
 
 impl Files {

@@ -24,7 +24,6 @@ use tokio::task::spawn_blocking;
 
 use super::local::{Directory, FILE_BITS};
 use super::source::{self, Source};
-use super::tree::MadeDirectories;
 use super::{Files, Target, below, last_component};
 
 /// Bytes asked for at a time: enough that the client reads ahead.
@@ -87,10 +86,7 @@ impl Files {
             let mode = 0o644 & !self.umask;
             return self.put_stream(io::stdin(), &target, mode, how).await;
         }
-        let mut made = MadeDirectories::default();
-        let copied = self.put_entries(source, target, how, &mut made).await;
-        let finished = self.finish(made).await;
-        copied.and(finished)
+        self.put_entries(source, target, how).await
     }
 
     /// What the user names and, in a directory, everything below.
@@ -99,7 +95,6 @@ impl Files {
         source: &Path,
         target: Target,
         how: Copying<'_>,
-        made: &mut MadeDirectories,
     ) -> anyhow::Result<()> {
         let mut found = Source::named(source)?;
         let mut copied = Copied {
@@ -120,7 +115,7 @@ impl Files {
                         self.refuse_into_itself(&directory, path, target).await?;
                     }
                     let mode = mode_of(&metadata);
-                    let parent = self.directory(target, mode, made).await?;
+                    let parent = self.directory(target, mode).await?;
                     let directory = Rc::new(directory);
                     for name in source::names(&directory)? {
                         let entry = Copied {
@@ -315,14 +310,14 @@ impl Files {
             // The walk comes to a directory before it comes to what is in it.
             let names = entry.path.split(|&byte| byte == b'/');
             let depth = names.filter(|name| !name.is_empty()).count();
-            for left in within.drain(depth + 1..).rev() {
+            for mut left in within.drain(depth + 1..).rev() {
                 left.finish().with_context(in_target)?;
             }
             let above = &within[depth];
             let got = self.get_entry(&entry.attr, above, &path, how).await;
             within.extend(got.with_context(|| path.display().to_string())?);
         }
-        for left in within.into_iter().rev() {
+        for mut left in within.into_iter().rev() {
             left.finish().with_context(in_target)?;
         }
         Ok(())

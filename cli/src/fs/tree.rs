@@ -27,10 +27,6 @@ pub(super) struct Removal {
     pub skip_trash: bool,
 }
 
-/// Directories that were made for a copy and do not have their modes yet.
-#[derive(Debug, Default)]
-pub(super) struct MadeDirectories(Vec<(InodeId, u16)>);
-
 /// What the owner of a directory needs to make something in it.
 const OWNER_BITS: u16 = 0o700;
 
@@ -61,7 +57,7 @@ impl Files {
                     source.to_string_lossy()
                 );
             }
-            return self.clone_tree(source, from.ino, target, replace).await;
+            return self.clone_entries(source, from.ino, target, replace).await;
         }
         self.clone_file(&from, &target, replace).await
     }
@@ -85,28 +81,12 @@ impl Files {
         Ok(true)
     }
 
-    async fn clone_tree(
-        &self,
-        source: &OsString,
-        from: InodeId,
-        top: Target,
-        replace: bool,
-    ) -> anyhow::Result<()> {
-        let mut made = MadeDirectories::default();
-        let copied = self
-            .clone_entries(source, from, top, replace, &mut made)
-            .await;
-        let finished = self.finish(made).await;
-        copied.and(finished)
-    }
-
     async fn clone_entries(
         &self,
         source: &OsString,
         from: InodeId,
         top: Target,
         replace: bool,
-        made: &mut MadeDirectories,
     ) -> anyhow::Result<()> {
         let mut directories = HashMap::new();
         let mut walk = self.listing(source, from);
@@ -129,7 +109,7 @@ impl Files {
             match entry.attr.kind {
                 FileKind::Directory => {
                     let mode = entry.attr.permission_bits();
-                    let directory = self.directory(&target, mode, made).await?;
+                    let directory = self.directory(&target, mode).await?;
                     if directory == from {
                         bail!("{target} is the same directory");
                     }
@@ -286,13 +266,8 @@ impl Files {
     }
 
     /// Makes a directory for a copy, or finds the one that is there. One that is made is open to its owner until
-    /// everything is in it: see [`Files::finish`].
-    pub(super) async fn directory(
-        &self,
-        target: &Target,
-        mode: u16,
-        made: &mut MadeDirectories,
-    ) -> anyhow::Result<InodeId> {
+    /// the command ends: see [`Files::finish_directories`].
+    pub(super) async fn directory(&self, target: &Target, mode: u16) -> anyhow::Result<InodeId> {
         let Target { parent, name, .. } = target;
         let mode = mode & DIRECTORY_BITS;
         let created = self
@@ -312,7 +287,8 @@ impl Files {
                 let added = OWNER_BITS & !mode;
                 if added != 0 {
                     // It may have the set-group-id bit of the directory above.
-                    made.0.push((attr.ino, attr.permission_bits() & !added));
+                    let finished = (attr.ino, attr.permission_bits() & !added);
+                    self.made.borrow_mut().push(finished);
                 }
                 Ok(attr.ino)
             }
@@ -321,23 +297,28 @@ impl Files {
 
     /// Gives directories that were made for a copy their modes: the end of what is made in them, also where something
     /// could not be copied.
-    pub(super) async fn finish(&self, made: MadeDirectories) -> anyhow::Result<()> {
-        // As long as its directory is open.
-        self.remove_half().await;
-        for (ino, mode) in made.0 {
+    pub(super) async fn finish_directories(&self) -> anyhow::Result<()> {
+        let mut finished = Ok(());
+        for (ino, mode) in self.made.take() {
             let changes = AttrChanges {
                 mode: Some(mode),
                 ..AttrChanges::default()
             };
             match self.client.setattr(&self.credentials, ino, changes).await {
+                Ok(_) => {}
                 // It was removed meanwhile.
                 Err(error) if error.is_gone() => {}
-                done => {
-                    done?;
+                Err(error) => {
+                    let is_answered = matches!(error, ClientError::Fs(_));
+                    finished = finished.and(Err(error));
+                    // Nobody would answer for the next one either.
+                    if !is_answered {
+                        break;
+                    }
                 }
             }
         }
-        Ok(())
+        finished.context("cannot give directories their modes")
     }
 
     async fn clone_file(&self, from: &Attr, target: &Target, replace: bool) -> anyhow::Result<()> {

@@ -242,6 +242,28 @@ fn a_command_that_gets_a_signal_leaves_nothing_half_copied() {
     assert!(child.try_wait().expect("it is our child").is_none());
     assert_eq!(end(&mut child, Signal::TERM), Some(15));
     assert_eq!(names(), ["f"]);
+
+    // Directories get their modes all the same.
+    fs::create_dir_all(at("tree/closed")).expect("mkdir");
+    fs::write(at("tree/closed/f"), "x").expect("write");
+    let set_mode = |mode| {
+        let mode = fs::Permissions::from_mode(mode);
+        fs::set_permissions(at("tree/closed"), mode).expect("chmod");
+    };
+    set_mode(0o555);
+    let tree = at("tree").display().to_string();
+    let mut child = start("exec \"$@\"", &["put", "-r", &tree, "/"]);
+    let entries = || {
+        let output = cluster.command(&["fs", "stat", "--json", "/tree/closed"]);
+        let stat: Option<serde_json::Value> = serde_json::from_slice(&output.stdout).ok();
+        stat.and_then(|stat| stat["size_bytes"].as_u64())
+    };
+    wait_until("it has begun", DEADLINE, || entries() == Some(1));
+    assert_eq!(end(&mut child, Signal::TERM), Some(15));
+    assert_eq!(entries(), Some(0));
+    assert_eq!(mode_of(&cluster, "/tree/closed"), "0555");
+    // So that it can be removed by others than root.
+    set_mode(0o755);
     for number in 1..=3 {
         cluster.resume(&Cluster::datanode(number));
     }
@@ -260,7 +282,7 @@ fn a_command_that_gets_a_signal_leaves_nothing_half_copied() {
         let mut child = start_put(put);
         cluster.output_of(&["fs", "touch", "/piped"]);
         assert_eq!(end(&mut child, Signal::TERM), Some(15));
-        assert_eq!(listed(), "f\npiped\n", "{put:?}");
+        assert_eq!(listed(), "f\npiped\ntree\n", "{put:?}");
     }
     let kept = cluster.command(&["fs", "cat", "/f"]).stdout;
     assert!(kept == vec![7; 8 << 20]);
@@ -269,5 +291,5 @@ fn a_command_that_gets_a_signal_leaves_nothing_half_copied() {
     drop(child.stdin.take());
     let status = child.wait().expect("it ends");
     assert_eq!(status.code(), Some(1));
-    assert_eq!(listed(), "f\nlate\npiped\n");
+    assert_eq!(listed(), "f\nlate\npiped\ntree\n");
 }
