@@ -45,6 +45,28 @@ impl Location {
     }
 }
 
+/// What can be told of the replicas of a file.
+#[derive(Debug, PartialEq, Eq)]
+pub enum Replicas {
+    /// Some of it has too few.
+    Missing,
+    /// All of it has enough.
+    Enough,
+    /// So many of its first bytes have enough. Of what comes behind them nothing is shown.
+    EnoughInFirst(u64),
+}
+
+/// Judges what [`parse`] returned.
+pub fn replicas(locations: &[Location], is_complete: bool, wanted: u8) -> Replicas {
+    if !locations.iter().all(|it| it.has_replicas(wanted)) {
+        return Replicas::Missing;
+    }
+    if is_complete {
+        return Replicas::Enough;
+    }
+    Replicas::EnoughInFirst(locations.last().map_or(0, Location::end))
+}
+
 /// What the attribute says, and whether that is all of the file.
 pub fn parse(text: &str) -> (Vec<Location>, bool) {
     let locations = text.lines().filter_map(Location::parse).collect();
@@ -72,5 +94,20 @@ mod tests {
         let place = Location::parse("0 10 b1 x y").unwrap();
         let enough = [1, 2, 3].map(|wanted| place.has_replicas(wanted));
         assert_eq!(enough, [true, true, false]);
+    }
+
+    #[test]
+    fn what_is_not_shown_is_not_taken_for_replicated() {
+        let judged = |text, wanted| {
+            let (locations, is_complete) = parse(text);
+            replicas(&locations, is_complete, wanted)
+        };
+        let all = "0 10 b1 x y\n20 5 b2 x y\n";
+        let cut = format!("{all}{CUT_OFF}\n");
+        assert_eq!(judged(all, 2), Replicas::Enough);
+        assert_eq!(judged(&cut, 2), Replicas::EnoughInFirst(25));
+        assert_eq!(judged(all, 3), Replicas::Missing);
+        assert_eq!(judged(&cut, 3), Replicas::Missing);
+        assert_eq!(judged("", 3), Replicas::Enough);
     }
 }

@@ -6,7 +6,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::str::FromStr;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, bail};
+use anyhow::{Context, anyhow, bail};
 use clap::Args;
 use harvestfs_client::{ClientError, OpenFlags};
 use harvestfs_protocol::error::FsError;
@@ -19,6 +19,7 @@ use nix::unistd::{Group, User};
 use super::mode::ModeChange;
 use super::snapshot::quoted;
 use super::{Files, is_gone, list, names};
+use crate::locations::{self, Replicas};
 
 const REPLICATION: &[u8] = b"user.harvestfs.replication";
 /// Between two looks whether the replicas are there.
@@ -220,9 +221,18 @@ impl Files {
         let start = Instant::now();
         let mut is_told = false;
         loop {
-            let (locations, _) = self.locations_of(ino).await?;
-            if locations.iter().all(|it| it.has_replicas(replication)) {
-                return Ok(());
+            let (locations, is_complete) = self.locations_of(ino).await?;
+            match locations::replicas(&locations, is_complete, replication) {
+                Replicas::Missing => {}
+                Replicas::Enough => return Ok(()),
+                Replicas::EnoughInFirst(bytes) => {
+                    let path = names::harmless(path);
+                    self.could_not(&anyhow!(
+                        "{path}: its first {bytes} bytes have as many replicas; of the rest, which is in more pieces \
+                         than the namenode tells, that is not known"
+                    ));
+                    return Ok(());
+                }
             }
             let why = || {
                 // An absolute path, which ours need not be.

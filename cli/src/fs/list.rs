@@ -5,7 +5,7 @@ use std::io::Write;
 use std::os::unix::ffi::OsStrExt;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use anyhow::Context;
+use anyhow::{Context, anyhow};
 use clap::Args;
 use harvestfs_client::ClientError;
 use harvestfs_protocol::ids::InodeId;
@@ -191,9 +191,9 @@ impl Files {
             }
         }
         if !complete {
-            eprintln!(
-                "harvestfs: the rest is not shown: it is more than the namenode tells at once"
-            );
+            self.could_not(&anyhow!(
+                "the rest is not shown: it is more than the namenode tells at once"
+            ));
         }
         Ok(())
     }

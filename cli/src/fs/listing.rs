@@ -3,21 +3,22 @@
 use std::ffi::OsString;
 use std::fmt;
 
-use anyhow::Context;
+use anyhow::{Context, anyhow};
 use harvestfs_client::{ClientError, Walk, WalkEntry};
 use harvestfs_protocol::error::FsError;
 use harvestfs_protocol::ids::InodeId;
 use harvestfs_protocol::types::FileKind;
 
 use super::{Files, list, names};
+use crate::output;
 
-/// Some directories could not be listed, which was said of each: exit status 1, and nothing more to say.
+/// Something could not be done or shown, which was said: exit status 1, and nothing more to say.
 #[derive(Debug)]
 pub(crate) struct Incomplete;
 
 impl fmt::Display for Incomplete {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("some directories could not be listed")
+        f.write_str("something could not be done")
     }
 }
 
@@ -46,12 +47,18 @@ impl Files {
 
     /// Says of a directory that it may not be listed. The command goes on, and fails at its end.
     pub(super) fn cannot_list(&self, path: &[u8], error: &ClientError) {
-        eprintln!("harvestfs: cannot list {}: {error}", names::harmless(path));
+        let path = names::harmless(path);
+        self.could_not(&anyhow!("cannot list {path}: {error}"));
+    }
+
+    /// Says what could not be done. The command goes on, and fails at its end.
+    pub(super) fn could_not(&self, error: &anyhow::Error) {
+        output::complain(error);
         self.is_incomplete.set(true);
     }
 
-    /// At the end of a command: whether it could list everything.
-    pub(super) fn all_is_listed(&self) -> anyhow::Result<()> {
+    /// At the end of a command: whether it could do everything.
+    pub(super) fn all_is_done(&self) -> anyhow::Result<()> {
         if self.is_incomplete.get() {
             return Err(Incomplete.into());
         }

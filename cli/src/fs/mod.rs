@@ -326,7 +326,7 @@ fn execute(args: &FsArgs) -> anyhow::Result<()> {
         let closed = files.client.close().await.context("cannot end the session");
         // Of that nothing more is said: it comes last.
         let done = result.and(finished).and(closed);
-        done.and_then(|()| files.all_is_listed())
+        done.and_then(|()| files.all_is_done())
     }));
     // Nothing ends what a thread of it may wait for, and no signal this process any more.
     runtime.shutdown_background();
@@ -341,7 +341,7 @@ struct Files {
     credentials: Credentials,
     /// The bits that new files and directories do not have.
     umask: u16,
-    /// Whether a directory could not be listed.
+    /// Whether something could not be done, which was said.
     is_incomplete: Cell<bool>,
     /// The directory and the name of what is being made in the cluster, until it is whole. Nothing else has that name.
     half: RefCell<Option<(InodeId, Name)>>,

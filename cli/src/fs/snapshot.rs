@@ -240,7 +240,7 @@ impl Files {
         };
         let after = self.tree(path, after).await?;
         // What is in a directory that only one of them lists would be shown as added or removed.
-        self.all_is_listed()?;
+        self.all_is_done()?;
         let mut out = crate::output::stdout();
         for (sign, path) in differences(&before, &after) {
             write!(out, "{sign} ")?;

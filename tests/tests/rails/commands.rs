@@ -2,7 +2,7 @@
 
 use std::fs;
 use std::io::{BufRead, BufReader};
-use std::os::unix::fs::PermissionsExt;
+use std::os::unix::fs::{FileExt, PermissionsExt};
 use std::os::unix::process::ExitStatusExt;
 use std::process::{Child, Command, Stdio};
 use std::sync::mpsc;
@@ -38,6 +38,34 @@ fn waiting_for_replicas_ends_with_enough_of_them_or_after_its_time() {
     assert!(said.contains("waiting for replicas of tree/b"), "{said}");
     assert!(said.contains("admin placement --file /tree/b"), "{said}");
     assert!(said.contains("the time is over"), "{said}");
+}
+
+#[test]
+fn what_is_not_shown_of_a_file_is_no_success() {
+    if !can_mount() {
+        return;
+    }
+    let mut cluster = cluster();
+    let file = cluster.mount("mount").join("f");
+    let file = fs::File::create(file).expect("create");
+    // Between holes, so that each is a piece.
+    for piece in 0..3_000 {
+        file.write_all_at(b"x", piece << 14).expect("write");
+    }
+    file.sync_all().expect("sync");
+    drop(file);
+    for (arguments, expected) in [
+        (&["locations", "/f"][..], "the rest is not shown"),
+        (
+            &["setrep", "-w", "--timeout", "1m", "1", "/f"][..],
+            "of the rest, which is in more pieces",
+        ),
+    ] {
+        let output = cluster.command(&[&["fs"], arguments].concat());
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(1), "{arguments:?}: {said}");
+        assert!(said.contains(expected), "{arguments:?}: {said}");
+    }
 }
 
 #[test]
@@ -278,7 +306,7 @@ fn a_command_that_gets_a_signal_leaves_nothing_half_copied() {
         });
         child
     };
-    for put in [&["put", "-", "/piped"][..], &["put", "-f", "-", "/f"]] {
+    for put in [&["put", "-", "/piped"][..], &["put", "-f", "-", "/f"][..]] {
         let mut child = start_put(put);
         cluster.output_of(&["fs", "touch", "/piped"]);
         assert_eq!(end(&mut child, Signal::TERM), Some(15));
