@@ -78,8 +78,8 @@ impl Place {
 struct Trashed {
     place: Place,
     attr: Attr,
-    /// Bytes of it and of all below.
-    used_bytes: u64,
+    /// Bytes of it and of all below. None: its modes keep them from whoever asks.
+    used_bytes: Option<u64>,
     origin: Vec<u8>,
     expires: Option<Timestamp>,
 }
@@ -213,7 +213,10 @@ impl Files {
         let expires_s = String::from_utf8(read(EXPIRES).await?).ok();
         let expires_s: Option<i64> = expires_s.and_then(|text| text.parse().ok());
         let expires = expires_s.and_then(|seconds| seconds.checked_mul(1_000_000_000));
-        let used_bytes = self.used_bytes(&attr).await?;
+        let used_bytes = match self.used_bytes(&attr).await {
+            Err(ClientError::Fs(FsError::PermissionDenied)) => None,
+            used_bytes => Some(used_bytes?),
+        };
         Ok(Trashed {
             place,
             attr,
@@ -225,7 +228,8 @@ impl Files {
 
     async fn list_trash(&self, json: bool) -> anyhow::Result<()> {
         let entries = self.trashed().await?;
-        let used_bytes: u64 = entries.iter().map(|trashed| trashed.used_bytes).sum();
+        let used_bytes: u64 = entries.iter().filter_map(|it| it.used_bytes).sum();
+        let is_all = entries.iter().all(|it| it.used_bytes.is_some());
         if json {
             let shown = |trashed: &Trashed| {
                 let mut object = json!({
@@ -249,8 +253,9 @@ impl Files {
             println!("{entry}  until {until}  {origin}");
         }
         println!(
-            "{}, {}",
+            "{}, {}{}",
             count(entries.len() as u64, "entry"),
+            if is_all { "" } else { "at least " },
             units::human(used_bytes)
         );
         Ok(())

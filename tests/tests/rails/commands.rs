@@ -140,6 +140,23 @@ fn what_may_not_be_listed_is_named_and_the_rest_is_done() {
 }
 
 #[test]
+fn what_may_not_be_looked_into_is_shown_in_the_trash_and_restored() {
+    let cluster = cluster();
+    let user = User::of(&cluster);
+    user.output_of(&["mkdir", "/mine/closed"]);
+    user.output_of(&["touch", "/mine/f"]);
+    user.output_of(&["chmod", "200", "/mine/closed"]);
+    user.output_of(&["rm", "-r", "/mine/closed", "/mine/f"]);
+    let listed = user.output_of(&["trash", "ls"]);
+    assert!(listed.contains("2 entries, at least "), "{listed}");
+    let closed = listed.lines().find(|line| line.ends_with("/mine/closed"));
+    let name = closed.and_then(|line| line.split_whitespace().next());
+    let name = name.unwrap_or_else(|| panic!("{listed}"));
+    let restored = user.output_of(&["trash", "restore", name]);
+    assert_eq!(restored, "/mine/closed\n");
+}
+
+#[test]
 fn what_is_new_is_as_closed_as_the_user_wants() {
     let cluster = cluster();
     let run = |arguments: &[&str]| {
