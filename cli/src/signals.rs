@@ -1,10 +1,85 @@
 //! Signals that end a command.
 
-use std::io;
+use std::time::Duration;
+use std::{fmt, io, thread};
 
+use tokio::runtime::Builder;
 use tokio::signal::unix::{Signal, SignalKind, signal};
+use tokio::sync::mpsc;
 
 use crate::process;
+
+/// Time in which a command that a signal ends removes what it has half done, and takes its leave. What waits for a disk, a
+/// pipe or a terminal does not hear of a signal: this is its end as well.
+const GRACE: Duration = Duration::from_secs(2);
+
+/// A signal has ended the command, which says nothing then.
+#[derive(Clone, Copy, Debug)]
+pub struct Interrupted {
+    pub signal: i32,
+}
+
+impl fmt::Display for Interrupted {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "ended by signal {}", self.signal)
+    }
+}
+
+impl std::error::Error for Interrupted {}
+
+/// The signal that ends the command, when one comes.
+pub struct Interruption(mpsc::Receiver<Interrupted>);
+
+impl Interruption {
+    /// From now on no signal ends the process before it has had time to leave nothing half done.
+    ///
+    /// # Errors
+    /// When signals cannot be waited for.
+    pub fn watch() -> io::Result<Self> {
+        let (tell, told) = mpsc::channel(1);
+        let (listening, listens) = std::sync::mpsc::channel();
+        // Whatever the threads that do the work wait for.
+        thread::Builder::new()
+            .name("signals".into())
+            .spawn(move || {
+                let begin = || -> io::Result<_> {
+                    let runtime = Builder::new_current_thread().enable_all().build()?;
+                    let signals = runtime.block_on(async { Ending::listen() })?;
+                    Ok((runtime, signals))
+                };
+                let (runtime, mut signals) = match begin() {
+                    Ok(begun) => begun,
+                    Err(error) => {
+                        let _ = listening.send(Err(error));
+                        return;
+                    }
+                };
+                let _ = listening.send(Ok(()));
+                let signal = runtime.block_on(signals.received());
+                // Nobody listens any more while the command takes its leave.
+                let _ = tell.try_send(Interrupted { signal });
+                thread::sleep(GRACE);
+                end_by(signal);
+            })?;
+        listens.recv().map_err(io::Error::other)??;
+        Ok(Self(told))
+    }
+
+    /// Does something, or drops it when a signal comes.
+    ///
+    /// # Errors
+    /// What it fails with; [`Interrupted`].
+    pub async fn unless<T>(
+        &mut self,
+        work: impl Future<Output = anyhow::Result<T>>,
+    ) -> anyhow::Result<T> {
+        tokio::select! {
+            biased;
+            Some(interrupted) = self.0.recv() => Err(interrupted.into()),
+            done = work => done,
+        }
+    }
+}
 
 /// SIGINT, SIGTERM and SIGHUP. What this process was started to ignore, it goes on ignoring: SIGINT in what a script starts
 /// in the background, and SIGHUP under nohup(1).

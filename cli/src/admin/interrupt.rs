@@ -2,21 +2,18 @@
 
 use anyhow::Context;
 
-use crate::signals::{self, Ending};
+use crate::signals::Interruption;
 
-/// Does the work, and drops it before a signal ends this process. What the process was started to ignore it goes on
-/// ignoring. Nothing after the work is ended by a signal.
+/// Does the work, and drops it when a signal comes, which ends this process soon after. What the process was started to
+/// ignore it goes on ignoring.
 ///
 /// # Errors
-/// What the work fails with; when signals cannot be waited for.
+/// What the work fails with; [`crate::signals::Interrupted`]; when signals cannot be waited for.
 pub async fn dropped_by_signal<T>(
     work: impl Future<Output = anyhow::Result<T>>,
 ) -> anyhow::Result<T> {
-    let mut signals = Ending::listen().context("cannot wait for signals")?;
-    tokio::select! {
-        result = work => result,
-        number = signals.received() => signals::end_by(number),
-    }
+    let mut interruption = Interruption::watch().context("cannot wait for signals")?;
+    interruption.unless(work).await
 }
 
 #[cfg(test)]
@@ -24,7 +21,7 @@ mod tests {
     use std::env;
     use std::os::unix::process::ExitStatusExt;
     use std::path::Path;
-    use std::process::Command;
+    use std::process::{Command, Output};
     use std::time::Duration;
 
     use harvestfs_protocol::durable::PendingFile;
@@ -34,8 +31,26 @@ mod tests {
     use super::super::link;
     use super::*;
     use crate::process;
+    use crate::signals::{Interrupted, end_by};
 
     const CHILD: &str = "HARVESTFS_TEST_INTERRUPTED_FILE";
+
+    /// Does the work in a process that a test has started, as a command does it.
+    fn run(work: impl Future<Output = anyhow::Result<()>>) {
+        let error = link::block_on(dropped_by_signal(work)).unwrap_err();
+        end_by(error.downcast::<Interrupted>().unwrap().signal);
+    }
+
+    /// Starts a process that is in one of these tests, from a shell that did this before.
+    fn child(shell: &str, test: &str, file: &Path) -> Output {
+        Command::new("sh")
+            .args(["-c", &format!("{shell} exec \"$0\" \"$@\"")])
+            .arg(env::current_exe().unwrap())
+            .args(["--exact", &format!("admin::interrupt::tests::{test}")])
+            .env(CHILD, file)
+            .output()
+            .unwrap()
+    }
 
     #[test]
     fn a_signal_leaves_nothing_behind_unless_it_is_ignored() {
@@ -48,7 +63,7 @@ mod tests {
                 }
                 std::future::pending::<anyhow::Result<()>>().await
             };
-            link::block_on(dropped_by_signal(work)).unwrap();
+            run(work);
         }
         for (ignored, signal) in [("", Signal::INT), ("trap '' INT;", Signal::TERM)] {
             // What a script starts in the background is started so, and no shell can change it.
@@ -57,20 +72,29 @@ mod tests {
                 continue;
             }
             let directory = tempfile::tempdir().unwrap();
-            let output = Command::new("sh")
-                .args(["-c", &format!("{ignored} exec \"$0\" \"$@\"")])
-                .arg(env::current_exe().unwrap())
-                .args([
-                    "--exact",
-                    "admin::interrupt::tests::a_signal_leaves_nothing_behind_unless_it_is_ignored",
-                ])
-                .env(CHILD, directory.path().join("file"))
-                .output()
-                .unwrap();
+            let test = "a_signal_leaves_nothing_behind_unless_it_is_ignored";
+            let output = child(ignored, test, &directory.path().join("file"));
             let ended_by = output.status.signal();
             assert_eq!(ended_by, Some(signal.as_raw()), "{output:?}");
             let left = directory.path().read_dir().unwrap();
             assert_eq!(left.count(), 0);
         }
+    }
+
+    #[test]
+    fn a_signal_ends_also_what_waits_for_a_disk() {
+        if env::var_os(CHILD).is_some() {
+            let work = async {
+                kill_process(getpid(), Signal::TERM).unwrap();
+                // Nothing else is done by the only thread of the runtime.
+                std::thread::sleep(Duration::from_secs(60));
+                anyhow::bail!("no signal ended it")
+            };
+            run(work);
+        }
+        let test = "a_signal_ends_also_what_waits_for_a_disk";
+        let output = child("", test, Path::new("no-file"));
+        let ended_by = output.status.signal();
+        assert_eq!(ended_by, Some(Signal::TERM.as_raw()), "{output:?}");
     }
 }

@@ -2,7 +2,6 @@
 
 mod attributes;
 mod find;
-mod interruption;
 mod list;
 mod listing;
 mod local;
@@ -34,14 +33,14 @@ use harvestfs_protocol::types::{Attr, Credentials, FileKind};
 
 use self::attributes::Owner;
 pub(crate) use self::find::{CannotTell, DoesNotHold};
-pub(crate) use self::interruption::Interrupted;
-use self::interruption::Interruption;
 pub(crate) use self::listing::Incomplete;
 use self::mode::ModeChange;
 pub(crate) use self::transfer::progress;
 use self::tree::Removal;
 use crate::cluster::{self, ClusterArgs};
 use crate::process;
+pub(crate) use crate::signals::Interrupted;
+use crate::signals::Interruption;
 use crate::units::{self, Size};
 
 /// `harvestfs fs`
