@@ -109,7 +109,7 @@ impl Files {
                 return Ok(());
             }
             let is_directory = attr.kind == FileKind::Directory;
-            let mode = change.apply(attr.permission_bits(), is_directory);
+            let mode = change.apply(attr.permission_bits(), is_directory, self.umask);
             self.change(
                 attr,
                 AttrChanges {

@@ -198,7 +198,7 @@ enum FsCommand {
         harvestfs fs chmod 640 /notes.txt\n  \
         harvestfs fs chmod -R go-w /photos")]
     Chmod {
-        /// As for chmod(1): `750`, `u+x,go-w`.
+        /// As for chmod(1): `750`, `u+x,go-w`. Without a class, as in `+w`, bits of the umask stay as they are.
         #[arg(allow_hyphen_values = true)]
         mode: ModeChange,
         /// Paths in the cluster.

@@ -24,6 +24,8 @@ pub(super) struct Clause {
     bits: u16,
     /// `X`: execution, for directories and what somebody may execute already.
     search: bool,
+    /// Bits of the umask stay as they are: no class is named.
+    spares_umask: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -34,24 +36,27 @@ enum Action {
 }
 
 impl ModeChange {
-    /// What becomes of a mode.
-    pub fn apply(&self, mode: u16, is_directory: bool) -> u16 {
+    /// What becomes of a mode, changed by somebody with this umask.
+    pub fn apply(&self, mode: u16, is_directory: bool, umask: u16) -> u16 {
         match self {
             Self::To(mode) => *mode,
             Self::By(clauses) => clauses
                 .iter()
-                .fold(mode, |mode, clause| clause.apply(mode, is_directory)),
+                .fold(mode, |mode, clause| clause.apply(mode, is_directory, umask)),
         }
     }
 }
 
 impl Clause {
-    fn apply(&self, mode: u16, is_directory: bool) -> u16 {
+    fn apply(&self, mode: u16, is_directory: bool, umask: u16) -> u16 {
         let mut bits = self.bits;
         if self.search && (is_directory || mode & 0o111 != 0) {
             bits |= 0o111;
         }
         bits &= self.classes;
+        if self.spares_umask {
+            bits &= !umask;
+        }
         match self.action {
             Action::Add => mode | bits,
             Action::Remove => mode & !bits,
@@ -71,7 +76,8 @@ impl Clause {
                 _ => return None,
             };
         }
-        if at == 0 {
+        let names_no_class = at == 0;
+        if names_no_class {
             classes = ALL_BITS;
         }
         let action = match text.as_bytes()[at] {
@@ -79,9 +85,19 @@ impl Clause {
             b'-' => Action::Remove,
             _ => Action::Set,
         };
+        let rest = &text[at + 1..];
+        if names_no_class && let Some(bits) = octal(rest) {
+            return Some(Self {
+                classes,
+                action,
+                bits,
+                search: false,
+                spares_umask: false,
+            });
+        }
         let mut bits = 0;
         let mut search = false;
-        for letter in text[at + 1..].chars() {
+        for letter in rest.chars() {
             match letter {
                 'r' => bits |= 0o444,
                 'w' => bits |= 0o222,
@@ -100,17 +116,25 @@ impl Clause {
             action,
             bits,
             search,
+            spares_umask: names_no_class,
         })
     }
+}
+
+/// A mode in octal digits. No sign, which would be read as well.
+fn octal(text: &str) -> Option<u16> {
+    if !text.bytes().all(|byte| byte.is_ascii_digit()) {
+        return None;
+    }
+    let mode = u16::from_str_radix(text, 8).ok()?;
+    (mode <= ALL_BITS).then_some(mode)
 }
 
 impl FromStr for ModeChange {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        if let Ok(mode) = u16::from_str_radix(text, 8)
-            && mode <= ALL_BITS
-        {
+        if let Some(mode) = octal(text) {
             return Ok(Self::To(mode));
         }
         let clauses: Option<Vec<Clause>> = text.split(',').map(Clause::parse).collect();
@@ -126,7 +150,7 @@ mod tests {
 
     fn changed(change: &str, mode: u16, is_directory: bool) -> u16 {
         let change: ModeChange = change.parse().expect("a mode");
-        change.apply(mode, is_directory)
+        change.apply(mode, is_directory, 0o022)
     }
 
     #[test]
@@ -142,6 +166,14 @@ mod tests {
             ("g=", 0o2775, 0o705),
             ("u+s", 0o755, 0o4755),
             ("+t", 0o755, 0o1755),
+            ("+w", 0o444, 0o644),
+            ("-w", 0o666, 0o466),
+            ("=rw", 0o777, 0o644),
+            ("a+w,+w", 0o444, 0o666),
+            ("+111", 0o644, 0o755),
+            ("+022", 0o644, 0o666),
+            ("-1", 0o755, 0o754),
+            ("=640", 0o777, 0o640),
             ("o-x,u+x", 0o655, 0o754),
             ("a+X", 0o644, 0o644),
             ("a+X", 0o744, 0o755),
@@ -157,7 +189,9 @@ mod tests {
 
     #[test]
     fn what_is_not_a_mode_is_refused() {
-        for text in ["", "8", "17777", "u", "u+q", "z+x", "u+x,", "-1", "rwx"] {
+        for text in [
+            "", "8", "17777", "u", "u+q", "z+x", "u+x,", "-8", "u+1", "++1", "rwx",
+        ] {
             assert!(text.parse::<ModeChange>().is_err(), "{text}");
         }
     }
