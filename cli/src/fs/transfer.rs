@@ -114,7 +114,7 @@ impl Files {
                     if device != copied.device_above {
                         self.refuse_into_itself(&directory, path, target).await?;
                     }
-                    let mode = mode_of(&metadata);
+                    let mode = mode_of(&metadata) & !self.umask;
                     let parent = self.directory(target, mode).await?;
                     let directory = Rc::new(directory);
                     for name in source::names(&directory)? {
@@ -134,7 +134,7 @@ impl Files {
                     self.make_symlink(target, &leads_to, how.replace).await?;
                 }
                 Source::File(file, metadata) => {
-                    let mode = mode_of(&metadata) & FILE_BITS;
+                    let mode = mode_of(&metadata) & FILE_BITS & !self.umask;
                     self.put_stream(file, target, mode, how).await?;
                 }
                 Source::Other if path == source => {
@@ -332,8 +332,9 @@ impl Files {
         how: Copying<'_>,
     ) -> anyhow::Result<Option<Directory>> {
         let name = path.file_name().context("it does not end with a name")?;
+        let mode = attr.permission_bits() & !self.umask;
         match attr.kind {
-            FileKind::Directory => return Ok(Some(above.directory(name, attr.mode)?)),
+            FileKind::Directory => return Ok(Some(above.directory(name, mode)?)),
             FileKind::Symlink => {
                 let target = self.client.readlink(&self.credentials, attr.ino).await?;
                 above.symlink(name, &target, how.replace)?;
@@ -341,7 +342,7 @@ impl Files {
             FileKind::Regular => {
                 let mut local = above.file(name, how.replace)?;
                 self.get_content(attr, local.content(), how).await?;
-                local.finish(attr.mode)?;
+                local.finish(mode)?;
             }
             _ => left_out(path),
         }

@@ -108,7 +108,7 @@ impl Files {
             };
             match entry.attr.kind {
                 FileKind::Directory => {
-                    let mode = entry.attr.permission_bits();
+                    let mode = entry.attr.permission_bits() & !self.umask;
                     let directory = self.directory(&target, mode).await?;
                     if directory == from {
                         bail!("{target} is the same directory");
@@ -126,7 +126,7 @@ impl Files {
                     self.clone_file(&entry.attr, &target, replace).await?;
                 }
                 kind => {
-                    let mode = entry.attr.permission_bits() & FILE_BITS;
+                    let mode = entry.attr.permission_bits() & FILE_BITS & !self.umask;
                     let rdev = entry.attr.rdev;
                     self.make(&target, replace, async |name| {
                         self.client
@@ -326,7 +326,7 @@ impl Files {
             .client
             .open(&self.credentials, from.ino, OpenFlags::READ)
             .await?;
-        let mode = from.permission_bits() & FILE_BITS;
+        let mode = from.permission_bits() & FILE_BITS & !self.umask;
         self.make_file(target, mode, replace, Some(from.ino), async |copy| {
             source.clone_range(0, copy, 0, u64::MAX).await?;
             Ok(())

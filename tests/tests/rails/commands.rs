@@ -176,7 +176,24 @@ fn what_is_new_is_as_closed_as_the_user_wants() {
     run(&["mkdir", "-p", "/p/q"]);
     run(&["touch", "/d/touched"]);
     run(&["put", "-", "/d/piped"]);
+    // As with cp(1), copies too.
+    cluster.output_of(&["fs", "mkdir", "/open"]);
+    cluster.output_of(&["fs", "touch", "/open/f"]);
+    let here = cluster.path("here");
+    run(&["get", "-r", "/open", &here.to_string_lossy()]);
+    for (path, expected) in [(here.clone(), 0o700), (here.join("f"), 0o600)] {
+        let mode = fs::metadata(&path).expect("it was copied").permissions();
+        assert_eq!(mode.mode() & 0o7777, expected, "{}", path.display());
+        let open = fs::Permissions::from_mode(expected | 0o055);
+        fs::set_permissions(&path, open).expect("chmod");
+    }
+    run(&["put", "-r", &here.to_string_lossy(), "/put"]);
+    run(&["cp", "-r", "/open", "/copied"]);
     for (path, mode) in [
+        ("/put", "0700"),
+        ("/put/f", "0600"),
+        ("/copied", "0700"),
+        ("/copied/f", "0600"),
         ("/d", "0700"),
         ("/p", "0700"),
         ("/p/q", "0700"),
