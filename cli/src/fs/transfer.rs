@@ -56,7 +56,9 @@ impl Files {
         recursive: bool,
         replace: bool,
     ) -> anyhow::Result<()> {
-        let progress = progress(total_bytes_here(sources, recursive));
+        // A large tree takes long to look at, which only a bar needs.
+        let total_bytes = shows_progress().then(|| total_bytes_here(sources, recursive));
+        let progress = progress(total_bytes.flatten());
         let how = Copying {
             recursive,
             replace,
@@ -220,18 +222,9 @@ impl Files {
                         source.to_string_lossy()
                     );
                 }
-                let mut walk = self.client.walk(&self.credentials, attr.ino);
-                loop {
-                    match walk.next().await {
-                        Ok(Some(entry)) => total_bytes += entry.attr.size_bytes,
-                        Ok(None) => break,
-                        // It is said when it would be copied.
-                        Err(ClientError::Fs(FsError::PermissionDenied)) => {}
-                        Err(error) => {
-                            return Err(error)
-                                .with_context(|| source.to_string_lossy().into_owned());
-                        }
-                    }
+                if shows_progress() {
+                    let below = self.total_bytes_below(attr.ino).await;
+                    total_bytes += below.with_context(|| source.to_string_lossy().into_owned())?;
                 }
             } else {
                 total_bytes += attr.size_bytes;
@@ -256,6 +249,20 @@ impl Files {
         }
         progress.finish_and_clear();
         Ok(())
+    }
+
+    async fn total_bytes_below(&self, directory: InodeId) -> Result<u64, ClientError> {
+        let mut total_bytes = 0;
+        let mut walk = self.client.walk(&self.credentials, directory);
+        loop {
+            match walk.next().await {
+                Ok(Some(entry)) => total_bytes += entry.attr.size_bytes,
+                Ok(None) => return Ok(total_bytes),
+                // It is said when it would be copied.
+                Err(ClientError::Fs(FsError::PermissionDenied)) => {}
+                Err(error) => return Err(error),
+            }
+        }
     }
 
     /// To a path that the user names: what that leads to is meant, as for cp(1).
@@ -443,10 +450,14 @@ fn total_bytes_here(sources: &[PathBuf], recursive: bool) -> Option<u64> {
     Some(total_bytes)
 }
 
-/// A bar on a terminal, nothing elsewhere.
+/// Whether somebody sees a bar.
+fn shows_progress() -> bool {
+    io::stderr().is_terminal()
+}
+
 /// A bar on standard error, where somebody sees it.
 pub fn progress(total_bytes: Option<u64>) -> ProgressBar {
-    if !std::io::stderr().is_terminal() {
+    if !shows_progress() {
         return ProgressBar::hidden();
     }
     let (bar, template) = match total_bytes {
