@@ -108,12 +108,15 @@ mod tests {
         let directory = File::open(path).unwrap();
         thread::scope(|scope| {
             let looking = scope.spawn(|| {
+                let mut finds = 0;
                 for _ in 0..ROUNDS {
                     // What was a symlink is none any more, or the other way round.
                     if let Ok(found) = Source::within(&directory, "a".as_ref()) {
                         look(found);
+                        finds += 1;
                     }
                 }
+                assert!(finds > 0, "nothing was ever found");
             });
             while !looking.is_finished() {
                 let exchange = RenameFlags::EXCHANGE;
