@@ -18,7 +18,7 @@ use nix::unistd::{Group, User};
 
 use super::mode::ModeChange;
 use super::snapshot::quoted;
-use super::{Files, is_gone, list, names};
+use super::{Files, below, is_gone, names};
 use crate::locations::{self, Replicas};
 
 const REPLICATION: &[u8] = b"user.harvestfs.replication";
@@ -278,7 +278,7 @@ impl Files {
         }
         let mut walk = self.listing(path, attr.ino);
         while let Some(entry) = walk.next().await? {
-            let full = list::below(path, &entry.path);
+            let full = below(path.as_bytes(), &entry.path);
             act(&full, &entry.attr)
                 .await
                 .with_context(|| String::from_utf8_lossy(&full).into_owned())?;

@@ -12,7 +12,7 @@ use harvestfs_client::ClientError;
 use harvestfs_protocol::error::FsError;
 use harvestfs_protocol::types::{Attr, FileKind};
 
-use super::{Files, list, names};
+use super::{Files, below, list, names};
 
 /// `harvestfs fs find`
 #[derive(Debug, Args)]
@@ -134,7 +134,7 @@ impl Files {
             let attr = self.find(path).await?;
             let mut walk = self.listing(path, attr.ino);
             while let Some(entry) = walk.next().await? {
-                let full = list::below(path, &entry.path);
+                let full = below(path.as_bytes(), &entry.path);
                 if args.kind.is_some_and(|kind| !kind.is(entry.attr.kind)) {
                     continue;
                 }
@@ -168,7 +168,7 @@ impl Files {
             if attr.kind == FileKind::Directory && !summarize {
                 let mut entries = self.client.entries(&self.credentials, attr.ino);
                 while let Some((name, attr)) = entries.next().await.with_context(shown)? {
-                    let full = list::below(path, name.as_bytes());
+                    let full = below(path.as_bytes(), name.as_bytes());
                     let Some(used_bytes) = self.used_bytes_at(&full, &attr).await? else {
                         continue;
                     };

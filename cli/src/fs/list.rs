@@ -222,18 +222,6 @@ impl Files {
     }
 }
 
-/// The path of something below another, as that was written.
-pub(super) fn below(above: &OsString, rest: &[u8]) -> Vec<u8> {
-    let mut path = above.as_bytes().to_vec();
-    if !rest.is_empty() {
-        if path.last() != Some(&b'/') {
-            path.push(b'/');
-        }
-        path.extend_from_slice(rest);
-    }
-    path
-}
-
 /// A number of bytes, exact or for people.
 pub(super) fn size(bytes: u64, human: bool) -> String {
     if human {
@@ -352,13 +340,6 @@ mod tests {
         assert_eq!(permissions(0o2644), "rw-r-Sr--");
         assert_eq!(permissions(0o1777), "rwxrwxrwt");
         assert_eq!(permissions(0o1000), "--------T");
-    }
-
-    #[test]
-    fn paths_below_are_written_as_the_one_above() {
-        assert_eq!(below(&"/".into(), b"a"), b"/a");
-        assert_eq!(below(&"/a".into(), b"b/c"), b"/a/b/c");
-        assert_eq!(below(&"a".into(), b""), b"a");
     }
 
     #[test]

@@ -2,6 +2,7 @@
 
 use std::ffi::OsString;
 use std::fmt;
+use std::os::unix::ffi::OsStrExt;
 
 use anyhow::{Context, anyhow};
 use harvestfs_client::{ClientError, Walk, WalkEntry};
@@ -9,7 +10,7 @@ use harvestfs_protocol::error::FsError;
 use harvestfs_protocol::ids::InodeId;
 use harvestfs_protocol::types::FileKind;
 
-use super::{Files, list, names};
+use super::{Files, below, names};
 use crate::output;
 
 /// Something could not be done or shown, which was said: exit status 1, and nothing more to say.
@@ -71,7 +72,7 @@ impl Listing<'_> {
     pub async fn next(&mut self) -> anyhow::Result<Option<WalkEntry>> {
         loop {
             let found = self.walk.next().await;
-            let path = || list::below(&self.start, &self.directory);
+            let path = || below(self.start.as_bytes(), &self.directory);
             match found {
                 Err(error @ ClientError::Fs(FsError::PermissionDenied)) => {
                     self.files.cannot_list(&path(), &error);

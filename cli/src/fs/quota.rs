@@ -1,6 +1,7 @@
 //! `harvestfs fs quota`
 
 use std::ffi::OsString;
+use std::os::unix::ffi::OsStrExt;
 use std::str::FromStr;
 
 use anyhow::{Context, bail};
@@ -105,7 +106,7 @@ impl Files {
         let usage = self.client.usage(&self.credentials, attr.ino).await?;
         if args.json {
             let mut shown = fields(&usage);
-            shown["path"] = json!(path);
+            names::insert(&mut shown, "path", args.path.as_bytes());
             println!("{}", names::json_line(&shown));
             return Ok(());
         }
