@@ -157,7 +157,7 @@ enum FsCommand {
         /// Paths in the cluster.
         #[arg(required = true)]
         paths: Vec<OsString>,
-        /// Remove directories with everything below.
+        /// Remove directories with everything below. Without it, no directory is removed.
         #[arg(short, long)]
         recursive: bool,
         /// Say nothing of what does not exist.

@@ -363,11 +363,12 @@ impl Files {
             found => found.with_context(context)?,
         };
         let is_directory = attr.kind == FileKind::Directory;
+        if is_directory && !how.recursive {
+            let refused: Result<(), ClientError> = Err(FsError::IsADirectory.into());
+            return refused.with_context(|| format!("cannot remove {shown} without -r"));
+        }
         let (parent, name) = self.parent_of(path).await?;
-        if !how.skip_trash
-            && !trash::is_in_trash(path.as_bytes())
-            && (how.recursive || !is_directory)
-        {
+        if !how.skip_trash && !trash::is_in_trash(path.as_bytes()) {
             let retention_s = trash::RETENTION_S;
             self.client
                 .remove_to_trash(&self.credentials, parent, &name, retention_s)
@@ -389,15 +390,6 @@ impl Files {
                 .await
                 .with_context(context)?;
             return Ok(());
-        }
-        if !how.recursive {
-            let removed = self.client.rmdir(&self.credentials, parent, &name).await;
-            return match removed {
-                Err(ClientError::Fs(FsError::NotEmpty)) => {
-                    bail!("{shown} is a directory that is not empty; remove it with -r")
-                }
-                removed => removed.with_context(context),
-            };
         }
         // Before anything is removed: they would keep the directory, with nothing in it.
         let snapshots = self.removals_of_snapshots_below(attr.ino, path).await;

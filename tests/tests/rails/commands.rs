@@ -140,6 +140,22 @@ fn what_may_not_be_listed_is_named_and_the_rest_is_done() {
 }
 
 #[test]
+fn a_directory_is_removed_only_with_all_that_is_in_it() {
+    let cluster = cluster();
+    cluster.output_of(&["fs", "mkdir", "/empty"]);
+    for how in [&["rm"][..], &["rm", "--skip-trash"][..]] {
+        let output = cluster.command(&[&["fs"], how, &["/empty"][..]].concat());
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(1), "{how:?}: {said}");
+        assert!(said.contains("without -r: is a directory"), "{said}");
+        cluster.output_of(&["fs", "test", "-d", "/empty"]);
+    }
+    cluster.output_of(&["fs", "rm", "-r", "/empty"]);
+    let listed = cluster.output_of(&["fs", "trash", "ls"]);
+    assert!(listed.contains("  /empty\n"), "{listed}");
+}
+
+#[test]
 fn what_may_not_be_looked_into_is_shown_in_the_trash_and_restored() {
     let cluster = cluster();
     let user = User::of(&cluster);
