@@ -16,9 +16,10 @@ use harvestfs_protocol::meta::{AttrChanges, SetTime, SetXattrMode};
 use harvestfs_protocol::types::{Attr, FileKind};
 use nix::unistd::{Group, User};
 
+use super::failures::is_gone;
 use super::mode::ModeChange;
 use super::snapshot::quoted;
-use super::{Files, below, is_gone, names};
+use super::{Files, below, names};
 use crate::locations::{self, Replicas};
 
 const REPLICATION: &[u8] = b"user.harvestfs.replication";
@@ -183,7 +184,7 @@ impl Files {
         // What is waited for. Another walk would say once more what may not be listed.
         let files = RefCell::new(Vec::new());
         for path in &args.paths {
-            self.for_each(path, args.recursive, async |path, attr| {
+            let set = self.for_each(path, args.recursive, async |path, attr| {
                 if matches!(attr.kind, FileKind::Regular | FileKind::Directory) {
                     let (name, value) = (REPLICATION, value.as_bytes());
                     let mode = SetXattrMode::Any;
@@ -195,8 +196,8 @@ impl Files {
                     files.borrow_mut().push((path.to_vec(), attr.ino));
                 }
                 Ok(())
-            })
-            .await?;
+            });
+            self.or_next(set.await)?;
         }
         // A time that is longer than the clock counts is no limit.
         let deadline = args.timeout.and_then(|it| Instant::now().checked_add(it));
@@ -279,9 +280,10 @@ impl Files {
         let mut walk = self.listing(path, attr.ino);
         while let Some(entry) = walk.next().await? {
             let full = below(path.as_bytes(), &entry.path);
-            act(&full, &entry.attr)
+            let done = act(&full, &entry.attr)
                 .await
-                .with_context(|| String::from_utf8_lossy(&full).into_owned())?;
+                .with_context(|| String::from_utf8_lossy(&full).into_owned());
+            self.or_next(done)?;
         }
         Ok(())
     }

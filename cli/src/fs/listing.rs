@@ -1,7 +1,6 @@
 //! Trees of which a user may not see everything.
 
 use std::ffi::OsString;
-use std::fmt;
 use std::os::unix::ffi::OsStrExt;
 
 use anyhow::{Context, anyhow};
@@ -11,19 +10,6 @@ use harvestfs_protocol::ids::InodeId;
 use harvestfs_protocol::types::FileKind;
 
 use super::{Files, below, names};
-use crate::output;
-
-/// Something could not be done or shown, which was said: exit status 1, and nothing more to say.
-#[derive(Debug)]
-pub(crate) struct Incomplete;
-
-impl fmt::Display for Incomplete {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("something could not be done")
-    }
-}
-
-impl std::error::Error for Incomplete {}
 
 /// A walk over a tree that says which directories may not be listed, and goes on behind them.
 pub(super) struct Listing<'a> {
@@ -50,20 +36,6 @@ impl Files {
     pub(super) fn cannot_list(&self, path: &[u8], error: &ClientError) {
         let path = names::harmless(path);
         self.could_not(&anyhow!("cannot list {path}: {error}"));
-    }
-
-    /// Says what could not be done. The command goes on, and fails at its end.
-    pub(super) fn could_not(&self, error: &anyhow::Error) {
-        output::complain(error);
-        self.is_incomplete.set(true);
-    }
-
-    /// At the end of a command: whether it could do everything.
-    pub(super) fn all_is_done(&self) -> anyhow::Result<()> {
-        if self.is_incomplete.get() {
-            return Err(Incomplete.into());
-        }
-        Ok(())
     }
 }
 

@@ -1,6 +1,7 @@
 //! `harvestfs fs`: files without a mount.
 
 mod attributes;
+mod failures;
 mod find;
 mod list;
 mod listing;
@@ -32,8 +33,8 @@ use harvestfs_protocol::request_id::RequestId;
 use harvestfs_protocol::types::{Attr, Credentials, FileKind};
 
 use self::attributes::Owner;
+pub(crate) use self::failures::Incomplete;
 pub(crate) use self::find::{CannotTell, DoesNotHold};
-pub(crate) use self::listing::Incomplete;
 use self::mode::ModeChange;
 pub(crate) use self::transfer::progress;
 use self::tree::Removal;
@@ -355,7 +356,7 @@ impl Files {
             FsCommand::Stat { path, usage, json } => self.stat(path, *usage, *json).await,
             FsCommand::Cat { paths } => {
                 for path in paths {
-                    self.cat(path).await?;
+                    self.or_next(self.cat(path).await)?;
                 }
                 Ok(())
             }
@@ -394,7 +395,7 @@ impl Files {
                     skip_trash: *skip_trash,
                 };
                 for path in paths {
-                    self.rm(path, how).await?;
+                    self.or_next(self.rm(path, how).await)?;
                 }
                 Ok(())
             }
@@ -402,13 +403,13 @@ impl Files {
             FsCommand::Snapshot(command) => self.snapshot(command).await,
             FsCommand::Mkdir { paths, parents } => {
                 for path in paths {
-                    self.mkdir(path, *parents).await?;
+                    self.or_next(self.mkdir(path, *parents).await)?;
                 }
                 Ok(())
             }
             FsCommand::Touch { paths } => {
                 for path in paths {
-                    self.touch(path).await?;
+                    self.or_next(self.touch(path).await)?;
                 }
                 Ok(())
             }
@@ -418,7 +419,7 @@ impl Files {
                 recursive,
             } => {
                 for path in paths {
-                    self.chmod(mode, path, *recursive).await?;
+                    self.or_next(self.chmod(mode, path, *recursive).await)?;
                 }
                 Ok(())
             }
@@ -428,7 +429,7 @@ impl Files {
                 recursive,
             } => {
                 for path in paths {
-                    self.chown(*owner, path, *recursive).await?;
+                    self.or_next(self.chown(*owner, path, *recursive).await)?;
                 }
                 Ok(())
             }
@@ -547,11 +548,6 @@ fn below(path: &[u8], entry: &[u8]) -> Vec<u8> {
     // Of the root nothing but its slash is left.
     let itself = if above.is_empty() { path } else { above };
     itself.to_vec()
-}
-
-/// Whether it failed since what it was about is not there, or not any more.
-fn is_gone(error: &anyhow::Error) -> bool {
-    error.downcast_ref().is_some_and(ClientError::is_gone)
 }
 
 /// The name that a path ends with.

@@ -10,8 +10,9 @@ use clap::Args;
 use harvestfs_client::{File, OpenFlags};
 use harvestfs_protocol::ids::InodeId;
 
+use super::failures::is_gone;
 use super::transfer::READ_BYTES;
-use super::{Files, is_gone, names};
+use super::{Files, names};
 use crate::output::Stdout;
 
 /// Between two looks at a file that is followed.

@@ -214,7 +214,13 @@ impl Files {
         let mut total_bytes = 0;
         let mut starts = Vec::new();
         for source in sources {
-            let attr = self.find(source).await?;
+            let attr = match self.find(source).await {
+                Ok(attr) => attr,
+                failed => {
+                    self.or_next(failed.map(drop))?;
+                    continue;
+                }
+            };
             if attr.kind == FileKind::Directory {
                 if !recursive {
                     bail!(
@@ -245,7 +251,8 @@ impl Files {
             } else {
                 self.get_as(source, &attr, destination, how).await
             };
-            copied.with_context(|| format!("cannot copy {}", source.to_string_lossy()))?;
+            let context = || format!("cannot copy {}", source.to_string_lossy());
+            self.or_next(copied.with_context(context))?;
         }
         progress.finish_and_clear();
         Ok(())
@@ -322,7 +329,10 @@ impl Files {
             }
             let above = &within[depth];
             let got = self.get_entry(&entry.attr, above, &path, how).await;
-            within.extend(got.with_context(|| path.display().to_string())?);
+            match got.with_context(|| format!("cannot copy to {}", path.display())) {
+                Ok(directory) => within.extend(directory),
+                failed => self.or_next(failed.map(drop))?,
+            }
         }
         for mut left in within.into_iter().rev() {
             left.finish().with_context(in_target)?;

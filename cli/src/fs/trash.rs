@@ -14,7 +14,8 @@ use harvestfs_protocol::outlook::count;
 use harvestfs_protocol::types::{Attr, FileKind, Timestamp};
 use serde_json::json;
 
-use super::{Files, is_gone, list, names};
+use super::failures::is_gone;
+use super::{Files, list, names};
 use crate::units;
 
 /// Seconds for which `fs rm` keeps what it removes, unless a directory above says otherwise: a day.

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use harvestfs_tests::{Cluster, can_mount, harvestfs, wait_until};
 use rustix::process::{Pid, Signal, kill_process};
 
-use crate::user::User;
+use crate::user::{User, is_root};
 use crate::{DEADLINE, cluster, mode_of};
 
 #[test]
@@ -137,6 +137,55 @@ fn what_may_not_be_listed_is_named_and_the_rest_is_done() {
     // So that it can be removed by others than root.
     let closed = here.join("tree/closed");
     fs::set_permissions(closed, fs::Permissions::from_mode(0o700)).expect("chmod");
+}
+
+#[test]
+fn a_path_that_fails_does_not_keep_the_others_from_being_done() {
+    let cluster = cluster();
+    let user = User::of(&cluster);
+    let did = |arguments: &[&str], expected: &[&str]| {
+        let output = user.command(arguments);
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(1), "{arguments:?}: {said}");
+        let errors = said.lines().filter(|it| it.starts_with("harvestfs: "));
+        assert_eq!(errors.count(), expected.len(), "{arguments:?}: {said}");
+        for path in expected {
+            assert!(said.contains(path), "{arguments:?}: {said}");
+        }
+        String::from_utf8(output.stdout).expect("text")
+    };
+    user.output_of(&["mkdir", "/mine/d"]);
+    did(&["mkdir", "/mine/d", "/mine/e"], &["/mine/d"]);
+    let files = ["/mine/d/a", "/mine/d/b", "/mine/d/c"];
+    did(&[&["touch", "/none/f"], &files[..]].concat(), &["/none/f"]);
+    did(
+        &["chmod", "000", "/mine/none", "/mine/d/b"],
+        &["/mine/none"],
+    );
+    assert_eq!(mode_of(&cluster, "/mine/d/b"), "0000");
+
+    let here = user.path("here");
+    fs::create_dir(&here).expect("mkdir");
+    fs::set_permissions(&here, fs::Permissions::from_mode(0o777)).expect("chmod");
+    let to = here.to_string_lossy();
+    let get = ["get", "-r", "/mine/none", "/mine/d", "/mine/e", &to];
+    did(&get, &["/mine/none", "d/b"]);
+    for (copy, is_there) in [("d/a", true), ("d/b", false), ("d/c", true), ("e", true)] {
+        assert_eq!(here.join(copy).exists(), is_there, "{copy}");
+    }
+
+    if is_root() {
+        cluster.output_of(&["fs", "touch", "/mine/d/aa"]);
+        did(&["chmod", "-R", "700", "/mine/d"], &["/mine/d/aa"]);
+        assert_eq!(mode_of(&cluster, "/mine/d/c"), "0700");
+        did(&["setrep", "-R", "2", "/mine/d"], &["/mine/d/aa"]);
+    }
+    user.output_of(&["chmod", "600", "/mine/d/b"]);
+    assert_eq!(did(&["cat", "/none", "/mine/d/b"], &["/none"]), "");
+    let rm = ["rm", "--skip-trash", "/none", "/mine/e", "/mine/d/b"];
+    did(&rm, &["/none", "/mine/e"]);
+    let left = user.output_of(&["ls", "/mine/d"]);
+    assert!(!left.contains('b'), "{left}");
 }
 
 #[test]
