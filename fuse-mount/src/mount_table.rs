@@ -18,7 +18,8 @@ pub fn source_of(cluster: &str) -> String {
 /// One mount.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MountEntry {
-    /// `major:minor` of its device, which no other file system that is mounted has.
+    /// `major:minor` of its device, which no other file system that is mounted has. Where the same one is mounted
+    /// again, as by `mount --bind`, it has the same: the first entry is the mount that the others were made of.
     pub device: String,
     /// Where it is mounted.
     pub mount_point: PathBuf,
@@ -42,18 +43,41 @@ pub fn mounted_on<'a>(mounts: &'a [MountEntry], directory: &Path) -> Option<&'a 
     mounts.iter().rfind(|it| it.mount_point == directory)
 }
 
-/// What is mounted in or over a mount, in the order in which it has to be unmounted.
+/// What is mounted in or over a file system, wherever that is seen, in the order in which it has to be
+/// unmounted. A further mount of the file system itself, as `mount --bind` makes them, counts where it is
+/// in or over one as well.
 #[must_use]
 pub fn mounted_below<'a>(mounts: &'a [MountEntry], device: &str) -> Vec<&'a MountEntry> {
-    let Some(index) = mounts.iter().rposition(|it| it.device == device) else {
-        return Vec::new();
-    };
-    let (top, later) = (&mounts[index], &mounts[index + 1..]);
+    let later = mounted_later(mounts, device).into_iter();
     later
-        .iter()
-        .rev()
-        .filter(|it| it.mount_point.starts_with(&top.mount_point))
+        .filter_map(|(entry, is_below)| is_below.then_some(entry))
         .collect()
+}
+
+/// All that has to be unmounted before the first mount of a file system can be, in that order: what is
+/// mounted below, and its further mounts.
+pub(crate) fn mounted_besides<'a>(mounts: &'a [MountEntry], device: &str) -> Vec<&'a MountEntry> {
+    let later = mounted_later(mounts, device).into_iter();
+    later
+        .filter_map(|(entry, is_below)| (is_below || entry.device == device).then_some(entry))
+        .collect()
+}
+
+/// What was mounted after a file system, the last one first, and whether it is in or over a mount of that.
+fn mounted_later<'a>(mounts: &'a [MountEntry], device: &str) -> Vec<(&'a MountEntry, bool)> {
+    let mut own: Vec<&Path> = Vec::new();
+    let mut later = Vec::new();
+    for entry in mounts {
+        if !own.is_empty() {
+            let is_below = own.iter().any(|it| entry.mount_point.starts_with(it));
+            later.push((entry, is_below));
+        }
+        if entry.device == device {
+            own.push(&entry.mount_point);
+        }
+    }
+    later.reverse();
+    later
 }
 
 /// The absolute path of a directory that may be a mount which does not answer: only what is above it
@@ -160,6 +184,39 @@ nonsense\n";
         assert_eq!(below("0:38"), ["0:41", "0:40", "0:39"]);
         assert!(below("0:41").is_empty());
         assert!(below("9:9").is_empty());
+    }
+
+    /// 0:38 is mounted once, and bound elsewhere, in itself and over itself.
+    const BOUND: &[u8] = b"\
+21 1 254:0 / / rw - ext4 /dev/vda rw\n\
+40 21 0:38 / /mnt rw - fuse.harvestfs harvestfs:c1 rw\n\
+41 40 0:40 / /mnt/a rw - tmpfs tmpfs rw\n\
+42 21 0:38 / /bound rw - fuse.harvestfs harvestfs:c1 rw\n\
+43 42 0:41 / /bound/b rw - tmpfs tmpfs rw\n\
+44 40 0:38 /c /mnt/d rw - fuse.harvestfs harvestfs:c1 rw\n\
+45 21 0:42 / /other rw - tmpfs tmpfs rw\n\
+46 40 0:38 / /mnt rw - fuse.harvestfs harvestfs:c1 rw\n";
+
+    #[test]
+    fn a_file_system_that_is_bound_elsewhere_is_seen_there_too() {
+        let mounts = parse(BOUND);
+        let points = |entries: Vec<&MountEntry>| {
+            let points = entries
+                .iter()
+                .map(|it| it.mount_point.display().to_string());
+            points.collect::<Vec<_>>()
+        };
+        assert_eq!(
+            points(mounted_below(&mounts, "0:38")),
+            ["/mnt", "/mnt/d", "/bound/b", "/mnt/a"]
+        );
+        assert_eq!(
+            points(mounted_besides(&mounts, "0:38")),
+            ["/mnt", "/mnt/d", "/bound/b", "/bound", "/mnt/a"]
+        );
+        // Only the first mount is left.
+        assert!(mounted_besides(&mounts[..2], "0:38").is_empty());
+        assert!(mounted_besides(&mounts, "9:9").is_empty());
     }
 
     #[test]

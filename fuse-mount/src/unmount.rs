@@ -20,7 +20,7 @@ use rustix::io::Errno;
 use rustix::mount::{UnmountFlags, unmount};
 
 use crate::guard;
-use crate::mount_table::{MOUNT_TYPE, canonical, mounted_below, mounted_on, mounts};
+use crate::mount_table::{MOUNT_TYPE, canonical, mounted_besides, mounted_on, mounts};
 
 /// Tells the child the device of the mount that it is to unmount.
 const DEVICE_VARIABLE: &str = "HARVESTFS_UNMOUNT_DEVICE";
@@ -28,6 +28,8 @@ const DEVICE_VARIABLE: &str = "HARVESTFS_UNMOUNT_DEVICE";
 const IN_USE: &str = "in use";
 /// A mount that does not answer within this time hangs, and is not dead.
 const ANSWER_DEADLINE: Duration = Duration::from_secs(10);
+/// How often what is mounted besides a mount is looked for: programs may mount more meanwhile.
+const ATTEMPTS: usize = 3;
 
 /// How a mount was unmounted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -87,20 +89,13 @@ pub(crate) async fn by_child(device: &str) -> io::Result<Unmounted> {
 }
 
 fn unmount_device(device: &str) -> io::Result<Unmounted> {
+    let others = unmount_others(device)?;
     let all = mounts()?;
-    let Some(mount) = all.iter().rfind(|it| it.device == device) else {
+    let Some(mount) = all.iter().find(|it| it.device == device) else {
         // Somebody else did.
-        return Ok(Unmounted::Entirely);
+        return Ok(others);
     };
     let directory = &mount.mount_point;
-    for below in mounted_below(&all, device) {
-        let below = &below.mount_point;
-        let _ = writeln!(io::stderr(), "unmounting {} as well", below.display());
-        // The others and this mount are none the worse for it.
-        if let Err(error) = detach(below) {
-            let _ = writeln!(io::stderr(), "cannot unmount {}: {error}", below.display());
-        }
-    }
     // Of a file system in use the kernel keeps what programs have changed until they close it. An
     // error would reach a program that syncs or closes; from an unmounted file system it reaches none.
     let written_back = File::open(directory).and_then(|root| Ok(rustix::fs::syncfs(root.as_fd())?));
@@ -117,8 +112,61 @@ fn unmount_device(device: &str) -> io::Result<Unmounted> {
                 directory.display()
             )));
         }
-        _ => return Ok(Unmounted::Entirely),
+        _ => return Ok(others),
     }
+    let unmounted = unmount_or_detach(directory)?;
+    Ok(match others {
+        Unmounted::Entirely => unmounted,
+        // The file system lives on, and so does its connection to the kernel.
+        Unmounted::InUse => Unmounted::InUse,
+    })
+}
+
+/// Unmounts what is mounted in or over a file system, and where that is mounted a further time: while it is,
+/// unmounting the first mount would not end it. That one stays, so that nobody else gets the number of the
+/// device meanwhile.
+fn unmount_others(device: &str) -> io::Result<Unmounted> {
+    let mut unmounted = Unmounted::Entirely;
+    let mut failed = Vec::new();
+    for _ in 0..ATTEMPTS {
+        let all = mounts()?;
+        let others = mounted_besides(&all, device);
+        if others.is_empty() {
+            return Ok(unmounted);
+        }
+        failed.clear();
+        for other in others {
+            let directory = &other.mount_point;
+            // It may have gone with another one.
+            if mounted_on(&mounts()?, directory) != Some(other) {
+                continue;
+            }
+            let done = if other.device == device {
+                unmount_or_detach(directory)
+            } else {
+                detach(directory).map(|()| Unmounted::Entirely)
+            };
+            let shown = directory.display();
+            match done {
+                Ok(how) => {
+                    let _ = writeln!(io::stderr(), "{shown} was unmounted as well");
+                    if how == Unmounted::InUse {
+                        unmounted = how;
+                    }
+                }
+                // The others and this mount are none the worse for it.
+                Err(error) => failed.push(format!("cannot unmount {shown}: {error}")),
+            }
+        }
+    }
+    for line in failed {
+        let _ = writeln!(io::stderr(), "{line}");
+    }
+    Ok(Unmounted::InUse)
+}
+
+/// Unmounts a mount of a file system of ours.
+fn unmount_or_detach(directory: &Path) -> io::Result<Unmounted> {
     match unmount(directory, UnmountFlags::empty()) {
         Ok(()) => Ok(Unmounted::Entirely),
         Err(Errno::BUSY) => detach(directory).map(|()| Unmounted::InUse),

@@ -357,6 +357,38 @@ fn a_mount_that_is_told_to_end_unmounts_what_is_below_first() {
     assert_eq!(fs::read_dir(&mount).expect("an empty directory").count(), 0);
 }
 
+/// As by `mount --bind`: the table of mounts has the device once more, behind the mount itself.
+#[test]
+fn a_mount_that_is_bound_elsewhere_too_loses_nothing_and_leaves_nothing() {
+    if !is_root() {
+        return skip("only root can bind a mount");
+    }
+    let Some((mut cluster, mut mount)) = Cluster::mounted(&small()) else {
+        return;
+    };
+    let mut name = "mnt";
+    for (is_used, next) in [(false, "second"), (true, "third")] {
+        let bound = cluster.path(&format!("{name}-bound"));
+        fs::create_dir(&bound).expect("mkdir");
+        let _unmount = UnmountOnDrop(&bound);
+        rustix::mount::mount_bind(&mount, &bound).expect("a bind mount");
+        let below = mount.join("below");
+        fs::create_dir_all(&below).expect("mkdir");
+        rustix::mount::mount("none", &below, "tmpfs", MountFlags::empty(), None).expect("a tmpfs");
+        let _user = is_used.then(|| user_of(&bound));
+        fs::write(bound.join("last"), name).expect("write");
+        // It ends well, or this panics.
+        cluster.stop(name);
+        for left in [&below, &bound, &mount] {
+            assert_eq!(mounted_on(left), None, "{}", left.display());
+        }
+        mount = cluster.mount(next);
+        let last = fs::read_to_string(mount.join("last")).expect("read");
+        assert_eq!(last, name);
+        name = next;
+    }
+}
+
 #[test]
 fn a_reader_that_has_seen_enough_ends_a_command_quietly() {
     let cluster = Cluster::start(&small());
