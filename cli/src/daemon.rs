@@ -22,6 +22,7 @@ use harvestfs_placement::PolicyKind;
 use harvestfs_protocol::READY;
 use harvestfs_protocol::error::FsError;
 use harvestfs_protocol::identity::Identity;
+use rustix::process::{parent_process_death_signal, set_parent_process_death_signal};
 use sd_notify::NotifyState;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
@@ -413,6 +414,8 @@ pub struct StopSignal {
     interrupt: Signal,
     terminate: Signal,
     hangup: Option<Signal>,
+    /// Whether the kernel sends SIGTERM when the parent ends: see [`end_with_parent`].
+    ends_with_parent: bool,
 }
 
 impl StopSignal {
@@ -436,6 +439,8 @@ impl StopSignal {
             interrupt: signal(SignalKind::interrupt())?,
             terminate: signal(SignalKind::terminate())?,
             hangup: None,
+            // Of this thread, which is the one that has set it: the process waits for signals in its main one.
+            ends_with_parent: parent_process_death_signal()?.is_some(),
         })
     }
 
@@ -450,12 +455,14 @@ impl StopSignal {
         }
     }
 
-    /// Waits for another one by which somebody insists. A terminal that is closed may send SIGHUP more than once.
+    /// Waits for another one by which somebody insists. A terminal that is closed may send SIGHUP more than once. A part
+    /// may be sent SIGTERM by its parent, by the kernel when the parent ends, and by systemd as one of a unit, and nobody
+    /// insists by that: who hurries kills it.
     async fn received_again(&mut self) {
         tokio::select! {
             biased;
             _ = self.interrupt.recv() => {}
-            _ = self.terminate.recv() => {}
+            _ = self.terminate.recv(), if !self.ends_with_parent => {}
         }
     }
 
@@ -470,7 +477,7 @@ impl StopSignal {
 /// # Errors
 /// When the parent has ended already.
 pub fn end_with_parent(parent: u32) -> anyhow::Result<()> {
-    rustix::process::set_parent_process_death_signal(Some(rustix::process::Signal::TERM))?;
+    set_parent_process_death_signal(Some(rustix::process::Signal::TERM))?;
     // The parent may have ended before the line above took effect.
     let now = rustix::process::getppid().map(|pid| pid.as_raw_nonzero().get());
     if now != i32::try_from(parent).ok() {
