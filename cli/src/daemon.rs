@@ -41,6 +41,9 @@ const MOUNT_WORKERS_MAX: usize = 8;
 /// In the directory of a datanode: where it lends files to readers on its host.
 const SHORT_CIRCUIT_SOCKET: &str = "short-circuit.sock";
 
+/// What `ps` and `pgrep` call a process of this program.
+pub const PROGRAM: &str = "harvestfs";
+
 /// Longest orderly stop; what is not finished then is given up.
 const STOP_DEADLINE: Duration = Duration::from_secs(60);
 
@@ -472,7 +475,8 @@ impl StopSignal {
     }
 }
 
-/// Has the kernel send SIGTERM when the parent ends, so that nothing outlives a killed `up`.
+/// Has the kernel send SIGTERM when the parent ends, so that nothing outlives a killed `up`, and call the process by its
+/// name: one that is started as `/proc/self/exe` is called `exe`.
 ///
 /// # Errors
 /// When the parent has ended already.
@@ -483,5 +487,7 @@ pub fn end_with_parent(parent: u32) -> anyhow::Result<()> {
     if now != i32::try_from(parent).ok() {
         bail!("the process {parent} that started this one has ended");
     }
+    // Only who looks at processes is the worse without it.
+    let _ = std::fs::write("/proc/self/comm", PROGRAM);
     Ok(())
 }

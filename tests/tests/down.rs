@@ -126,6 +126,40 @@ fn variables_for_a_part_are_not_for_those_of_a_whole_cluster() {
     assert!(up.status.success(), "{up:?}");
 }
 
+/// As by an upgrade: what runs keeps its binary, and so does what it starts again.
+#[test]
+fn a_part_comes_back_though_the_binary_is_gone() {
+    if !can_mount() {
+        return;
+    }
+    let directory = tempfile::tempdir().expect("a directory");
+    let data = directory.path().join("cluster");
+    let _down = DownOnDrop(&data);
+    let binary = directory.path().join("harvestfs");
+    fs::copy(harvestfs(), &binary).expect("a copy of the binary");
+    let up = Command::new(&binary)
+        .args(["up", "--detach", "--datanodes", "3", "--quota", "1GiB"])
+        .arg("--data")
+        .arg(&data)
+        .output()
+        .expect("the binary runs");
+    assert!(up.status.success(), "{up:?}");
+    fs::remove_file(&binary).expect("it is there");
+    let pid = supervisor(&data);
+    let before = datanodes_of(pid);
+    kill_process(before[0], Signal::KILL).expect("it runs");
+    let is_called_by_its_name = |datanode: &Pid| {
+        let name = format!("/proc/{}/comm", datanode.as_raw_nonzero());
+        fs::read_to_string(name).is_ok_and(|name| name == "harvestfs\n")
+    };
+    wait_until("it is started again", DEADLINE, || {
+        let now = datanodes_of(pid);
+        now.len() == 3 && !now.contains(&before[0]) && now.iter().all(is_called_by_its_name)
+    });
+    let down = run_on(&data, &["down"]);
+    assert!(down.status.success(), "{down:?}");
+}
+
 #[test]
 fn a_stop_can_be_hurried() {
     if !can_mount() {

@@ -75,8 +75,10 @@ impl Part {
             .append(true)
             .open(&self.log)
             .with_context(|| format!("cannot open {}", self.log.display()))?;
-        let mut command = Command::new(std::env::current_exe()?);
+        // This program as it runs, even if its file has been replaced meanwhile.
+        let mut command = Command::new("/proc/self/exe");
         command
+            .arg0(daemon::PROGRAM)
             .arg("--supervised-by")
             .arg(std::process::id().to_string())
             .args(&self.arguments)
