@@ -206,7 +206,11 @@ fn fusermount(option: &str, directory: &Path) -> io::Result<()> {
 /// # Errors
 /// When it is there and cannot be unmounted, or hangs.
 pub fn remove_dead(directory: &Path) -> io::Result<()> {
-    let directory = canonical(directory)?;
+    let directory = match canonical(directory) {
+        // Nothing is mounted below a directory that is gone.
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
+        directory => directory?,
+    };
     loop {
         let all = mounts()?;
         let dead = match mounted_on(&all, &directory) {

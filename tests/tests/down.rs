@@ -5,7 +5,7 @@ use std::path::Path;
 use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
-use harvestfs_tests::{DownOnDrop, can_mount, harvestfs, run_on, wait_until};
+use harvestfs_tests::{DownOnDrop, Process, can_mount, harvestfs, run_on, skip, wait_until};
 use rustix::process::{Pid, Signal, kill_process};
 
 const DEADLINE: Duration = Duration::from_secs(30);
@@ -124,6 +124,53 @@ fn variables_for_a_part_are_not_for_those_of_a_whole_cluster() {
         .output()
         .expect("the binary runs");
     assert!(up.status.success(), "{up:?}");
+}
+
+#[test]
+fn the_mount_of_another_cluster_is_left_alone() {
+    if !can_mount() {
+        return;
+    }
+    let directory = tempfile::tempdir().expect("a directory");
+    let (one, other) = (directory.path().join("one"), directory.path().join("other"));
+    let (_down, _down_other) = (DownOnDrop(&one), DownOnDrop(&other));
+    let flags = ["up", "--detach", "--datanodes", "3", "--quota", "1GiB"];
+    let up = run_on(&one, &flags);
+    assert!(up.status.success(), "{up:?}");
+    let mount = one.join("mnt");
+    fs::write(mount.join("f"), "of one").expect("write");
+
+    // Under another name, too, which the kernel's table does not have.
+    let link = directory.path().join("link");
+    std::os::unix::fs::symlink(&one, &link).expect("symlink");
+    let by_link = link.join("mnt");
+    for there in [&mount, &by_link] {
+        let there = there.to_str().expect("text");
+        let said = complaint(&run_on(&other, &[&flags[..], &["--mount", there]].concat()));
+        assert!(said.contains("another cluster is mounted on"), "{said}");
+    }
+    let up = run_on(&other, &flags);
+    assert!(up.status.success(), "{up:?}");
+
+    if rustix::process::geteuid().is_root() {
+        let config = other.join("client/client.toml");
+        let arguments: [&Path; 4] = ["mount".as_ref(), &mount, "--config".as_ref(), &config];
+        let over = Process::start("over", &arguments, &[], &directory.path().join("over.log"));
+        assert!(!mount.join("f").exists(), "it is hidden");
+        let said = complaint(&run_on(&one, &["down"]));
+        assert!(
+            said.contains(&format!("umount {}", mount.display())),
+            "{said}"
+        );
+        over.stop();
+    } else {
+        skip("only root can mount over a mount: run it as root");
+    }
+    assert_eq!(fs::read(mount.join("f")).expect("read"), b"of one");
+    for data in [&one, &other] {
+        let down = run_on(data, &["down"]);
+        assert!(down.status.success(), "{down:?}");
+    }
 }
 
 /// As by an upgrade: what runs keeps its binary, and so does what it starts again.

@@ -8,12 +8,11 @@ use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, bail};
-use harvestfs_fuse_mount::mount_table::{self, MOUNT_TYPE};
 use harvestfs_protocol::durable;
 use harvestfs_protocol::outlook::count;
 use serde::{Deserialize, Serialize};
 
-use super::UpArgs;
+use super::{UpArgs, mount_point};
 use crate::config::{
     self, ClientConfig, DatanodeConfig, NamenodeConfig, PrimaryConfig, PrimarySourceConfig,
     Priority, VolumeConfig,
@@ -197,7 +196,7 @@ impl Layout {
             cast: args.cast()?,
         };
         layout.make_datanodes()?;
-        layout.make_mount_point()?;
+        mount_point::make(&layout)?;
         Ok(layout)
     }
 
@@ -434,34 +433,6 @@ impl Layout {
             )?;
         }
         Ok(())
-    }
-
-    /// Makes the directory to mount on, and refuses one that has something in it: a mount would hide what programs
-    /// wrote while nothing was mounted there.
-    pub fn make_mount_point(&self) -> anyhow::Result<()> {
-        let mounts = mount_table::mounts().context("cannot tell what is mounted")?;
-        if mount_table::mounted_on(&mounts, &self.mount).is_some_and(|it| it.kind == MOUNT_TYPE) {
-            // A mount that was left by a killed cluster, and answers nobody until its servers run.
-            return Ok(());
-        }
-        // ENOTCONN: a mount whose process was killed; the supervisor removes it.
-        match std::fs::read_dir(&self.mount) {
-            Ok(mut entries) => {
-                if entries.next().is_some() {
-                    bail!(
-                        "{} is not empty: move away what was written there while nothing was mounted, or name an \
-                         empty directory with --mount",
-                        self.mount.display()
-                    );
-                }
-                Ok(())
-            }
-            Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
-                std::fs::create_dir_all(&self.mount)
-                    .with_context(|| format!("cannot make {}", self.mount.display()))
-            }
-            _ => Ok(()),
-        }
     }
 }
 

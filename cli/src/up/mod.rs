@@ -3,6 +3,7 @@
 
 mod layout;
 mod lock;
+mod mount_point;
 mod namenodes;
 mod part;
 mod supervisor;
@@ -17,7 +18,6 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, bail};
 use clap::Args;
 use harvestfs_fuse_mount::kernel_options::open_device;
-use harvestfs_fuse_mount::mount_table::{self, MOUNT_TYPE};
 use harvestfs_placement::PolicyKind;
 
 use self::layout::Layout;
@@ -174,7 +174,7 @@ pub fn down(args: &DownArgs) -> anyhow::Result<()> {
         }
         thread::sleep(LOCK_POLL);
     };
-    refuse_if_mounted_below(&data)?;
+    mount_point::refuse_if_mounted_below(&data)?;
     rustix::process::kill_process(pid, rustix::process::Signal::TERM)
         .with_context(|| format!("cannot stop the process {}", pid.as_raw_nonzero()))?;
     let deadline = Instant::now() + STOP_DEADLINE;
@@ -203,32 +203,6 @@ pub fn down(args: &DownArgs) -> anyhow::Result<()> {
     }
     println!("Stopped. Everything is kept in {}.", data.display());
     Ok(())
-}
-
-/// Another file system that is mounted in ours is its owner's: it may hold what exists nowhere else.
-fn refuse_if_mounted_below(data: &Path) -> anyhow::Result<()> {
-    let Some(mount) = Layout::ready_mount(data) else {
-        return Ok(());
-    };
-    let mounts = mount_table::mounts().context("cannot tell what is mounted")?;
-    let directory = mount_table::canonical(&mount)?;
-    let ours = mounts
-        .iter()
-        .rfind(|it| it.mount_point == directory && it.kind == MOUNT_TYPE);
-    let below: Vec<String> = ours.map_or_else(Vec::new, |ours| {
-        mount_table::mounted_below(&mounts, &ours.device)
-            .iter()
-            .map(|it| it.mount_point.display().to_string())
-            .collect()
-    });
-    if below.is_empty() {
-        return Ok(());
-    }
-    bail!(
-        "something else is mounted in {}, so the cluster goes on: `umount {}` first",
-        mount.display(),
-        below.join(" ")
-    )
 }
 
 /// Starts this command again in a session of its own and waits until the mount is ready.

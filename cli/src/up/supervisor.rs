@@ -14,6 +14,7 @@ use tokio::time::sleep;
 
 use super::layout::Layout;
 use super::lock::Inherited;
+use super::mount_point;
 use super::namenodes::{self, Patience};
 use super::part::Part;
 use crate::daemon::StopSignal;
@@ -158,7 +159,7 @@ async fn start_others(
     start_all(&mut parts.datanodes, patience).await?;
     let lock = Rc::new(Inherited::wait(&Layout::mount_lock_path(&layout.data)).await?);
     // Programs may have gone on when the mount of before went away.
-    layout.make_mount_point()?;
+    mount_point::make(layout)?;
     let mount = parts.mount.insert(mount(layout, &lock));
     mount.start(patience.ends()).await
 }
