@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use super::kernel::{KernelFile, Stalls, cores};
+use super::kernel::{KernelFile, Stalls, cores, field};
 use super::{Counter, Machine, Pace, SampleError, Sampler};
 use crate::gate::Load;
 
@@ -62,12 +62,11 @@ impl Files {
         let name = relative(root, name);
         let (cpu, directory) = find_cpu(root, &name)?;
         let memory = match &cpu {
-            Cpu::V2(_) => Memory::open(&directory, "memory.current", "inactive_file", "anon"),
+            Cpu::V2(_) => Memory::open(&directory, "memory.current", Kinds::V2),
             Cpu::V1(_) => Memory::open(
                 &root.join("memory").join(name),
                 "memory.usage_in_bytes",
-                "total_inactive_file",
-                "total_rss",
+                Kinds::V1,
             ),
         };
         Some(Self {
@@ -94,11 +93,32 @@ pub(super) struct Memory {
     used: KernelFile,
     /// Of what kinds it is.
     stat: KernelFile,
+    kinds: Kinds,
+    machine_bytes: u64,
+}
+
+/// How `memory.stat` calls kinds of memory.
+#[derive(Debug)]
+struct Kinds {
     /// File pages that were not used lately.
     inactive: &'static str,
     /// What is in no file.
     anonymous: &'static str,
-    machine_bytes: u64,
+    /// What is in files that are nowhere else, as those of a tmpfs are.
+    shared: &'static str,
+}
+
+impl Kinds {
+    const V2: Self = Self {
+        inactive: "inactive_file",
+        anonymous: "anon",
+        shared: "shmem",
+    };
+    const V1: Self = Self {
+        inactive: "total_inactive_file",
+        anonymous: "total_rss",
+        shared: "total_shmem",
+    };
 }
 
 impl Cgroup {
@@ -198,18 +218,12 @@ impl Group {
 }
 
 impl Memory {
-    fn open(
-        directory: &Path,
-        used: &str,
-        inactive: &'static str,
-        anonymous: &'static str,
-    ) -> Option<Self> {
+    fn open(directory: &Path, used: &str, kinds: Kinds) -> Option<Self> {
         let mut machine = KernelFile::open_if_there("/proc/meminfo".as_ref())?;
         Some(Self {
             used: KernelFile::open_if_there(&directory.join(used))?,
             stat: KernelFile::open_if_there(&directory.join("memory.stat"))?,
-            inactive,
-            anonymous,
+            kinds,
             machine_bytes: machine.field("MemTotal").ok()?.checked_mul(1024)?,
         })
     }
@@ -217,13 +231,21 @@ impl Memory {
     /// What it would miss, as a share of the machine's memory.
     fn share(&mut self) -> Result<f64, SampleError> {
         let used = self.used.number()?;
-        let inactive = self.stat.field(self.inactive)?;
+        let inactive = self.stat.field(self.kinds.inactive)?;
         Ok(used.saturating_sub(inactive) as f64 / self.machine_bytes.max(1) as f64)
     }
 
-    /// What of it the kernel does not count as available to others, as it does the pages of files.
-    pub(super) fn anonymous_bytes(&mut self) -> Result<u64, SampleError> {
-        self.stat.field(self.anonymous)
+    /// What of it the kernel does not count as available to others, as it does the pages of files that are on disks, too.
+    pub(super) fn unavailable_bytes(&mut self) -> Result<u64, SampleError> {
+        let Kinds {
+            anonymous, shared, ..
+        } = self.kinds;
+        let text = self.stat.read()?;
+        // Old kernels do not tell it.
+        let shared_bytes = field(text, shared).unwrap_or(0);
+        let anonymous_bytes = field(text, anonymous);
+        let anonymous_bytes = anonymous_bytes.ok_or_else(|| self.stat.format(anonymous))?;
+        Ok(anonymous_bytes.saturating_add(shared_bytes))
     }
 }
 
@@ -335,7 +357,10 @@ mod tests {
             (total / 2).to_string(),
         )
         .unwrap();
-        fs::write(memory.join("memory.stat"), "total_inactive_file 0\n").unwrap();
+        let stat = "total_inactive_file 0\ntotal_rss 3\nshmem 9\ntotal_shmem 4\n";
+        fs::write(memory.join("memory.stat"), stat).unwrap();
+        let mut memory = Files::open(root, "search".as_ref()).unwrap().memory;
+        assert_eq!(memory.as_mut().unwrap().unavailable_bytes().unwrap(), 7);
         let name = root.join("cpuacct/search");
         let mut group = group(root, name.to_str().unwrap());
         assert!(group.exists());

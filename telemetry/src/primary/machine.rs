@@ -238,7 +238,7 @@ impl OwnGroup {
     fn memory_bytes(&mut self) -> u64 {
         let memory = self.files.as_mut().and_then(|(it, _)| it.memory.as_mut());
         // One that was removed since has none.
-        memory.map_or(0, |memory| memory.anonymous_bytes().unwrap_or(0))
+        memory.map_or(0, |memory| memory.unavailable_bytes().unwrap_or(0))
     }
 }
 
@@ -471,10 +471,13 @@ mod tests {
         for (file, text) in [
             ("cpu.stat", "usage_usec 1\n".to_owned()),
             ("memory.current", format!("{}\n", 2 * own_bytes)),
-            // Pages of files do not count: they are part of what is available.
+            // Pages of files do not count: they are part of what is available. Those of a volume in memory are not.
             (
                 "memory.stat",
-                format!("anon {own_bytes}\nfile {own_bytes}\ninactive_file 7\n"),
+                format!(
+                    "anon {}\nfile {own_bytes}\nshmem 4096\ninactive_file 7\n",
+                    own_bytes - 4096
+                ),
             ),
         ] {
             std::fs::write(group.join(file), text).unwrap();
