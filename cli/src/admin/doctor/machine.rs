@@ -25,9 +25,9 @@ const EXPIRY_NOTICE: Duration = Duration::from_secs(30 * 24 * 3600);
 const MOUNT_DEADLINE: Duration = Duration::from_secs(10);
 /// A mount that is being unmounted is gone after this time, and no finding.
 const UNMOUNT_PAUSE: Duration = Duration::from_secs(2);
-const RENEW: &str = "make a new one with `harvestfs init` on the machine that has the authority, copy \
-                     it, and restart the part";
-
+const RENEW: &str = "make a new one on the machine that has the authority (`harvestfs init namenode`, `init datanode`, \
+                     or `init client`, `--administrator` for `admin`), put the `identity` of what it makes in the \
+                     place of this one, and restart the part";
 const REPLACE: &str = "make a new cluster authority with `harvestfs init` and new certificates for all \
                        parts, and restart them together";
 
