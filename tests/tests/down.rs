@@ -1,6 +1,7 @@
 //! What `harvestfs down` says when not everything stopped in good order, and what does not keep `up` from starting.
 
 use std::fs;
+use std::os::unix::process::ExitStatusExt;
 use std::path::Path;
 use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
@@ -171,6 +172,51 @@ fn the_mount_of_another_cluster_is_left_alone() {
         let down = run_on(data, &["down"]);
         assert!(down.status.success(), "{down:?}");
     }
+}
+
+#[test]
+fn who_stops_waiting_for_a_start_stops_that() {
+    if !can_mount() {
+        return;
+    }
+    let directory = tempfile::tempdir().expect("a directory");
+    let data = directory.path().join("cluster");
+    let _down = DownOnDrop(&data);
+    let flags = ["up", "--detach", "--datanodes", "3", "--quota", "1GiB"];
+    let up = run_on(&data, &flags);
+    assert!(up.status.success(), "{up:?}");
+    let down = run_on(&data, &["down"]);
+    assert!(down.status.success(), "{down:?}");
+
+    // As if servers of a killed one still ran, which a start waits for.
+    let lock = fs::File::open(data.join("servers.lock")).expect("it was started");
+    lock.lock().expect("nobody has it");
+    let up = Command::new(harvestfs())
+        .args(flags)
+        .arg("--data")
+        .arg(&data)
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .expect("the binary runs");
+    wait_until("it waits", DEADLINE, || {
+        let log = fs::read_to_string(data.join("log/up.log")).unwrap_or_default();
+        log.contains("Waiting until what is left")
+    });
+    kill_process(Pid::from_child(&up), Signal::TERM).expect("it waits");
+    let ended = up.wait_with_output().expect("it ends");
+    assert_eq!(
+        ended.status.signal(),
+        Some(Signal::TERM.as_raw()),
+        "{ended:?}"
+    );
+    let said = String::from_utf8_lossy(&ended.stderr);
+    assert!(said.contains("Stopping what has started"), "{said}");
+    drop(lock);
+    let up = run_on(&data, &flags);
+    assert!(up.status.success(), "nothing runs: {up:?}");
+    let down = run_on(&data, &["down"]);
+    assert!(down.status.success(), "{down:?}");
 }
 
 /// As by an upgrade: what runs keeps its binary, and so does what it starts again.

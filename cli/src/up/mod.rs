@@ -11,7 +11,7 @@ mod supervisor;
 use std::fs::File;
 use std::io::{ErrorKind, IsTerminal};
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::{Child, Command, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -19,12 +19,14 @@ use anyhow::{Context, bail};
 use clap::Args;
 use harvestfs_fuse_mount::kernel_options::open_device;
 use harvestfs_placement::PolicyKind;
+use rustix::process::{Pid, Signal, kill_process};
 
 use self::layout::Layout;
 use self::lock::{open_lock, try_lock};
 use crate::cluster::variable;
 use crate::init::{self, LayoutArgs};
 use crate::primary::Cast;
+use crate::signals::{self, Ending};
 use crate::units::Size;
 
 /// Longest start of the whole cluster.
@@ -34,6 +36,8 @@ const STOP_DEADLINE: Duration = Duration::from_secs(225);
 /// How long the lock of a cluster may be in a state that passes.
 const LOCK_PATIENCE: Duration = Duration::from_millis(500);
 const LOCK_POLL: Duration = Duration::from_millis(10);
+/// How often it is looked whether the process in the background is ready, or has ended.
+const CHILD_POLL: Duration = Duration::from_millis(20);
 
 /// `harvestfs up`
 #[derive(Debug, Args)]
@@ -161,7 +165,7 @@ pub fn down(args: &DownArgs) -> anyhow::Result<()> {
         let text = std::fs::read_to_string(&lock_path)?;
         let pid = text.trim().parse().ok();
         // The number may be that of one that was killed, and some other process may have it now.
-        if let Some(pid) = pid.and_then(rustix::process::Pid::from_raw)
+        if let Some(pid) = pid.and_then(Pid::from_raw)
             && lock::is_open_in(&lock, pid)?
         {
             break pid;
@@ -175,7 +179,7 @@ pub fn down(args: &DownArgs) -> anyhow::Result<()> {
         thread::sleep(LOCK_POLL);
     };
     mount_point::refuse_if_mounted_below(&data)?;
-    rustix::process::kill_process(pid, rustix::process::Signal::TERM)
+    kill_process(pid, Signal::TERM)
         .with_context(|| format!("cannot stop the process {}", pid.as_raw_nonzero()))?;
     let deadline = Instant::now() + STOP_DEADLINE;
     while !try_lock(&lock) {
@@ -205,7 +209,7 @@ pub fn down(args: &DownArgs) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Starts this command again in a session of its own and waits until the mount is ready.
+/// Starts this command again in a session of its own and waits until the mount is ready. Ctrl-C ends both.
 ///
 /// It inherits the lock, so that no other one comes in between.
 fn detach(args: &UpArgs, layout: &Layout, lock: File) -> anyhow::Result<()> {
@@ -233,6 +237,15 @@ fn detach(args: &UpArgs, layout: &Layout, lock: File) -> anyhow::Result<()> {
             .arg(args.trace_speed.to_string());
     }
     std::os::unix::process::CommandExt::process_group(&mut command, 0);
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .context("cannot start the runtime")?;
+    // Before there is a process in the background that would go on starting.
+    let mut ending = {
+        let _context = runtime.enter();
+        Ending::listen().context("cannot wait for signals")?
+    };
     // `down` waits for the number of the one that stays.
     lock.set_len(0)?;
     let mut child = command
@@ -247,13 +260,36 @@ fn detach(args: &UpArgs, layout: &Layout, lock: File) -> anyhow::Result<()> {
         .context("cannot start the background process")?;
     // It is locked as long as anybody has it.
     drop(command);
+    runtime.block_on(async {
+        let signal = tokio::select! {
+            biased;
+            signal = ending.received() => signal,
+            ready = wait_until_ready(&mut child, layout, &log_path) => return ready,
+        };
+        give_up(&mut child, &mut ending, &log_path).await;
+        signals::end_by(signal)
+    })?;
+    println!("{}", layout.welcome()?);
+    println!(
+        "Stop it with:  harvestfs down --data {}",
+        layout.data.display()
+    );
+    Ok(())
+}
+
+async fn wait_until_ready(
+    child: &mut Child,
+    layout: &Layout,
+    log_path: &Path,
+) -> anyhow::Result<()> {
+    let ready = layout.ready_path();
     let deadline = Instant::now() + START_DEADLINE;
     while !ready.exists() {
         if let Some(status) = child.try_wait()? {
             bail!(
                 "the cluster did not start ({status}); the end of {}:\n{}",
                 log_path.display(),
-                tail(&log_path)
+                tail(log_path)
             );
         }
         if Instant::now() > deadline {
@@ -263,14 +299,29 @@ fn detach(args: &UpArgs, layout: &Layout, lock: File) -> anyhow::Result<()> {
                 layout.data.display()
             );
         }
-        thread::sleep(Duration::from_millis(20));
+        tokio::time::sleep(CHILD_POLL).await;
     }
-    println!("{}", layout.welcome()?);
-    println!(
-        "Stop it with:  harvestfs down --data {}",
-        layout.data.display()
-    );
     Ok(())
+}
+
+/// Has what starts in the background stop, and waits for that, unless another signal comes.
+async fn give_up(child: &mut Child, ending: &mut Ending, log_path: &Path) {
+    eprintln!("Stopping what has started ...");
+    // It may have ended meanwhile, which is what the signal is for.
+    let _ = kill_process(Pid::from_child(child), Signal::TERM);
+    let stopped = async {
+        while matches!(child.try_wait(), Ok(None)) {
+            tokio::time::sleep(CHILD_POLL).await;
+        }
+    };
+    let has_stopped = tokio::select! {
+        biased;
+        _ = ending.received() => false,
+        stopped = tokio::time::timeout(STOP_DEADLINE, stopped) => stopped.is_ok(),
+    };
+    if !has_stopped {
+        eprintln!("It still stops; see {}", log_path.display());
+    }
 }
 
 fn tail(path: &Path) -> String {
