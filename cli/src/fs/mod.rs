@@ -538,16 +538,14 @@ impl fmt::Display for Target {
     }
 }
 
-/// The path of what is `entry` below `path`; the path itself if that is empty.
+/// The path of what is `entry` below `path`, as that was written, as by find(1); the path itself if that is empty.
 fn below(path: &[u8], entry: &[u8]) -> Vec<u8> {
-    let last = path.iter().rposition(|&byte| byte != b'/');
-    let above = &path[..last.map_or(0, |last| last + 1)];
-    if !entry.is_empty() {
-        return [above, b"/", entry].concat();
-    }
-    // Of the root nothing but its slash is left.
-    let itself = if above.is_empty() { path } else { above };
-    itself.to_vec()
+    let between: &[u8] = if entry.is_empty() || path.ends_with(b"/") {
+        b""
+    } else {
+        b"/"
+    };
+    [path, between, entry].concat()
 }
 
 /// The name that a path ends with.
@@ -565,10 +563,10 @@ mod tests {
 
     #[test]
     fn paths_below_others_have_one_slash_between() {
-        assert_eq!(below(b"/tree/", b""), b"/tree");
+        assert_eq!(below(b"/tree/", b""), b"/tree/");
         assert_eq!(below(b"tree", b""), b"tree");
         assert_eq!(below(b"/", b""), b"/");
-        assert_eq!(below(b"tree//", b"a/b"), b"tree/a/b");
+        assert_eq!(below(b"tree/", b"a/b"), b"tree/a/b");
         assert_eq!(below(b"/", b"f"), b"/f");
     }
 
