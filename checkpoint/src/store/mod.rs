@@ -8,6 +8,7 @@
 #[cfg(test)]
 mod tests;
 
+use std::ffi::{OsStr, OsString};
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read, Write};
 use std::os::unix::fs::OpenOptionsExt;
@@ -314,7 +315,7 @@ impl Job {
         };
         let names = names_in(&self.directory)?;
         for name in names.iter().filter(|name| is_draft_of(name, maker)) {
-            self.take_away(name)?;
+            self.take_away(name.as_ref())?;
         }
         // Locks do not reach to other mounts, and another machine may be named the same: it then removes this one, but
         // none of the two ever writes into that of the other.
@@ -355,7 +356,7 @@ impl Job {
     /// # Errors
     /// When it is not there or cannot be removed.
     pub fn remove(&self, _lock: &JobLock, number: u32) -> Result<(), StoreError> {
-        if self.take_away(&directory_name(number))? {
+        if self.take_away(directory_name(number).as_ref())? {
             return Ok(());
         }
         Err(StoreError::NoCheckpoint {
@@ -367,7 +368,7 @@ impl Job {
     /// Removes something as a whole: at no moment is there a checkpoint that lacks some of its images. Locks do not
     /// reach to other mounts, so that another node may be about to give a draft its number: by its path, it finds all
     /// of it or nothing. False: there is nothing of that name.
-    fn take_away(&self, name: &str) -> Result<bool, StoreError> {
+    fn take_away(&self, name: &OsStr) -> Result<bool, StoreError> {
         let path = self.directory.join(name);
         let chance = machine::random::<u64>();
         let removed = format!("{REMOVED_PREFIX}{chance:016x}");
@@ -386,9 +387,9 @@ impl Job {
     /// When it is not there or cannot be removed.
     pub fn remove_all(&self, _lock: &JobLock) -> Result<(), StoreError> {
         for number in self.numbers()? {
-            self.take_away(&directory_name(number))?;
+            self.take_away(directory_name(number).as_ref())?;
         }
-        for name in names_in(&self.directory)? {
+        for name in all_names_in(&self.directory)? {
             if name != LOCK_FILE {
                 self.take_away(&name)?;
             }
@@ -423,7 +424,7 @@ impl Job {
         }
         for &number in &old {
             // Another node may have been first: its lock does not reach here.
-            self.take_away(&directory_name(number))?;
+            self.take_away(directory_name(number).as_ref())?;
         }
         for name in names_in(&self.directory)? {
             let path = self.directory.join(&name);
@@ -432,7 +433,7 @@ impl Job {
             if name.starts_with(REMOVED_PREFIX) {
                 remove(&path)?;
             } else if is_given_up {
-                self.take_away(&name)?;
+                self.take_away(name.as_ref())?;
             }
         }
         Ok(old)
@@ -535,21 +536,22 @@ fn number_of(name: &str) -> Option<u32> {
     (directory_name(number) == name).then_some(number)
 }
 
-/// The names in a directory that is there; none when it is not.
+/// The names in a directory without those that are not UTF-8: these are not ours.
 fn names_in(directory: &Path) -> Result<Vec<String>, StoreError> {
+    let names = all_names_in(directory)?.into_iter();
+    Ok(names.filter_map(|name| name.into_string().ok()).collect())
+}
+
+/// All names in a directory that is there; none when it is not.
+fn all_names_in(directory: &Path) -> Result<Vec<OsString>, StoreError> {
     let entries = match fs::read_dir(directory) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
         entries => entries.map_err(io_error("list", directory))?,
     };
-    let mut names = Vec::new();
-    for entry in entries {
-        let entry = entry.map_err(io_error("list", directory))?;
-        // What is not UTF-8 is not ours.
-        if let Ok(name) = entry.file_name().into_string() {
-            names.push(name);
-        }
-    }
-    Ok(names)
+    entries
+        .map(|entry| entry.map(|entry| entry.file_name()))
+        .map(|name| name.map_err(io_error("list", directory)))
+        .collect()
 }
 
 /// Removes a directory with what is in it, or a file.

@@ -1,3 +1,5 @@
+use std::os::unix::ffi::OsStrExt;
+
 use super::*;
 
 fn manifest(job: &Job, number: u32) -> Manifest {
@@ -308,7 +310,11 @@ fn a_job_is_removed_with_all_that_is_in_its_directory() {
     for left in [".dump-not.here.0", ".removed-7", "of-somebody"] {
         fs::create_dir(job.directory.join(left)).expect("it is made");
     }
-    fs::write(job.directory.join("README"), "").expect("it is written");
+    // The last one is not UTF-8.
+    for name in [&b"README"[..], b"of-somebody-\xff"] {
+        let path = job.directory.join(OsStr::from_bytes(name));
+        fs::write(path, "").expect("it is written");
+    }
     let lock = job.lock().expect("it is free");
     job.remove_all(&lock).expect("it is removed");
     assert!(!job.directory.exists());
