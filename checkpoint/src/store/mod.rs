@@ -62,7 +62,7 @@ pub enum StoreError {
         /// Why not.
         source: ManifestError,
     },
-    /// The directory of a job is a link: what it leads to is in a directory that nobody has judged.
+    /// The directory of a job or checkpoint is a link: what it leads to is in a directory that nobody has judged.
     #[error("{} is a link: move the directory that it leads to here first", .0.display())]
     Link(PathBuf),
     /// There is no such job.
@@ -233,9 +233,13 @@ impl Job {
     /// One checkpoint.
     ///
     /// # Errors
-    /// When it is not there or its manifest is not usable.
+    /// When it is not there or its manifest is not usable; [`StoreError::Link`] when its directory is a link.
     pub fn checkpoint(&self, number: u32) -> Result<Checkpoint, StoreError> {
         let directory = self.directory.join(directory_name(number));
+        // Images are replaced in it.
+        if directory.is_symlink() {
+            return Err(StoreError::Link(directory));
+        }
         let path = directory.join(MANIFEST_FILE);
         let file = match File::open(&path) {
             Err(error) if error.kind() == io::ErrorKind::NotFound && !directory.exists() => {

@@ -88,6 +88,32 @@ fn a_link_is_no_job() {
 }
 
 #[test]
+fn a_link_is_no_checkpoint_and_nothing_is_replaced_where_it_leads() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let elsewhere = tempfile::tempdir().expect("a directory");
+    let of_somebody = job(&elsewhere);
+    let mut checkpoint = dump(&of_somebody);
+    checkpoint.manifest.depth = 2;
+    of_somebody.replace_manifest(&checkpoint).expect("written");
+    let job = job(&directory);
+    dump(&job);
+    let link = job.directory.join("000009");
+    std::os::unix::fs::symlink(&checkpoint.directory, &link).expect("a link");
+    let error = job.newest().expect_err("a link");
+    assert!(matches!(error, StoreError::Link(at) if at == link));
+    let lock = job.lock().expect("it is free");
+    crate::image::compact_newest(&job, &lock, 1).expect_err("a link");
+    let after = of_somebody.checkpoint(1).expect("it is whole");
+    assert_eq!(after.manifest.depth, 2);
+    // The link alone is removed, and counts as nothing that is kept.
+    let removed = job.collect(&lock, "here", 1).expect("it is collected");
+    assert!(removed.is_empty(), "{removed:?}");
+    job.remove(&lock, 9).expect("it is there");
+    assert!(!link.is_symlink());
+    of_somebody.checkpoint(1).expect("it is whole");
+}
+
+#[test]
 fn a_lock_ends_though_a_child_has_its_file() {
     let directory = tempfile::tempdir().expect("a directory");
     let job = job(&directory);

@@ -61,17 +61,7 @@ pub fn list(args: &CheckpointArgs, command: &ListArgs) -> anyhow::Result<()> {
             Err(StoreError::NoJob(_)) if command.job.is_none() => continue,
             numbers => numbers?,
         };
-        for number in numbers {
-            match job.checkpoint(number) {
-                Ok(checkpoint) => manifests.push(checkpoint.manifest),
-                // It was removed since.
-                Err(StoreError::NoCheckpoint { .. }) => {}
-                Err(error) => {
-                    eprintln!("harvestfs: {error}");
-                    unusable += 1;
-                }
-            }
-        }
+        unusable += read_manifests(&job, &numbers, &mut manifests);
     }
     if command.json {
         println!("{}", serde_json::to_string_pretty(&manifests)?);
@@ -80,6 +70,23 @@ pub fn list(args: &CheckpointArgs, command: &ListArgs) -> anyhow::Result<()> {
     }
     anyhow::ensure!(unusable == 0, "{unusable} checkpoints are not usable");
     Ok(())
+}
+
+/// Adds those of checkpoints that were seen. Returns how many cannot be used.
+fn read_manifests(job: &Job, numbers: &[u32], manifests: &mut Vec<Manifest>) -> usize {
+    let mut unusable = 0;
+    for &number in numbers {
+        match job.checkpoint(number) {
+            Ok(checkpoint) => manifests.push(checkpoint.manifest),
+            // It was removed since.
+            Err(StoreError::NoCheckpoint { .. }) => {}
+            Err(error) => {
+                eprintln!("harvestfs: {error}");
+                unusable += 1;
+            }
+        }
+    }
+    unusable
 }
 
 fn table(manifests: &[Manifest]) -> Table {
@@ -221,15 +228,20 @@ mod tests {
         let store = Store::open(directory.path().to_owned()).expect("it is there");
         let job = store.job("job".parse().expect("a name"));
         dump(&job);
-        // There is the name, and nothing behind it, as for a moment between two looks.
-        std::os::unix::fs::symlink("gone", job.directory().join("000002")).expect("a link");
-        assert_eq!(job.numbers().expect("numbers"), [1, 2]);
+        let mut manifests = Vec::new();
+        // The second one was there when they were numbered.
+        assert_eq!(read_manifests(&job, &[1, 2], &mut manifests), 0);
+        assert_eq!(manifests.len(), 1);
         let path = directory.path().to_str().expect("text");
         let CommandLine { args } = CommandLine::parse_from(["checkpoint", "--store", path, "list"]);
         let Command::List(command) = &args.command else {
             panic!("{args:?}");
         };
-        list(&args, command).expect("the other one is usable");
+        list(&args, command).expect("it is usable");
+        let link = job.directory().join("000002");
+        std::os::unix::fs::symlink("000001", &link).expect("a link");
+        list(&args, command).expect_err("a link is none");
+        fs::remove_file(&link).expect("it is there");
         fs::write(job.directory().join("000001").join(MANIFEST_FILE), "{").expect("it is written");
         list(&args, command).expect_err("it is damaged");
     }
