@@ -67,15 +67,16 @@ pub fn has_lost_memory(checkpoint: &Checkpoint, work: &Path) -> anyhow::Result<b
     let images = checkpoint.manifest.images.iter();
     for image in images.filter(|image| image.has_pages()) {
         let path = checkpoint.directory.join(&image.name);
-        if is_partly_lost(&path, image.size_bytes, work)? {
+        if is_partly_lost(&path, image.size_bytes, Some(work))? {
             return Ok(true);
         }
     }
     Ok(false)
 }
 
-/// Whether anything that a restore of a checkpoint needs is on no datanode that runs. `work` is as above.
-pub fn has_lost_parts(checkpoint: &Checkpoint, work: &Path) -> anyhow::Result<bool> {
+/// Whether anything that a restore of a checkpoint needs is on no datanode that runs. `work` is as above; without one,
+/// no file is made, and what the namenode cuts off of its answers is taken to be there.
+pub fn has_lost_parts(checkpoint: &Checkpoint, work: Option<&Path>) -> anyhow::Result<bool> {
     for image in &checkpoint.manifest.images {
         let table = image.has_pages().then(|| image.table_name());
         for name in std::iter::once(image.name.clone()).chain(table) {
@@ -91,13 +92,16 @@ pub fn has_lost_parts(checkpoint: &Checkpoint, work: &Path) -> anyhow::Result<bo
     Ok(false)
 }
 
-fn is_partly_lost(path: &Path, size_bytes: u64, work: &Path) -> anyhow::Result<bool> {
+fn is_partly_lost(path: &Path, size_bytes: u64, work: Option<&Path>) -> anyhow::Result<bool> {
     let Some(locations) = ask(path)? else {
         return Ok(false);
     };
     if names_nobody(&locations) {
         return Ok(true);
     }
+    let Some(work) = work else {
+        return Ok(false);
+    };
     let mut part_bytes = told_bytes(&locations, size_bytes);
     let mut done_bytes = part_bytes;
     // What was cut off is asked of clones, which begin where the answer before ended.
@@ -130,6 +134,8 @@ fn names_nobody(told: &str) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use harvestfs_tests::skip;
+
     use super::*;
 
     #[test]
@@ -151,6 +157,30 @@ mod tests {
         for whole in ["", "0 100 02 a\n", "0 100 02 a\n...\n", "..."] {
             assert!(!names_nobody(whole), "{whole:?}");
         }
+    }
+
+    #[test]
+    fn no_file_is_made_without_a_place_for_it() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let path = directory.path().join("pages-1.img");
+        fs::write(&path, [1_u8; 200]).expect("it is written");
+        let tell = |told: &str| {
+            let flags = rustix::fs::XattrFlags::empty();
+            rustix::fs::setxattr(path.as_path(), locations::ATTRIBUTE, told.as_bytes(), flags)
+        };
+        match tell("0 100 02 a\n...\n") {
+            Err(Errno::NOTSUP) => {
+                skip("attributes of users are needed where temporary files are (TMPDIR)");
+                return;
+            }
+            told => told.expect("it is ours"),
+        }
+        // No file can be made here, so that whoever tries fails.
+        let nowhere = directory.path().join("nowhere");
+        is_partly_lost(&path, 200, Some(&nowhere)).expect_err("the rest is asked of a file");
+        assert!(!is_partly_lost(&path, 200, None).expect("it is asked once"));
+        tell("0 100 02\n...\n").expect("it is ours");
+        assert!(is_partly_lost(&path, 200, None).expect("it is asked once"));
     }
 
     #[test]

@@ -84,6 +84,9 @@ pub fn run(args: &CheckpointArgs, command: &PreemptArgs) -> anyhow::Result<()> {
     let runner = args.runner()?;
     let store = args.store()?;
     let keep = args.keep()?;
+    // A dry run changes nothing; and a store was judged only if something may be stored in it.
+    let stores = command.policy != Policy::Kill && !command.dry_run;
+    let work = stores.then(|| store.directory());
     let mut running: Vec<Running> = Vec::new();
     for candidate in &command.candidates {
         let job = store.job(candidate.job.clone());
@@ -103,7 +106,7 @@ pub fn run(args: &CheckpointArgs, command: &PreemptArgs) -> anyhow::Result<()> {
                         tree.root()
                     );
                 }
-                running.push(look_at(&runner.node, store.directory(), job, tree)?);
+                running.push(look_at(&runner.node, work, job, tree)?);
             }
             Err(error @ ProcessError::Gone(_)) => println!("{}: {error}", job.name()),
             Err(error) => return Err(error.into()),
@@ -121,7 +124,7 @@ pub fn run(args: &CheckpointArgs, command: &PreemptArgs) -> anyhow::Result<()> {
         if freed_bytes >= command.free.0 {
             break;
         }
-        let Some(it) = look_again(&runner.node, store.directory(), it)? else {
+        let Some(it) = look_again(&runner.node, work, it)? else {
             continue;
         };
         let queue_s = waiting_s() + planned_s;
@@ -208,9 +211,13 @@ fn is_of_job(error: &anyhow::Error) -> bool {
 
 /// What is known of a candidate by now: checkpoints of those before it may have taken minutes. None, which is said: it
 /// has ended.
-fn look_again(node: &Node, store: &Path, before: Running) -> anyhow::Result<Option<Running>> {
+fn look_again(
+    node: &Node,
+    work: Option<&Path>,
+    before: Running,
+) -> anyhow::Result<Option<Running>> {
     match before.tree.again() {
-        Ok(tree) => look_at(node, store, before.job, tree).map(Some),
+        Ok(tree) => look_at(node, work, before.job, tree).map(Some),
         Err(error @ ProcessError::Gone(_)) => {
             println!("{}: {error}", before.job.name());
             Ok(None)
@@ -219,12 +226,13 @@ fn look_again(node: &Node, store: &Path, before: Running) -> anyhow::Result<Opti
     }
 }
 
-fn look_at(node: &Node, store: &Path, job: Job, tree: Tree) -> anyhow::Result<Running> {
+/// Files that this takes are made in `work` and are gone when it returns; without one, less is known.
+fn look_at(node: &Node, work: Option<&Path>, job: Job, tree: Tree) -> anyhow::Result<Running> {
     let memory_bytes = tree.memory_bytes();
     // One that cannot be used costs a whole checkpoint; `dump` says why. Nothing counts as stored by it: whoever is
     // killed could not be restored from it.
     let last = job.newest().ok().flatten();
-    let last = last.filter(|last| matches!(has_lost_parts(last, store), Ok(false)));
+    let last = last.filter(|last| matches!(has_lost_parts(last, work), Ok(false)));
     let went_on = node.went_on()?;
     // A process that was restored, or got the id of another one, has stored nothing of what it did.
     let stored_ms = last
@@ -286,16 +294,16 @@ mod tests {
         let tree = Tree::of(i32::try_from(process.id()).expect("a process id"));
         let tree = tree.expect("it runs");
         let job = store.job("job".parse().expect("a name"));
-        let first = look_at(&node, store.directory(), job, tree).expect("it is seen");
+        let first = look_at(&node, None, job, tree).expect("it is seen");
         let progress_s = first.victim.progress_s;
         let mut last = first;
         while last.victim.progress_s <= progress_s {
-            let again = look_again(&node, store.directory(), last).expect("it is seen");
+            let again = look_again(&node, None, last).expect("it is seen");
             last = again.expect("it runs");
         }
         process.kill().expect("it is ours");
         process.wait().expect("it is ours");
-        let again = look_again(&node, store.directory(), last).expect("it is missed");
+        let again = look_again(&node, None, last).expect("it is missed");
         assert!(again.is_none());
     }
 }
