@@ -79,6 +79,14 @@ struct Running {
     victim: Victim,
 }
 
+/// What has become of a candidate since it was looked at.
+enum Now {
+    /// This is known of it by now.
+    Runs(Running),
+    /// It has ended by itself, which has freed so many bytes.
+    Ended(u64),
+}
+
 /// Runs it.
 pub fn run(args: &CheckpointArgs, command: &PreemptArgs) -> anyhow::Result<()> {
     let runner = args.runner()?;
@@ -124,8 +132,12 @@ pub fn run(args: &CheckpointArgs, command: &PreemptArgs) -> anyhow::Result<()> {
         if freed_bytes >= command.free.0 {
             break;
         }
-        let Some(it) = look_again(&runner.node, work, it)? else {
-            continue;
+        let it = match look_again(&runner.node, work, it)? {
+            Now::Runs(it) => it,
+            Now::Ended(bytes) => {
+                freed_bytes += bytes;
+                continue;
+            }
         };
         let queue_s = waiting_s() + planned_s;
         let decision = match command.policy {
@@ -209,18 +221,16 @@ fn is_of_job(error: &anyhow::Error) -> bool {
     )
 }
 
-/// What is known of a candidate by now: checkpoints of those before it may have taken minutes. None, which is said: it
-/// has ended.
-fn look_again(
-    node: &Node,
-    work: Option<&Path>,
-    before: Running,
-) -> anyhow::Result<Option<Running>> {
+/// What is known of a candidate by now: checkpoints of those before it may have taken minutes. It is said when it has
+/// ended.
+fn look_again(node: &Node, work: Option<&Path>, before: Running) -> anyhow::Result<Now> {
     match before.tree.again() {
-        Ok(tree) => look_at(node, work, before.job, tree).map(Some),
+        Ok(tree) => look_at(node, work, before.job, tree).map(Now::Runs),
         Err(error @ ProcessError::Gone(_)) => {
             println!("{}: {error}", before.job.name());
-            Ok(None)
+            // Others of its processes may be left, and have its memory.
+            let has_ended = before.tree.has_ended();
+            Ok(Now::Ended(if has_ended { before.memory_bytes } else { 0 }))
         }
         Err(error) => Err(error.into()),
     }
@@ -299,11 +309,16 @@ mod tests {
         let mut last = first;
         while last.victim.progress_s <= progress_s {
             let again = look_again(&node, None, last).expect("it is seen");
-            last = again.expect("it runs");
+            let Now::Runs(again) = again else {
+                panic!("it has ended");
+            };
+            last = again;
         }
         process.kill().expect("it is ours");
         process.wait().expect("it is ours");
+        let had_bytes = last.memory_bytes;
+        assert!(had_bytes > 0);
         let again = look_again(&node, None, last).expect("it is missed");
-        assert!(again.is_none());
+        assert!(matches!(again, Now::Ended(bytes) if bytes == had_bytes));
     }
 }
