@@ -85,6 +85,8 @@ enum Now {
     Runs(Running),
     /// It has ended by itself, which has freed so many bytes.
     Ended(u64),
+    /// Its first process has ended, and others of it go on: nothing leads CRIU to them any more.
+    Scattered(Running),
 }
 
 /// Runs it.
@@ -136,6 +138,16 @@ pub fn run(args: &CheckpointArgs, command: &PreemptArgs) -> anyhow::Result<()> {
             Now::Runs(it) => it,
             Now::Ended(bytes) => {
                 freed_bytes += bytes;
+                continue;
+            }
+            Now::Scattered(it) if command.policy == Policy::Kill => it,
+            Now::Scattered(it) => {
+                let name = it.job.name().to_string();
+                output::complain(&anyhow::anyhow!(
+                    "cannot preempt job {name}: process {} has ended, and others that it started go on",
+                    it.tree.root()
+                ));
+                failed.push(name);
                 continue;
             }
         };
@@ -209,8 +221,8 @@ pub fn run(args: &CheckpointArgs, command: &PreemptArgs) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Whether one job could not be preempted and others may be: CRIU cannot take every job, and another command may be
-/// working on this one.
+/// Whether one job could not be preempted and others may be: CRIU cannot take every job, another command may be
+/// working on this one, and its first process may have ended without the others.
 fn is_of_job(error: &anyhow::Error) -> bool {
     matches!(
         error.downcast_ref::<CriuError>(),
@@ -218,19 +230,24 @@ fn is_of_job(error: &anyhow::Error) -> bool {
     ) || matches!(
         error.downcast_ref::<StoreError>(),
         Some(StoreError::Locked(_) | StoreError::Overtaken { .. })
+    ) || matches!(
+        error.downcast_ref::<ProcessError>(),
+        Some(ProcessError::Gone(_))
     )
 }
 
-/// What is known of a candidate by now: checkpoints of those before it may have taken minutes. It is said when it has
-/// ended.
+/// What is known of a candidate by now: checkpoints of those before it may have taken minutes. It is said when its
+/// first process has ended.
 fn look_again(node: &Node, work: Option<&Path>, before: Running) -> anyhow::Result<Now> {
     match before.tree.again() {
         Ok(tree) => look_at(node, work, before.job, tree).map(Now::Runs),
         Err(error @ ProcessError::Gone(_)) => {
             println!("{}: {error}", before.job.name());
-            // Others of its processes may be left, and have its memory.
-            let has_ended = before.tree.has_ended();
-            Ok(Now::Ended(if has_ended { before.memory_bytes } else { 0 }))
+            Ok(if before.tree.has_ended() {
+                Now::Ended(before.memory_bytes)
+            } else {
+                Now::Scattered(before)
+            })
         }
         Err(error) => Err(error.into()),
     }
@@ -272,7 +289,8 @@ fn look_at(node: &Node, work: Option<&Path>, job: Job, tree: Tree) -> anyhow::Re
 
 #[cfg(test)]
 mod tests {
-    use std::process::Command;
+    use std::io::{BufRead, BufReader};
+    use std::process::{Command, Stdio};
 
     use harvestfs_checkpoint::store::Store;
 
@@ -289,6 +307,8 @@ mod tests {
         assert!(is_of_job(&refused.into()));
         assert!(is_of_job(&StoreError::Locked(name()).into()));
         assert!(is_of_job(&StoreError::Overtaken { job, number }.into()));
+        assert!(is_of_job(&ProcessError::Gone(42).into()));
+        assert!(!is_of_job(&ProcessError::Lingers(42).into()));
         assert!(!is_of_job(&StoreError::NoStore("store".into()).into()));
     }
 
@@ -319,6 +339,37 @@ mod tests {
         let had_bytes = last.memory_bytes;
         assert!(had_bytes > 0);
         let again = look_again(&node, None, last).expect("it is missed");
+        assert!(matches!(again, Now::Ended(bytes) if bytes == had_bytes));
+    }
+
+    #[test]
+    fn others_that_the_first_process_leaves_behind_are_not_taken_for_ended() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let node = Node::open(&directory.path().join("node")).expect("it is made");
+        let store = Store::open(directory.path().to_owned()).expect("it is there");
+        let job = store.job("job".parse().expect("a name"));
+        let mut first = Command::new("sh")
+            .args(["-c", "sleep 600 & echo $!; wait"])
+            .stdout(Stdio::piped())
+            .spawn()
+            .expect("a shell");
+        let mut line = String::new();
+        let said = first.stdout.take().expect("a pipe");
+        BufReader::new(said).read_line(&mut line).expect("it says");
+        let other: i32 = line.trim().parse().expect("a process id");
+        let tree = Tree::of(i32::try_from(first.id()).expect("a process id"));
+        let tree = tree.expect("it runs");
+        assert!(tree.contains(other));
+        let seen = look_at(&node, None, job, tree).expect("it is seen");
+        let had_bytes = seen.memory_bytes;
+        first.kill().expect("it is ours");
+        first.wait().expect("it is ours");
+        let Now::Scattered(left) = look_again(&node, None, seen).expect("it is missed") else {
+            panic!("the other one goes on");
+        };
+        assert_eq!(left.memory_bytes, had_bytes);
+        left.tree.end().expect("it is ours");
+        let again = look_again(&node, None, left).expect("it is missed");
         assert!(matches!(again, Now::Ended(bytes) if bytes == had_bytes));
     }
 }
