@@ -177,7 +177,7 @@ pub fn run(args: &CheckpointArgs, command: &PreemptArgs) -> anyhow::Result<()> {
             continue;
         }
         let done = match decision {
-            Preemption::Kill => it.tree.end().map_err(anyhow::Error::from),
+            Preemption::Kill => kill(&it.job, &it.tree),
             Preemption::Checkpoint | Preemption::Incremental => {
                 let how = &command.how;
                 dump(&runner, &it.job, &it.tree, None, how, Afterwards::End).map(|dumped| {
@@ -218,6 +218,18 @@ pub fn run(args: &CheckpointArgs, command: &PreemptArgs) -> anyhow::Result<()> {
             ),
         }
     );
+    Ok(())
+}
+
+/// Ends the processes of a job, unless another command works on it: a dump would be lost half-way.
+fn kill(job: &Job, tree: &Tree) -> anyhow::Result<()> {
+    // To lock a job that has no directory would make one. Nothing else that is wrong with a store keeps memory from
+    // being freed.
+    let _lock = match job.numbers().and_then(|_| job.lock()) {
+        Err(error @ StoreError::Locked(_)) => return Err(error.into()),
+        lock => lock.ok(),
+    };
+    tree.end()?;
     Ok(())
 }
 
@@ -340,6 +352,31 @@ mod tests {
         assert!(had_bytes > 0);
         let again = look_again(&node, None, last).expect("it is missed");
         assert!(matches!(again, Now::Ended(bytes) if bytes == had_bytes));
+    }
+
+    #[test]
+    fn a_job_that_another_command_works_on_is_not_killed() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let store = Store::open(directory.path().to_owned()).expect("it is there");
+        let job = store.job("job".parse().expect("a name"));
+        let start = || {
+            let process = Command::new("sleep").arg("600").spawn().expect("sleep");
+            let tree = Tree::of(i32::try_from(process.id()).expect("a process id"));
+            (process, tree.expect("it runs"))
+        };
+        let (mut process, tree) = start();
+        kill(&job, &tree).expect("nobody works on it");
+        process.wait().expect("it is ours");
+        assert!(!job.directory().exists(), "there is nothing to lock");
+
+        let (mut process, tree) = start();
+        let lock = job.lock().expect("it is free");
+        let error = kill(&job, &tree).expect_err("it is being dumped");
+        assert!(is_of_job(&error), "{error:#}");
+        assert!(!tree.has_ended());
+        drop(lock);
+        kill(&job, &tree).expect("nobody works on it any more");
+        process.wait().expect("it is ours");
     }
 
     #[test]
