@@ -399,6 +399,28 @@ mod tests {
         assert!(!old.grow(&all));
     }
 
+    /// What `look` finds, once it does.
+    fn wait_for<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> T {
+        let deadline = Instant::now() + END_DEADLINE;
+        loop {
+            if let Some(found) = look() {
+                return found;
+            }
+            assert!(Instant::now() < deadline, "{what}");
+            std::thread::yield_now();
+        }
+    }
+
+    fn wait_until(what: &str, mut is_so: impl FnMut() -> bool) {
+        wait_for(what, || is_so().then_some(()));
+    }
+
+    /// The tree by now, if it has so many processes.
+    fn with(tree: &Tree, processes: usize) -> Option<Tree> {
+        let tree = tree.again().expect("it runs");
+        (tree.0.len() == processes).then_some(tree)
+    }
+
     /// A shell that runs `script`, once that has so many processes with it.
     fn shell(script: &str, processes: usize) -> (Child, Tree) {
         let shell = Command::new("sh")
@@ -408,13 +430,8 @@ mod tests {
             .spawn()
             .expect("a shell");
         let root = i32::try_from(shell.id()).expect("a process id");
-        let tree = loop {
-            let tree = Tree::of(root).expect("it runs");
-            if tree.0.len() >= processes {
-                break tree;
-            }
-            std::thread::yield_now();
-        };
+        let tree = Tree::of(root).expect("it runs");
+        let tree = wait_for("it starts the others", || with(&tree, processes));
         (shell, tree)
     }
 
@@ -437,13 +454,7 @@ mod tests {
         // Looked at before it starts the other.
         let (mut shell, tree) = shell("read line; sleep 600 & wait", 1);
         drop(shell.stdin.take());
-        let grown = loop {
-            let grown = tree.again().expect("it runs");
-            if grown.0.len() == 2 {
-                break grown;
-            }
-            std::thread::yield_now();
-        };
+        let grown = wait_for("it starts the other", || with(&tree, 2));
         let other = Tree(vec![grown.0[1]]);
         let is_stopped = || {
             let stat = stat(other.root()).expect("it is there");
@@ -451,15 +462,11 @@ mod tests {
         };
         let stop = || {
             other.signal("stop", Signal::STOP).expect("it is ours");
-            while !is_stopped() {
-                std::thread::yield_now();
-            }
+            wait_until("it is stopped", is_stopped);
         };
         let goes_on = |tree: &Tree| {
             tree.go_on().expect("they are ours");
-            while is_stopped() {
-                std::thread::yield_now();
-            }
+            wait_until("it goes on", || !is_stopped());
         };
         stop();
         goes_on(&tree);
@@ -475,13 +482,7 @@ mod tests {
         // Looked at before it starts the others.
         let (mut shell, tree) = shell("read line; for i in 1 2 3 4; do sleep 600 & done; wait", 1);
         drop(shell.stdin.take());
-        let grown = loop {
-            let grown = tree.again().expect("it runs");
-            if grown.0.len() == 5 {
-                break grown;
-            }
-            std::thread::yield_now();
-        };
+        let grown = wait_for("it starts the others", || with(&tree, 5));
         tree.end().expect("they are ours");
         assert!(grown.has_ended());
         shell.wait().expect("it ended");
@@ -505,19 +506,12 @@ mod tests {
     #[test]
     fn work_of_what_has_ended_counts() {
         const WORK_MS: u64 = 50;
-        let script = "sh -c 'while :; do :; done'; read line";
+        // Not for ever, should this fail.
+        let script = "sh -c 'ulimit -t 60; while :; do :; done'; read line";
         let (mut shell, tree) = shell(script, 2);
-        while tree.cpu_ms() < WORK_MS {
-            std::thread::yield_now();
-        }
+        wait_until("it works", || tree.cpu_ms() >= WORK_MS);
         tree.0[1].signal(Signal::KILL).expect("it is ours");
-        let alone = loop {
-            let tree = tree.again().expect("it runs");
-            if tree.0.len() == 1 {
-                break tree;
-            }
-            std::thread::yield_now();
-        };
+        let alone = wait_for("the other is gone", || with(&tree, 1));
         assert!(alone.cpu_ms() >= WORK_MS, "{}", alone.cpu_ms());
         alone.end().expect("it is ours");
         shell.wait().expect("it ended");

@@ -303,7 +303,9 @@ fn look_at(node: &Node, work: Option<&Path>, job: Job, tree: Tree) -> anyhow::Re
 mod tests {
     use std::io::{BufRead, BufReader};
     use std::process::{Command, Stdio};
+    use std::time::Instant;
 
+    use harvestfs_checkpoint::process::END_DEADLINE;
     use harvestfs_checkpoint::store::Store;
 
     use super::*;
@@ -329,8 +331,9 @@ mod tests {
         let directory = tempfile::tempdir().expect("a directory");
         let node = Node::open(&directory.path().join("node")).expect("it is made");
         let store = Store::open(directory.path().to_owned()).expect("it is there");
+        // Not for ever, should this fail.
         let mut process = Command::new("sh")
-            .args(["-c", "while :; do :; done"])
+            .args(["-c", "ulimit -t 60; while :; do :; done"])
             .spawn()
             .expect("a shell");
         let tree = Tree::of(i32::try_from(process.id()).expect("a process id"));
@@ -339,7 +342,9 @@ mod tests {
         let first = look_at(&node, None, job, tree).expect("it is seen");
         let progress_s = first.victim.progress_s;
         let mut last = first;
+        let deadline = Instant::now() + END_DEADLINE;
         while last.victim.progress_s <= progress_s {
+            assert!(Instant::now() < deadline, "it does not work");
             let again = look_again(&node, None, last).expect("it is seen");
             let Now::Runs(again) = again else {
                 panic!("it has ended");
