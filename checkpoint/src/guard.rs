@@ -3,13 +3,17 @@
 //! CRIU leaves a job stopped until its images are durable. When the process that stores them ends before, nobody
 //! takes what CRIU sends, so that CRIU gives the dump up and lets the job go on; but once CRIU has ended, only
 //! the guard is left to do that. Its standard input ends when both have ended: they are what holds the other end.
+//! It says on its standard output when it has noted the job's processes: CRIU stops them only then, since the first one,
+//! from which the others are found, may end while they are stopped.
 
 use std::io::{self, Read, Write};
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::net::UnixStream;
 use std::os::unix::process::CommandExt;
 use std::process::{Child, ChildStdin, Command, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
+use std::time::Duration;
 
 use rustix::process::Signal;
 
@@ -17,6 +21,8 @@ use crate::process::Tree;
 
 /// Tells the guard the job: the id of its first process, and when that was started.
 const JOB_VARIABLE: &str = "HARVESTFS_DUMP_GUARD";
+/// Most time that a guard takes to say that it has noted the processes of the job.
+const NOTE_DEADLINE: Duration = Duration::from_secs(30);
 
 /// A guard that watches until this is dropped.
 #[derive(Debug)]
@@ -26,11 +32,13 @@ pub struct Guard {
 }
 
 impl Guard {
-    /// Watches over a job that is about to be dumped.
+    /// Watches over a job that is about to be dumped. When this returns, its processes are noted, so that CRIU may
+    /// stop them.
     ///
     /// # Errors
-    /// When there can be no guard.
+    /// When there can be no guard, or the job has ended.
     pub fn start(tree: &Tree) -> io::Result<Self> {
+        let (heard, says) = UnixStream::pair()?;
         let mut child = Command::new("/proc/self/exe")
             .env(
                 JOB_VARIABLE,
@@ -38,19 +46,35 @@ impl Guard {
             )
             .current_dir("/")
             .stdin(Stdio::piped())
-            .stdout(Stdio::null())
+            .stdout(OwnedFd::from(says))
             .stderr(Stdio::inherit())
             // Ctrl-C is for us.
             .process_group(0)
             .spawn()?;
         let held = child.stdin.take();
         let held = held.ok_or_else(|| io::Error::other("the guard has no pipe"))?;
-        Ok(Self { child, held })
+        // Dropped, it ends the guard.
+        let guard = Self { child, held };
+        wait_for_note(heard, NOTE_DEADLINE)?;
+        Ok(guard)
     }
 
     /// What the guard waits for the end of, for one more process to hold.
     pub(crate) fn held(&self) -> io::Result<Stdio> {
         Ok(self.held.as_fd().try_clone_to_owned()?.into())
+    }
+}
+
+fn wait_for_note(mut heard: UnixStream, deadline: Duration) -> io::Result<()> {
+    heard.set_read_timeout(Some(deadline))?;
+    match heard.read_exact(&mut [0]) {
+        Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => {
+            Err(io::Error::other("the guard found no such job"))
+        }
+        Err(error) if error.kind() == io::ErrorKind::WouldBlock => Err(io::Error::other(
+            "the guard does not say that it has noted the processes",
+        )),
+        noted => noted,
     }
 }
 
@@ -89,25 +113,31 @@ fn watch(job: &str) -> io::Result<()> {
     let (Ok(root), Ok(started_ticks)) = (root, started_ticks) else {
         return Err(io::ErrorKind::InvalidInput.into());
     };
-    let_go_on_after(io::stdin(), root, started_ticks)
+    let_go_on_after(io::stdin(), io::stdout(), root, started_ticks)
 }
 
-fn let_go_on_after(mut held: impl Read, root: i32, started_ticks: u64) -> io::Result<()> {
+fn let_go_on_after(
+    mut held: impl Read,
+    mut says: impl Write,
+    root: i32,
+    started_ticks: u64,
+) -> io::Result<()> {
     // While the first one is there: once it has ended, nothing leads from it to the others any more.
     let tree = Tree::of(root).ok();
-    let tree = tree.filter(|tree| tree.started_ticks() == started_ticks);
+    let Some(tree) = tree.filter(|tree| tree.started_ticks() == started_ticks) else {
+        return Ok(());
+    };
+    // Where nobody hears it, nobody has CRIU stop anything either.
+    let _ = says.write_all(b"\n").and_then(|()| says.flush());
     io::copy(&mut held, &mut io::sink())?;
-    match tree {
-        Some(tree) => tree.go_on().map_err(io::Error::other),
-        None => Ok(()),
-    }
+    tree.go_on().map_err(io::Error::other)
 }
 
 #[cfg(test)]
 mod tests {
     use std::io::{BufRead, BufReader};
     use std::thread;
-    use std::time::{Duration, Instant};
+    use std::time::Instant;
 
     use rustix::process::{Pid, kill_process};
 
@@ -137,13 +167,14 @@ mod tests {
 
         // Another process with its id before.
         let other = tree.started_ticks() - 1;
-        let_go_on_after(io::empty(), pid, other).expect("there is nothing to do");
+        let_go_on_after(io::empty(), io::sink(), pid, other).expect("there is nothing to do");
         assert_eq!(state(pid), 'T');
 
         let (ours, held) = io::pipe().expect("a pipe");
         let of_criu = held.try_clone().expect("one more");
         thread::scope(|scope| {
-            let guard = scope.spawn(|| let_go_on_after(ours, pid, tree.started_ticks()));
+            let guard =
+                scope.spawn(|| let_go_on_after(ours, io::sink(), pid, tree.started_ticks()));
             drop(held);
             thread::sleep(Duration::from_millis(100));
             assert!(!guard.is_finished(), "CRIU is still at work");
@@ -154,18 +185,22 @@ mod tests {
         wait_until("it goes on", || state(pid) != 'T');
         tree.end().expect("it is ours");
         job.wait().expect("it ended");
-        let_go_on_after(io::empty(), pid, tree.started_ticks()).expect("it has ended");
+        let mut said = Vec::new();
+        let_go_on_after(io::empty(), &mut said, pid, tree.started_ticks()).expect("it has ended");
+        assert!(said.is_empty(), "nothing is noted");
     }
 
-    /// What is held until the first process of a job has been killed.
-    struct Killed(Child);
-
-    impl Read for Killed {
-        fn read(&mut self, _: &mut [u8]) -> io::Result<usize> {
-            self.0.kill()?;
-            self.0.wait()?;
-            Ok(0)
-        }
+    #[test]
+    fn a_guard_that_has_noted_nothing_is_none() {
+        let pair = || UnixStream::pair().expect("a pair");
+        let (heard, mut says) = pair();
+        says.write_all(b"\n").expect("it is heard");
+        wait_for_note(heard, NOTE_DEADLINE).expect("it has noted them");
+        let (heard, says) = pair();
+        drop(says);
+        wait_for_note(heard, NOTE_DEADLINE).expect_err("it has ended");
+        let (heard, _says) = pair();
+        wait_for_note(heard, Duration::from_millis(10)).expect_err("it is silent");
     }
 
     #[test]
@@ -184,7 +219,17 @@ mod tests {
         let pid = Pid::from_raw(other).expect("a process id");
         kill_process(pid, Signal::STOP).expect("it is ours");
         wait_until("it is stopped", || state(other) == 'T');
-        let_go_on_after(Killed(job), root, started_ticks).expect("they are ours");
+        let (ours, held) = io::pipe().expect("a pipe");
+        let (heard, says) = UnixStream::pair().expect("a pair");
+        thread::scope(|scope| {
+            let guard = scope.spawn(|| let_go_on_after(ours, says, root, started_ticks));
+            // From then on, nothing that ends keeps the others from being found.
+            wait_for_note(heard, NOTE_DEADLINE).expect("it has noted them");
+            job.kill().expect("it is ours");
+            job.wait().expect("it ended");
+            drop(held);
+            guard.join().expect("no panic").expect("they are ours");
+        });
         wait_until("it goes on", || state(other) != 'T');
         kill_process(pid, Signal::KILL).expect("it is ours");
     }

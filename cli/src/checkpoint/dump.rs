@@ -204,7 +204,16 @@ pub fn dump(
     if track_mem && !track {
         eprintln!("harvestfs: this kernel does not track changes: all memory is compared");
     }
-    let guard = Guard::start(&tree).context("cannot start what watches over the job")?;
+    // Once more: to remove a draft may have taken long, too.
+    let tree = tree.again()?;
+    let guard = match Guard::start(&tree) {
+        Ok(guard) => guard,
+        Err(error) => {
+            // This is why, if it has ended.
+            tree.again()?;
+            return Err(error).context("cannot start what watches over the job");
+        }
+    };
     let dump = Dump {
         pid,
         work: work.path(),
