@@ -52,6 +52,15 @@ pub(super) fn is_gone(error: &anyhow::Error) -> bool {
     error.downcast_ref().is_some_and(ClientError::is_gone)
 }
 
+/// Whether it failed since no namenode answers: none will answer the next question soon. What datanodes refuse is another
+/// matter.
+pub(super) fn is_unanswered(error: &anyhow::Error) -> bool {
+    matches!(
+        error.downcast_ref::<ClientError>(),
+        Some(ClientError::Unreachable { .. } | ClientError::Connect(_) | ClientError::Closed)
+    )
+}
+
 /// Whether it failed for a reason that other paths need not share.
 fn is_of_its_path(error: &anyhow::Error) -> bool {
     matches!(
@@ -72,6 +81,8 @@ fn is_of_its_path(error: &anyhow::Error) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use super::*;
 
     #[test]
@@ -84,5 +95,18 @@ mod tests {
         assert!(of_its_path(FsError::PermissionDenied.into()));
         assert!(!of_its_path(FsError::NoSpace.into()));
         assert!(!of_its_path(ClientError::Closed));
+    }
+
+    #[test]
+    fn a_namenode_that_refuses_answers_and_so_does_the_one_of_datanodes_that_do_not() {
+        let unanswered = |error: ClientError| {
+            let error = anyhow::Error::new(error).context("cannot make /f");
+            is_unanswered(&error)
+        };
+        let waited = Duration::from_secs(60);
+        let reason = "no route".into();
+        assert!(unanswered(ClientError::Unreachable { waited, reason }));
+        assert!(!unanswered(FsError::NoSpace.into()));
+        assert!(!unanswered(ClientError::AllServersBusy { waited }));
     }
 }

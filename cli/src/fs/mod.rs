@@ -15,6 +15,7 @@ mod source;
 mod transfer;
 mod trash;
 mod tree;
+mod unfinished;
 
 use std::cell::{Cell, RefCell};
 use std::ffi::OsString;
@@ -38,6 +39,7 @@ pub(crate) use self::find::{CannotTell, DoesNotHold};
 use self::mode::ModeChange;
 pub(crate) use self::transfer::progress;
 use self::tree::Removal;
+use self::unfinished::Half;
 use crate::cluster::{self, ClusterArgs};
 use crate::process;
 pub(crate) use crate::signals::Interrupted;
@@ -317,11 +319,7 @@ fn execute(args: &FsArgs) -> anyhow::Result<()> {
             made: RefCell::default(),
         };
         let result = interruption.unless(files.execute(&args.command)).await;
-        if result.is_err() {
-            // As long as its directory is open.
-            files.remove_half().await;
-        }
-        let finished = files.finish_directories().await;
+        let finished = files.finish(&result).await;
         // What was written must be there even when something else failed.
         let closed = files.client.close().await.context("cannot end the session");
         // Of that nothing more is said: it comes last.
@@ -343,8 +341,8 @@ struct Files {
     umask: u16,
     /// Whether something could not be done, which was said.
     is_incomplete: Cell<bool>,
-    /// The directory and the name of what is being made in the cluster, until it is whole. Nothing else has that name.
-    half: RefCell<Option<(InodeId, Name)>>,
+    /// What is being made in the cluster, until it is whole.
+    half: RefCell<Option<Half>>,
     /// Directories that were made for a copy, with the modes that they get at the end.
     made: RefCell<Vec<(InodeId, u16)>>,
 }
@@ -446,17 +444,6 @@ impl Files {
             FsCommand::Df { path, json } => self.df(path, *json).await,
             FsCommand::Locations { path, json } => self.locations(path, *json).await,
             FsCommand::Compact { rate } => self.compact(*rate).await,
-        }
-    }
-
-    /// What a command that fails has copied half is of no use.
-    async fn remove_half(&self) {
-        // It stays noted until it is gone: a signal may come meanwhile.
-        let half = self.half.borrow().clone();
-        if let Some((parent, name)) = half {
-            // What the command failed with is said.
-            let _ = self.client.unlink(&self.credentials, parent, &name).await;
-            *self.half.borrow_mut() = None;
         }
     }
 

@@ -9,11 +9,12 @@ use harvestfs_client::{ClientError, File, OpenFlags};
 use harvestfs_protocol::error::FsError;
 use harvestfs_protocol::ids::InodeId;
 use harvestfs_protocol::limits::ENTRIES_PER_REPLY_MAX;
-use harvestfs_protocol::meta::{AttrChanges, RenameMode};
+use harvestfs_protocol::meta::RenameMode;
 use harvestfs_protocol::name::Name;
 use harvestfs_protocol::types::{Attr, Credentials, FileKind};
 
 use super::local::{DIRECTORY_BITS, FILE_BITS};
+use super::unfinished::{Half, beside};
 use super::{Files, Target, below, trash};
 
 /// How `fs rm` removes.
@@ -238,7 +239,11 @@ impl Files {
         let random = rand::random::<u64>();
         let temporary = Name::new(format!(".harvestfs-copy.{random:016x}.tmp").as_bytes())?;
         // Before it is asked for: a signal may come before the answer.
-        *self.half.borrow_mut() = Some((parent, temporary.clone()));
+        *self.half.borrow_mut() = Some(Half {
+            parent,
+            name: temporary.clone(),
+            path: beside(&target.path, &temporary),
+        });
         make(&temporary).await?;
         let mode = if replace {
             RenameMode::Replace
@@ -266,7 +271,7 @@ impl Files {
     }
 
     /// Makes a directory for a copy, or finds the one that is there. One that is made is open to its owner until
-    /// the command ends: see [`Files::finish_directories`].
+    /// the command ends: see [`Files::finish`].
     pub(super) async fn directory(&self, target: &Target, mode: u16) -> anyhow::Result<InodeId> {
         let Target { parent, name, .. } = target;
         let mode = mode & DIRECTORY_BITS;
@@ -293,32 +298,6 @@ impl Files {
                 Ok(attr.ino)
             }
         }
-    }
-
-    /// Gives directories that were made for a copy their modes: the end of what is made in them, also where something
-    /// could not be copied.
-    pub(super) async fn finish_directories(&self) -> anyhow::Result<()> {
-        let mut finished = Ok(());
-        for (ino, mode) in self.made.take() {
-            let changes = AttrChanges {
-                mode: Some(mode),
-                ..AttrChanges::default()
-            };
-            match self.client.setattr(&self.credentials, ino, changes).await {
-                Ok(_) => {}
-                // It was removed meanwhile.
-                Err(error) if error.is_gone() => {}
-                Err(error) => {
-                    let is_answered = matches!(error, ClientError::Fs(_));
-                    finished = finished.and(Err(error));
-                    // Nobody would answer for the next one either.
-                    if !is_answered {
-                        break;
-                    }
-                }
-            }
-        }
-        finished.context("cannot give directories their modes")
     }
 
     async fn clone_file(&self, from: &Attr, target: &Target, replace: bool) -> anyhow::Result<()> {

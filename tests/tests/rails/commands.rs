@@ -68,6 +68,23 @@ fn what_is_not_shown_of_a_file_is_no_success() {
     }
 }
 
+/// Has commands wait for a namenode for so long.
+fn give_up_after(cluster: &Cluster, seconds: u32) {
+    let config = cluster.path("client/client.toml");
+    let text = fs::read_to_string(&config).expect("its configuration");
+    let set = format!("unreachable_timeout_s = {seconds}");
+    let lines = text.lines().map(|line| {
+        if line.starts_with("unreachable_timeout_s") {
+            set.as_str()
+        } else {
+            line
+        }
+    });
+    let lines: Vec<&str> = lines.collect();
+    assert_ne!(lines.join("\n"), text.trim_end());
+    fs::write(&config, lines.join("\n")).expect("write");
+}
+
 #[test]
 fn a_test_that_has_no_answer_does_not_answer_no() {
     let mut cluster = cluster();
@@ -79,18 +96,7 @@ fn a_test_that_has_no_answer_does_not_answer_no() {
     assert_eq!(status(&cluster, "/").0, Some(0));
     assert_eq!(status(&cluster, "/none").0, Some(1));
     cluster.kill("namenode");
-    let config = cluster.path("client/client.toml");
-    let text = fs::read_to_string(&config).expect("its configuration");
-    let lines = text.lines().map(|line| {
-        if line.starts_with("unreachable_timeout_s") {
-            "unreachable_timeout_s = 1"
-        } else {
-            line
-        }
-    });
-    let lines: Vec<&str> = lines.collect();
-    assert_ne!(lines.join("\n"), text.trim_end());
-    fs::write(&config, lines.join("\n")).expect("write");
+    give_up_after(&cluster, 1);
     let (status, said) = status(&cluster, "/none");
     assert_eq!(status, Some(2), "{said}");
     assert!(said.contains("cannot reach the cluster"), "{said}");
@@ -419,4 +425,32 @@ fn a_command_that_gets_a_signal_leaves_nothing_half_copied() {
     let status = child.wait().expect("it ends");
     assert_eq!(status.code(), Some(1));
     assert_eq!(listed(), "f\nlate\npiped\ntree\n");
+}
+
+#[test]
+fn what_cannot_be_removed_of_a_copy_is_named() {
+    let mut cluster = cluster();
+    give_up_after(&cluster, 5);
+    cluster.output_of(&["fs", "mkdir", "/d"]);
+    let mut put = Command::new(harvestfs())
+        .args(["fs", "put", "-", "/d/f"])
+        .env("HARVESTFS_DATA", cluster.path(""))
+        .env_remove("HARVESTFS_CLIENT_CONFIG")
+        .stdin(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .expect("it runs");
+    let mut listed = String::new();
+    wait_until("it has begun", DEADLINE, || {
+        listed = cluster.output_of(&["fs", "ls", "/d"]);
+        listed.contains(".harvestfs-copy.")
+    });
+    cluster.kill("namenode");
+    // The end of what is copied.
+    drop(put.stdin.take());
+    let output = put.wait_with_output().expect("it ends");
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(1), "{said}");
+    let left = format!("/d/{} is left; remove it", listed.trim_end());
+    assert!(said.contains(&left), "{said}");
 }
