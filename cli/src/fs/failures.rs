@@ -52,8 +52,8 @@ pub(super) fn is_gone(error: &anyhow::Error) -> bool {
     error.downcast_ref().is_some_and(ClientError::is_gone)
 }
 
-/// Whether it failed since no namenode answers: none will answer the next question soon. What datanodes refuse is another
-/// matter.
+/// Whether it failed since no namenode answers: none will answer the next question soon. Datanodes may refuse something
+/// though one does.
 pub(super) fn is_unanswered(error: &anyhow::Error) -> bool {
     matches!(
         error.downcast_ref::<ClientError>(),

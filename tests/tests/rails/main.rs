@@ -15,11 +15,16 @@ use std::process::Command;
 use std::time::Duration;
 
 use harvestfs_tests::{Cluster, ClusterOptions, can_mount, skip, wait_until};
+use rustix::fs::Mode;
 use rustix::io::Errno;
+use rustix::process::umask;
 
 const DEADLINE: Duration = Duration::from_secs(60);
 
 fn cluster() -> Cluster {
+    // Whatever it is where the tests are run: the modes that they expect, of what they make and of what the commands that
+    // they start make, are those that it leaves.
+    umask(Mode::from_raw_mode(0o022));
     Cluster::start(&ClusterOptions {
         datanodes: 3,
         ..ClusterOptions::default()
