@@ -164,6 +164,11 @@ fn a_path_that_fails_does_not_keep_the_others_from_being_done() {
     did(&["mkdir", "/mine/d", "/mine/e"], &["/mine/d"]);
     let files = ["/mine/d/a", "/mine/d/b", "/mine/d/c"];
     did(&[&["touch", "/none/f"], &files[..]].concat(), &["/none/f"]);
+    let content = user.path("content");
+    fs::write(&content, "kept").expect("write");
+    for file in ["/mine/d/b", "/mine/d/c"] {
+        user.output_of(&["put", "-f", &content.to_string_lossy(), file]);
+    }
     did(
         &["chmod", "000", "/mine/none", "/mine/d/b"],
         &["/mine/none"],
@@ -185,9 +190,13 @@ fn a_path_that_fails_does_not_keep_the_others_from_being_done() {
         did(&["chmod", "-R", "700", "/mine/d"], &["/mine/d/aa"]);
         assert_eq!(mode_of(&cluster, "/mine/d/c"), "0700");
         did(&["setrep", "-R", "2", "/mine/d"], &["/mine/d/aa"]);
+        wait_until("fewer replicas are wanted", DEADLINE, || {
+            let placement = ["admin", "placement", "--file", "/mine/d/c"];
+            cluster.output_of(&placement).contains("2 replicas wanted")
+        });
     }
     user.output_of(&["chmod", "600", "/mine/d/b"]);
-    assert_eq!(did(&["cat", "/none", "/mine/d/b"], &["/none"]), "");
+    assert_eq!(did(&["cat", "/none", "/mine/d/b"], &["/none"]), "kept");
     let rm = ["rm", "--skip-trash", "/none", "/mine/e", "/mine/d/b"];
     did(&rm, &["/none", "/mine/e"]);
     let left = user.output_of(&["ls", "/mine/d"]);
