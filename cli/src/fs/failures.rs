@@ -1,9 +1,10 @@
 //! What fails, and whether the rest is done.
 
-use std::fmt;
+use std::{fmt, io};
 
 use harvestfs_client::ClientError;
 use harvestfs_protocol::error::FsError;
+use rustix::io::Errno;
 
 use super::Files;
 use crate::output;
@@ -19,6 +20,18 @@ impl fmt::Display for Incomplete {
 }
 
 impl std::error::Error for Incomplete {}
+
+/// What is said of a path that fails, for a reason that other paths need not share.
+#[derive(Debug)]
+pub(super) struct OfItsPath(pub String);
+
+impl fmt::Display for OfItsPath {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl std::error::Error for OfItsPath {}
 
 impl Files {
     /// Says what could not be done. The command goes on, and fails at its end.
@@ -62,10 +75,13 @@ pub(super) fn is_unanswered(error: &anyhow::Error) -> bool {
 }
 
 /// Whether it failed for a reason that other paths need not share.
-fn is_of_its_path(error: &anyhow::Error) -> bool {
-    matches!(
-        error.downcast_ref::<ClientError>(),
-        Some(ClientError::Fs(
+pub(super) fn is_of_its_path(error: &anyhow::Error) -> bool {
+    if error.is::<OfItsPath>() {
+        return true;
+    }
+    if let Some(reason) = refusal(error) {
+        return matches!(
+            reason,
             FsError::NotFound
                 | FsError::Stale
                 | FsError::Exists
@@ -74,9 +90,43 @@ fn is_of_its_path(error: &anyhow::Error) -> bool {
                 | FsError::NotEmpty
                 | FsError::PermissionDenied
                 | FsError::NotPermitted
+                | FsError::NameTooLong
+                | FsError::TooDeep
+                | FsError::InvalidArgument(_)
+                | FsError::TooManyLinks
+                | FsError::QuotaExceeded
                 | FsError::ReadOnly
-        ))
+        );
+    }
+    matches!(
+        local_reason(error),
+        Some(
+            Errno::EXIST
+                | Errno::ACCESS
+                | Errno::PERM
+                | Errno::ISDIR
+                | Errno::NOTDIR
+                | Errno::NAMETOOLONG
+        )
     )
+}
+
+/// What the cluster refused it with, or would have.
+fn refusal(error: &anyhow::Error) -> Option<&FsError> {
+    match error.downcast_ref::<ClientError>() {
+        Some(ClientError::Fs(reason)) => Some(reason),
+        Some(_) => None,
+        // A name may be one that nothing can have.
+        None => error.downcast_ref::<FsError>(),
+    }
+}
+
+/// What this machine refused it with.
+fn local_reason(error: &anyhow::Error) -> Option<Errno> {
+    if let Some(errno) = error.downcast_ref::<Errno>() {
+        return Some(*errno);
+    }
+    Errno::from_io_error(error.downcast_ref::<io::Error>()?)
 }
 
 #[cfg(test)]
@@ -87,14 +137,24 @@ mod tests {
 
     #[test]
     fn what_fails_for_its_path_is_told_from_what_fails_for_all() {
-        let of_its_path = |error: ClientError| {
-            let error = anyhow::Error::new(error).context("/f");
-            is_of_its_path(&error)
-        };
-        assert!(of_its_path(FsError::NotFound.into()));
-        assert!(of_its_path(FsError::PermissionDenied.into()));
-        assert!(!of_its_path(FsError::NoSpace.into()));
+        fn of_its_path(error: impl Into<anyhow::Error>) -> bool {
+            let error: anyhow::Error = error.into();
+            is_of_its_path(&error.context("d/f").context("cannot copy d"))
+        }
+        let refused = |reason: FsError| of_its_path(ClientError::Fs(reason));
+        assert!(refused(FsError::NotFound));
+        assert!(refused(FsError::PermissionDenied));
+        assert!(refused(FsError::NameTooLong));
+        assert!(refused(FsError::QuotaExceeded));
+        assert!(!refused(FsError::NoSpace));
         assert!(!of_its_path(ClientError::Closed));
+        // What is no name is refused before it is sent.
+        assert!(of_its_path(FsError::InvalidArgument("..".into())));
+        assert!(of_its_path(OfItsPath("it exists".into())));
+        assert!(of_its_path(Errno::ACCESS));
+        assert!(of_its_path(io::Error::from(Errno::ISDIR)));
+        assert!(!of_its_path(io::Error::from(Errno::NOSPC)));
+        assert!(!of_its_path(anyhow::anyhow!("the time is over")));
     }
 
     #[test]

@@ -16,11 +16,15 @@ use anyhow::{Context, bail};
 use rustix::fs::{AtFlags, Mode, OFlags, fchmod, mkdirat, openat, renameat, symlinkat, unlinkat};
 use rustix::io::Errno;
 
+use super::failures::OfItsPath;
+
 /// Who may read, write and execute a file. Neither a set-user-id nor a set-group-id bit is copied, in any direction: the
 /// copy belongs to whoever makes it.
 pub const FILE_BITS: u16 = 0o777;
 /// With the bit that keeps users of a shared directory from removing what others have in it.
 pub const DIRECTORY_BITS: u16 = 0o1777;
+
+const EXISTS: &str = "it exists; replace it with -f";
 
 /// A directory in which copies are made.
 #[derive(Debug)]
@@ -62,7 +66,9 @@ impl Directory {
         let flags = access | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         match openat(&self.fd, name, flags, Mode::empty()) {
             Err(Errno::NOTDIR | Errno::LOOP) => {
-                bail!("it exists, and is not a directory: move it away")
+                bail!(OfItsPath(
+                    "it exists, and is not a directory: move it away".into()
+                ))
             }
             opened => Ok(Self {
                 fd: opened?,
@@ -84,7 +90,7 @@ impl Directory {
         let target = OsStr::from_bytes(target);
         match symlinkat(target, &self.fd, name) {
             Err(Errno::EXIST) if replace => {}
-            Err(Errno::EXIST) => bail!("it exists; replace it with -f"),
+            Err(Errno::EXIST) => bail!(OfItsPath(EXISTS.into())),
             made => return Ok(made?),
         }
         let temporary = temporary_name();
@@ -107,7 +113,7 @@ impl Directory {
         let flags =
             OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         match openat(&self.fd, &written, flags, Mode::RUSR | Mode::WUSR) {
-            Err(Errno::EXIST) if !replace => bail!("it exists; replace it with -f"),
+            Err(Errno::EXIST) if !replace => bail!(OfItsPath(EXISTS.into())),
             opened => Ok(PendingCopy {
                 directory: self,
                 file: File::from(opened?),

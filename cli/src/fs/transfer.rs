@@ -22,6 +22,7 @@ use indicatif::{ProgressBar, ProgressStyle};
 use rustix::fs::{fstat, major, minor};
 use tokio::task::spawn_blocking;
 
+use super::failures::OfItsPath;
 use super::local::{Directory, FILE_BITS};
 use super::source::{self, Source};
 use super::{Files, Target, below, last_component};
@@ -214,28 +215,13 @@ impl Files {
         let mut total_bytes = 0;
         let mut starts = Vec::new();
         for source in sources {
-            let attr = match self.find(source).await {
-                Ok(attr) => attr,
-                failed => {
-                    self.or_next(failed.map(drop))?;
-                    continue;
+            match self.start_of(source, recursive).await {
+                Ok((attr, bytes)) => {
+                    total_bytes += bytes;
+                    starts.push((source, attr));
                 }
-            };
-            if attr.kind == FileKind::Directory {
-                if !recursive {
-                    bail!(
-                        "{} is a directory; copy it with -r",
-                        source.to_string_lossy()
-                    );
-                }
-                if shows_progress() {
-                    let below = self.total_bytes_below(attr.ino).await;
-                    total_bytes += below.with_context(|| source.to_string_lossy().into_owned())?;
-                }
-            } else {
-                total_bytes += attr.size_bytes;
+                failed => self.or_next(failed.map(drop))?,
             }
-            starts.push((source, attr));
         }
         let progress = progress(Some(total_bytes));
         let how = Copying {
@@ -245,9 +231,13 @@ impl Files {
         };
         for (source, attr) in starts {
             let copied = if into_directory {
-                let name = last_component(source.as_bytes())?;
-                let target = destination.join(OsStr::from_bytes(name.as_bytes()));
-                self.get_one(source, &attr, &target, how).await
+                match last_component(source.as_bytes()) {
+                    Ok(name) => {
+                        let target = destination.join(OsStr::from_bytes(name.as_bytes()));
+                        self.get_one(source, &attr, &target, how).await
+                    }
+                    Err(error) => Err(error),
+                }
             } else {
                 self.get_as(source, &attr, destination, how).await
             };
@@ -256,6 +246,31 @@ impl Files {
         }
         progress.finish_and_clear();
         Ok(())
+    }
+
+    /// Where a copy starts, and how many bytes it has, as far as somebody sees that.
+    async fn start_of(&self, source: &OsString, recursive: bool) -> anyhow::Result<(Attr, u64)> {
+        let attr = self.find(source).await?;
+        let shown = || source.to_string_lossy().into_owned();
+        if attr.kind != FileKind::Directory {
+            let bytes = attr.size_bytes;
+            return Ok((attr, bytes));
+        }
+        if !recursive {
+            bail!(OfItsPath(format!(
+                "{} is a directory; copy it with -r",
+                shown()
+            )));
+        }
+        if !shows_progress() {
+            return Ok((attr, 0));
+        }
+        let bytes = match self.total_bytes_below(attr.ino).await {
+            // It is said when it would be copied.
+            Err(error) if error.is_gone() => 0,
+            below => below.with_context(shown)?,
+        };
+        Ok((attr, bytes))
     }
 
     async fn total_bytes_below(&self, directory: InodeId) -> Result<u64, ClientError> {
@@ -314,6 +329,8 @@ impl Files {
         }
         // The directory above the target, and those from the target to where the walk is.
         let mut within = vec![above];
+        // How deep the directory is that could not be made. What is below it in the cluster has no place here.
+        let mut unmade: Option<usize> = None;
         let mut walk = self.listing(source, attr.ino);
         while let Some(entry) = walk.next().await? {
             let path = if entry.path.is_empty() {
@@ -324,6 +341,10 @@ impl Files {
             // The walk comes to a directory before it comes to what is in it.
             let names = entry.path.split(|&byte| byte == b'/');
             let depth = names.filter(|name| !name.is_empty()).count();
+            if unmade.is_some_and(|above| depth > above) {
+                continue;
+            }
+            unmade = None;
             for mut left in within.drain(depth + 1..).rev() {
                 left.finish().with_context(in_target)?;
             }
@@ -331,7 +352,14 @@ impl Files {
             let got = self.get_entry(&entry.attr, above, &path, how).await;
             match got.with_context(|| format!("cannot copy to {}", path.display())) {
                 Ok(directory) => within.extend(directory),
-                failed => self.or_next(failed.map(drop))?,
+                // There is nothing else than what is below it.
+                Err(error) if depth == 0 => return Err(error),
+                failed => {
+                    self.or_next(failed.map(drop))?;
+                    if entry.attr.kind == FileKind::Directory {
+                        unmade = Some(depth);
+                    }
+                }
             }
         }
         for mut left in within.into_iter().rev() {

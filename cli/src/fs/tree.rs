@@ -13,6 +13,7 @@ use harvestfs_protocol::meta::RenameMode;
 use harvestfs_protocol::name::Name;
 use harvestfs_protocol::types::{Attr, Credentials, FileKind};
 
+use super::failures::OfItsPath;
 use super::local::{DIRECTORY_BITS, FILE_BITS};
 use super::unfinished::{Half, beside};
 use super::{Files, Target, below, trash};
@@ -373,7 +374,9 @@ impl Files {
         // Before anything is removed: they would keep the directory, with nothing in it.
         let snapshots = self.removals_of_snapshots_below(attr.ino, path).await;
         if let Some(commands) = snapshots.with_context(context)? {
-            bail!("nothing in {shown} was removed, because snapshots keep it: first {commands}");
+            bail!(OfItsPath(format!(
+                "nothing in {shown} was removed, because snapshots keep it: first {commands}"
+            )));
         }
         let mut removed = self.empty(attr.ino).await;
         if removed.is_ok() {
@@ -383,12 +386,12 @@ impl Files {
             return removed.with_context(context);
         }
         let snapshots = self.removals_of_snapshots_below(attr.ino, path).await;
-        match snapshots.with_context(context)? {
+        bail!(OfItsPath(match snapshots.with_context(context)? {
             Some(commands) => {
-                bail!("{shown} got snapshots while it was removed, and they keep it: {commands}")
+                format!("{shown} got snapshots while it was removed, and they keep it: {commands}")
             }
-            None => bail!("something was made in {shown} while it was removed; try again"),
-        }
+            None => format!("something was made in {shown} while it was removed; try again"),
+        }))
     }
 
     /// Removes everything below a directory, deepest first.
@@ -460,10 +463,10 @@ impl Files {
             };
             let made = made.with_context(|| format!("cannot make {}", path.to_string_lossy()))?;
             if made.kind != FileKind::Directory {
-                bail!(
+                bail!(OfItsPath(format!(
                     "{} exists and is not a directory",
                     String::from_utf8_lossy(&so_far)
-                );
+                )));
             }
             directory = made.ino;
         }

@@ -149,19 +149,10 @@ fn what_may_not_be_listed_is_named_and_the_rest_is_done() {
 fn a_path_that_fails_does_not_keep_the_others_from_being_done() {
     let cluster = cluster();
     let user = User::of(&cluster);
-    let did = |arguments: &[&str], expected: &[&str]| {
-        let output = user.command(arguments);
-        let said = String::from_utf8_lossy(&output.stderr);
-        assert_eq!(output.status.code(), Some(1), "{arguments:?}: {said}");
-        let errors = said.lines().filter(|it| it.starts_with("harvestfs: "));
-        assert_eq!(errors.count(), expected.len(), "{arguments:?}: {said}");
-        for path in expected {
-            assert!(said.contains(path), "{arguments:?}: {said}");
-        }
-        String::from_utf8(output.stdout).expect("text")
-    };
+    let did = |arguments: &[&str], expected: &[&str]| user.fails_at(arguments, expected);
     user.output_of(&["mkdir", "/mine/d"]);
-    did(&["mkdir", "/mine/d", "/mine/e"], &["/mine/d"]);
+    let long = format!("/mine/{}", "x".repeat(256));
+    did(&["mkdir", "/mine/d", &long, "/mine/e"], &["/mine/d", &long]);
     let files = ["/mine/d/a", "/mine/d/b", "/mine/d/c"];
     did(&[&["touch", "/none/f"], &files[..]].concat(), &["/none/f"]);
     let content = user.path("content");
@@ -184,6 +175,14 @@ fn a_path_that_fails_does_not_keep_the_others_from_being_done() {
     for (copy, is_there) in [("d/a", true), ("d/b", false), ("d/c", true), ("e", true)] {
         assert_eq!(here.join(copy).exists(), is_there, "{copy}");
     }
+
+    did(&["mkdir", "-p", "/mine/d/a", "/mine/p"], &["/mine/d/a"]);
+    user.output_of(&["mkdir", "/mine/s"]);
+    cluster.output_of(&["fs", "snapshot", "create", "/mine/s", "one"]);
+    let rm = ["rm", "-r", "--skip-trash", "/mine/s", "/mine/p"];
+    did(&rm, &["nothing in /mine/s was removed"]);
+    let left = user.output_of(&["ls", "/mine"]);
+    assert_eq!(left, "d\ne\ns\n");
 
     if is_root() {
         cluster.output_of(&["fs", "touch", "/mine/d/aa"]);

@@ -232,3 +232,38 @@ fn a_tree_is_copied_again_over_itself_with_force() {
     let said = String::from_utf8_lossy(&output.stderr);
     assert!(said.contains("is the same directory"), "{said}");
 }
+
+#[test]
+fn what_has_no_place_on_this_machine_is_left_out_with_all_below_and_the_rest_is_copied() {
+    let cluster = cluster();
+    let user = User::of(&cluster);
+    user.output_of(&["mkdir", "-p", "/mine/t/m/below", "/mine/t/n"]);
+    for file in ["f", "m/below/f", "m/f", "n/f", "z"] {
+        user.output_of(&["touch", &format!("/mine/t/{file}")]);
+    }
+    // The name of a directory is a file's here, and one of a file is a directory's.
+    let here = user.path("here");
+    fs::create_dir_all(here.join("t/f")).expect("mkdir");
+    fs::write(here.join("t/m"), "kept").expect("write");
+    for directory in [here.clone(), here.join("t")] {
+        fs::set_permissions(directory, fs::Permissions::from_mode(0o777)).expect("chmod");
+    }
+    let to = here.to_string_lossy();
+    // Nor has what has no name of its own.
+    let get = ["get", "-rf", "/", "/mine/t", &to];
+    user.fails_at(&get, &["cannot copy /: ", "t/f", "t/m"]);
+    assert_eq!(fs::read(here.join("t/m")).expect("read"), b"kept");
+    let mut names = Vec::new();
+    for directory in [here.join("t"), here.join("t/n")] {
+        let entries = fs::read_dir(directory).expect("a directory");
+        names.extend(entries.map(|entry| entry.expect("an entry").file_name()));
+    }
+    names.sort();
+    assert_eq!(names, ["f", "f", "m", "n", "z"]);
+
+    // What is there is not replaced, and a directory is not copied, without being asked for.
+    user.fails_at(&["get", "-r", "/mine/t", &to], &["t/f", "t/m", "n/f", "z"]);
+    let get = ["get", "/mine/t/n", "/mine/t/z", &to];
+    user.fails_at(&get, &["/mine/t/n is a directory"]);
+    assert!(here.join("z").is_file());
+}

@@ -66,6 +66,19 @@ impl User {
         self.fs(arguments).output().expect("the binary runs")
     }
 
+    /// What it prints though it fails, with one error for each of these parts of paths.
+    pub fn fails_at(&self, arguments: &[&str], paths: &[&str]) -> String {
+        let output = self.command(arguments);
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(1), "{arguments:?}: {said}");
+        let errors = said.lines().filter(|it| it.starts_with("harvestfs: "));
+        assert_eq!(errors.count(), paths.len(), "{arguments:?}: {said}");
+        for path in paths {
+            assert!(said.contains(path), "{arguments:?}: {said}");
+        }
+        String::from_utf8(output.stdout).expect("text")
+    }
+
     /// What it prints.
     pub fn output_of(&self, arguments: &[&str]) -> String {
         let output = self.command(arguments);
