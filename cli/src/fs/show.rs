@@ -10,7 +10,7 @@ use clap::Args;
 use harvestfs_client::{File, OpenFlags};
 use harvestfs_protocol::ids::InodeId;
 
-use super::failures::is_gone;
+use super::failures::is_of_its_path;
 use super::transfer::READ_BYTES;
 use super::{Files, names};
 use crate::output::Stdout;
@@ -68,18 +68,11 @@ impl Files {
         let path = names::harmless(args.path.as_bytes());
         loop {
             tokio::time::sleep(FOLLOW_INTERVAL).await;
-            match self.find(&args.path).await {
-                // What has no name any more is there for as long as it is open.
-                Err(error) if is_gone(&error) => {}
-                // `fs put -f` puts another file in its place.
-                found => {
-                    let found = found?.ino;
-                    if found != ino {
-                        eprintln!("harvestfs: {path} was replaced; what is in it now follows");
-                        (ino, offset) = (found, 0);
-                    }
-                }
-            }
+            let found = match self.find(&args.path).await {
+                // What has no name any more, or none that may be looked up, is there for as long as it is open.
+                Err(error) if is_of_its_path(&error) => ino,
+                found => found?.ino,
+            };
             // Data that another client has flushed is seen by an `open` after that.
             file = self.open_to_read(ino).await.with_context(context)?;
             let now = file.attr().await.with_context(context)?;
@@ -89,6 +82,19 @@ impl Files {
                 offset = 0;
             }
             offset = print(&file, offset, &mut out).await.with_context(context)?;
+            // `fs put -f` puts another file in its place. What was written to this one before has been printed.
+            if found != ino {
+                match self.open_to_read(found).await {
+                    // It may not be read, or something is in its place already.
+                    Err(error) if is_of_its_path(&error) => {}
+                    opened => {
+                        file = opened.with_context(context)?;
+                        eprintln!("harvestfs: {path} was replaced; what is in it now follows");
+                        ino = found;
+                        offset = print(&file, 0, &mut out).await.with_context(context)?;
+                    }
+                }
+            }
         }
     }
 

@@ -1,7 +1,7 @@
 //! What commands of `harvestfs fs` say, and how they end.
 
 use std::fs;
-use std::io::{BufRead, BufReader};
+use std::io::{BufRead, BufReader, Write};
 use std::os::unix::fs::{FileExt, PermissionsExt};
 use std::os::unix::process::ExitStatusExt;
 use std::process::{Child, Command, Stdio};
@@ -289,10 +289,12 @@ fn a_file_that_is_followed_may_be_cut_and_replaced() {
         return;
     }
     let mut cluster = cluster();
-    let log = cluster.mount("mount").join("log");
+    let mount = cluster.mount("mount");
+    fs::create_dir(mount.join("d")).expect("mkdir");
+    let log = mount.join("d/log");
     fs::write(&log, "first\nsecond\n").expect("write");
     let mut child = Command::new(harvestfs())
-        .args(["fs", "tail", "-f", "/log"])
+        .args(["fs", "tail", "-f", "/d/log"])
         .env("HARVESTFS_DATA", cluster.path(""))
         .env_remove("HARVESTFS_CLIENT_CONFIG")
         .stdout(Stdio::piped())
@@ -311,18 +313,35 @@ fn a_file_that_is_followed_may_be_cut_and_replaced() {
     let before = [next(), next()];
     fs::write(&log, "third\n").expect("write");
     let third = next();
+    // For a while it has no such name, and then there is no way to it.
+    fs::rename(mount.join("d"), mount.join("moved")).expect("rename");
+    fs::write(mount.join("d"), "").expect("write");
+    thread::sleep(Duration::from_secs(2));
+    fs::remove_file(mount.join("d")).expect("rm");
+    fs::rename(mount.join("moved"), mount.join("d")).expect("rename");
+    // What is written to it right before it is replaced.
+    fs::write(mount.join("other"), "fifth, in another file\n").expect("write");
+    let mut replaced = fs::File::options().append(true).open(&log).expect("open");
+    replaced.write_all(b"fourth\n").expect("write");
+    replaced.sync_all().expect("sync");
+    fs::rename(mount.join("other"), &log).expect("rename");
+    drop(replaced);
+    let after = [next(), next()];
     let source = cluster.path("source");
-    fs::write(&source, "fourth, in another file\n").expect("write");
-    cluster.output_of(&["fs", "put", "-f", &source.to_string_lossy(), "/log"]);
-    let fourth = next();
+    fs::write(&source, "sixth, put there\n").expect("write");
+    cluster.output_of(&["fs", "put", "-f", &source.to_string_lossy(), "/d/log"]);
+    let sixth = next();
     child.kill().expect("it runs");
     let output = child.wait_with_output().expect("it ends");
     let said = String::from_utf8_lossy(&output.stderr);
     assert_eq!(before, [Ok("first".into()), Ok("second".into())], "{said}");
     assert_eq!(third.as_deref(), Ok("third"), "{said}");
     assert!(said.contains("/log was cut"), "{said}");
-    assert_eq!(fourth.as_deref(), Ok("fourth, in another file"), "{said}");
-    assert!(said.contains("/log was replaced"), "{said}");
+    let [fourth, fifth] = after;
+    assert_eq!(fourth.as_deref(), Ok("fourth"), "{said}");
+    assert_eq!(fifth.as_deref(), Ok("fifth, in another file"), "{said}");
+    assert_eq!(sixth.as_deref(), Ok("sixth, put there"), "{said}");
+    assert_eq!(said.matches("/log was replaced").count(), 2, "{said}");
     reader.join().expect("it is read");
 }
 
