@@ -105,7 +105,8 @@ enum FsCommand {
         /// Copy directories with everything below.
         #[arg(short, long)]
         recursive: bool,
-        /// Replace each file that is there, once all of the new one is stored. Its hard links keep the old one.
+        /// Replace each file that is there, once all of the new one is stored: who may write to the directory
+        /// may, and in a sticky one only who owns either. Hard links keep the old one.
         #[arg(short, long)]
         force: bool,
     },
@@ -138,7 +139,8 @@ enum FsCommand {
         /// Copy directories with everything below.
         #[arg(short, long)]
         recursive: bool,
-        /// Replace each file that is there, once all of the new one is stored. Its hard links keep the old one.
+        /// Replace each file that is there, once all of the new one is stored: who may write to the directory
+        /// may, and in a sticky one only who owns either. Hard links keep the old one.
         #[arg(short, long)]
         force: bool,
     },

@@ -31,6 +31,8 @@ pub(super) struct Removal {
 
 /// What the owner of a directory needs to make something in it.
 const OWNER_BITS: u16 = 0o700;
+/// In a directory that has it, only the owners of a file and of the directory give the file's name to another one.
+const STICKY: u16 = 0o1000;
 
 fn exists(target: &Target) -> String {
     format!("{target} exists; replace it with -f")
@@ -224,6 +226,15 @@ impl Files {
         }
         if there.kind == FileKind::Directory {
             bail!("cannot replace {target}: it is a directory");
+        }
+        let directory = self.client.getattr(&self.credentials, target.parent).await;
+        let directory = directory.with_context(|| format!("cannot replace {target}"))?;
+        let uid = self.credentials.uid;
+        if directory.mode & STICKY != 0 && uid != 0 && uid != directory.uid && uid != there.uid {
+            let refused: Result<(), ClientError> = Err(FsError::NotPermitted.into());
+            return refused.with_context(|| {
+                format!("cannot replace {target}, which is another user's, in a sticky directory")
+            });
         }
         Ok(())
     }

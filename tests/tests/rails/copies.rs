@@ -2,11 +2,12 @@
 
 use std::fs;
 use std::os::unix::fs::symlink;
+use std::process::Stdio;
 
-use harvestfs_tests::can_mount;
+use harvestfs_tests::{KillOnDrop, can_mount, skip, wait_until};
 
-use crate::cluster;
-use crate::user::User;
+use crate::user::{User, is_root};
+use crate::{DEADLINE, cluster};
 
 #[test]
 fn a_copy_onto_itself_does_not_empty_a_file() {
@@ -80,6 +81,47 @@ fn a_file_that_its_owner_may_not_write_to_is_replaced_and_a_directory_is_not() {
         assert!(said.contains("is a directory"), "{command:?}: {said}");
         assert_eq!(user.output_of(&["ls", "/mine/d"]), "f\n");
     }
+}
+
+#[test]
+fn a_file_of_another_user_in_a_sticky_directory_is_not_replaced_and_not_copied_in_vain() {
+    if !is_root() {
+        skip("it needs two users: run it as root");
+        return;
+    }
+    let cluster = cluster();
+    let user = User::of(&cluster);
+    cluster.output_of(&["fs", "mkdir", "/shared"]);
+    cluster.output_of(&["fs", "chmod", "1777", "/shared"]);
+    cluster.output_of(&["fs", "touch", "/shared/f"]);
+    let source = user.path("f");
+    fs::write(&source, "new").expect("write");
+    let here = source.to_string_lossy();
+    user.output_of(&["put", &here, "/mine"]);
+    let cp = user.command(&["cp", "-f", "/mine/f", "/shared"]);
+    let said = String::from_utf8_lossy(&cp.stderr);
+    assert_eq!(cp.status.code(), Some(1), "{said}");
+    assert!(said.contains("in a sticky directory"), "{said}");
+    // It does not wait for the end of what it would copy.
+    let mut put = user.fs(&["put", "-f", "-", "/shared/f"]);
+    let mut put = KillOnDrop(put.stdin(Stdio::piped()).spawn().expect("it runs"));
+    let mut status = None;
+    wait_until("it is refused", DEADLINE, || {
+        status = put.0.try_wait().expect("it is our child");
+        status.is_some()
+    });
+    assert_eq!(status.and_then(|status| status.code()), Some(1));
+    assert_eq!(cluster.output_of(&["fs", "cat", "/shared/f"]), "");
+
+    // A file of one's own is replaced there, and any one by the owner of the directory.
+    for name in ["/shared/own", "/mine/f"] {
+        for _ in 0..2 {
+            user.output_of(&["put", "-f", &here, name]);
+        }
+    }
+    cluster.output_of(&["fs", "chmod", "1777", "/mine"]);
+    cluster.output_of(&["fs", "put", "-f", &here, "/mine/f"]);
+    user.output_of(&["put", "-f", &here, "/mine/f"]);
 }
 
 /// Directories, and places in them.

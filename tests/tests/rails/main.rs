@@ -22,8 +22,8 @@ use rustix::process::umask;
 const DEADLINE: Duration = Duration::from_secs(60);
 
 fn cluster() -> Cluster {
-    // Whatever it is where the tests are run. They expect the modes that this one leaves, of what they make themselves and
-    // of what commands make.
+    // Whatever it is where the tests are run. They expect the modes that this one leaves, of what they make themselves
+    // and of what commands make.
     umask(Mode::from_raw_mode(0o022));
     Cluster::start(&ClusterOptions {
         datanodes: 3,
