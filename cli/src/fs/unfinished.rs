@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use anyhow::Context;
+use futures::stream::{self, StreamExt};
 use harvestfs_client::ClientError;
 use harvestfs_protocol::ids::InodeId;
 use harvestfs_protocol::meta::AttrChanges;
@@ -15,6 +16,9 @@ use super::{Files, Interrupted, names};
 /// How long a command that a signal ends waits for its copy to be removed. It has a little more time, in which it says
 /// that the copy is left.
 const INTERRUPTED_WAIT: Duration = Duration::from_millis(1500);
+
+/// Directories that get their modes at the same time: a signal leaves little time for thousands of them.
+const DIRECTORIES_AT_A_TIME: usize = 64;
 
 /// What is being made, until it is whole.
 #[derive(Debug)]
@@ -88,19 +92,23 @@ impl Files {
     /// could not be copied.
     async fn finish_directories(&self) -> anyhow::Result<()> {
         let mut finished = Ok(());
-        for (ino, mode) in self.made.take() {
+        let changes = stream::iter(self.made.take()).map(|(ino, mode)| {
             let changes = AttrChanges {
                 mode: Some(mode),
                 ..AttrChanges::default()
             };
-            match self.client.setattr(&self.credentials, ino, changes).await {
+            self.client.setattr(&self.credentials, ino, changes)
+        });
+        let mut changed = changes.buffer_unordered(DIRECTORIES_AT_A_TIME);
+        while let Some(changed) = changed.next().await {
+            match changed {
                 Ok(_) => {}
                 // It was removed meanwhile.
                 Err(error) if error.is_gone() => {}
                 Err(error) => {
                     let is_answered = matches!(error, ClientError::Fs(_));
                     finished = finished.and(Err(error));
-                    // Nobody would answer for the next one either.
+                    // Nobody would answer for the others either.
                     if !is_answered {
                         break;
                     }
