@@ -203,7 +203,8 @@ enum FsCommand {
         harvestfs fs chmod 640 /notes.txt\n  \
         harvestfs fs chmod -R go-w /photos")]
     Chmod {
-        /// As for chmod(1): `750`, `u+x,go-w`. Without a class, as in `+w`, bits of the umask stay as they are.
+        /// As for chmod(1): `750`, `u+x,go-w`. Without a class, `+w` and `-w` leave the bits of the umask alone,
+        /// and `=rw` does not set them.
         #[arg(allow_hyphen_values = true)]
         mode: ModeChange,
         /// Paths in the cluster.

@@ -24,7 +24,7 @@ pub(super) struct Clause {
     bits: u16,
     /// `X`: execution, for directories and what somebody may execute already.
     search: bool,
-    /// Bits of the umask stay as they are: no class is named.
+    /// No class is named: `+` and `-` leave the bits of the umask alone, and `=` does not set them.
     spares_umask: bool,
 }
 
