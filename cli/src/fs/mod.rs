@@ -329,7 +329,7 @@ fn execute(args: &FsArgs) -> anyhow::Result<()> {
         let done = result.and(finished).and(closed);
         done.and_then(|()| files.all_is_done())
     }));
-    // Nothing ends what a thread of it may wait for, and no signal this process any more.
+    // A thread of it may wait for a pipe, a terminal or a disk, which is of no use any more: it is not waited for.
     runtime.shutdown_background();
     done
 }
