@@ -33,7 +33,7 @@ pub(super) enum TrashCommand {
     #[command(after_help = "Example:\n  \
         harvestfs fs trash ls")]
     Ls {
-        /// Print JSON.
+        /// Print JSON. `used_bytes` is null where modes keep some of it from you.
         #[arg(long)]
         json: bool,
     },
@@ -229,9 +229,9 @@ impl Files {
 
     async fn list_trash(&self, json: bool) -> anyhow::Result<()> {
         let entries = self.trashed().await?;
-        let used_bytes: u64 = entries.iter().filter_map(|it| it.used_bytes).sum();
-        let is_all = entries.iter().all(|it| it.used_bytes.is_some());
         if json {
+            // Null rather than a part of it, which a program would take for all.
+            let used_bytes: Option<u64> = entries.iter().map(|it| it.used_bytes).sum();
             let shown = |trashed: &Trashed| {
                 let mut object = json!({
                     "expires": trashed.expires.map(list::utc),
@@ -253,6 +253,8 @@ impl Files {
             let until = trashed.expires.map_or_else(|| "?".into(), list::utc);
             println!("{entry}  until {until}  {origin}");
         }
+        let used_bytes: u64 = entries.iter().filter_map(|it| it.used_bytes).sum();
+        let is_all = entries.iter().all(|it| it.used_bytes.is_some());
         println!(
             "{}, {}{}",
             count(entries.len() as u64, "entry"),

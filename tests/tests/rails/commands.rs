@@ -228,11 +228,18 @@ fn what_may_not_be_looked_into_is_shown_in_the_trash_and_restored() {
     user.output_of(&["rm", "-r", "/mine/closed", "/mine/f"]);
     let listed = user.output_of(&["trash", "ls"]);
     assert!(listed.contains("2 entries, at least "), "{listed}");
+    let used_bytes = || {
+        let listed = user.output_of(&["trash", "ls", "--json"]);
+        let listed: serde_json::Value = serde_json::from_str(&listed).expect("JSON");
+        listed.get("used_bytes").expect("it is there").clone()
+    };
+    assert_eq!(used_bytes(), serde_json::Value::Null);
     let closed = listed.lines().find(|line| line.ends_with("/mine/closed"));
     let name = closed.and_then(|line| line.split_whitespace().next());
     let name = name.unwrap_or_else(|| panic!("{listed}"));
     let restored = user.output_of(&["trash", "restore", name]);
     assert_eq!(restored, "/mine/closed\n");
+    assert_eq!(used_bytes(), 0);
 }
 
 #[test]
