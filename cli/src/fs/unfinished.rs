@@ -15,7 +15,7 @@ use super::{Files, Interrupted, names};
 
 /// How long a command that a signal ends waits for its copy to be removed. It has a little more time, in which it says
 /// that the copy is left.
-const INTERRUPTED_WAIT: Duration = Duration::from_millis(1500);
+const INTERRUPTED_WAIT: Duration = Duration::from_millis(1800);
 
 /// Directories that get their modes at the same time: a signal leaves little time for thousands of them.
 const DIRECTORIES_AT_A_TIME: usize = 64;
