@@ -20,7 +20,7 @@ use rustix::io::Errno;
 use rustix::mount::{UnmountFlags, unmount};
 
 use crate::guard;
-use crate::mount_table::{MOUNT_TYPE, canonical, mounted_besides, mounted_on, mounts};
+use crate::mount_table::{MOUNT_TYPE, MountEntry, canonical, mounted_besides, mounted_on, mounts};
 
 /// Tells the child the device of the mount that it is to unmount.
 const DEVICE_VARIABLE: &str = "HARVESTFS_UNMOUNT_DEVICE";
@@ -89,30 +89,29 @@ pub(crate) async fn by_child(device: &str) -> io::Result<Unmounted> {
 }
 
 fn unmount_device(device: &str) -> io::Result<Unmounted> {
-    let others = unmount_others(device)?;
     let all = mounts()?;
-    let Some(mount) = all.iter().find(|it| it.device == device) else {
+    let Some(first) = first_of(&all, device) else {
         // Somebody else did.
-        return Ok(others);
+        return Ok(Unmounted::Entirely);
     };
-    let directory = &mount.mount_point;
-    // Of a file system in use the kernel keeps what programs have changed until they close it. An
-    // error would reach a program that syncs or closes; from an unmounted file system it reaches none.
-    let written_back = File::open(directory).and_then(|root| Ok(rustix::fs::syncfs(root.as_fd())?));
-    if let Err(error) = written_back {
-        let _ = writeln!(io::stderr(), "cannot write back everything: {error}");
-    }
+    let others = unmount_others(first)?;
     let all = mounts()?;
-    match mounted_on(&all, directory) {
-        // It is still this mount that would be unmounted.
-        Some(top) if top.device == device => {}
-        _ if all.iter().any(|it| it.device == device) => {
-            return Err(io::Error::other(format!(
-                "{} shows another mount",
-                directory.display()
-            )));
-        }
-        _ => return Ok(others),
+    // It went with another one, or somebody else did: another file system may have its device by now.
+    if first_of(&all, device) != Some(first) {
+        return Ok(others);
+    }
+    write_back(&all, first);
+    let all = mounts()?;
+    if first_of(&all, device) != Some(first) {
+        return Ok(others);
+    }
+    let directory = &first.mount_point;
+    // It is still this mount that would be unmounted.
+    if !shows(&all, first) {
+        return Err(io::Error::other(format!(
+            "{} shows another mount",
+            directory.display()
+        )));
     }
     let unmounted = unmount_or_detach(directory)?;
     Ok(match others {
@@ -122,26 +121,59 @@ fn unmount_device(device: &str) -> io::Result<Unmounted> {
     })
 }
 
+/// The mount of a device that its others were made of.
+fn first_of<'a>(mounts: &'a [MountEntry], device: &str) -> Option<&'a MountEntry> {
+    mounts.iter().find(|it| it.device == device)
+}
+
+/// Whether what is seen where a mount is has its device.
+fn shows(mounts: &[MountEntry], mount: &MountEntry) -> bool {
+    mounted_on(mounts, &mount.mount_point).is_some_and(|top| top.device == mount.device)
+}
+
+/// Of a file system in use the kernel keeps what programs have changed until they close it. An error would reach a
+/// program that syncs or closes; from an unmounted file system it reaches none.
+fn write_back(mounts: &[MountEntry], mount: &MountEntry) {
+    // What is over it may hang.
+    if !shows(mounts, mount) {
+        return;
+    }
+    let written_back =
+        File::open(&mount.mount_point).and_then(|root| Ok(rustix::fs::syncfs(root.as_fd())?));
+    if let Err(error) = written_back {
+        let _ = writeln!(io::stderr(), "cannot write back everything: {error}");
+    }
+}
+
 /// Unmounts what is mounted in or over a file system, and where that is mounted a further time: while it is,
 /// unmounting the first mount would not end it. That one stays, so that nobody else gets the number of the
-/// device meanwhile.
-fn unmount_others(device: &str) -> io::Result<Unmounted> {
+/// device meanwhile, unless the kernel takes it away with another one, as it does where mounts propagate.
+fn unmount_others(first: &MountEntry) -> io::Result<Unmounted> {
+    let device = &first.device;
     let mut unmounted = Unmounted::Entirely;
     let mut failed = Vec::new();
     for _ in 0..ATTEMPTS {
         let all = mounts()?;
         let others = mounted_besides(&all, device);
-        if others.is_empty() {
+        let is_gone = first_of(&all, device) != Some(first);
+        if is_gone && !failed.is_empty() {
+            break;
+        }
+        // What has the device of one that is gone is none of ours.
+        if is_gone || others.is_empty() {
             return Ok(unmounted);
         }
         failed.clear();
         for other in others {
             let directory = &other.mount_point;
+            let now = mounts()?;
             // It may have gone with another one.
-            if mounted_on(&mounts()?, directory) != Some(other) {
+            if mounted_on(&now, directory) != Some(other) {
                 continue;
             }
-            let done = if other.device == device {
+            let done = if other.device == *device {
+                // The first mount may go with it, and what programs have changed with that.
+                write_back(&now, first);
                 unmount_or_detach(directory)
             } else {
                 detach(directory).map(|()| Unmounted::Entirely)

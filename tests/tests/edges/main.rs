@@ -14,7 +14,7 @@ use harvestfs_tests::{
     Cluster, ClusterOptions, DownOnDrop, KillOnDrop, can_mount, harvestfs, skip, unmount,
     wait_until,
 };
-use rustix::mount::{MountFlags, UnmountFlags};
+use rustix::mount::{MountFlags, MountPropagationFlags, UnmountFlags};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 
@@ -390,6 +390,40 @@ fn a_mount_that_is_bound_elsewhere_too_loses_nothing_and_leaves_nothing() {
         assert_eq!(last, name);
         name = next;
     }
+}
+
+/// As where `/` is shared, and a part of it is bound elsewhere before: unmounting one of the two unmounts the other.
+#[test]
+fn a_mount_that_propagates_loses_nothing_and_leaves_nothing() {
+    if !is_root() {
+        return skip("only root can bind a mount");
+    }
+    if !can_mount() {
+        return;
+    }
+    let mut cluster = Cluster::start(&small());
+    let (one, other) = (cluster.path("one"), cluster.path("other"));
+    for directory in [&one, &other] {
+        fs::create_dir(directory).expect("mkdir");
+    }
+    let _unmount = UnmountOnDrop(&one);
+    rustix::mount::mount("none", &one, "tmpfs", MountFlags::empty(), None).expect("a tmpfs");
+    rustix::mount::mount_change(&one, MountPropagationFlags::SHARED).expect("it is mounted");
+    let _unmount_other = UnmountOnDrop(&other);
+    rustix::mount::mount_bind(&one, &other).expect("a bind mount");
+    let mount = cluster.mount("one/mnt");
+    let propagated = other.join("mnt");
+    assert!(mounted_on(&propagated).is_some(), "it propagates");
+    let _user = user_of(&mount);
+    // It ends well, or this panics.
+    cluster.stop("one/mnt");
+    let are_left = || [&mount, &propagated].map(|it| mounted_on(it).is_some());
+    assert_eq!(are_left(), [false; 2]);
+    // Now nobody uses it.
+    cluster.mount("one/mnt");
+    assert_eq!(fs::read(mount.join("held")).expect("read"), b"data\n");
+    cluster.stop("one/mnt");
+    assert_eq!(are_left(), [false; 2]);
 }
 
 #[test]
