@@ -58,7 +58,9 @@ pub fn refuse_if_mounted_below(data: &Path) -> anyhow::Result<()> {
         return Ok(());
     };
     let mounts = mount_table::mounts().context("cannot tell what is mounted")?;
-    let below = others_below(&mounts, &directory, &source(data)?);
+    // Who cannot read the cluster's identity, as when its key was moved away, can still stop it.
+    let source = source(data).ok();
+    let below = others_below(&mounts, &directory, source.as_deref());
     if below.is_empty() {
         return Ok(());
     }
@@ -70,10 +72,12 @@ pub fn refuse_if_mounted_below(data: &Path) -> anyhow::Result<()> {
 }
 
 /// Where other file systems are mounted in or over that of a cluster, in the order in which they have to be unmounted.
-/// `source`: what a mount of the cluster is called.
-fn others_below(mounts: &[MountEntry], directory: &Path, source: &str) -> Vec<String> {
+/// `source`: what a mount of the cluster is called. Without it, the first one of HarvestFS there counts as the cluster's.
+fn others_below(mounts: &[MountEntry], directory: &Path, source: Option<&str>) -> Vec<String> {
     let is_own = |it: &&MountEntry| {
-        it.mount_point == directory && it.kind == MOUNT_TYPE && it.source == source
+        it.mount_point == directory
+            && it.kind == MOUNT_TYPE
+            && source.is_none_or(|source| it.source == source)
     };
     let Some(own) = mounts.iter().find(is_own) else {
         return Vec::new();
@@ -133,9 +137,11 @@ mod tests {
             mount("0:4", MOUNT_TYPE, "harvestfs:c2", "/mnt"),
         ];
         let below = |source| others_below(&mounts, Path::new("/mnt"), source);
-        assert_eq!(below("harvestfs:c1"), ["/mnt", "/mnt/a"]);
-        assert!(below("harvestfs:c2").is_empty());
-        assert!(below("harvestfs:c3").is_empty());
+        assert_eq!(below(Some("harvestfs:c1")), ["/mnt", "/mnt/a"]);
+        assert!(below(Some("harvestfs:c2")).is_empty());
+        assert!(below(Some("harvestfs:c3")).is_empty());
+        assert_eq!(below(None), ["/mnt", "/mnt/a"]);
+        assert!(others_below(&mounts, Path::new("/"), None).is_empty());
     }
 
     #[test]
@@ -148,5 +154,8 @@ mod tests {
         assert_eq!(Layout::ready_mount(data).unwrap(), mount);
         refuse_if_mounted_below(data).unwrap();
         remove_dead(&mount).unwrap();
+        // Whose cluster it is cannot be read, since nothing is configured here.
+        std::fs::create_dir_all(&mount).unwrap();
+        refuse_if_mounted_below(data).unwrap();
     }
 }
