@@ -88,7 +88,7 @@ fn the_slice_of_a_unit_weighs_little_against_the_owners() {
         };
         slices += 1;
         let slice = unit(slice);
-        for setting in ["CPUWeight=1", "IOWeight=1"] {
+        for setting in ["CPUWeight=1", "CPUWeight=idle", "IOWeight=1"] {
             assert!(slice.lines().any(|line| line == setting), "no {setting}");
         }
     }
