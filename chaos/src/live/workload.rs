@@ -112,7 +112,7 @@ pub(crate) struct Outcome {
     pub wrong: Vec<String>,
     /// Bytes that were read and were as promised.
     pub compared_bytes: u64,
-    /// Writes, renames and removals that were acknowledged.
+    /// Writes, renames and removals that are promised.
     pub changes: u64,
     /// How long reads took, in microseconds.
     pub read_us: Vec<u32>,
@@ -387,7 +387,7 @@ impl Worker {
     fn changed(&mut self, operation: Operation, began: Instant, result: Result<(), ClientError>) {
         match result {
             Ok(()) => {
-                self.outcome.changes += 1;
+                self.outcome.changes += u64::from(self.counts());
                 self.counters.done(operation, began.elapsed());
             }
             Err(error) => self.failed(operation, &error),
@@ -497,13 +497,18 @@ mod tests {
     }
 
     #[test]
-    fn only_what_was_acknowledged_is_a_change() {
-        let mut worker = worker(&Arc::default());
+    fn only_what_is_promised_is_a_change() {
+        let doubt: Arc<Doubt> = Arc::default();
+        let mut worker = worker(&doubt);
         let began = Instant::now();
         let expired = Err(ClientError::Fs(FsError::SessionExpired));
         worker.renamed(FILE, "file-2", began, expired);
         assert_eq!(worker.outcome.changes, 0);
         worker.unlinked(FILE, began, Ok(()));
+        assert_eq!(worker.outcome.changes, 1);
+        // What an older copy of the namenode said.
+        doubt.turn();
+        worker.changed(Operation::Write, began, Ok(()));
         assert_eq!(worker.outcome.changes, 1);
     }
 
