@@ -304,6 +304,10 @@ impl<'a> Cluster<'a> {
                 }
                 self.conditions[number].down = false;
                 self.conditions[number].hung = false;
+                if let Some(disk) = self.failing.get(&part) {
+                    // A sync that failed before, of one that went on, does not excuse the end of this one.
+                    disk.take_failed();
+                }
                 (name, arguments)
             }
         };
