@@ -233,7 +233,8 @@ fn fusermount(option: &str, directory: &Path) -> io::Result<()> {
 }
 
 /// Unmounts a HarvestFS whose process was killed: it stays behind, and answers that it is not
-/// connected. Anything else is left alone.
+/// connected. Anything else is left alone, also where the dead one is bound elsewhere: nothing is mounted
+/// there next, and programs would write to the local directory without an error.
 ///
 /// # Errors
 /// When it is there and cannot be unmounted, or hangs.
