@@ -209,7 +209,9 @@ pub fn down(args: &DownArgs) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Starts this command again in a session of its own and waits until the mount is ready. Ctrl-C ends both.
+/// Starts this command again in a process group of its own and waits until the mount is ready. Ctrl-C, SIGTERM or the end
+/// of the terminal while it waits ends both: what nobody waits for any more is not to start unseen. Under nohup(1) the end
+/// of the terminal does not.
 ///
 /// It inherits the lock, so that no other one comes in between.
 fn detach(args: &UpArgs, layout: &Layout, lock: File) -> anyhow::Result<()> {
