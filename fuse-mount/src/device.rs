@@ -4,6 +4,7 @@ use std::ffi::OsStr;
 use std::io;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
+use std::sync::Arc;
 use std::time::SystemTime;
 
 use fuser::{
@@ -16,11 +17,12 @@ use harvestfs_protocol::meta::AttrChanges;
 
 use crate::read::Read;
 use crate::serve::{Adapter, Header};
+use crate::session_end::SessionEnd;
 use crate::write::Write;
 use crate::{convert, kernel_options};
 
-/// Serves what the kernel asks through its device.
-pub struct Device(pub Adapter);
+/// Serves what the kernel asks through its device, to the end of the session.
+pub struct Device(pub Adapter, pub Arc<SessionEnd>);
 
 impl From<&Request> for Header {
     fn from(request: &Request) -> Self {
@@ -36,6 +38,10 @@ impl Filesystem for Device {
     fn init(&mut self, _request: &Request, config: &mut KernelConfig) -> io::Result<()> {
         kernel_options::negotiate(config);
         Ok(())
+    }
+
+    fn destroy(&mut self) {
+        self.1.reached();
     }
 
     fn lookup(&self, request: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEntry) {

@@ -41,6 +41,7 @@ mod read_ahead;
 pub mod reply;
 mod requests;
 mod serve;
+mod session_end;
 mod shared;
 mod submounts;
 mod unmount;

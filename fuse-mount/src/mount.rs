@@ -7,7 +7,6 @@ use std::sync::Arc;
 
 use fuser::Session;
 use harvestfs_client::{Client, ClientError};
-use harvestfs_protocol::watch;
 use tokio::task::spawn_blocking;
 
 use crate::caller::ProcFs;
@@ -21,6 +20,7 @@ use crate::mount_table::{MOUNT_TYPE, canonical, mounted_on, mounts, source_of};
 use crate::notices::Notices;
 use crate::read_ahead;
 use crate::serve::Adapter;
+use crate::session_end::{Ended, SessionEnd};
 use crate::shared::Shared;
 use crate::submounts::Submounts;
 use crate::unmount::{self, Unmounted};
@@ -135,10 +135,13 @@ impl Mount {
         let source = source_of(&options.cluster);
         let config = kernel_options::config(&source, SUBTYPE, options.permissions);
         let on = options.directory.clone();
+        let (end, ended) = SessionEnd::new(on.clone());
+        let at_end = end.clone();
         let (session, directory_path) = spawn_blocking(move || {
             unmount::remove_dead(&on)?;
             let path = canonical(&on)?;
-            Ok::<_, io::Error>((Session::new(Device(adapter), &on, &config)?, path))
+            let session = Session::new(Device(adapter, at_end), &on, &config)?;
+            Ok::<_, io::Error>((session, path))
         })
         .await
         .map_err(|error| failed(io::Error::other(error)))?
@@ -158,14 +161,14 @@ impl Mount {
         let submounts = Submounts::new(device_number.clone()).map_err(failed)?;
         let kernel = FuseKernel::new(session.notifier(), device, submounts);
         connect(&client, shared, Arc::new(kernel));
-        let (end, ended) = watch::channel(None);
-        // A thread of its own: it lives as long as the mount.
+        let device_of_session = device_number.clone();
+        // A thread of its own: it lives as long as the process.
         std::thread::Builder::new()
             .name("fuse-session".into())
             .spawn(move || {
-                let result = session.run().map_err(|error| error.to_string());
-                // Nobody listens any more once the mount is dropped.
-                end.send_replace(Some(result));
+                end.begin(device_of_session);
+                // Whatever comes of it, [`SessionEnd`] says how it has ended.
+                let _ = session.run();
             })
             .map_err(failed)?;
         let guard = Guard::start(&device_number)
@@ -239,8 +242,6 @@ pub(crate) fn connect(client: &Client, shared: Arc<Shared>, kernel: Arc<dyn Kern
     shared.connect(notices.clone());
     client.set_cache_listener(Arc::new(KernelCache::new(shared, notices)));
 }
-
-type Ended = watch::Receiver<Option<Result<(), String>>>;
 
 async fn finish(client: Client, mut ended: Ended) -> Result<(), MountError> {
     let result = match ended.wait_for(Option::is_some).await {

@@ -403,7 +403,7 @@ fn what_has_snapshots_is_not_removed_for_good() {
     let found = run(&["find", "/tree"]);
     let said = refused();
     for command in [
-        r"`harvestfs fs snapshot rm /tree 'it'\''s'`",
+        r"`harvestfs fs snapshot rm /tree/ 'it'\''s'`",
         "`harvestfs fs snapshot rm '/tree/a/my own' one two`",
     ] {
         assert!(said.contains(command), "{said}");
