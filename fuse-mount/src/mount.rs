@@ -146,29 +146,31 @@ impl Mount {
         .await
         .map_err(|error| failed(io::Error::other(error)))?
         .map_err(failed)?;
-        let device_number = mounts()
+        let entry = mounts()
             .ok()
             .and_then(|all| {
-                let mount = mounted_on(&all, &directory_path)?;
-                (mount.kind == MOUNT_TYPE).then(|| mount.device.clone())
+                let entry = mounted_on(&all, &directory_path)?;
+                (entry.kind == MOUNT_TYPE).then(|| entry.clone())
             })
             .ok_or_else(|| {
                 failed(io::Error::other(
                     "it is not in the kernel's table of mounts",
                 ))
             })?;
+        let device_number = entry.device.clone();
         let device = session.as_fd().try_clone_to_owned().map_err(failed)?;
         let submounts = Submounts::new(device_number.clone()).map_err(failed)?;
         let kernel = FuseKernel::new(session.notifier(), device, submounts);
         connect(&client, shared, Arc::new(kernel));
-        let device_of_session = device_number.clone();
         // A thread of its own: it lives as long as the process.
         std::thread::Builder::new()
             .name("fuse-session".into())
             .spawn(move || {
-                end.begin(device_of_session);
-                // Whatever comes of it, [`SessionEnd`] says how it has ended.
-                let _ = session.run();
+                end.begin(entry);
+                // It returns only if it cannot go on: see [`SessionEnd`].
+                if let Err(error) = session.run() {
+                    end.failed(error.to_string());
+                }
             })
             .map_err(failed)?;
         let guard = Guard::start(&device_number)

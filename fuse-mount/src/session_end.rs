@@ -8,21 +8,26 @@
 use std::path::PathBuf;
 use std::sync::{Arc, OnceLock};
 use std::thread;
+use std::time::Duration;
 
 use harvestfs_protocol::watch;
 
-use crate::mount_table::mounts;
+use crate::mount_table::{MountEntry, mounts};
 use crate::unmount;
 
 /// How a session has ended; none while it goes on.
 pub(crate) type Ended = watch::Receiver<Option<Result<(), String>>>;
 
+/// How often, and how many times, it is looked whether a mount is gone: `umount --force` breaks its connection before.
+const POLL: Duration = Duration::from_millis(20);
+const POLLS: usize = 50;
+
 /// What a session does at its end.
 pub struct SessionEnd {
     ended: watch::Sender<Option<Result<(), String>>>,
     directory: PathBuf,
-    /// Of the mount; none before it has begun.
-    device: OnceLock<String>,
+    /// None before the session has begun.
+    mount: OnceLock<MountEntry>,
 }
 
 impl SessionEnd {
@@ -32,37 +37,53 @@ impl SessionEnd {
         let end = Self {
             ended,
             directory,
-            device: OnceLock::new(),
+            mount: OnceLock::new(),
         };
         (Arc::new(end), receiver)
     }
 
     /// The session begins. Until then it is dropped where something fails, and `fuser` unmounts what it has mounted.
-    pub(crate) fn begin(&self, device: String) {
+    pub(crate) fn begin(&self, mount: MountEntry) {
         // A session begins once.
-        let _ = self.device.set(device);
+        let _ = self.mount.set(mount);
+    }
+
+    /// The session was given up before its end.
+    pub(crate) fn failed(&self, error: String) {
+        self.tell(Err(error));
     }
 
     /// The session has ended. Does not return if it had begun.
     pub(crate) fn reached(&self) {
-        let Some(device) = self.device.get() else {
+        let Some(mount) = self.mount.get() else {
             return;
         };
-        let is_mounted = mounts().is_ok_and(|all| all.iter().any(|it| it.device == *device));
-        let result = if is_mounted {
-            // Only if it answers that it is not connected.
-            let removed = unmount::remove_dead(&self.directory);
-            Err(match removed {
-                Ok(()) => "it was aborted".to_owned(),
-                Err(error) => format!("it was aborted, and what is mounted stays: {error}"),
-            })
+        let is_there = || mounts().is_ok_and(|all| all.contains(mount));
+        let mut polls = POLLS;
+        while is_there() && polls > 0 {
+            thread::sleep(POLL);
+            polls -= 1;
+        }
+        // Somebody aborted its connection, and it answers that it is not connected.
+        let removed = if is_there() {
+            unmount::remove_dead(&self.directory)
         } else {
             Ok(())
         };
-        // Nobody listens any more once the mount is dropped.
-        self.ended.send_replace(Some(result));
+        self.tell(removed.map_err(|error| error.to_string()));
         loop {
             thread::park();
         }
+    }
+
+    /// The first one says it. Nobody listens any more once the mount is dropped.
+    fn tell(&self, result: Result<(), String>) {
+        self.ended.send_if_modified(|ended| {
+            let is_first = ended.is_none();
+            if is_first {
+                *ended = Some(result);
+            }
+            is_first
+        });
     }
 }

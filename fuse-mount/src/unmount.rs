@@ -173,7 +173,7 @@ fn unmount_others(first: &MountEntry) -> io::Result<Unmounted> {
             }
             let done = if other.device == *device {
                 // The first mount may go with it, and what programs have changed with that.
-                write_back(&now, first);
+                write_back(&now, other);
                 unmount_or_detach(directory)
             } else {
                 detach(directory).map(|()| Unmounted::Entirely)
@@ -252,6 +252,10 @@ pub fn remove_dead(directory: &Path) -> io::Result<()> {
         };
         if asked(&directory)? != Err(Errno::NOTCONN) {
             return Ok(());
+        }
+        // Meanwhile it may have been unmounted, and what was below it is nobody's to detach.
+        if mounted_on(&mounts()?, &directory).is_none_or(|it| it.device != *dead) {
+            continue;
         }
         // Who else unmounts it may have been faster.
         if let Err(error) = detach(&directory)

@@ -297,7 +297,8 @@ impl Job {
             .create(true)
             .truncate(false)
             .write(true)
-            .custom_flags(OFlags::NOFOLLOW.bits() as i32)
+            // A pipe in its place would be waited for.
+            .custom_flags((OFlags::NOFOLLOW | OFlags::NONBLOCK).bits() as i32)
             .open(&path)
             .map_err(io_error("open", &path))?;
         match rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive) {

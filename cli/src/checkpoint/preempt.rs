@@ -223,11 +223,15 @@ pub fn run(args: &CheckpointArgs, command: &PreemptArgs) -> anyhow::Result<()> {
 
 /// Ends the processes of a job, unless another command works on it: a dump would be lost half-way.
 fn kill(job: &Job, tree: &Tree) -> anyhow::Result<()> {
-    // To lock a job that has no directory would make one. Nothing else that is wrong with a store keeps memory from
-    // being freed.
-    let _lock = match job.numbers().and_then(|_| job.lock()) {
-        Err(error @ StoreError::Locked(_)) => return Err(error.into()),
-        lock => lock.ok(),
+    // What others may write to is nothing to go by, and to lock a job that has no directory would make one. Nothing
+    // else that is wrong with a store keeps memory from being freed.
+    let _lock = if refuse_directories(job).is_ok() {
+        match job.numbers().and_then(|_| job.lock()) {
+            Err(error @ StoreError::Locked(_)) => return Err(error.into()),
+            lock => lock.ok(),
+        }
+    } else {
+        None
     };
     tree.end()?;
     Ok(())

@@ -121,7 +121,7 @@ impl Files {
 
 fn tell_left(half: &Half) {
     let path = names::harmless(&half.path);
-    eprintln!("harvestfs: {path} is left; remove it");
+    eprintln!("harvestfs: {path} may be left: remove it if it is there");
 }
 
 /// The path of what has this name in the same directory as what is at `path`.

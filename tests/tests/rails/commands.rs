@@ -489,6 +489,6 @@ fn what_cannot_be_removed_of_a_copy_is_named() {
     let output = put.wait_with_output().expect("it ends");
     let said = String::from_utf8_lossy(&output.stderr);
     assert_eq!(output.status.code(), Some(1), "{said}");
-    let left = format!("/d/{} is left; remove it", listed.trim_end());
+    let left = format!("/d/{} may be left: remove it", listed.trim_end());
     assert!(said.contains(&left), "{said}");
 }
