@@ -8,33 +8,63 @@ use harvestfs_checkpoint::pages_file::copy_range;
 use harvestfs_checkpoint::store::{Checkpoint, PROBE_PREFIX};
 use rustix::io::Errno;
 
-use crate::locations::{self, CUT_OFF};
+use crate::locations::{self, CUT_OFF, Location};
 
 /// Most bytes of what is told of a file.
 const LOCATIONS_BYTES_MAX: usize = 1 << 20;
 
-/// What the namenode says of a file. None: the file is on another file system.
-fn ask(path: &Path) -> anyhow::Result<Option<String>> {
+/// What the namenode says of a file.
+struct Told {
+    extents: Vec<Location>,
+    /// Whether that is all of the file.
+    is_complete: bool,
+}
+
+impl Told {
+    fn parse(text: &str) -> Self {
+        let (extents, is_complete) = locations::parse(text);
+        Self {
+            extents,
+            is_complete,
+        }
+    }
+
+    /// How far a file of `size_bytes` is told: to its end unless the answer was cut off.
+    fn told_bytes(&self, size_bytes: u64) -> u64 {
+        if self.is_complete {
+            return size_bytes;
+        }
+        let last = self.extents.last();
+        last.map_or(0, |it| it.end().min(size_bytes))
+    }
+
+    /// Bytes of a file of `size_bytes` of which a datanode has no replica. What is not told is taken to be elsewhere.
+    fn missing_in(&self, datanode: &str, size_bytes: u64) -> u64 {
+        let lacking = |it: &&Location| it.datanodes.iter().all(|name| name != datanode);
+        let missing = self.extents.iter().filter(lacking);
+        let missing_bytes: u64 = missing.map(|it| it.length_bytes).sum();
+        missing_bytes + (size_bytes - self.told_bytes(size_bytes))
+    }
+
+    /// Whether there is an extent that no datanode has.
+    fn names_nobody(&self) -> bool {
+        self.extents.iter().any(|it| it.datanodes.is_empty())
+    }
+}
+
+/// Asks the namenode. None: the file is on another file system.
+fn ask(path: &Path) -> anyhow::Result<Option<Told>> {
     let mut told = vec![0; LOCATIONS_BYTES_MAX];
     match rustix::fs::getxattr(path, locations::ATTRIBUTE, &mut told[..]) {
         Ok(length) => {
             let text = String::from_utf8_lossy(&told[..length]);
-            Ok(Some(text.into_owned()))
+            Ok(Some(Told::parse(&text)))
         }
         Err(Errno::NODATA | Errno::NOTSUP) => Ok(None),
         // Too many pieces to tell.
-        Err(Errno::RANGE | Errno::TOOBIG) => Ok(Some(CUT_OFF.to_owned())),
+        Err(Errno::RANGE | Errno::TOOBIG) => Ok(Some(Told::parse(CUT_OFF))),
         Err(error) => Err(error).with_context(|| format!("cannot ask where {} is", path.display())),
     }
-}
-
-/// How far a file of `size_bytes` is told: to its end unless the answer was cut off.
-fn told_bytes(told: &str, size_bytes: u64) -> u64 {
-    let (all, is_complete) = locations::parse(told);
-    if is_complete {
-        return size_bytes;
-    }
-    all.last().map_or(0, |it| it.end().min(size_bytes))
 }
 
 /// Bytes of a checkpoint of which a datanode has no replica. On another file system it is not known
@@ -43,66 +73,59 @@ pub fn missing_bytes(checkpoint: &Checkpoint, datanode: &str) -> anyhow::Result<
     let mut missing_bytes = 0;
     for image in &checkpoint.manifest.images {
         missing_bytes += match ask(&checkpoint.directory.join(&image.name))? {
-            Some(locations) => missing_in(&locations, datanode, image.size_bytes),
+            Some(told) => told.missing_in(datanode, image.size_bytes),
             None => 0,
         };
     }
     Ok(missing_bytes)
 }
 
-/// What is not told of a file of `size_bytes` is taken to be elsewhere.
-fn missing_in(told: &str, datanode: &str, size_bytes: u64) -> u64 {
-    let (all, _) = locations::parse(told);
-    let missing_bytes: u64 = all
-        .iter()
-        .filter(|it| it.datanodes.iter().all(|name| name != datanode))
-        .map(|it| it.length_bytes)
-        .sum();
-    missing_bytes + (size_bytes - told_bytes(told, size_bytes))
-}
-
 /// Whether parts of a checkpoint's memory are on no datanode that runs. `work` is a directory on the same mount:
 /// files that are made there are gone when this returns.
 pub fn has_lost_memory(checkpoint: &Checkpoint, work: &Path) -> anyhow::Result<bool> {
     let images = checkpoint.manifest.images.iter();
-    for image in images.filter(|image| image.has_pages()) {
-        let path = checkpoint.directory.join(&image.name);
-        if is_partly_lost(&path, image.size_bytes, Some(work))? {
+    let memory = images.filter(|image| image.has_pages());
+    is_any_partly_lost(checkpoint, memory.map(|it| it.name.clone()), Some(work))
+}
+
+/// Whether anything that a restore of a checkpoint needs is on no datanode that runs. `work` is as above; without one,
+/// no file is made, and what the namenode cuts off of its answers is taken to be there.
+pub fn has_lost_parts(checkpoint: &Checkpoint, work: Option<&Path>) -> anyhow::Result<bool> {
+    let images = checkpoint.manifest.images.iter();
+    let names = images.flat_map(|image| {
+        let table = image.has_pages().then(|| image.table_name());
+        std::iter::once(image.name.clone()).chain(table)
+    });
+    is_any_partly_lost(checkpoint, names, work)
+}
+
+fn is_any_partly_lost(
+    checkpoint: &Checkpoint,
+    names: impl Iterator<Item = String>,
+    work: Option<&Path>,
+) -> anyhow::Result<bool> {
+    for name in names {
+        let path = checkpoint.directory.join(name);
+        let metadata = fs::metadata(&path);
+        let metadata = metadata.with_context(|| format!("cannot look at {}", path.display()))?;
+        if is_partly_lost(&path, metadata.len(), work)? {
             return Ok(true);
         }
     }
     Ok(false)
 }
 
-/// Whether anything that a restore of a checkpoint needs is on no datanode that runs. `work` is as above; without one,
-/// no file is made, and what the namenode cuts off of its answers is taken to be there.
-pub fn has_lost_parts(checkpoint: &Checkpoint, work: Option<&Path>) -> anyhow::Result<bool> {
-    for image in &checkpoint.manifest.images {
-        let table = image.has_pages().then(|| image.table_name());
-        for name in std::iter::once(image.name.clone()).chain(table) {
-            let path = checkpoint.directory.join(name);
-            let metadata = fs::metadata(&path);
-            let metadata =
-                metadata.with_context(|| format!("cannot look at {}", path.display()))?;
-            if is_partly_lost(&path, metadata.len(), work)? {
-                return Ok(true);
-            }
-        }
-    }
-    Ok(false)
-}
-
 fn is_partly_lost(path: &Path, size_bytes: u64, work: Option<&Path>) -> anyhow::Result<bool> {
-    let Some(locations) = ask(path)? else {
+    let Some(told) = ask(path)? else {
         return Ok(false);
     };
-    if names_nobody(&locations) {
+    if told.names_nobody() {
         return Ok(true);
     }
     let Some(work) = work else {
         return Ok(false);
     };
-    let mut part_bytes = told_bytes(&locations, size_bytes);
+    let mut part_bytes = told.told_bytes(size_bytes);
     let mut done_bytes = part_bytes;
     // What was cut off is asked of clones, which begin where the answer before ended.
     while done_bytes < size_bytes {
@@ -116,20 +139,14 @@ fn is_partly_lost(path: &Path, size_bytes: u64, work: Option<&Path>) -> anyhow::
         File::open(path)
             .and_then(|file| copy_range(&file, done_bytes, clone.as_file(), 0, length_bytes))
             .with_context(|| format!("cannot share pages of {}", path.display()))?;
-        let locations = ask(clone.path())?.context("a clone is on another file system")?;
-        if names_nobody(&locations) {
+        let told = ask(clone.path())?.context("a clone is on another file system")?;
+        if told.names_nobody() {
             return Ok(true);
         }
-        part_bytes = told_bytes(&locations, length_bytes);
+        part_bytes = told.told_bytes(length_bytes);
         done_bytes += part_bytes;
     }
     Ok(false)
-}
-
-/// Whether there is an extent that no datanode has.
-fn names_nobody(told: &str) -> bool {
-    let (all, _) = locations::parse(told);
-    all.iter().any(|it| it.datanodes.is_empty())
 }
 
 #[cfg(test)]
@@ -141,21 +158,21 @@ mod tests {
     #[test]
     fn what_a_datanode_lacks_is_counted() {
         let locations = "0 100 02 a b\n100 50 03 b c\n150 7 04\n";
-        let missing = |datanode| missing_in(locations, datanode, 200);
+        let missing = |datanode| Told::parse(locations).missing_in(datanode, 200);
         assert_eq!((missing("a"), missing("b"), missing("d")), (57, 7, 157));
-        assert_eq!(missing_in("", "a", 200), 0);
+        assert_eq!(Told::parse("").missing_in("a", 200), 0);
         let cut_off = format!("{locations}...\n");
-        let missing = |datanode| missing_in(&cut_off, datanode, 200);
+        let missing = |datanode| Told::parse(&cut_off).missing_in(datanode, 200);
         assert_eq!((missing("a"), missing("d")), (57 + 43, 157 + 43));
-        assert_eq!(missing_in(CUT_OFF, "a", 200), 200);
+        assert_eq!(Told::parse(CUT_OFF).missing_in("a", 200), 200);
     }
 
     #[test]
     fn what_nobody_has_is_found() {
-        assert!(names_nobody("0 100 02 a b\n100 50 03\n"));
-        assert!(names_nobody("0 100 02\n...\n"));
+        assert!(Told::parse("0 100 02 a b\n100 50 03\n").names_nobody());
+        assert!(Told::parse("0 100 02\n...\n").names_nobody());
         for whole in ["", "0 100 02 a\n", "0 100 02 a\n...\n", "..."] {
-            assert!(!names_nobody(whole), "{whole:?}");
+            assert!(!Told::parse(whole).names_nobody(), "{whole:?}");
         }
     }
 
@@ -185,9 +202,15 @@ mod tests {
 
     #[test]
     fn what_is_cut_off_is_not_told() {
-        assert_eq!(told_bytes("0 100 02 a\n200 50 03 b\n", 300), 300);
-        assert_eq!(told_bytes("", 300), 300);
-        assert_eq!(told_bytes("0 100 02 a\n200 50 03 b\n...\n", 300), 250);
-        assert_eq!(told_bytes(CUT_OFF, 300), 0);
+        assert_eq!(
+            Told::parse("0 100 02 a\n200 50 03 b\n").told_bytes(300),
+            300
+        );
+        assert_eq!(Told::parse("").told_bytes(300), 300);
+        assert_eq!(
+            Told::parse("0 100 02 a\n200 50 03 b\n...\n").told_bytes(300),
+            250
+        );
+        assert_eq!(Told::parse(CUT_OFF).told_bytes(300), 0);
     }
 }
