@@ -45,9 +45,30 @@ pub struct TenantAnalysis {
 }
 
 impl Analysis {
-    /// What placement needs.
+    /// What placement needs. A tenant whose pattern is not known has too few samples to count as never busy: it counts
+    /// as no less busy than the average server of those with one, in hours that could be any.
+    #[must_use]
     pub fn profiles(&self) -> BTreeMap<TenantKey, TenantProfile> {
-        let profile = |(key, tenant): (&TenantKey, &TenantAnalysis)| (key.clone(), tenant.profile);
+        let known = || self.tenants.values().filter(|it| it.pattern_known);
+        let servers: f64 = known().map(|it| f64::from(it.servers)).sum();
+        let mean = |value: fn(&TenantProfile) -> f64| {
+            let each = known().map(|it| f64::from(it.servers) * value(&it.profile));
+            let sum: f64 = each.sum();
+            if servers > 0.0 { sum / servers } else { 0.0 }
+        };
+        let peak = mean(|it| it.peak_cpu_share);
+        let busy_share = mean(|it| it.busy_share);
+        let profile = |(key, tenant): (&TenantKey, &TenantAnalysis)| {
+            let mut profile = tenant.profile;
+            if !tenant.pattern_known {
+                profile.peak_cpu_share = profile.peak_cpu_share.max(peak);
+                profile.busy_share = profile.busy_share.max(busy_share);
+                if profile.busy_share > 0.0 {
+                    profile.busy_hours = WeekHours::ALL;
+                }
+            }
+            (key.clone(), profile)
+        };
         self.tenants.iter().map(profile).collect()
     }
 }
@@ -162,6 +183,79 @@ mod tests {
         assert_eq!(
             analyse(&History::default(), 0, || false),
             Some(Analysis::default())
+        );
+    }
+
+    #[test]
+    fn what_is_not_known_counts_as_no_less_busy_than_what_is() {
+        const NOW: u32 = 20_500 * 86_400;
+        let key = |name: &str| TenantKey {
+            environment: "e".to_owned(),
+            machine_function: name.to_owned(),
+        };
+        let mut history = History::default();
+        for (name, servers) in [
+            ("busy", 1),
+            ("calm", 3),
+            ("hour", 1),
+            ("hot-hour", 1),
+            ("none", 1),
+        ] {
+            for number in 0..servers {
+                let server = format!("{name}-{number}");
+                history
+                    .owns(&server, &key(name), NOW - 100 * 86_400)
+                    .unwrap();
+            }
+        }
+        let day = SLOTS_PER_DAY as u32;
+        for (name, slots, level) in [
+            ("busy", 20 * day, 200),
+            ("calm", 20 * day, 50),
+            ("hour", 3_600 / SLOT_S, 50),
+            ("hot-hour", 3_600 / SLOT_S, 250),
+        ] {
+            let tenant = history.find_tenant(&key(name)).unwrap();
+            for slot in 0..slots {
+                history.set_level(tenant, NOW / SLOT_S - 1 - slot, Level(level));
+            }
+        }
+        let analysis = analyse(&history, NOW, || false).unwrap();
+        let profiles = analysis.profiles();
+        let names = ["busy", "calm", "hour", "hot-hour", "none"];
+        let [busy, calm, hour, hot, none] = names.map(|name| profiles[&key(name)]);
+        // Those of which enough is known count as they are.
+        assert_eq!(busy, analysis.tenants[&key("busy")].profile);
+        assert_eq!(calm, analysis.tenants[&key("calm")].profile);
+        assert_eq!((busy.busy_share, calm.busy_share), (1.0, 0.0));
+        for unknown in [hour, none] {
+            assert_eq!(
+                (unknown.busy_share, unknown.busy_hours),
+                (0.25, WeekHours::ALL)
+            );
+            assert!((unknown.peak_cpu_share - (0.8 + 3.0 * 0.2) / 4.0).abs() < 1e-3);
+        }
+        // What was seen of it is worse than the average.
+        assert_eq!((hot.busy_share, hot.busy_hours), (1.0, WeekHours::ALL));
+        assert!((hot.peak_cpu_share - 1.0).abs() < 1e-3);
+        // What is shown of it is what was seen.
+        assert_eq!(analysis.tenants[&key("none")].profile.busy_share, 0.0);
+    }
+
+    #[test]
+    fn where_nothing_is_known_everything_counts_as_what_was_seen_of_it() {
+        let mut history = History::default();
+        let key = TenantKey {
+            environment: "e".to_owned(),
+            machine_function: "f".to_owned(),
+        };
+        history.owns("s", &key, 0).unwrap();
+        let analysis = analyse(&history, 86_400, || false).unwrap();
+        let profile = analysis.profiles()[&key];
+        assert_eq!(profile, analysis.tenants[&key].profile);
+        assert_eq!(
+            (profile.busy_share, profile.busy_hours),
+            (0.0, WeekHours::NONE)
         );
     }
 }
