@@ -1,4 +1,4 @@
-//! Memory and time of the cluster engine with millions of blocks.
+//! Memory use and speed of the cluster engine with millions of blocks.
 //!
 //! `cargo run --release -p harvestfs-namenode --example cluster_scale [BLOCKS] [NODES]`
 
@@ -19,7 +19,7 @@ use harvestfs_protocol::types::{Durability, PlacementRules, StorageClass, Volume
 use rand::SeedableRng;
 use rand::rngs::SmallRng;
 
-/// Blocks whose replicas are reported together.
+/// Number of blocks whose replicas are reported together.
 const BATCH: usize = 16_384;
 
 const RULES: PlacementRules = PlacementRules {
@@ -68,7 +68,7 @@ fn timed<T>(what: &str, count: u64, work: impl FnOnce() -> T) -> T {
     result
 }
 
-/// What the nodes report of some blocks, each of which is on three nodes.
+/// What the nodes report about some blocks, each of which is on three nodes.
 fn changes_of(blocks: Range<u64>, nodes: u32) -> BTreeMap<u32, Vec<(StorageId, ReplicaChange)>> {
     let mut changes: BTreeMap<u32, Vec<_>> = BTreeMap::new();
     for number in blocks {

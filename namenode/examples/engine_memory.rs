@@ -14,23 +14,23 @@ mod small_files;
 use engine_common::Driver;
 use small_files::{FILES_PER_DIRECTORY, make_small_files};
 
-/// Counts the bytes that are allocated now.
+/// Counts the bytes that are currently allocated.
 struct Counting;
 
 static ALLOCATED_BYTES: AtomicU64 = AtomicU64::new(0);
 
-// SAFETY: every call goes to the system's allocator unchanged, whose guarantees hold then; the
-// counter has no part in them.
+// SAFETY: every call is forwarded unchanged to the system's allocator, so its guarantees hold; the counter does not
+// affect them.
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         ALLOCATED_BYTES.fetch_add(layout.size() as u64, Ordering::Relaxed);
-        // SAFETY: the caller keeps the contract of `alloc`.
+        // SAFETY: the caller upholds the contract of `alloc`.
         unsafe { System.alloc(layout) }
     }
 
     unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
         ALLOCATED_BYTES.fetch_sub(layout.size() as u64, Ordering::Relaxed);
-        // SAFETY: the caller keeps the contract of `dealloc`; `pointer` came from `alloc` above.
+        // SAFETY: the caller upholds the contract of `dealloc`; `pointer` came from `alloc` above.
         unsafe { System.dealloc(pointer, layout) }
     }
 }
@@ -38,7 +38,7 @@ unsafe impl GlobalAlloc for Counting {
 #[global_allocator]
 static ALLOCATOR: Counting = Counting;
 
-/// Memory of this process that is in use, in bytes, as the kernel sees it.
+/// Resident memory of this process in bytes, as the kernel reports it.
 fn resident_bytes() -> Option<u64> {
     let status = std::fs::read_to_string("/proc/self/status").ok()?;
     let line = status.lines().find(|line| line.starts_with("VmRSS:"))?;

@@ -1,5 +1,5 @@
-//! How long the namespace engine takes for one operation, without journal and network: by the
-//! clock, and of the processor (which is less when other programs want it too).
+//! How long the namespace engine takes for one operation, without journal and network: in elapsed time, and in
+//! processor time (which is less if other programs compete for the processor).
 //!
 //! Run: `cargo run --release -p harvestfs-namenode --example engine_speed [files]`
 
@@ -16,9 +16,9 @@ use harvestfs_protocol::limits::SNAPSHOT_ITEMS_MAX;
 use harvestfs_protocol::meta::{Mutation, Query, RenameMode, mutation, query};
 use harvestfs_protocol::types::Credentials;
 
-/// Numbers below `count`, each once, in an order that no cache likes.
+/// The numbers below `count`, each once, in an order that defeats caches.
 fn scattered(count: u64) -> impl Iterator<Item = u64> {
-    // A prime that divides no count tried here: steps of it visit each number once.
+    // A prime that divides no count used here: steps of it visit each number once.
     const STEP: u64 = 7_368_787;
     (0..count).map(move |number| number * STEP % count)
 }
@@ -28,7 +28,7 @@ struct Stopwatch {
     processor: Duration,
 }
 
-/// What this process had of the processor so far, as the kernel counts it; zero where it does not.
+/// The processor time that this process has used, as the kernel counts it; zero if the kernel does not.
 fn processor_time() -> Duration {
     let spent = fs::read_to_string("/proc/self/schedstat").unwrap_or_default();
     let ns = spent.split(' ').next().and_then(|text| text.parse().ok());
@@ -51,7 +51,7 @@ impl Stopwatch {
     }
 }
 
-/// Times commands that were made before, so that only the engine is measured.
+/// Times commands that were prepared earlier, so that only the engine is measured.
 fn measure(label: &str, driver: &mut Driver, commands: &[Command]) {
     let watch = Stopwatch::start();
     for command in commands {
@@ -165,7 +165,7 @@ fn run(files: u64, files_per_directory: u64) {
         snapshot.len() as u64 / files
     );
 
-    // A name and an inode each.
+    // One name and one inode per file.
     let kept = files_per_directory.min(files);
     if 2 * kept < SNAPSHOT_ITEMS_MAX {
         let command = driver.command(Mutation::CreateSnapshot(mutation::CreateSnapshot {

@@ -1,12 +1,11 @@
-//! Fills the journal of a namenode that was made and never started, as if clients had written many
-//! small files. It shows how long a large namespace takes to start, to reach another namenode, and to be
-//! written as a snapshot.
+//! Fills the journal of a namenode that was made and never started, as if clients had written many small files. It
+//! shows how long a large namespace takes to start, to reach another namenode, and to be written as a snapshot.
 //!
 //! ```text
 //! cargo run --release -p harvestfs-namenode --example fill_namenode -- DIR [FILES]
 //! ```
 //!
-//! `DIR` is the namenode's data directory, with `journal` in it. The files are of 4 KiB, 1,000 to a directory; no
+//! `DIR` is the namenode's data directory, with `journal` in it. The files have 4 KiB each, 1,000 to a directory; no
 //! datanode has their blocks.
 
 use std::error::Error;
@@ -25,9 +24,9 @@ use harvestfs_namenode::journal::{Journal, JournalError, JournalOptions};
 use harvestfs_namenode::server::{cluster_id, journal_dir};
 use small_files::make_small_files;
 
-/// Files whose content is committed by one record.
+/// Number of files whose content is committed by one record.
 const FILES_PER_COMMIT: usize = 100;
-/// Records that are appended at once.
+/// Number of records that are appended together.
 const RECORDS_PER_APPEND: usize = 10_000;
 
 fn main() -> Result<(), Box<dyn Error>> {
@@ -59,7 +58,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-/// Appends what the driver has recorded, if it is so much.
+/// Appends what the driver has recorded, if there is enough of it.
 fn append(
     journal: &mut Journal,
     driver: &mut Driver,

@@ -1,5 +1,5 @@
-//! Measures a namenode with its client on the same machine: requests per second and latency of
-//! reads, of durable mutations and of relaxed commits, and beside them what the disk alone can do.
+//! Measures a namenode with its client on the same machine: requests per second and latency of reads, of durable
+//! mutations and of relaxed commits, compared with what the disk alone can do.
 //!
 //! ```text
 //! cargo run --release -p harvestfs-namenode --example namenode_bench -- [DIR] [SECONDS]
@@ -55,14 +55,14 @@ fn main() -> Result<(), Failure> {
     let row_time = Duration::from_secs(seconds);
     let sync_us = append_and_sync(dir.path(), row_time)?;
     println!("append of 200 bytes and fdatasync alone: {sync_us} us");
-    // As two processes would be: the namenode has its own thread, the client has this one.
+    // As two processes would: the namenode has its own thread, the client has this one.
     tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()?
         .block_on(measure(dir.path(), row_time))
 }
 
-/// Median of what a durable append costs without anything around it, in microseconds.
+/// Median cost of a bare durable append, in microseconds.
 fn append_and_sync(dir: &Path, row_time: Duration) -> Result<u64, Failure> {
     let mut file = std::fs::File::create(dir.join("append"))?;
     file.write_all(&vec![0; 64 << 20])?;

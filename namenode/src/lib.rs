@@ -1,11 +1,11 @@
-//! HarvestFS namenode: keeps the namespace, and knows where blocks are.
+//! HarvestFS namenode: keeps the namespace and tracks where blocks are.
 //!
-//! - [`backup`]: the file of a backup;
+//! - [`backup`]: the backup file;
 //! - [`consensus`]: agrees with other namenodes on the order of records;
 //! - [`engine`]: the state machine without I/O;
-//! - [`http`]: the page and the metrics;
-//! - [`journal`]: makes what must survive durable;
-//! - [`server`]: network, sessions, leases and snapshots around both.
+//! - [`http`]: the web page and the metrics;
+//! - [`journal`]: makes the state that must survive durable;
+//! - [`server`]: network, sessions, leases and snapshots around engine and journal.
 
 pub mod backup;
 pub mod consensus;

@@ -1,4 +1,4 @@
-//! What the examples that measure the engine share.
+//! Code shared by the examples that measure the engine.
 
 use harvestfs_namenode::engine::namespace::{Applied, Command, Namespace, Outcome};
 use harvestfs_protocol::ids::{BlockId, ClusterId, InodeId, SessionId};
@@ -26,12 +26,12 @@ pub struct Driver {
     sequence: u64,
     block: BlockId,
     block_used_bytes: u64,
-    /// What was applied, encoded, where somebody takes it.
+    /// The applied commands, encoded, if they are to be collected.
     pub records: Option<Vec<Vec<u8>>>,
 }
 
 impl Driver {
-    /// A fresh cluster, or a namespace that is continued.
+    /// Starts with a fresh cluster, or continues with an existing namespace.
     pub fn new(continued: Option<Namespace>) -> Self {
         let is_fresh = continued.is_none();
         let mut driver = Self {
@@ -55,7 +55,7 @@ impl Driver {
         driver
     }
 
-    /// Begins a session. What is run next is in it.
+    /// Begins a session, which runs the following mutations.
     pub fn open_session(&mut self) {
         let open = Command::OpenSession {
             client: "example".into(),
@@ -78,7 +78,7 @@ impl Driver {
         }
     }
 
-    /// The command for the next mutation.
+    /// Returns the command for the next mutation.
     pub fn command(&mut self, op: Mutation) -> Command {
         self.sequence += 1;
         Command::Mutate {
@@ -106,7 +106,7 @@ impl Driver {
         }
     }
 
-    /// Where the next small file's data is: the open block, or a new one when that is full.
+    /// The place of the next small file's data: in the open block, or in a new one if that is full.
     pub fn next_extent(&mut self) -> Extent {
         if self.block_used_bytes + FILE_BYTES > BLOCK_BYTES_MAX {
             let op = Mutation::AllocateBlocks(mutation::AllocateBlocks {
@@ -131,7 +131,7 @@ impl Driver {
     }
 }
 
-/// A name of 18 bytes or so.
+/// A name of about 18 bytes.
 pub fn name(kind: &str, number: u64) -> Name {
     let text = format!("{kind}-{number:09}.dat");
     match Name::new(text.as_bytes()) {

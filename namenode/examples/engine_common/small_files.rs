@@ -1,4 +1,4 @@
-//! Many small files, as the examples that measure large namespaces make them.
+//! Many small files, for the examples that measure large namespaces.
 
 use harvestfs_protocol::ids::InodeId;
 use harvestfs_protocol::meta::{Mutation, mutation};
@@ -7,7 +7,7 @@ use super::engine_common::{Driver, commit, create, name};
 
 pub const FILES_PER_DIRECTORY: u64 = 1_000;
 
-/// Makes files of one extent, of which so many at once are committed. `made` is called after each.
+/// Makes files of one extent, and commits `files_per_commit` of them at a time. `made` is called after each file.
 pub fn make_small_files<E>(
     driver: &mut Driver,
     files: u64,

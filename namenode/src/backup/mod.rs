@@ -1,5 +1,5 @@
-//! Backups of the namespace: one file with what a namenode had committed at one moment, from which a
-//! namenode's directory can be made when all namenodes are lost.
+//! Backups of the namespace: one file with the state that a namenode had committed at one moment, from
+//! which a namenode's directory can be made when all namenodes are lost.
 //!
 //! # File
 //!
@@ -14,11 +14,12 @@
 //! | 20 | | description: [`BackupContent`], by postcard |
 //!
 //! Then parts: length (4 bytes, at most 1 MiB), checksum of the number of the part (8 bytes, from 0), of the
-//! length and of the payload (4 bytes), payload. Put together, the payloads are the file of a snapshot of the
-//! [journal](crate::journal), which has checksums of its own. The last part has the length 0, and behind it is
-//! the SHA-256 of everything before (32 bytes); then the file ends. What was cut off anywhere is noticed.
+//! length and of the payload (4 bytes), payload. Concatenated, the payloads are the file of a snapshot of the
+//! [journal](crate::journal), which has checksums of its own. The last part has the length 0, and is followed by
+//! the SHA-256 of everything before (32 bytes); then the file ends. Truncation at any point is detected.
 //!
-//! It has the whole namespace: names, owners, attributes, and where data is. It has no data and no keys.
+//! A backup contains the whole namespace: names, owners, attributes, and where data is. It contains no data and
+//! no keys.
 
 mod reader;
 #[cfg(test)]
@@ -48,30 +49,31 @@ pub enum BackupError {
     /// It cannot be read.
     #[error("it cannot be read")]
     Io(#[from] io::Error),
-    /// It is something else.
+    /// It is no backup.
     #[error("it is no backup of a namenode")]
     Other,
-    /// Another release made it.
+    /// It was written in another version of the format.
     #[error("it has format version {found}; this software reads version {VERSION}")]
     Version {
-        /// Its version.
+        /// The version in the file.
         found: u32,
     },
-    /// It is not what was written.
+    /// It is damaged or truncated.
     #[error("it is damaged or cut off at byte {offset}: {reason}")]
     Damaged {
-        /// Where that was noticed.
+        /// The byte offset at which the damage was detected.
         offset: u64,
         /// What is wrong.
         reason: String,
     },
-    /// The snapshot in it is damaged, or of something else than it says: it was so when it was made.
+    /// The file is intact, but the snapshot in it was already damaged, or not the described one, when the
+    /// backup was made.
     #[error("what it contains cannot be used")]
     Snapshot(#[from] JournalError),
 }
 
 impl BackupError {
-    /// What reading a snapshot through a [`BackupReader`] failed with.
+    /// Converts the error of reading a snapshot through a [`BackupReader`].
     pub(crate) fn of_snapshot(error: JournalError) -> Self {
         match error {
             JournalError::Io { source, .. } => Self::of_read(source),
@@ -79,7 +81,7 @@ impl BackupError {
         }
     }
 
-    /// What a read of a [`BackupReader`] failed with.
+    /// Converts the error of a read from a [`BackupReader`].
     pub(crate) fn of_read(error: io::Error) -> Self {
         match error.downcast::<Self>() {
             Ok(own) => own,
@@ -105,6 +107,6 @@ fn part_checksum(number: u64, payload: &[u8]) -> u32 {
 }
 
 fn encode_description(content: &BackupContent) -> Vec<u8> {
-    // It refuses only values of unknown length and what is larger than memory.
+    // Encoding fails only for sequences of unknown length, and when memory is exhausted.
     postcard::to_extend(content, Vec::new()).expect("plain values are encoded")
 }

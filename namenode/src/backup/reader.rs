@@ -11,9 +11,9 @@ use super::{
 };
 use crate::journal::{SnapshotReader, fill, u32_at};
 
-/// Reads the snapshot in the file of a backup. What it returns was verified by the checksum of its part; it
-/// comes to an end only when the file was whole. Damage is an error of kind [`io::ErrorKind::InvalidData`]
-/// with a [`BackupError`].
+/// Reads the snapshot in the file of a backup. The bytes that it returns were verified by the checksum of their
+/// part; it reports the end only if the file is complete. Damage is an error of kind
+/// [`io::ErrorKind::InvalidData`] with a [`BackupError`].
 pub struct BackupReader<R> {
     from: R,
     digest: Context,
@@ -24,16 +24,16 @@ pub struct BackupReader<R> {
     part: Vec<u8>,
     /// Bytes of the part that were returned.
     returned: usize,
-    /// Bytes of all parts that were read.
+    /// Payload bytes of all parts that were read.
     read_bytes: u64,
     is_over: bool,
 }
 
 impl<R: Read> BackupReader<R> {
-    /// Reads what the backup is of.
+    /// Opens a backup and reads its description.
     ///
     /// # Errors
-    /// It is none that this software reads, or its beginning is damaged.
+    /// The file is no backup that this software can read, or its beginning is damaged.
     pub fn open(mut from: R) -> Result<Self, BackupError> {
         let mut header = [0; HEADER_BYTES];
         let read = fill(&mut from, &mut header)?;
@@ -85,12 +85,12 @@ impl<R: Read> BackupReader<R> {
         })
     }
 
-    /// What it is of.
+    /// The description of the backup.
     pub fn content(&self) -> &BackupContent {
         &self.content
     }
 
-    /// Reads the next part; none at the end, which is checked.
+    /// Reads the next part. The last one is empty; after it, checks the end of the file.
     fn next_part(&mut self) -> Result<(), BackupError> {
         let mut header = [0; PART_HEADER_BYTES];
         self.take(&mut header)?;
@@ -167,10 +167,10 @@ impl<R: Read> Read for BackupReader<R> {
     }
 }
 
-/// Reads all of a backup, and says what it is of. It needs little memory.
+/// Reads and verifies a whole backup, with little memory, and returns its description.
 ///
 /// # Errors
-/// It is none, or damaged.
+/// The file is no backup, or is damaged.
 pub fn verify(from: impl Read) -> Result<BackupContent, BackupError> {
     let mut reader = BackupReader::open(from)?;
     let content = reader.content().clone();

@@ -132,7 +132,7 @@ fn parts_of_another_order_or_of_another_file_are_no_backup() {
     swapped[first..first + length].copy_from_slice(&file[first + length..first + 2 * length]);
     swapped[first + length..first + 2 * length].copy_from_slice(&file[first..first + length]);
     assert!(matches!(read(&swapped), Err(BackupError::Damaged { .. })));
-    // The same parts behind another description, with checksums that are right: the whole is another one.
+    // The same parts after another description, all with valid checksums: only the digest of the file differs.
     let other = BackupContent {
         record: 9,
         ..content.clone()

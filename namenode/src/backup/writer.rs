@@ -10,7 +10,7 @@ use super::{
     part_checksum,
 };
 
-/// Writes the file of a backup. It is one only when [`BackupWriter::end`] has returned.
+/// Writes the file of a backup, which is complete only when [`BackupWriter::end`] has returned.
 pub struct BackupWriter<W> {
     to: W,
     digest: Context,
@@ -20,10 +20,10 @@ pub struct BackupWriter<W> {
 }
 
 impl<W: Write> BackupWriter<W> {
-    /// Begins one of this content.
+    /// Begins a backup with this description.
     ///
     /// # Errors
-    /// What writing fails with; [`io::ErrorKind::InvalidInput`] if the description is too long.
+    /// Those of writing; [`io::ErrorKind::InvalidInput`] if the description is too long.
     pub fn begin(to: W, content: &BackupContent) -> io::Result<Self> {
         let description = encode_description(content);
         if description.len() > DESCRIPTION_BYTES_MAX {
@@ -54,7 +54,8 @@ impl<W: Write> BackupWriter<W> {
     /// Writes the next bytes of the snapshot.
     ///
     /// # Errors
-    /// What writing fails with; [`io::ErrorKind::InvalidInput`] for none, or for more than there are to be.
+    /// Those of writing; [`io::ErrorKind::InvalidInput`] for an empty payload, or for more bytes than the
+    /// description announces.
     pub fn part(&mut self, payload: &[u8]) -> io::Result<()> {
         let written_bytes = self.written_bytes + payload.len() as u64;
         if payload.is_empty() || written_bytes > self.length_bytes {
@@ -70,10 +71,10 @@ impl<W: Write> BackupWriter<W> {
         Ok(())
     }
 
-    /// Ends it. What it was written to is not flushed.
+    /// Ends the backup. Returns the underlying writer, which is not flushed.
     ///
     /// # Errors
-    /// What writing fails with; [`io::ErrorKind::InvalidInput`] if some of the snapshot is missing.
+    /// Those of writing; [`io::ErrorKind::InvalidInput`] if a part of the snapshot is missing.
     pub fn end(mut self) -> io::Result<W> {
         if self.written_bytes != self.length_bytes {
             return Err(refused("the snapshot has not the length that was said"));

@@ -1,5 +1,5 @@
-//! What of the log is applied. The engine has applied a leader's records before they are committed; here it is
-//! noted how far they are, and which members they name.
+//! Tracks which part of the log is applied. The engine has applied a leader's records before they are committed; this
+//! module only notes how far they are, and which members they name.
 
 use std::io;
 use std::sync::Arc;
@@ -16,10 +16,10 @@ use super::store::LogStore;
 use super::{Executed, Group, LogId, Snapshot, SnapshotMeta, StoredMembers, Term};
 use crate::journal::Lsn;
 
-/// What is committed, for the owner of the engine.
+/// A committed entry, for the owner of the engine.
 #[derive(Debug)]
 pub enum Committed {
-    /// The term of a leader began.
+    /// A leader's term began.
     Term {
         /// The entry.
         lsn: Lsn,
@@ -33,7 +33,7 @@ pub enum Committed {
         /// The command.
         command: Bytes,
     },
-    /// There are other members from here on.
+    /// The members change from here on.
     Members {
         /// The entry.
         lsn: Lsn,
@@ -44,14 +44,14 @@ pub enum Committed {
 pub(super) struct Applied {
     store: LogStore,
     last: Option<LogId>,
-    /// The engine has the commands up to there.
+    /// The engine has the commands up to this one.
     executed: Arc<Executed>,
     owner: mpsc::Sender<Committed>,
 }
 
 impl Applied {
-    /// Everything up to `last` is applied. What is committed then, and is not `executed` by the owner of the engine
-    /// before, is sent to it.
+    /// Begins with everything up to `last` applied. What is committed afterwards, and was not `executed` by the owner
+    /// of the engine before, is sent to it.
     pub(super) fn new(
         store: LogStore,
         last: Option<LogId>,
@@ -67,10 +67,10 @@ impl Applied {
     }
 }
 
-/// A snapshot of the namenode, which is in its journal.
+/// A snapshot of the namenode, which stays in its journal.
 pub(super) struct InJournal;
 
-/// Snapshots are made by the namenode, when it wants.
+/// The newest snapshot. The namenode itself decides when one is made.
 pub(super) struct Newest {
     store: LogStore,
 }
@@ -120,7 +120,7 @@ impl RaftStateMachine<Group> for Applied {
                 }
             };
             if let Some(committed) = committed {
-                // It is gone when this member is about to be.
+                // The receiver is dropped when this member is about to end.
                 let sent = self.owner.send(committed).await;
                 sent.map_err(|_| io::Error::other("the namenode stops"))?;
             }

@@ -1,7 +1,7 @@
 //! Entries of the replicated log, as records of the journal.
 //!
-//! An entry's number is that of its record. The record is one byte (64: an entry as here), the term,
-//! what the entry is, and its content:
+//! An entry has the number of its record. The record consists of one byte (64, for this format), the term, the kind
+//! of the entry, and its content:
 //!
 //! | kind | content |
 //! |---|---|
@@ -9,8 +9,8 @@
 //! | 1 | an encoded command of the engine |
 //! | 2 | the members from here on |
 //!
-//! Numbers are varints of postcard. A record that begins with the version of a command instead, as all did
-//! before, is a command of term 0.
+//! Numbers are varints of postcard. A record that begins with the version of a command instead, as all did before
+//! groups were introduced, is a command of term 0.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -34,9 +34,9 @@ const _: () = assert!(
 /// A command of the engine, encoded.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Record {
-    /// What [`crate::engine::namespace::Command::encode`] made.
+    /// The output of [`crate::engine::namespace::Command::encode`].
     pub command: Bytes,
-    /// Something waits for it to become durable.
+    /// Whether anything waits for it to become durable.
     pub awaited: bool,
 }
 
@@ -64,13 +64,13 @@ pub enum EntryError {
     /// The bytes are damaged.
     #[error("the record is damaged: {0}")]
     Damaged(#[from] postcard::Error),
-    /// What it is is not known.
+    /// The kind of the entry is unknown.
     #[error("the record is of the unknown kind {0}")]
     Kind(u8),
-    /// Its number or its term cannot follow that of the one before.
+    /// Its number or its term cannot follow those of the entry before it.
     #[error("entries are not in the order of their numbers and terms")]
     OutOfOrder,
-    /// The members cannot be those of a group.
+    /// The members cannot form a group.
     #[error("the record names impossible members: {0}")]
     Members(String),
 }
@@ -81,7 +81,7 @@ struct Members {
     nodes: BTreeMap<MemberId, Member>,
 }
 
-/// What a record is.
+/// The content of a record.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Content<'a> {
     /// A leader's term begins.
@@ -92,7 +92,7 @@ pub enum Content<'a> {
     Members(Membership<MemberId, Member>),
 }
 
-/// The term and the content of a record.
+/// Returns the term and the content of a record.
 ///
 /// # Errors
 /// See [`EntryError`].
@@ -114,7 +114,7 @@ pub fn decode(record: &[u8]) -> Result<(Term, Content<'_>), EntryError> {
     Ok((term, content))
 }
 
-/// Members, as they are in files and messages.
+/// Encodes members for files and messages.
 pub(super) fn encode_members(members: &Membership<MemberId, Member>) -> Vec<u8> {
     let members = Members {
         configs: members.get_joint_config().clone(),
@@ -132,7 +132,7 @@ pub(super) fn decode_members(bytes: &[u8]) -> Result<Membership<MemberId, Member
         .map_err(|error| EntryError::Members(error.to_string()))
 }
 
-/// The record of an entry.
+/// Encodes an entry as a record.
 pub(super) fn encode(entry: &Entry) -> Vec<u8> {
     let term: Term = entry.log_id.committed_leader_id().term;
     let head = |kind: u8| encoded(&(term, kind), vec![ENTRY_VERSION]);
@@ -151,7 +151,7 @@ pub(super) fn encode(entry: &Entry) -> Vec<u8> {
     }
 }
 
-/// The entry of a record.
+/// Decodes the entry in a record.
 pub(super) fn entry_of(lsn: Lsn, record: Vec<u8>) -> Result<Entry, EntryError> {
     let record = Bytes::from(record);
     let (term, content) = decode(&record)?;
@@ -159,7 +159,7 @@ pub(super) fn entry_of(lsn: Lsn, record: Vec<u8>) -> Result<Entry, EntryError> {
         Content::Blank => EntryPayload::Blank,
         Content::Command(command) => EntryPayload::Normal(Record {
             command: record.slice_ref(command),
-            // Where it is not in the journal yet, a leader waits for it.
+            // If it is not in the journal yet, a leader waits for it.
             awaited: true,
         }),
         Content::Members(members) => EntryPayload::Membership(members),
@@ -167,12 +167,12 @@ pub(super) fn entry_of(lsn: Lsn, record: Vec<u8>) -> Result<Entry, EntryError> {
     Ok(Entry::new(log_id(term, lsn), payload))
 }
 
-/// The place of an entry in the log.
+/// The position of an entry in the log.
 pub(super) fn log_id(term: Term, lsn: Lsn) -> LogId {
     LogId::new_term_index(term, lsn)
 }
 
 fn encoded(value: &impl Serialize, before: Vec<u8>) -> Vec<u8> {
-    // It refuses only values of unknown length and what is larger than memory.
+    // Serialization fails only for values of unknown length or larger than memory.
     postcard::to_extend(value, before).expect("plain values are encoded")
 }

@@ -1,7 +1,8 @@
-//! Connections to the other members: one to each, which all calls to it share.
+//! Connections to the other members: one to each, shared by all calls to it.
 //!
-//! openraft makes a caller anew for each vote. If each of them dialled, an election would be as slow as two handshakes,
-//! and would begin from the start whenever these took longer than a vote may: on a busy machine nobody would be elected.
+//! openraft makes a new caller for each vote. If each of them dialled, an election would be as slow as two
+//! handshakes, and would start over whenever these took longer than a vote may: on a busy machine nobody would be
+//! elected.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -20,10 +21,10 @@ use tokio::sync::mpsc;
 
 use super::peers::{PeerError, Running};
 
-/// How long it may take to connect to another namenode. It goes on when the caller has given up.
+/// How long a connection attempt may take. It continues after the caller has given up.
 const DIAL_DEADLINE: Duration = Duration::from_millis(500);
-/// So many calls in turn without an answer, and the next one dials again: the other end may have been started anew.
-/// Fewer would dial again whenever another namenode is late, and make it later.
+/// After this many calls in a row without an answer, the next one dials again: the other end may have been restarted.
+/// With a smaller number, calls would dial again whenever another namenode is late, and delay it even more.
 const UNANSWERED_MAX: u32 = 3;
 
 type Client = RpcClient<Request, Response, Notice>;
@@ -37,13 +38,13 @@ pub(super) struct Link {
 }
 
 impl Link {
-    /// Asks, and waits for the answer.
+    /// Sends a request, and waits for the answer.
     pub(super) async fn call(
         &self,
         request: &Request,
         deadline: Duration,
     ) -> Result<Response, RpcError> {
-        // Counted also when openraft waits no longer.
+        // Counted even if openraft stops waiting.
         let asked = Asked(&self.unanswered);
         let answer = self.client.call(request, deadline).await?;
         drop(asked);
@@ -51,7 +52,7 @@ impl Link {
         Ok(answer)
     }
 
-    /// What is at the other end.
+    /// Release and versions of the other end.
     pub(super) fn running(&self) -> Running {
         let connection = self.client.connection();
         Running {
@@ -73,7 +74,7 @@ impl Drop for Asked<'_> {
     }
 }
 
-/// The connections, by address, with the name that the other end had to have.
+/// The connections, by address, with the name that the other end must have.
 pub(super) struct Links {
     endpoint: Endpoint,
     dialled: Mutex<BTreeMap<SocketAddr, (String, Dialled)>>,
@@ -87,7 +88,7 @@ impl Links {
         }
     }
 
-    /// A working connection; it is dialled if there is none.
+    /// Returns a working connection, and dials if there is none.
     pub(super) async fn get(&self, name: &str, addr: SocketAddr) -> Result<Link, PeerError> {
         let dialled = self.dialled(name, addr)?;
         Ok(dialled.await?)

@@ -1,9 +1,8 @@
-//! What a member keeps beside its log: its vote, the members, where terms begin, and what it knows of
-//! the others.
+//! What a member keeps beside its log: its vote, the members, where terms begin, and what it knows about the others.
 //!
-//! One file in the journal's directory, replaced as a whole. Big enough for thousands of terms: those
-//! of entries that a snapshot covers are forgotten. It says which file it is: a copy of it, which may
-//! lack the newest vote, is recognised.
+//! It is one file in the journal's directory, replaced as a whole. It has room for thousands of terms: those of
+//! entries that a snapshot covers are dropped. It contains its own file ID, so that a copy, which may lack the newest
+//! vote, is recognised.
 //!
 //! | offset | bytes | field |
 //! |---|---|---|
@@ -32,38 +31,38 @@ const MAGIC: [u8; 8] = *b"HFSMEMB\0";
 const VERSION: u32 = 1;
 const HEADER_BYTES: usize = 16;
 
-/// What is kept.
+/// The content of the file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Kept {
     /// This member.
     pub this: MemberId,
     pub vote: Option<Vote>,
-    /// The members, by the entries that name them, in order: those after the oldest snapshot, and the
-    /// last one before. None: this namenode waits to be taken into a group.
+    /// The members, by the entries that name them, in order: those after the oldest snapshot, and the last one before
+    /// it. Empty if this namenode waits to be taken into a group.
     pub members: Vec<StoredMembers>,
-    /// The first entry of each term, in order; of all entries that are in the journal, and of the last one before.
+    /// The first entry of each term, in order, for all entries in the journal and the last one before them.
     pub terms: Vec<(Lsn, Term)>,
     /// How often the file was written.
     pub writes: u64,
-    /// The newest that is known of the others: the number of a start, and its writes.
+    /// The newest that is known about the others: the number of a start, and its count of writes.
     pub known: BTreeMap<MemberId, (u64, u64)>,
     pub told: Told,
 }
 
-/// What others told a member of itself, since when it takes part in nothing.
+/// What others reported to a member about itself, which excludes it from the group.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) enum Told {
-    /// It is a member.
+    /// Nothing: it is a member.
     #[default]
     Nothing,
-    /// They know more of it than it does itself.
+    /// They know more about it than it does itself.
     Forgot,
-    /// It is in the group no more.
+    /// It is no longer in the group.
     Left,
 }
 
 impl Kept {
-    /// Of a new member of a group that begins with these.
+    /// The file of a new member of a group that begins with these members.
     pub(super) fn founding(
         this: MemberId,
         members: BTreeMap<MemberId, Member>,
@@ -82,7 +81,7 @@ impl Kept {
         })
     }
 
-    /// Of a namenode that is in no group yet.
+    /// The file of a namenode that is in no group yet.
     pub(super) fn outside(this: MemberId) -> Self {
         Self {
             this,
@@ -95,8 +94,8 @@ impl Kept {
         }
     }
 
-    /// The same for the only member that is left, which has another number: what others still say to the
-    /// one before is not for it.
+    /// Returns the file of the only remaining member, which gets another number: messages for the old number are not
+    /// meant for it.
     pub(super) fn alone(self, this: MemberId, last: Lsn) -> Result<Self, ConsensusError> {
         let members = self.members_at(last).membership();
         let Some(member) = members.get_node(&self.this).cloned() else {
@@ -106,7 +105,7 @@ impl Kept {
         let term = self.vote.map_or(0, |vote| vote.leader_id.term);
         let alone = Self::founding(this, BTreeMap::from([(this, member)]))?;
         let members = alone.members.into_iter();
-        // As if the last entry said so: an entry before it that names those who are lost counts no more.
+        // As if the last entry named it: an earlier entry that names the lost members no longer counts.
         let entry = (last > 0).then(|| self.entry(last));
         let at = |it: StoredMembers| StoredMembers::new(entry, it.membership().clone());
         Ok(Self {
@@ -118,7 +117,7 @@ impl Kept {
         })
     }
 
-    /// The only member listens elsewhere.
+    /// Sets the new address of an only member.
     pub(super) fn move_alone(&mut self, to: Member) -> Result<(), ConsensusError> {
         let moved = Self::founding(self.this, BTreeMap::from([(self.this, to)]))?;
         let entry = self.members.last().and_then(|it| *it.log_id());
@@ -128,20 +127,19 @@ impl Kept {
         Ok(())
     }
 
-    /// The entry with this number, which is in the log or was the last one before it.
+    /// The ID of the entry with this number, which is in the log or was the last one before it.
     pub(super) fn entry(&self, lsn: Lsn) -> LogId {
         log_id(term_of(&self.terms, lsn), lsn)
     }
 
-    /// Whether an entry that is committed is in the log, which has the entries from `first` to `last`, or was covered by the
-    /// snapshot before it: of those, terms are not known.
+    /// Whether a committed entry is in the log, which has the entries from `first` to `last`, or was covered by the
+    /// snapshot before it, for which terms are not known.
     pub(super) fn has_committed(&self, entry: LogId, first: Lsn, last: Lsn) -> bool {
         let lsn = entry.index();
         lsn < first || lsn <= last && self.entry(lsn) == entry
     }
 
-    /// The members as of an entry; those that the group began with if it is before the first that is
-    /// known.
+    /// The members as of an entry; the founding members of the group if the entry precedes the first that is known.
     pub(super) fn members_at(&self, lsn: Lsn) -> &StoredMembers {
         let later = self
             .members
@@ -151,12 +149,12 @@ impl Kept {
         members.unwrap_or_else(|| panic!("{} takes part in no group", self.this))
     }
 
-    /// The entry that names those; 0 if the group began with them.
+    /// The entry that names these members; 0 if the group began with them.
     pub(super) fn members_entry(&self, lsn: Lsn) -> Lsn {
         entry_of(self.members_at(lsn)).unwrap_or(0)
     }
 
-    /// Whether it has neither voted nor acknowledged anything: what others see of a member is written first.
+    /// Whether it has neither voted nor acknowledged anything: whatever others see of a member is written first.
     pub(super) fn did_nothing(&self) -> bool {
         self.writes == 0 && self.vote.is_none()
     }
@@ -166,8 +164,8 @@ impl Kept {
         is_sole_voter(self.members_at(lsn).membership(), self.this)
     }
 
-    /// After a start: the journal has the entries from `first` on, and those after the snapshot are of these terms, the
-    /// first of which may have begun before. No term seems to begin where it only goes on.
+    /// Continues after a start. The journal has the entries from `first` on, and those after the snapshot have these
+    /// terms, the first of which may have begun earlier: no term must seem to begin where it only continues.
     pub(super) fn go_on_with(&mut self, first: Lsn, snapshot: Lsn, terms: Vec<(Lsn, Term)>) {
         self.terms.retain(|(begun, _)| *begun <= snapshot);
         for (begun, term) in terms {
@@ -175,12 +173,12 @@ impl Kept {
                 self.terms.push((begun, term));
             }
         }
-        // Where the journal begins with the snapshot of another member, when the terms before that began is not known.
+        // If the journal begins with another member's snapshot, it is not known where the terms before it began.
         self.forget_terms_before(first.saturating_sub(1));
     }
 
-    /// There are these members from their entry on, up to the next one that names some: after a start, entries are
-    /// applied again that are older than what is known.
+    /// Adds the members that an entry names, which apply up to the next entry that names some: after a start, entries
+    /// that are older than what is known are applied again.
     pub(super) fn add_members(&mut self, members: StoredMembers) {
         let entry = entry_of(&members);
         let at = self.members.partition_point(|it| entry_of(it) < entry);
@@ -196,7 +194,7 @@ impl Kept {
         self.terms.drain(..before.saturating_sub(1));
     }
 
-    /// Nothing up to this entry is asked for any more.
+    /// Drops what is needed only for entries up to this one.
     pub(super) fn forget_before(&mut self, lsn: Lsn) {
         self.forget_terms_before(lsn);
         let before = self
@@ -220,30 +218,30 @@ struct Content {
     writes: u64,
     known: BTreeMap<MemberId, (u64, u64)>,
     told: Told,
-    /// The file that this is written to.
+    /// The ID of the file that this is written to.
     file: Option<FileId>,
 }
 
 #[derive(Serialize, Deserialize)]
 struct MembersContent {
-    /// The entry with the members, if one said so.
+    /// The entry with the members, if an entry named them.
     entry: Option<(Term, Lsn)>,
     members: Vec<u8>,
 }
 
-/// What was read.
+/// The result of reading the file.
 pub(super) struct ReadKept {
     pub kept: Kept,
-    /// It is a copy of what was written: it may be an older one.
+    /// Whether it is a copy of the file that was written, and so may be an older one.
     pub is_copy: bool,
 }
 
-/// The first entry of the term that follows the one in which an epoch began, which has the entries from `first` on. Of
-/// these, the leaders of several terms may have been elected before one of them began the epoch: it does so with the entry
-/// that follows the first one of its term, so that the terms before have no second one.
+/// The first entry of the term after the one in which the epoch began whose entries start at `first`. Several leaders
+/// may have been elected from there on before one of them began the epoch. That one does so with the second entry of
+/// its term, so the terms before it have no second entry.
 pub(super) fn term_after_epoch(terms: &[(Lsn, Term)], first: Lsn) -> Option<Lsn> {
     let of_first = terms.partition_point(|(begun, _)| *begun <= first);
-    // Of the oldest one only the end may be known.
+    // For the oldest term, only the end may be known.
     let oldest = of_first.saturating_sub(1);
     terms[oldest..].windows(2).enumerate().find_map(|(at, of)| {
         let [(begun, _), (next, _)] = of else {
@@ -257,11 +255,11 @@ pub(super) fn term_after_epoch(terms: &[(Lsn, Term)], first: Lsn) -> Option<Lsn>
 /// The term of an entry.
 pub(super) fn term_of(terms: &[(Lsn, Term)], lsn: Lsn) -> Term {
     let later = terms.partition_point(|(first, _)| *first <= lsn);
-    // Before the first there were no terms.
+    // Before the first one, there were no terms.
     later.checked_sub(1).map_or(0, |at| terms[at].1)
 }
 
-/// What the file says; none when there is no such file.
+/// Reads the file; `None` if it does not exist.
 pub(super) fn read(disk: &dyn Disk) -> Result<Option<ReadKept>, JournalError> {
     let io = |operation, error| JournalError::io(operation, MEMBER_FILE, error);
     let names = disk

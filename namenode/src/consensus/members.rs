@@ -1,4 +1,4 @@
-//! The members of the group: which they are, how far they are, and changes of them.
+//! The members of the group: their identity, their progress, and changes of them.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
@@ -19,26 +19,26 @@ use super::store::LogStore;
 use super::{Consensus, ConsensusError, Group, Member, MemberId, Raft, Term};
 use crate::journal::{JournalReader, Lsn};
 
-/// How long openraft may take to add an entry with members to its log; nothing is answered meanwhile.
+/// How long openraft may take to add an entry with members to its log. Nothing is answered meanwhile.
 const ADDED_WITHIN: Duration = Duration::from_secs(1);
-/// How long a namenode may take to say which one it is.
+/// How long a namenode may take to identify itself.
 const IDENTIFY_DEADLINE: Duration = Duration::from_secs(5);
 
 /// A change of the members.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Change {
-    /// This one gets the log, and has no vote.
+    /// Adds a learner, which gets the log and has no vote.
     Learn(MemberId, Member),
-    /// Those with votes are replaced: those that had one before and have none now leave the group.
+    /// Replaces the voters: those that had a vote before and have none now leave the group.
     Vote {
-        /// Who has one, as far as the one knows that asks; nothing changes if that is not so any more.
+        /// The current voters, as far as the caller knows; nothing changes if the voters are different by now.
         before: BTreeSet<MemberId>,
-        /// Who has one from here on.
+        /// The new voters.
         voters: BTreeSet<MemberId>,
     },
-    /// This one, which has no vote, leaves the group.
+    /// Removes a member that has no vote from the group.
     Leave(MemberId),
-    /// A change that another leader began is completed.
+    /// Completes a change that another leader began.
     Complete,
 }
 
@@ -53,8 +53,8 @@ impl From<Change> for ChangeMembers<MemberId, Member> {
     }
 }
 
-/// A change under way. It goes on only when its user says so: the numbers of entries are given by the
-/// user otherwise.
+/// A change under way. It continues only when its user tells it to, since otherwise it is the user that assigns the
+/// numbers of entries.
 pub struct Changing {
     future: BoxFuture<'static, Result<(), Refusal>>,
 }
@@ -62,24 +62,24 @@ pub struct Changing {
 /// Why a change was refused.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Refusal {
-    /// This member does not lead, or has no lease just now: nothing was changed, and it can be asked
+    /// This member does not lead, or has no lease just now: nothing was changed, and the change can be requested
     /// again.
     NotLeading,
-    /// Others have votes than the change was made for.
+    /// The voters are no longer those that the change was made for.
     Outdated,
     /// The change is impossible, for this reason.
     Impossible(String),
 }
 
-/// How a change goes on.
+/// How a change proceeds.
 pub enum Progress {
-    /// There is this entry, which has to be committed next.
+    /// This entry was added, and has to be committed next.
     Added(Lsn),
-    /// Nothing more is to be added; why it was refused, if it was.
+    /// Nothing more has to be added. The error is the reason for which it was refused.
     Over(Result<(), Refusal>),
 }
 
-/// The members, of whom nothing was heard.
+/// The members, without anything that was heard from them.
 pub(super) fn members_of(members: &Membership<MemberId, Member>) -> Vec<GroupMember> {
     let voters: BTreeSet<MemberId> = members.voter_ids().collect();
     let member = |(id, member): (&MemberId, &Member)| GroupMember {
@@ -99,8 +99,7 @@ pub(super) fn is_sole_voter(members: &Membership<MemberId, Member>, this: Member
 }
 
 impl Consensus {
-    /// Begins to change the members. Everything that was submitted, up to the record `last`, has to be
-    /// proposed.
+    /// Begins to change the members. Everything that was submitted, up to the record `last`, must have been proposed.
     ///
     /// # Errors
     /// [`ConsensusError::Stopped`]: openraft does not answer, or another member leads.
@@ -142,8 +141,8 @@ impl Consensus {
         Ok((changing, progress))
     }
 
-    /// Goes on with a change whose entry was committed. Everything that was submitted, up to the record
-    /// `last`, has to be proposed.
+    /// Continues a change whose entry was committed. Everything that was submitted, up to the record `last`, must
+    /// have been proposed.
     ///
     /// # Errors
     /// [`ConsensusError::Stopped`]: openraft does not answer, or has refused records, or another member leads.
@@ -152,7 +151,7 @@ impl Consensus {
         changing: &mut Changing,
         last: Lsn,
     ) -> Result<Progress, ConsensusError> {
-        // An entry with members would get the number of a record otherwise.
+        // Otherwise an entry with members would get the number of a record.
         let heard = self.heard().await?;
         if heard != last {
             return Err(ConsensusError::Stopped(format!(
@@ -162,7 +161,7 @@ impl Consensus {
         self.advance(changing, last).await
     }
 
-    /// Those with votes, as the newest entry with members names them; two sets while a change is under way.
+    /// The voters that the newest entry with members names; two sets while a change is under way.
     async fn voters(&self) -> Result<Vec<BTreeSet<MemberId>>, ConsensusError> {
         let voters = self.raft.with_raft_state(|state| {
             let members = state.membership_state.effective().membership();
@@ -180,9 +179,9 @@ impl Consensus {
         tokio::select! {
             biased;
             lsn = self.store.members_added() => {
-                // What was added may be of a leader that was elected meanwhile, which replaces records here or sent some
-                // before it. One with just this number does no harm: nothing is written behind it in the term that is
-                // over, and this member begins anew as soon as it hears who leads.
+                // The entry may be of a leader that was elected meanwhile, which replaces records here or sent some
+                // before it. An entry with exactly this number does no harm: nothing is written after it in the term
+                // that is over, and this member starts over as soon as it learns of the new leader.
                 if lsn != last + 1 {
                     return Err(ConsensusError::Stopped(format!(
                         "entry {lsn} with members does not follow record {last}: another member leads"
@@ -210,9 +209,10 @@ impl Consensus {
         asked.map_err(|error| ConsensusError::Stopped(error.to_string()))
     }
 
-    /// Whether the group has removed this member for good. To be asked of one that leads, or did so until now: it has executed
-    /// everything that was committed before its term, and so the last entry that names members. Another one may know only older
-    /// ones. False where an entry of its log takes it in again, committed or not: it may have acknowledged that already.
+    /// Whether the group has permanently removed this member. Only for a member that leads, or led until now: it has
+    /// executed everything that was committed before its term, and so the last entry that names members, while
+    /// another member may know only older ones. False if an entry of its log adds it again, committed or not: it may
+    /// have acknowledged that already.
     #[must_use]
     pub fn is_removed(&self) -> bool {
         if self.store.is_among_members() {
@@ -224,13 +224,13 @@ impl Consensus {
         newest.membership_config.get_node(&this).is_none()
     }
 
-    /// Writes down that this member is in the group no more, as when others say so: it has to begin anew.
+    /// Records that this member is no longer in the group, as when others report that to it: it has to start over.
     pub async fn leave(&self) {
         let store = self.store.clone();
         blocking(move || store.left()).await;
     }
 
-    /// The group, for what is done in the background.
+    /// The group, for tasks in the background.
     #[must_use]
     pub fn group(&self) -> GroupView {
         GroupView {
@@ -249,17 +249,17 @@ pub struct GroupView {
     peers: Peers,
 }
 
-/// A namenode that was asked which one it is.
+/// A namenode that was asked to identify itself.
 pub struct Found {
     peer: Peer,
     /// Its number.
     pub id: MemberId,
-    /// What it is to the group that it knows.
+    /// Its condition in the group that it knows.
     pub condition: Condition,
 }
 
 impl GroupView {
-    /// The members and how far they are.
+    /// The members and their progress.
     #[must_use]
     pub fn status(&self) -> GroupStatus {
         let metrics = self.raft.metrics().borrow_watched().clone();
@@ -286,16 +286,16 @@ impl GroupView {
         }
     }
 
-    /// What runs at the other members, as they said last.
+    /// Release and versions of the other members, as they last reported.
     #[must_use]
     pub fn running(&self) -> BTreeMap<MemberId, Running> {
         self.peers.caller.releases.others()
     }
 
-    /// Asks the namenode at an address which one it is.
+    /// Asks the namenode at an address to identify itself.
     ///
     /// # Errors
-    /// It does not answer, or is none of this cluster.
+    /// It does not answer, or does not belong to this cluster.
     pub async fn find(&self, addr: SocketAddr, name: &str) -> Result<Found, FindError> {
         let caller = Arc::clone(&self.peers.caller);
         let mut peer = Peer::new(caller, None, name.to_owned(), addr);
@@ -312,8 +312,7 @@ impl GroupView {
         }
     }
 
-    /// Has a namenode outside of the group take the newest snapshot, by which it becomes one that can
-    /// follow.
+    /// Makes a namenode outside of the group take the newest snapshot, by which it becomes able to follow.
     ///
     /// # Errors
     /// It does not answer, or there is no snapshot.
@@ -323,14 +322,14 @@ impl GroupView {
         Ok(found.peer.have_taken(last, IDENTIFY_DEADLINE).await?)
     }
 
-    /// The term of an entry that is in the log; none: there is no such entry.
+    /// The term of an entry in the log; `None` if there is no such entry.
     #[must_use]
     pub fn term_of(&self, lsn: Lsn) -> Option<Term> {
         let entry = self.store.entry_at(lsn)?;
         Some(entry.committed_leader_id().term)
     }
 
-    /// Reads the journal.
+    /// Returns a reader of the journal.
     #[must_use]
     pub fn journal(&self) -> JournalReader {
         self.store.reader()
@@ -343,7 +342,7 @@ impl GroupView {
     }
 }
 
-/// Why a namenode could not be asked.
+/// Why a namenode could not be reached or identified.
 #[derive(Debug, thiserror::Error)]
 #[error(transparent)]
 pub struct FindError(#[from] PeerError);

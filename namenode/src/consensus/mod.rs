@@ -1,6 +1,6 @@
-//! Namenodes that agree on the order of records.
+//! Consensus: namenodes that agree on the order of records.
 //!
-//! openraft decides; the entries of its log are the records of the journal.
+//! openraft decides on the order; the entries of its log are the records of the journal.
 
 mod applied;
 mod entry;
@@ -62,17 +62,17 @@ pub use runtime::MachineRuntime;
 pub use service::Service;
 pub(crate) use snapshots::blocking;
 
-/// The number of a leadership; one more than that of the one before.
+/// The number of a term of leadership; one more than that of the term before.
 pub type Term = u64;
 
-/// The number of a namenode in its group, never given twice.
+/// The number of a namenode in its group, never reused.
 #[derive(
     Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize,
 )]
 pub struct MemberId(pub u64);
 
 impl MemberId {
-    /// Another number than any other namenode has.
+    /// Returns a random number, different from that of any other namenode.
     #[must_use]
     pub fn random() -> Self {
         Self(machine::random())
@@ -85,7 +85,7 @@ impl fmt::Display for MemberId {
     }
 }
 
-/// The number of a namenode that was the only one before there were groups.
+/// The number of a namenode that was the only one before groups were introduced.
 const FIRST: MemberId = MemberId(1);
 
 /// A namenode of the group.
@@ -93,7 +93,7 @@ const FIRST: MemberId = MemberId(1);
 pub struct Member {
     /// The name in its certificate.
     pub name: String,
-    /// Where it listens.
+    /// The address that it listens on.
     pub addr: SocketAddr,
 }
 
@@ -111,35 +111,35 @@ openraft::declare_raft_types!(
 
 /// An entry of the replicated log.
 pub type Entry = openraft::alias::EntryOf<Group>;
-/// The place of an entry.
+/// The position of an entry in the log.
 pub type LogId = openraft::alias::LogIdOf<Group>;
 type Vote = openraft::alias::VoteOf<Group>;
 type StoredMembers = openraft::alias::StoredMembershipOf<Group>;
 type SnapshotMeta = openraft::alias::SnapshotMetaOf<Group>;
 type Snapshot = openraft::alias::SnapshotOf<Group, applied::InJournal>;
 
-/// The largest command in bytes: it has to fit into a message to another namenode. What clients and operators may ask
-/// for at once is far below.
+/// The largest command in bytes: it has to fit into a message to another namenode. Requests of clients and operators
+/// are limited to far less.
 pub const COMMAND_BYTES_MAX: usize = MAX_HEADER_BYTES / 2;
 
 /// Milliseconds between two heartbeats of a leader.
 const HEARTBEAT_MS: u64 = 50;
-/// A member that heard nothing of a leader for so long asks for an election: at least, and at most.
+/// Milliseconds without a leader after which a member calls an election: at least, and at most.
 pub(crate) const ELECTION_MS: (u64, u64) = (100, 200);
-/// How long after its heartbeat reached a majority a leader may answer by itself: a tenth less than others wait with
-/// elections, for clocks that do not run alike.
+/// How long after its heartbeat reached a majority a leader may answer on its own: a tenth less than the others wait
+/// before an election, since clocks run at different rates.
 const LEASE: Duration = Duration::from_millis(ELECTION_MS.1 * 9 / 10);
-/// How long a member that has just started neither votes nor asks for votes: it does not know any more to which leader
-/// it promised not to, and that one may answer by itself until then. openraft leaves this to its users.
+/// How long a member that has just started neither votes nor asks for votes: it no longer knows to which leader it
+/// promised not to, and that leader may answer on its own until then. openraft leaves this to its users.
 const PROMISED: Duration = Duration::from_millis(ELECTION_MS.1);
-/// How long openraft may take to hear of everything that a snapshot covers.
+/// How long openraft may take to learn of everything that a snapshot covers.
 const APPLIED_WITHIN: Duration = Duration::from_secs(60);
-/// What is committed and waits for the owner of the engine.
+/// Committed entries queued for the owner of the engine.
 const COMMITTED_QUEUED_MAX: usize = 1_024;
-/// Messages that wait for openraft; beyond it the owner waits. Each may be as large as a record.
+/// Messages queued for openraft; beyond it the owner waits. Each may be as large as a record.
 const QUEUED_MAX: u64 = 64;
 
-/// Why this namenode is no part of a group.
+/// Why this namenode is not, or no longer, taking part in a group.
 #[derive(Debug, thiserror::Error)]
 pub enum ConsensusError {
     /// The journal failed.
@@ -153,11 +153,11 @@ pub enum ConsensusError {
     Stopped(String),
 }
 
-/// What was read of a journal.
+/// What was read from a journal.
 pub struct ReadLog {
-    /// The newest snapshot; 0: none.
+    /// The newest snapshot; 0 if there is none.
     pub snapshot_lsn: Lsn,
-    /// The last record; 0: none.
+    /// The last record; 0 if there is none.
     pub last_lsn: Lsn,
     /// The first record of each term after the snapshot.
     pub terms: Vec<(Lsn, Term)>,
@@ -165,7 +165,7 @@ pub struct ReadLog {
     pub members: Option<ReadMembers>,
 }
 
-/// Members, as an entry names them.
+/// The members that an entry names.
 pub struct ReadMembers {
     /// The entry.
     pub lsn: Lsn,
@@ -186,18 +186,18 @@ pub struct Consensus {
     executed: Arc<Executed>,
     peers: Peers,
     fetching: Fetching,
-    /// When it votes.
+    /// The time from which it votes.
     votes_from: tokio::time::Instant,
     /// It does not ask for votes.
     stays_out: Arc<AtomicBool>,
-    /// Another member was asked to lead: it may do so already.
+    /// Another member was asked to lead, and may lead already.
     is_handing_over: AtomicBool,
 }
 
-/// Makes a new journal that of a member of a group that begins with these members.
+/// Turns a new journal into that of a member of a group that begins with these members.
 ///
 /// # Errors
-/// The disk refuses, or the members cannot be a group.
+/// The disk refuses, or these members cannot form a group.
 pub fn found(
     journal: &Journal,
     this: MemberId,
@@ -207,23 +207,23 @@ pub fn found(
     Ok(member_file::write(&journal.disk(), &kept)?)
 }
 
-/// Who leads, as far as this member knows.
+/// The leader, as far as this member knows.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Leadership {
-    /// Nobody, for now.
+    /// Nobody leads, for now.
     #[default]
     Nobody,
-    /// The one that listens there.
+    /// The member that listens on this address leads.
     Other(SocketAddr),
-    /// This member, in this term.
+    /// This member leads, in this term.
     This(Term),
 }
 
 impl Consensus {
-    /// Takes part in the group with the journal, of which `read` was read.
+    /// Takes part in the group with the journal, from which `read` was read.
     ///
     /// # Errors
-    /// The file with the vote cannot be read, or there is no thread for the journal.
+    /// The file with the vote cannot be read, or no thread can be started for the journal.
     pub async fn start(
         journal: Journal,
         options: JournalWriterOptions,
@@ -233,7 +233,7 @@ impl Consensus {
     ) -> Result<(Self, mpsc::Receiver<Committed>), ConsensusError> {
         let mut kept = match member_file::read(&*journal.disk())? {
             Some(read) => read.kept,
-            // A group of one, as every namenode was before there were groups.
+            // A group of one, as every namenode was before groups were introduced.
             None => Kept::founding(FIRST, BTreeMap::from([(FIRST, this.clone())]))?,
         };
         let id = kept.this;
@@ -247,7 +247,7 @@ impl Consensus {
         {
             commits.others_named(read.lsn);
         }
-        // It ended before the entry counted for it.
+        // The namenode ended before the entry took effect for it.
         if let Some(ReadMembers { lsn, members }) = read.members
             && is_sole_voter
             && kept.members_entry(read.last_lsn) < lsn
@@ -259,10 +259,10 @@ impl Consensus {
         }
         let members = kept.members_at(read.last_lsn).membership();
         if is_sole_voter && members.get_node(&id) != Some(&this) {
-            // It may listen elsewhere now, and nobody else has to know.
+            // Its address may have changed, and nobody else has to know.
             kept.move_alone(this)?;
         }
-        // Of a group, others may have removed what is at the end.
+        // In a group of several, others may have removed the end of this log.
         let applied = if is_sole_voter {
             last
         } else {
@@ -285,15 +285,15 @@ impl Consensus {
             election_timeout_min: ELECTION_MS.0,
             election_timeout_max: ELECTION_MS.1,
             snapshot_policy: SnapshotPolicy::Never,
-            // What is removed, and when, says `snapshot_installed`: records since the last snapshot but one are there for
-            // members that lag.
+            // `snapshot_installed` decides what is removed, and when: records since the last snapshot but one are
+            // kept for members that lag.
             max_in_snapshot_log_to_keep: u64::MAX,
             api_channel_size: Some(QUEUED_MAX),
             enable_pre_vote: Some(true),
             enable_elect: is_sole_voter,
-            // What it wrote and did not sync before a crash may be with others: no term leads twice.
+            // What it wrote and did not sync before a crash may have reached others: no leader resumes its term.
             enable_leader_restore: Some(planted::is(Bug::LeadsAgainInItsTerm)),
-            // The owner hands leadership over then, and answers nothing more.
+            // The owner hands leadership over in that case, and answers nothing more.
             removed_leader_step_down: StepDownPolicy::Never,
             ..Config::default()
         };
@@ -370,7 +370,7 @@ impl Consensus {
         Ok((consensus, receiver))
     }
 
-    /// Asks for an election at once, where there is nobody to wait for.
+    /// Calls an election immediately, if there is no other member to wait for.
     ///
     /// # Errors
     /// [`ConsensusError::Stopped`]
@@ -382,8 +382,8 @@ impl Consensus {
         asked.map_err(|error| ConsensusError::Stopped(error.to_string()))
     }
 
-    /// Says whether this member asks for votes when nobody leads, or the leader hands leadership over to it. Others have its
-    /// own in any case. To be said again every now and then.
+    /// Sets whether this member asks for votes when nobody leads, or when the leader hands leadership over to it.
+    /// Other members get its vote in any case. Must be repeated from time to time.
     pub fn set_candidate(&self, is_candidate: bool) {
         self.stays_out.store(!is_candidate, Ordering::Release);
         if tokio::time::Instant::now() >= self.votes_from {
@@ -391,7 +391,8 @@ impl Consensus {
         }
     }
 
-    /// Whether a new leader would know all that this member answers now: nobody else is elected before its lease is over.
+    /// Whether a new leader would know all that this member answers now: no other member is elected before its lease
+    /// is over.
     pub fn has_lease(&self) -> bool {
         let is_handing_over = self.is_handing_over.load(Ordering::Acquire);
         if is_handing_over && !planted::is(Bug::AnswersWhileHandingOver) {
@@ -404,51 +405,50 @@ impl Consensus {
         acknowledged.is_some_and(|at| at.elapsed() < LEASE)
     }
 
-    /// Whether this member leads, as far as it knows, and who does otherwise.
+    /// The leader as far as this member knows, which may be this member.
     #[must_use]
     pub fn leadership(&self) -> LeadershipReceiver {
         self.leadership.clone()
     }
 
-    /// The newest term that this member voted in. It leads in no earlier one, though openraft says so until the vote is durable,
-    /// which it is only after all that its disk had to write before.
+    /// The newest term that this member voted in. It leads in no earlier one, even though openraft reports so until
+    /// the vote is durable, which takes until its disk has written everything before it.
     #[must_use]
     pub fn voted_term(&self) -> Term {
         self.store.voted_term()
     }
 
-    /// Waits until this member votes in a later term than this one. One waits at a time.
+    /// Waits until this member votes in a later term than `term`. Supports one waiter at a time.
     pub async fn voted_after(&self, term: Term) {
         self.store.voted_after(term).await;
     }
 
-    /// The engine has the commands up to there: they are not sent to it when they are committed.
+    /// Notes that the engine has the commands up to `lsn`: they are not sent to it when they are committed.
     pub fn executed(&self, lsn: Lsn) {
         self.executed.up_to(lsn);
     }
 
-    /// The first entry of the term that follows the one in which an epoch began that has the entries from this one on.
+    /// The first entry of the term after the one in which the epoch began whose entries start at `first`.
     #[must_use]
     pub fn term_after_epoch(&self, first: Lsn) -> Option<Lsn> {
         self.store.term_after_epoch(first)
     }
 
-    /// Whether the engine has something that another leader replaced: it has to be built anew.
+    /// Whether the engine has something that another leader replaced, and must be rebuilt.
     #[must_use]
     pub fn is_replaced(&self) -> bool {
         self.executed.is_replaced()
     }
 
-    /// Whether what the engine has up to an entry is what is committed, and nothing that others were committed in place
-    /// of.
+    /// Whether what the engine has up to an entry is certainly what is committed, and was not replaced.
     #[must_use]
     pub fn is_committed(&self, lsn: Lsn) -> bool {
-        // The only voter has nothing replaced, and openraft hears of its records late.
+        // A sole voter has nothing replaced, and openraft learns of its records late.
         let is_sure = self.commits.is_alone() || self.executed.is_committed(lsn);
         is_sure && self.commits.last() >= lsn
     }
 
-    /// Writes records of the leader of a term, which follow the last one. openraft has to hear of them next, by
+    /// Writes records of the leader of a term, which follow the last one. They must be passed to openraft next, with
     /// [`Consensus::propose`].
     ///
     /// # Errors
@@ -473,8 +473,8 @@ impl Consensus {
         Ok(())
     }
 
-    /// Has openraft replicate and commit what it refused before, up to the record `last`: it takes nothing
-    /// while it has no lease. Nothing may be proposed meanwhile.
+    /// Makes openraft replicate and commit what it refused before, up to the record `last`: it accepts nothing while
+    /// it has no lease. Nothing else may be proposed meanwhile.
     ///
     /// # Errors
     /// [`ConsensusError::Stopped`]
@@ -489,7 +489,7 @@ impl Consensus {
         self.propose(refused.into_iter()).await
     }
 
-    /// The last entry of which openraft has heard, after everything that was proposed.
+    /// The last entry that openraft has added, after everything that was proposed.
     async fn heard(&self) -> Result<Lsn, ConsensusError> {
         let heard = self
             .raft
@@ -498,7 +498,7 @@ impl Consensus {
         heard.map_err(|error| ConsensusError::Stopped(error.to_string()))
     }
 
-    /// What answers the other members.
+    /// Returns the service that answers the other members.
     #[must_use]
     pub fn service(&self) -> Service {
         Service::of_member(
@@ -511,8 +511,8 @@ impl Consensus {
         )
     }
 
-    /// A snapshot is in the journal: what it makes superfluous is removed, as soon as no other member is
-    /// being sent it.
+    /// Notes that a snapshot is in the journal: what it makes superfluous is removed as soon as openraft has applied
+    /// what it covers and is not sending it to another member.
     pub fn snapshot_installed(&self) {
         let (newest, previous) = self.store.reader().snapshot_lsns();
         let raft = self.raft.clone();
@@ -535,7 +535,7 @@ impl Consensus {
         });
     }
 
-    /// The cluster has this version: namenodes that do not are refused.
+    /// Sets the version of the cluster: namenodes that do not support it are refused.
     pub fn set_cluster_version(&self, version: ClusterVersion) {
         self.peers.caller.releases.set_cluster(version);
     }
@@ -546,8 +546,8 @@ impl Consensus {
         Arc::clone(&self.commits)
     }
 
-    /// What has to be done before a snapshot is in place that covers everything up to `lsn`, which is committed. It waits for
-    /// the disk.
+    /// Returns what has to be done before a snapshot is in place that covers everything up to `lsn`, which is
+    /// committed. It blocks on the disk.
     #[must_use]
     pub fn before_snapshot(&self, lsn: Lsn) -> BeforeSnapshot {
         assert!(lsn <= self.commits.last(), "record {lsn} is not committed");
@@ -561,7 +561,7 @@ impl Consensus {
         &self.journal
     }
 
-    /// What the journal counts.
+    /// The counters of the journal.
     #[must_use]
     pub fn counters(&self) -> Arc<JournalCounters> {
         self.store.counters()
@@ -570,16 +570,16 @@ impl Consensus {
     /// Leaves the group, makes everything durable and ends the journal's thread.
     ///
     /// # Errors
-    /// What stopped the journal.
+    /// The failure that stopped the journal.
     pub async fn close(self) -> Result<(), Arc<JournalError>> {
         if let Err(error) = self.raft.shutdown().await {
             tracing::error!(%error, "the namenodes' consensus did not stop");
         }
-        // It has the journal open, and may take longer than the next member waits for that.
+        // A fetch keeps the journal open, and may take longer than the next member waits for that.
         self.fetching.end().await;
         drop(self.journal);
         let store = self.store;
-        // Connections of peers are to end meanwhile.
+        // Connections of peers must be able to end meanwhile.
         blocking(move || store.close()).await
     }
 }
@@ -595,5 +595,5 @@ fn leadership_of(metrics: &openraft::metrics::RaftServerMetrics<Group>) -> Leade
     }
 }
 
-/// To see who leads, and to wait until that changes.
+/// Shows who leads, and allows waiting for a change.
 pub type LeadershipReceiver = harvestfs_protocol::watch::Receiver<Leadership>;

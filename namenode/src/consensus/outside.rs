@@ -1,6 +1,6 @@
-//! A namenode that takes part in no group: a new one, or one whose memory is not to be trusted, waits until a
-//! leader has it take a snapshot. One of a new group whose directory was copied to its server waits until the
-//! others have said that they know nothing of it.
+//! A namenode that takes part in no group. A new one, or one whose memory cannot be trusted, waits until a leader
+//! makes it take a snapshot. A founding member of a new group whose directory was copied to its server waits until
+//! the others have confirmed that they know nothing of it.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -25,22 +25,22 @@ use crate::journal::{Journal, JournalError, JournalReader, Lsn, ReceivedSnapshot
 
 /// How long another member of a new group may take to answer.
 const FOUNDING_DEADLINE: Duration = Duration::from_secs(2);
-/// How often those are asked that did not answer.
+/// How often the members that did not answer are asked again.
 const FOUNDING_POLL: Duration = Duration::from_millis(200);
 
-/// What a namenode is, as far as its own disk says.
+/// The status of a namenode, as recorded on its own disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Standing {
-    /// What it is to its group.
+    /// Its condition in its group.
     pub condition: Condition,
-    /// Its number there; of one that is not to be trusted, the one with which it comes back.
+    /// Its number in the group; if it cannot be trusted, a new number with which it comes back.
     pub id: MemberId,
 }
 
-/// What the disk says of this namenode.
+/// Reads the status of this namenode from its disk.
 ///
 /// # Errors
-/// It cannot be read.
+/// The disk cannot be read.
 pub fn standing(journal: &Journal) -> Result<Standing, JournalError> {
     let Some(read) = member_file::read(&*journal.disk())? else {
         if has_voted(journal)? {
@@ -65,7 +65,7 @@ fn condition(ReadKept { kept, is_copy }: &ReadKept, last: Lsn) -> Condition {
     let Some(members) = kept.members.last() else {
         return Condition::New;
     };
-    // It ended between this file and the snapshot by which it becomes a member.
+    // It ended after writing this file and before installing the snapshot by which it becomes a member.
     if last == 0 && kept.vote.is_none() && !kept.did_nothing() {
         return Condition::New;
     }
@@ -74,7 +74,7 @@ fn condition(ReadKept { kept, is_copy }: &ReadKept, last: Lsn) -> Condition {
         Told::Left => return Condition::Left,
         Told::Nothing => {}
     }
-    // The only one has nobody that it could contradict, but datanodes, which know better.
+    // A sole member has no other that it could contradict, except datanodes, which notice.
     let is_alone = is_sole_voter(members.membership(), kept.this);
     if !is_copy || is_alone {
         Condition::Member
@@ -85,8 +85,8 @@ fn condition(ReadKept { kept, is_copy }: &ReadKept, last: Lsn) -> Condition {
     }
 }
 
-/// Whether a journal without a vote is that of a namenode that had one: before there were groups, and before its first
-/// vote, all entries are of term 0.
+/// Whether a journal without a vote belongs to a namenode that had one: before groups were introduced, and before its
+/// first vote, all entries are of term 0.
 fn has_voted(journal: &Journal) -> Result<bool, JournalError> {
     let last = journal.last_lsn();
     if last == 0 {
@@ -94,22 +94,22 @@ fn has_voted(journal: &Journal) -> Result<bool, JournalError> {
     }
     let mut reader = journal.reader();
     if last < reader.first_lsn() {
-        // Only the snapshot of another one leaves no record.
+        // Only a snapshot of another namenode leaves no record.
         return Ok(true);
     }
     let records = reader.read(last, last + 1, 1)?;
-    // What cannot be decoded is refused where it is replayed.
+    // What cannot be decoded is refused when it is replayed.
     let decoded = records.first().map(|(_, record)| decode(record));
     Ok(matches!(decoded, Some(Ok((term, _))) if term > 0))
 }
 
-/// What a namenode that takes part in nothing knows of the group that it was in.
+/// What a namenode that takes part in nothing knows about the group that it was in.
 fn last_known(journal: &Journal, condition: Condition) -> Result<GroupStatus, ConsensusError> {
     let last = journal.last_lsn();
     let read = member_file::read(&*journal.disk())?;
     let kept = read.map(|it| it.kept);
     let mut reader = journal.reader();
-    // Without records after it, the snapshot ends the log, and where terms begin is written down with it.
+    // Without records after it, the snapshot ends the log, and the file records where terms begin.
     let records = match last >= reader.first_lsn() {
         true => reader.read(last, last + 1, 1)?,
         false => Vec::new(),
@@ -133,7 +133,7 @@ fn last_known(journal: &Journal, condition: Condition) -> Result<GroupStatus, Co
     })
 }
 
-/// Makes an empty journal that of a namenode which is to be taken into a group.
+/// Turns an empty journal into that of a namenode that is to be taken into a group.
 ///
 /// # Errors
 /// The disk refuses.
@@ -141,10 +141,10 @@ pub fn found_outside(journal: &Journal, this: MemberId) -> Result<(), JournalErr
     member_file::write(&journal.disk(), &Kept::outside(this))
 }
 
-/// The other members of the group, as of an entry; nobody, if it is in no group.
+/// The other members of the group, as of an entry; empty if the namenode is in no group.
 ///
 /// # Errors
-/// It cannot be read.
+/// The disk cannot be read.
 pub fn other_members(
     journal: &Journal,
     last: Lsn,
@@ -158,8 +158,8 @@ pub fn other_members(
     Ok(others.map(|(id, member)| (*id, member.clone())).collect())
 }
 
-/// The others know nothing of this member of a new group: it takes part from now on, and no copy of its directory
-/// does.
+/// Makes this founding member of a new group take part from now on, since the others know nothing of it. No copy of
+/// its directory does.
 ///
 /// # Errors
 /// The disk refuses.
@@ -172,10 +172,10 @@ pub fn found_here(journal: &Journal) -> Result<(), JournalError> {
     member_file::write(&journal.disk(), &kept)
 }
 
-/// Makes a member the only one of its group, with the entries up to this one, which are its last ones.
+/// Makes a member the only one of its group, with the entries up to `last`, which is its last one.
 ///
 /// # Errors
-/// It is no member of a group, or the disk refuses.
+/// It is not a member of a group, or the disk refuses.
 pub fn found_alone(journal: &Journal, last: Lsn) -> Result<(), ConsensusError> {
     let read = member_file::read(&*journal.disk())?;
     let kept = read.map(|it| it.kept);
@@ -187,8 +187,8 @@ pub fn found_alone(journal: &Journal, last: Lsn) -> Result<(), ConsensusError> {
     Ok(member_file::write(&journal.disk(), &alone)?)
 }
 
-/// Makes an empty journal that of the only member of a new group, which begins with a snapshot whose last entry is
-/// of this term.
+/// Turns an empty journal into that of the only member of a new group, which begins with a snapshot whose last entry
+/// is of this term.
 ///
 /// # Errors
 /// The disk refuses.
@@ -198,7 +198,7 @@ pub fn found_with_snapshot(
     term: Term,
     member: Member,
 ) -> Result<(), ConsensusError> {
-    // Another number than any member of the group before: what those say is not for it.
+    // A number different from any member of the previous group: messages for that group are not meant for it.
     let this = MemberId::random();
     let alone = Kept::founding(this, BTreeMap::from([(this, member)]))?;
     let kept = Kept {
@@ -212,11 +212,11 @@ pub fn found_with_snapshot(
     Ok(())
 }
 
-/// What a namenode in no group is asked for.
+/// A request to a namenode in no group.
 pub enum Asked {
-    /// To join: what its journal has is to make room.
+    /// To join: the contents of its journal have to make room.
     MakeRoom,
-    /// It has a snapshot, and becomes a member by it.
+    /// To become a member with the snapshot that it has taken.
     Join(Joining),
 }
 
@@ -226,7 +226,7 @@ pub struct Joining {
 }
 
 impl Joining {
-    /// Makes it the content of the journal.
+    /// Makes the snapshot the content of the journal.
     ///
     /// # Errors
     /// The disk refuses.
@@ -239,7 +239,7 @@ impl Joining {
     }
 }
 
-/// This namenode, in no group.
+/// A namenode in no group, which answers others.
 #[derive(Clone)]
 pub struct Outside {
     inner: Arc<Inner>,
@@ -248,7 +248,7 @@ pub struct Outside {
 struct Inner {
     caller: Arc<Caller>,
     reader: JournalReader,
-    /// What it says of itself.
+    /// What it reports about itself.
     status: GroupStatus,
     fetching: Fetching,
     asked: Mutex<Option<Asked>>,
@@ -256,7 +256,7 @@ struct Inner {
 }
 
 impl Outside {
-    /// Waits.
+    /// Starts waiting to be taken into a group.
     ///
     /// # Errors
     /// The journal cannot be read.
@@ -286,21 +286,21 @@ impl Outside {
         })
     }
 
-    /// What it knows of the group that it was in, or is to be in.
+    /// What it knows about the group that it was in, or is to be in.
     #[must_use]
     pub fn status(&self) -> GroupStatus {
         self.inner.status.clone()
     }
 
-    /// Its number in the group that it is taken into.
+    /// Its number in the group that it will be taken into.
     #[must_use]
     pub fn id(&self) -> MemberId {
         self.inner.caller.this
     }
 
-    /// Waits until each of the other members of a new group has said that it knows nothing of this one: what it may
-    /// have promised, it has nowhere, if its directory is a copy that was kept. Never ends where it is of no new
-    /// group.
+    /// Waits until each of the other members of a new group has confirmed that it knows nothing of this one. Then,
+    /// even if its directory is an older copy, it has promised nothing to anybody. Never completes unless it belongs
+    /// to a new group.
     pub async fn founded(&self, others: BTreeMap<MemberId, Member>) {
         if self.inner.status.condition != Condition::Founding {
             return std::future::pending().await;
@@ -315,7 +315,7 @@ impl Outside {
             let mut left = Vec::new();
             for mut peer in open {
                 match peer.call(PeerRequest::Identify, FOUNDING_DEADLINE).await {
-                    // One that knows more refuses.
+                    // A member that knows of this one refuses.
                     Ok((_, PeerReply::Identity { cluster, .. })) if cluster == here => {}
                     Ok(_) | Err(_) => left.push(peer),
                 }
@@ -328,7 +328,7 @@ impl Outside {
         }
     }
 
-    /// Waits until it is asked for something.
+    /// Waits for the next request.
     pub async fn asked(&self) -> Asked {
         loop {
             if let Some(asked) = self.inner.asked.lock().take() {
@@ -342,7 +342,7 @@ impl Outside {
         self.inner.caller.memory()
     }
 
-    /// Takes no more snapshots, and waits until none is being fetched.
+    /// Stops fetching snapshots, and waits until none is being fetched.
     pub async fn end_fetching(&self) {
         self.inner.fetching.end().await;
     }
@@ -355,7 +355,7 @@ impl Outside {
                 cluster: ClusterId(self.inner.reader.cluster_id()),
                 condition,
             },
-            // It has what it is to take a snapshot for, or may have lost what it promised.
+            // It already has what the snapshot would give it, or may have lost what it promised.
             PeerRequest::TakeSnapshot { .. } if is_founding => PeerReply::Outside,
             PeerRequest::TakeSnapshot { name, addr, .. } => {
                 let inner = Arc::clone(&self.inner);

@@ -32,60 +32,61 @@ use super::store::LogStore;
 use super::{Group, LogId, Member, MemberId, PROMISED, Snapshot, Vote, wire};
 use crate::journal::{JournalError, Lsn};
 
-/// How long another namenode's disk may take. openraft has no limit of its own for it.
+/// How long another namenode's disk may take. openraft has no separate limit for it.
 const DURABLE_DEADLINE: Duration = Duration::from_secs(2);
 /// How often another namenode is asked whether it has taken a snapshot.
 const TAKING_POLL: Duration = Duration::from_millis(100);
 
-/// Makes them.
+/// Creates the callers of other members for openraft.
 #[derive(Clone)]
 pub(super) struct Peers {
     pub(super) caller: Arc<Caller>,
 }
 
-/// The namenode that calls.
+/// The namenode that makes calls.
 pub(super) struct Caller {
     pub(super) this: MemberId,
-    /// A number by chance that each start has.
+    /// A random number of each start.
     pub(super) run: u64,
     pub(super) writes_at_start: u64,
-    /// None: it is in no group.
+    /// `None` if it is in no group.
     pub(super) store: Option<LogStore>,
-    /// Where nothing answers just now, for the log.
+    /// Addresses where nothing answers just now, for the log.
     pub(super) silent: Mutex<BTreeSet<SocketAddr>>,
     pub(super) releases: Releases,
     pub(super) links: Links,
 }
 
-/// The version of the cluster, and what runs at the other members.
+/// The version of the cluster, and the software of the other members.
 #[derive(Default)]
 pub(super) struct Releases {
-    /// None: not known here.
+    /// `None` if it is not known here.
     cluster: Mutex<Option<ClusterVersion>>,
-    /// As they said when they were connected to last.
+    /// What they reported when they were last connected to.
     others: Mutex<BTreeMap<MemberId, Running>>,
 }
 
-/// What runs at another member.
+/// The software of a peer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Running {
     /// Its release.
     pub release: Release,
-    /// The versions that it has.
+    /// The versions that it supports.
     pub versions: Versions,
 }
 
-/// The version of the cluster, as this namenode's log has it.
+/// The version of the cluster according to this namenode's log.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ClusterVersion {
-    /// After the last record.
+    /// The version after the last record.
     pub newest: Version,
-    /// The record that raised it, and the version before it. Until it is committed, another leader may replace it.
+    /// The record that raised it, and the version before it. Until the record is committed, another leader may
+    /// replace it.
     pub raised: Option<(Lsn, Version)>,
 }
 
 impl ClusterVersion {
-    /// The one that stays, when the records up to there are committed.
+    /// The version that is final once the records up to `committed` are committed.
     #[must_use]
     pub fn settled(self, committed: Lsn) -> Version {
         match self.raised {
@@ -96,13 +97,13 @@ impl ClusterVersion {
 }
 
 impl Releases {
-    /// The cluster has this version.
+    /// Sets the version of the cluster.
     pub(super) fn set_cluster(&self, version: ClusterVersion) {
         *self.cluster.lock() = Some(version);
     }
 
-    /// Refuses a program that cannot be a namenode of the cluster once everything in the log is committed. Who counts on
-    /// such a one would have it commit that.
+    /// Refuses a program that cannot be a namenode of the cluster once everything in the log is committed. To count
+    /// on such a member would mean to have it commit that.
     fn check_follower(&self, versions: Versions) -> Result<(), Unfit> {
         match *self.cluster.lock() {
             None => Ok(()),
@@ -110,8 +111,8 @@ impl Releases {
         }
     }
 
-    /// Refuses a program that can be no namenode of the cluster, neither with what is committed up to there nor with what is
-    /// not: it may be one that replaces that.
+    /// Refuses a program that cannot be a namenode of the cluster, neither with what is committed up to there nor
+    /// with what is not: it may be the one that replaces what is not.
     pub(super) fn check_leader(&self, versions: Versions, committed: Lsn) -> Result<(), Unfit> {
         self.check_follower(versions)
             .or_else(|unfit| match *self.cluster.lock() {
@@ -134,21 +135,21 @@ impl Caller {
         }
     }
 
-    /// Takes in what another one says of itself. False: it has forgotten something.
+    /// Notes what another namenode reports about itself. Returns false if it has forgotten something.
     pub(super) fn note(&self, from: MemberId, memory: Memory) -> bool {
         let store = self.store.as_ref();
         store.is_none_or(|store| store.note_memory(from, memory))
     }
 }
 
-/// One of them.
+/// A caller of one other namenode.
 pub(super) struct Peer {
     caller: Arc<Caller>,
-    /// None: whichever namenode is there.
+    /// `None` for any namenode at the address.
     to: Option<MemberId>,
     name: String,
     addr: SocketAddr,
-    /// The last record of the current ballot that it acknowledged.
+    /// The last record that it acknowledged for the current ballot.
     acknowledged: Option<(Ballot, Lsn)>,
 }
 
@@ -220,7 +221,7 @@ impl Peer {
         }
     }
 
-    /// Asks, and gives the number of the one that answered.
+    /// Sends a request. Returns the number of the member that answered, and its reply.
     pub(super) async fn call(
         &mut self,
         request: PeerRequest,
@@ -232,7 +233,7 @@ impl Peer {
             Ok(_) if self.caller.silent.lock().remove(&addr) => {
                 tracing::info!(%addr, "the namenode answers again");
             }
-            // It answers also where it refuses what it was asked.
+            // It does answer if it refuses the request.
             Ok(_) | Err(PeerError::Left | PeerError::Refused(FsError::InvalidArgument(_))) => {}
             Err(error) => {
                 if self.caller.silent.lock().insert(addr) {
@@ -314,7 +315,7 @@ impl Peer {
         Ok((from, answer.reply))
     }
 
-    /// What is known here of the one that is called.
+    /// What is known here about the callee.
     fn known(&self, request: &PeerRequest) -> Option<Known> {
         let known = (self.caller.store.as_ref()).and_then(|it| it.known_memory(self.to?))?;
         let acknowledged = match (request, self.acknowledged) {
@@ -342,13 +343,13 @@ impl Peer {
 }
 
 impl Peer {
-    /// Whether the other one has said that it has this record, to the leader with this ballot.
+    /// Whether the other member has acknowledged this record to the leader with this ballot.
     fn has_acknowledged(&self, ballot: Ballot, lsn: Lsn) -> bool {
         self.acknowledged
             .is_some_and(|(of, acknowledged)| of == ballot && lsn <= acknowledged)
     }
 
-    /// Has the other one take this namenode's newest snapshot, and waits until it has what that covers.
+    /// Makes the other member take this namenode's newest snapshot, and waits until it has what the snapshot covers.
     pub(super) async fn have_taken(
         &mut self,
         last: LogId,
@@ -372,7 +373,7 @@ impl Peer {
                     }
                 }
                 Ok(_) => return Err(PeerError::UnexpectedReply),
-                // It starts again when it has the snapshot.
+                // It restarts when it has the snapshot.
                 Err(PeerError::Transport(_) | PeerError::Rpc(_)) => {}
                 Err(error) => return Err(error),
             }
@@ -394,7 +395,7 @@ impl RaftNetworkV2<Group> for Peer {
         let deadline = if request.entries.is_empty() {
             option.hard_ttl()
         } else {
-            // Until they are durable there.
+            // Until the entries are durable there.
             option.hard_ttl().max(DURABLE_DEADLINE)
         };
         let reply = match self.call(call, deadline).await {
@@ -411,7 +412,7 @@ impl RaftNetworkV2<Group> for Peer {
                 if self.has_acknowledged(ballot, before)
                     && !planted::is(Bug::TrustsForgetfulMembers) =>
             {
-                // openraft would go on counting what it had.
+                // openraft would continue to count what that member had.
                 return Err(PeerError::Forgetful(self.addr).into());
             }
             AppendEntriesResponse::Conflict | AppendEntriesResponse::HigherVote(_) => 0,
@@ -438,7 +439,7 @@ impl RaftNetworkV2<Group> for Peer {
         self.ask_for_vote(request, true, option).await
     }
 
-    /// The other member reads the snapshot, and starts again with it.
+    /// Makes the other member read the snapshot, and restart with it.
     async fn full_snapshot(
         &mut self,
         vote: Vote,
@@ -449,9 +450,9 @@ impl RaftNetworkV2<Group> for Peer {
         let Some(last) = snapshot.meta.last_log_id else {
             return Err(Unreachable::new(&PeerError::NoSnapshot).into());
         };
-        // openraft takes the answer for one to a heartbeat that was sent now, but nobody looks at a vote for it: the other
-        // member may have promised its vote to another leader. Given only when a heartbeat of now makes no lease any more,
-        // the answer makes none either.
+        // openraft treats the answer as one to a heartbeat sent now, but nobody checks a vote for it: the other
+        // member may have promised its vote to another leader. The answer is held back until a heartbeat of now
+        // grants no lease any more, so that it grants none either.
         let no_lease_from = tokio::time::Instant::now() + PROMISED;
         let taken = async {
             self.have_taken(last, option.hard_ttl()).await?;
@@ -485,7 +486,8 @@ impl RaftNetworkV2<Group> for Peer {
 mod tests {
     use super::*;
 
-    /// As when the leader that finished an upgrade was lost before another one had heard of it, and the others went back.
+    /// As when the leader that finished an upgrade was lost before another member knew of it, and the others went
+    /// back to the older release.
     #[test]
     fn an_older_program_may_lead_until_the_version_that_it_lacks_is_committed() {
         let (older, newer) = (Versions::only(Version(3)), Versions::only(Version(4)));

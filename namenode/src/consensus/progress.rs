@@ -21,7 +21,8 @@ struct Newest {
 }
 
 impl Newest {
-    /// Whether another leader committed it: what it has in place of this member's entries says nothing of these.
+    /// Whether another leader committed it: what is committed in place of this member's entries says nothing about
+    /// these.
     fn is_of_successor(&self, term: Term) -> bool {
         self.led.is_some_and(|led| term > led)
     }
@@ -34,18 +35,19 @@ pub struct Commits {
     durable: AtomicU64,
     /// This member is the only voter: what is durable is committed.
     is_sole_voter: AtomicBool,
-    /// Entries in the log that name other voters, in order: those that may still be removed, and the last one that may not.
+    /// Entries in the log that name other voters, in order: those that may still be removed, and the last one that
+    /// may not.
     others_named: Mutex<Vec<Lsn>>,
     changed: Notify,
     ended: AtomicBool,
-    /// What the leader said last that it has committed. It may be more than this member has.
+    /// The newest commit that the leader has reported. It may be beyond what this member has.
     of_leader: AtomicU64,
-    /// When this member heard of the one that leads for the last time.
+    /// When this member last heard from the leader.
     leader_heard: Mutex<Option<Instant>>,
 }
 
 impl Commits {
-    /// The last record that is committed. Of a member that leads, what its successor commits does not count.
+    /// The last record that is committed. For a member that leads, what its successor commits does not count.
     pub fn last(&self) -> Lsn {
         if self.is_alone() || planted::is(Bug::AnswersWhatIsDurableHere) {
             self.durable.load(Ordering::Acquire)
@@ -54,7 +56,8 @@ impl Commits {
         }
     }
 
-    /// This member leads in a term from here on, and executes what follows this entry before it is committed.
+    /// Notes that this member leads in a term from here on, and executes what follows the entry `after` before it is
+    /// committed.
     pub fn lead(&self, term: Term, after: Lsn) {
         let mut newest = self.committed.lock();
         newest.led = Some(term);
@@ -68,34 +71,34 @@ impl Commits {
         self.of_leader.load(Ordering::Acquire).max(self.last())
     }
 
-    /// The leader says that it has committed so much.
+    /// Notes how far the leader reports to have committed.
     pub(super) fn leader_has(&self, lsn: Lsn) {
         self.of_leader.fetch_max(lsn, Ordering::AcqRel);
     }
 
-    /// Whether something of the leader of a term is committed.
+    /// Whether anything of the leader of a term is committed.
     pub(super) fn is_led_in(&self, term: Term) -> bool {
         self.committed.lock().term == term
     }
 
-    /// This member heard of the one that leads then, and follows it.
+    /// Notes when this member heard from the leader that it follows.
     pub(super) fn leader_heard(&self, at: Instant) {
         *self.leader_heard.lock() = Some(at);
     }
 
-    /// How long ago that was. A member believes in a leader that is gone until there is another one.
+    /// How long ago the leader was last heard. A member believes in a failed leader until there is another one.
     pub fn leader_silent_for(&self) -> Duration {
         let heard = *self.leader_heard.lock();
         heard.map_or(Duration::MAX, |at| at.elapsed())
     }
 
-    /// Waits until more is, or the consensus ended. One waits at a time.
+    /// Waits until more is committed, or the consensus has ended. Supports one waiter at a time.
     pub async fn changed(&self) {
         self.changed.notified().await;
     }
 
-    /// Whether this member is the only voter, as of an entry that is committed. Where a later one names others, they have
-    /// to agree already.
+    /// Sets whether this member is the only voter, as of a committed entry. If a later entry names other voters,
+    /// these have to agree already.
     pub(super) fn set_alone(&self, is_sole_voter: bool, as_of: Lsn) {
         {
             let mut others_named = self.others_named.lock();
@@ -108,7 +111,8 @@ impl Commits {
         self.changed.notify_one();
     }
 
-    /// An entry in the log names other voters: from here on they have to agree, before it is committed or durable.
+    /// Notes an entry in the log that names other voters: from here on they have to agree, before it is committed or
+    /// durable.
     pub(super) fn others_named(&self, lsn: Lsn) {
         {
             let mut others_named = self.others_named.lock();
@@ -118,17 +122,17 @@ impl Commits {
         self.changed.notify_one();
     }
 
-    /// This member is the only voter.
+    /// Whether this member is the only voter.
     pub fn is_alone(&self) -> bool {
         self.is_sole_voter.load(Ordering::Acquire)
     }
 
-    /// Nothing more will be committed.
+    /// Whether nothing more will be committed.
     pub fn is_ended(&self) -> bool {
         self.ended.load(Ordering::Acquire)
     }
 
-    /// The journal is durable up to there, or failed.
+    /// Notes that the journal is durable up to there, or failed.
     pub(super) fn progress(&self, durable: Option<Lsn>) {
         match durable {
             Some(durable) => self.durable.store(durable, Ordering::Release),
@@ -137,7 +141,7 @@ impl Commits {
         self.changed.notify_one();
     }
 
-    /// Entries were removed: those up to there are left.
+    /// Notes that all entries after `lsn` were removed.
     pub(super) fn removed_after(&self, lsn: Lsn) {
         let committed = self.committed.lock().lsn;
         assert!(
@@ -145,7 +149,7 @@ impl Commits {
             "record {committed} is committed, and all after {lsn} are removed"
         );
         self.durable.fetch_min(lsn, Ordering::AcqRel);
-        // One that is left still has to be reckoned with.
+        // An entry that remains still has to be taken into account.
         self.others_named.lock().retain(|&named| named <= lsn);
     }
 
@@ -165,19 +169,20 @@ impl Commits {
     }
 }
 
-/// What the engine has of the log: a standby what is committed, and what was in the journal when it started; a leader
-/// also what is not committed yet.
+/// Which part of the log the engine has. A standby has what is committed, and what was in its journal when it
+/// started; a leader also has what is not committed yet.
 #[derive(Debug)]
 pub(super) struct Executed {
     last: AtomicU64,
-    /// Of what is committed, openraft has read so much back, after it removed what others are committed in place of.
+    /// The last committed entry that openraft has read back, after it removed those in whose place others are
+    /// committed.
     applied: AtomicU64,
-    /// Another leader replaced some of it: what the engine has is not what the log says.
+    /// Another leader replaced part of it: the engine differs from the log.
     is_replaced: AtomicBool,
 }
 
 impl Executed {
-    /// The engine has everything up to `last`, and what is up to `applied` is committed.
+    /// The engine has everything up to `last`, and everything up to `applied` is committed.
     pub(super) fn new(last: Lsn, applied: Lsn) -> Self {
         Self {
             last: AtomicU64::new(last),
@@ -194,7 +199,7 @@ impl Executed {
         self.is_replaced.load(Ordering::Acquire)
     }
 
-    /// The engine has to be built anew.
+    /// Notes that the engine has to be rebuilt.
     pub(super) fn replaced(&self) {
         self.is_replaced.store(true, Ordering::Release);
     }
@@ -207,13 +212,13 @@ impl Executed {
         self.applied.store(lsn, Ordering::Release);
     }
 
-    /// Whether what the engine has up to an entry is what is committed, for certain: others may be committed in its place
-    /// before it is removed.
+    /// Whether what the engine has up to an entry is certainly what is committed: other entries may be committed in
+    /// its place before it is removed.
     pub(super) fn is_committed(&self, lsn: Lsn) -> bool {
         self.applied.load(Ordering::Acquire) >= lsn && !self.is_replaced()
     }
 
-    /// The entries after this one are gone.
+    /// Notes that the entries after this one were removed.
     pub(super) fn removed_after(&self, lsn: Lsn) {
         if lsn < self.last() && !planted::is(Bug::KeepsWhatWasReplaced) {
             self.replaced();
@@ -226,7 +231,7 @@ mod tests {
     use super::*;
     use crate::consensus::entry::log_id;
 
-    /// As of a standby that started with entries which only it has.
+    /// As on a standby that started with entries which only it has.
     #[test]
     fn what_the_engine_has_is_committed_when_it_was_applied_and_not_replaced() {
         let executed = Executed::new(7, 5);
@@ -282,7 +287,7 @@ mod tests {
         assert!(commits.is_alone());
     }
 
-    /// A leader that was cut off hears of its successor: of records with the same numbers, others are committed.
+    /// A leader that was cut off learns of its successor: other records with the same numbers are committed.
     #[test]
     fn what_a_successor_commits_says_nothing_of_what_was_executed_before() {
         let commits = Commits::default();

@@ -1,4 +1,4 @@
-//! The machine's clock, tasks and chance for openraft: in a simulation its seed decides elections, too.
+//! The machine's clock, tasks and randomness for openraft: in a simulation, elections too depend on its seed.
 
 use std::future::Future;
 use std::ops::{Add, AddAssign, Sub, SubAssign};
@@ -12,11 +12,11 @@ use rand::rngs::StdRng;
 
 use super::watched::InOrder;
 
-/// Tokio, with the clock and the chance of the machine.
+/// Tokio, with the clock and the randomness of the machine.
 #[derive(Debug)]
 pub struct MachineRuntime(tokio::runtime::Runtime);
 
-/// How long after the start of the machine: leases of leaders run on while it is suspended.
+/// Time since the machine started: the leases of leaders run on while it is suspended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct SinceBoot(Duration);
 
@@ -116,7 +116,7 @@ impl AsyncRuntime for MachineRuntime {
         machine::rng()
     }
 
-    /// Only openraft's own tests make a runtime; the namenode's is there already.
+    /// Only openraft's own tests create a runtime; the namenode runs in one already.
     fn new(_threads: usize) -> Self {
         let runtime = tokio::runtime::Builder::new_current_thread();
         Self({ runtime }.enable_all().build().expect("a runtime"))

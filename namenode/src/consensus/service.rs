@@ -1,4 +1,4 @@
-//! What answers other namenodes.
+//! The service that answers other namenodes.
 
 use std::fmt;
 use std::sync::Arc;
@@ -36,7 +36,7 @@ struct Member {
     store: LogStore,
     peers: Peers,
     fetching: Fetching,
-    /// When it votes, unless the leader has asked for it.
+    /// The time from which it votes, unless the leader has asked for it.
     votes_from: tokio::time::Instant,
     /// It does not ask for votes.
     stays_out: Arc<AtomicBool>,
@@ -64,7 +64,7 @@ impl Service {
         }
     }
 
-    /// Of a namenode that is in no group.
+    /// Returns the service of a namenode that is in no group.
     #[must_use]
     pub fn outside(outside: Outside) -> Self {
         Self {
@@ -91,7 +91,7 @@ impl Service {
     /// Answers a request.
     ///
     /// # Errors
-    /// [`FsError::Protocol`] for what is no entry; [`FsError::Internal`] when the consensus stopped.
+    /// [`FsError::Protocol`] for records that are not entries; [`FsError::Internal`] if the consensus stopped.
     pub async fn answer(&self, call: PeerCall) -> Result<PeerAnswer, FsError> {
         let this = self.this();
         let reply = if call.to.is_some_and(|to| to != this.0) {
@@ -138,14 +138,14 @@ impl Member {
             return Ok(PeerReply::Forgetful);
         }
         if !self.peers.caller.note(MemberId(from), memory) {
-            // It hears of that when it is called.
+            // It learns of that when it is called.
             return Err(FsError::RoleDenied(
                 "this namenode remembers less than it did before".to_owned(),
             ));
         }
         let stopped = |error: &dyn fmt::Display| FsError::Internal(error.to_string());
         match request {
-            // Nothing else tells it: the leader has not called it any more since.
+            // It learns this in no other way: the leader has not called it since its removal.
             PeerRequest::Vote { last, .. }
                 if (self.store).has_left(MemberId(from), last.map(wire::entry)) =>
             {
@@ -185,7 +185,7 @@ impl Member {
                 self.store.commits().leader_has(of_leader);
                 let heard = Instant::now();
                 if self.store.commits().is_led_in(ballot.term) {
-                    // Also when the disk takes long to have what it sent.
+                    // Even while the disk takes long to store what the leader sent.
                     self.store.commits().leader_heard(heard);
                 }
                 let appended = self.raft.append_entries(request).await;
@@ -203,12 +203,12 @@ impl Member {
                 }
                 Ok(reply)
             }
-            // openraft would have it ask for votes all the same. Others do without being named, as soon as they hear of no
+            // openraft would ask for votes regardless. Others do so without being named, as soon as they hear from no
             // leader.
             PeerRequest::Transfer { ballot, to, last }
                 if to == self.peers.caller.this.0 && self.stays_out.load(Ordering::Acquire) =>
             {
-                // As if another one were named: the others may have its vote at once.
+                // As if another member were named: the others may have its vote immediately.
                 let request = wire::transfer(ballot, from, last);
                 let heard = self.raft.handle_transfer_leader(request).await;
                 let heard = heard.map_err(|error| stopped(&error))?;
@@ -227,7 +227,7 @@ impl Member {
                 cluster: self.store.cluster(),
                 condition: match self.store.is_among_members() {
                     true => Condition::Member,
-                    // It took a snapshot to become a member, and the leader went away before it was one.
+                    // It took a snapshot to become a member, and the leader failed before it was one.
                     false => Condition::New,
                 },
             }),
@@ -246,7 +246,7 @@ impl Member {
         }
     }
 
-    /// Another one knows more of this member than it does itself.
+    /// Whether another namenode knows more about this member than it does itself.
     fn has_forgotten(&self, known: Option<&Known>) -> bool {
         if planted::is(Bug::TrustsForgetfulMembers) {
             return false;
@@ -255,7 +255,7 @@ impl Member {
         known.is_some_and(|known| known.run != here.run && known.writes > here.writes_at_start)
     }
 
-    /// Takes the snapshot of a leader, and starts again with it.
+    /// Takes the snapshot of a leader, and restarts with it.
     fn take_snapshot(&self, from: MemberId, name: String, addr: std::net::SocketAddr) {
         let caller = Arc::clone(&self.peers.caller);
         let peer = Peer::new(caller, Some(from), name, addr);

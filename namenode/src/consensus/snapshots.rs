@@ -1,5 +1,5 @@
-//! Snapshots for members that lack more than the journals of others still have. The one that lacks it
-//! reads the file of another one, sets it in the place of what it has, and starts again.
+//! Snapshots for members that lack more than the journals of others still have. Such a member reads the snapshot file
+//! of another one, replaces its own log with it, and starts again.
 
 use std::io::Write;
 use std::sync::Arc;
@@ -22,7 +22,7 @@ use crate::journal::{
 /// How long one part may take.
 const PART_DEADLINE: Duration = Duration::from_secs(10);
 
-/// The snapshot of another namenode, whole and durable, before it counts.
+/// The snapshot of another namenode, complete and durable, but not installed yet.
 pub(super) struct Fetched {
     received: ReceivedSnapshot,
     last: LogId,
@@ -35,7 +35,7 @@ impl Fetched {
         self.last
     }
 
-    /// Sets it in the place of what a journal has, unless that has it all.
+    /// Replaces the contents of a journal with it, unless the journal has all of it.
     pub(super) fn install(
         self,
         journal: &mut Journal,
@@ -51,7 +51,7 @@ impl Fetched {
             // The entries here were never committed.
             journal.truncate_after(lsn - 1)?;
         }
-        // First what does no harm without the snapshot: the next start leaves out what is after its log.
+        // First what does no harm without the snapshot: the next start drops what lies beyond its log.
         kept.terms.retain(|(first, _)| *first < lsn);
         kept.terms.push((lsn, term));
         kept.add_members(self.members);
@@ -63,7 +63,7 @@ impl Fetched {
     }
 }
 
-/// Reads the newest snapshot of another namenode into a file beside the journal, unless that is given up.
+/// Reads the newest snapshot of another namenode into a file beside the journal, unless that is abandoned.
 pub(super) async fn fetch(
     mut from: Peer,
     journal: JournalReader,
@@ -76,7 +76,7 @@ pub(super) async fn fetch(
             None => (None, 0),
         };
         let request = PeerRequest::ReadSnapshot { record, offset };
-        // Given up only here: what is written on another thread has the journal open until it is done.
+        // Abandoned only at this point: what is written on another thread keeps the journal open until it is done.
         let answered = tokio::select! {
             biased;
             () = fetching.given_up() => return Err(PeerError::GivenUp),
@@ -90,7 +90,7 @@ pub(super) async fn fetch(
         let last = wire::entry(part.last);
         let receiver = match receiving.take() {
             Some((of, receiver)) if of == last => receiver,
-            // There is a newer one meanwhile; the file of the other one goes first.
+            // There is a newer snapshot by now; the file of the old one is removed first.
             other => {
                 drop(other);
                 journal.receive_snapshot(last.index())?
@@ -125,7 +125,7 @@ pub(super) async fn fetch(
     }
 }
 
-/// Bytes of the newest snapshot, for another namenode.
+/// Returns bytes of the newest snapshot, for another namenode.
 pub(super) fn read(
     store: &LogStore,
     record: Option<Lsn>,
@@ -137,7 +137,7 @@ pub(super) fn read(
     };
     let members = meta.last_membership;
     if last.index() != file.lsn() {
-        // One was installed just now: the other namenode asks again.
+        // A snapshot was installed just now: the other namenode asks again.
         return Ok(PeerReply::NoSnapshot);
     }
     let offset = if record.is_none_or(|it| it == file.lsn()) {
@@ -155,7 +155,7 @@ pub(super) fn read(
     }))
 }
 
-/// Does what waits for the disk where that holds up nobody; in a simulation here.
+/// Runs work that waits for the disk where it blocks nobody; in a simulation, right here.
 pub(crate) async fn blocking<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> T {
     if machine::is_simulated() {
         return work();
@@ -166,7 +166,7 @@ pub(crate) async fn blocking<T: Send + 'static>(work: impl FnOnce() -> T + Send 
     }
 }
 
-/// What is fetched in the background, at most one at a time.
+/// A background fetch, at most one at a time.
 #[derive(Clone, Default)]
 pub(super) struct Fetching {
     background: Arc<Background>,
@@ -175,7 +175,7 @@ pub(super) struct Fetching {
 #[derive(Default)]
 struct Background {
     task: parking_lot::Mutex<Task>,
-    /// It is to end.
+    /// Notified when the fetch has to end.
     given_up: Notify,
 }
 
@@ -184,12 +184,12 @@ enum Task {
     #[default]
     None,
     Begun(JoinHandle<()>),
-    /// Nothing is begun any more.
+    /// No further fetch may begin.
     Over,
 }
 
 impl Fetching {
-    /// Runs `fetch` unless one is running already, or this was ended.
+    /// Runs `fetch` unless one is running already, or fetching has ended.
     pub(super) fn begin(&self, fetch: impl Future<Output = ()> + Send + 'static) {
         let mut task = self.background.task.lock();
         match &*task {
@@ -200,17 +200,17 @@ impl Fetching {
         *task = Task::Begun(tokio::spawn(fetch));
     }
 
-    /// What is fetched is of no use any more. Waits until nothing of it is left, which has the journal open.
+    /// Ends fetching, which is of no use any more. Waits until no fetch is left, since one keeps the journal open.
     pub(super) async fn end(&self) {
         let before = std::mem::replace(&mut *self.background.task.lock(), Task::Over);
         if let Task::Begun(running) = before {
             self.background.given_up.notify_one();
-            // If it panicked, that was said there.
+            // If it panicked, that was reported there.
             let _ = running.await;
         }
     }
 
-    /// Waits until what is fetched is to end.
+    /// Waits until the fetch has to end.
     async fn given_up(&self) {
         self.background.given_up.notified().await;
     }

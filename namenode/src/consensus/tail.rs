@@ -1,4 +1,4 @@
-//! The end of the log: the newest entries, and records on their way to the journal.
+//! The end of the log: the newest entries, and records in flight to the journal.
 
 use std::collections::VecDeque;
 use std::io;
@@ -12,13 +12,14 @@ use super::entry::encode;
 use super::{Entry, Group, LogId, Term};
 use crate::journal::{Batch, JournalError, JournalWriter, Lsn};
 
-/// Bytes of records that are handed to the journal as one batch; the record that reaches it is the last. Far
-/// below the size of a segment, into which a batch has to fit.
+/// Size at which a batch of records is handed to the journal; the record that reaches it is the last of the batch.
+/// Far below the size of a segment, into which a batch has to fit.
 const BATCH_BYTES_MAX: usize = 1 << 20;
 
-/// Bytes of commands of the newest entries that are kept in memory, to be applied and sent. Those of which openraft has not
-/// heard stay besides: as many as the owner submits while it has a lease, without which it takes no requests. So do those that
-/// are not durable, since the journal may not have them yet: as many as it queues and writes at once.
+/// Bytes of the newest entries that are kept in memory, to be applied and sent. Entries that openraft has not added
+/// yet are kept in addition: as many as the owner submits while it has a lease, since without one it takes no
+/// requests. So are entries that are not durable, since the journal may not have them yet: as many as it queues and
+/// writes at a time.
 const RECENT_BYTES_MAX: usize = 32 << 20;
 
 /// The end of the log.
@@ -27,16 +28,16 @@ pub(super) struct Tail {
     /// The newest entries, without gaps, in order.
     pub(super) recent: VecDeque<Entry>,
     pub(super) recent_bytes: usize,
-    /// The last entry that cannot be read any more.
+    /// The last entry that can no longer be read.
     pub(super) purged: Option<LogId>,
     pub(super) last: Option<LogId>,
     pub(super) durable: Lsn,
-    /// The last entry that openraft has added. What was submitted after it is compared with what openraft adds in its place,
-    /// or is proposed again.
+    /// The last entry that openraft has added. What was submitted after it is compared with what openraft adds in its
+    /// place, or is proposed again.
     pub(super) heard: Lsn,
-    /// The newest term that this member voted in: no leader of one before adds an entry any more.
+    /// The newest term that this member voted in: no leader of an earlier term adds an entry any more.
     pub(super) term: Term,
-    /// Appends that are to be durable, in order.
+    /// Appends that wait to become durable, in order.
     pub(super) pending: VecDeque<(Lsn, IOFlushed<Group>)>,
 }
 
@@ -55,7 +56,7 @@ impl Tail {
         self.forget_oldest();
     }
 
-    /// openraft has added the entries up to there.
+    /// Notes that openraft has added the entries up to `lsn`.
     pub(super) fn hear(&mut self, lsn: Lsn) {
         self.heard = lsn;
         self.forget_oldest();
@@ -71,7 +72,7 @@ impl Tail {
         }
     }
 
-    /// Appends are durable up to there, or none will be.
+    /// Notes that appends are durable up to there, or that none will be.
     pub(super) fn progress(&mut self, durable: Result<Lsn, &Arc<JournalError>>) {
         if let Ok(durable) = durable {
             self.durable = durable;
@@ -102,7 +103,7 @@ impl Tail {
     }
 }
 
-/// Records on their way to the journal.
+/// Records in flight to the journal.
 #[derive(Default)]
 pub(super) struct Batches {
     full: Vec<Batch>,
@@ -134,7 +135,7 @@ impl Batches {
             first: self.first.take(),
             records: std::mem::take(&mut self.records),
             wants_durable: std::mem::take(&mut self.wants_durable),
-            // The journal's progress says when.
+            // The journal reports that as progress.
             done: Box::new(|_| ()),
         });
     }

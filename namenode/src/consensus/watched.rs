@@ -1,5 +1,5 @@
-//! Values that openraft's tasks watch. Those that wait for one are woken in the order in which they came, whereas tokio's
-//! `watch` chooses one of several lists by chance, so that it would not be the seed alone that decides a simulation.
+//! Values that openraft's tasks watch. Waiting tasks are woken in the order in which they began to wait, whereas
+//! tokio's `watch` chooses one of several lists at random, so that a simulation would not depend on the seed alone.
 
 use std::sync::Arc;
 
@@ -8,13 +8,13 @@ use openraft::async_runtime::watch::{RecvError, SendError};
 use openraft::async_runtime::{Watch, WatchReceiver, WatchSender};
 use openraft::{OptionalSend, OptionalSync};
 
-/// See the module.
+/// A `watch` implementation that wakes its waiters in order.
 pub struct InOrder;
 
-/// The value is closed when the last copy of this is gone.
+/// The sending half. The value is closed when the last copy of it is dropped.
 pub struct Sender<T>(Arc<watch::Sender<T>>);
 
-/// See [`watch::Receiver`].
+/// The receiving half, see [`watch::Receiver`].
 pub struct Receiver<T>(watch::Receiver<T>);
 
 impl Watch for InOrder {

@@ -1,4 +1,4 @@
-//! openraft's messages, as they travel between namenodes.
+//! Conversion between openraft's messages and those sent between namenodes.
 
 use harvestfs_protocol::peer::{Ballot, PeerReply, PeerRequest, Place};
 use openraft::raft::{
@@ -79,7 +79,7 @@ pub(super) fn append_request(request: &AppendEntriesRequest<Group>) -> PeerReque
     }
 }
 
-/// The entries of a leader, which follow the entry `before`.
+/// Builds the request to append a leader's entries, which follow the entry `before`.
 pub(super) fn append(
     leader: Ballot,
     before: Option<Place>,
@@ -109,7 +109,7 @@ pub(super) fn append(
     })
 }
 
-/// No entry is of a later term than the vote of the one that sends it.
+/// Checks that no entry is of a later term than the vote of its sender.
 fn check_not_later(ballot: Ballot, place: Option<Place>) -> Result<(), EntryError> {
     match place {
         Some(place) if place.term > ballot.term => Err(EntryError::OutOfOrder),

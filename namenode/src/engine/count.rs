@@ -1,10 +1,10 @@
-//! Counts that are kept up to date one change at a time.
+//! Counters that are kept up to date one change at a time.
 
 use std::ops::{AddAssign, SubAssign};
 
-/// How many there are of something. Only what was added is ever subtracted; otherwise what is counted
-/// and the count contradict each other, and the process stops. The message of the panic names the line
-/// that counts.
+/// A count of things. Only what was added may be subtracted: a count that would become negative
+/// contradicts the things that it counts, so the process panics, as it does on overflow. The panic
+/// message names the line that changes the count.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Count(u64);
 
@@ -13,7 +13,7 @@ impl Count {
         self.0
     }
 
-    /// Adds what is positive, subtracts what is negative.
+    /// Adds a positive change or subtracts a negative one.
     #[track_caller]
     pub fn change(&mut self, by: i64) {
         match self.0.checked_add_signed(by) {

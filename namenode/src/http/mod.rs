@@ -1,11 +1,11 @@
-//! The namenode's page and its metrics: what can be looked at over HTTP. Nothing can be changed.
+//! The namenode's web page and metrics, served over HTTP. Everything is read-only.
 //!
 //! | path | answer |
 //! |---|---|
 //! | `/` | the page, with `/page.css` and `/page.js` |
-//! | `/metrics` | for Prometheus; see `docs/METRICS.md` |
+//! | `/metrics` | metrics for Prometheus; see `docs/METRICS.md` |
 //! | `/classes` | the utilisation classes for schedulers, as JSON; see `docs/OPERATIONS.md` |
-//! | `/api/cluster?since=N` | everything about the cluster, and what happened after number N |
+//! | `/api/cluster?since=N` | the state of the cluster, and the events after event number N |
 //! | `/api/directory?path=P&after=NAME` | entries of a directory |
 //! | `/api/file?path=P` | a file's blocks and where their replicas are |
 //! | `/api/users?blocks=B,B` | paths of the files that use blocks, given by their numbers; `null` in a large namespace |
@@ -22,13 +22,13 @@ use serde::Serialize;
 
 use crate::server::{Gone, Observer};
 
-/// What a namenode serves over HTTP.
+/// The web page, metrics and JSON answers that a namenode serves over HTTP.
 pub struct Page {
     observer: Observer,
 }
 
 impl Page {
-    /// The page of a running namenode.
+    /// Creates the page of a running namenode.
     #[must_use]
     pub fn new(observer: Observer) -> Self {
         Self { observer }

@@ -21,7 +21,7 @@ pub trait Disk: Send + Sync {
     /// Names of all files, in any order.
     fn list(&self) -> io::Result<Vec<String>>;
 
-    /// Creates a file of `len_bytes` zeros with its space reserved, replacing one of that name.
+    /// Creates a file of `len_bytes` zeros with its space reserved, replacing any file of that name.
     /// Neither the file nor its name is durable before [`DiskFile::sync`] and
     /// [`Disk::sync_dir`].
     fn create(&self, name: &str, len_bytes: u64) -> io::Result<Box<dyn DiskFile>>;
@@ -32,8 +32,8 @@ pub trait Disk: Send + Sync {
     /// Renames a file, replacing `to`. Durable after [`Disk::sync_dir`].
     fn rename(&self, from: &str, to: &str) -> io::Result<()>;
 
-    /// Gives a file whose content is durable its final name, replacing the file that has it, and makes
-    /// that durable.
+    /// Gives a file whose content is durable its final name, replacing any file that has it, and makes
+    /// the rename durable.
     fn install(&self, temporary: &str, name: &str) -> io::Result<()> {
         self.rename(temporary, name)?;
         if planted::is(Bug::SkipsJournalDirectorySync) {
@@ -52,7 +52,7 @@ pub trait Disk: Send + Sync {
     fn location(&self) -> String;
 }
 
-/// What tells a file from a copy of it.
+/// The identity of a file, which a copy of it does not share.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FileId {
     /// Its number in its file system.
@@ -63,7 +63,7 @@ pub struct FileId {
 
 /// An open journal file.
 pub trait DiskFile: Send + Sync {
-    /// What no copy of it has; none where that is not known.
+    /// Its identity; none where that is not known.
     fn id(&self) -> io::Result<Option<FileId>> {
         Ok(None)
     }
@@ -81,8 +81,8 @@ pub trait DiskFile: Send + Sync {
     fn sync(&mut self) -> io::Result<()>;
 }
 
-/// A directory of the operating system, locked for this process. All files are those of the directory that is locked,
-/// also when another one has its path meanwhile.
+/// A directory of the operating system, locked for this process. All files are in the directory that is locked, even if
+/// another one has taken its path meanwhile.
 pub(super) struct RealDisk {
     /// For messages.
     dir: PathBuf,
@@ -139,7 +139,7 @@ impl Disk for RealDisk {
     fn list(&self) -> io::Result<Vec<String>> {
         let mut names = Vec::new();
         for entry in Dir::read_from(&self.dir_handle)? {
-            // A name that is not UTF-8 is none of ours.
+            // The journal has no names that are not UTF-8.
             match entry?.file_name().to_str() {
                 Ok("." | "..") | Err(_) => {}
                 Ok(name) => names.push(name.to_owned()),
@@ -232,7 +232,7 @@ impl DiskFile for RealFile {
 
     fn sync(&mut self) -> io::Result<()> {
         self.0.sync_data()?;
-        // Such a file goes with this process.
+        // A file without a name vanishes when this process ends.
         if self.0.metadata()?.nlink() == 0 {
             return Err(io::Error::new(
                 io::ErrorKind::NotFound,
@@ -275,7 +275,7 @@ mod tests {
         let others = fs::read_dir(&dir).unwrap();
         let others: Vec<_> = others.map(|it| it.unwrap().file_name()).collect();
         assert_eq!(others, ["one"]);
-        // What starts there does so beside this one, and knows it for a copy.
+        // A namenode that starts there runs beside this one, and detects that its directory is a copy.
         assert!(RealDisk::open(&dir, false).is_ok());
         assert!(RealDisk::open(&aside, false).is_err());
     }

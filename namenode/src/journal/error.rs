@@ -1,4 +1,4 @@
-//! What can go wrong in the journal.
+//! Errors of the journal.
 
 use std::io;
 use std::path::PathBuf;
@@ -12,7 +12,7 @@ pub enum JournalError {
     /// The operating system refused an operation on a journal file.
     #[error("journal: cannot {operation} {file}: {source}")]
     Io {
-        /// What was tried, as a verb: "write", "sync", ...
+        /// The operation, as a verb: "write", "sync", ...
         operation: &'static str,
         /// File name inside the journal directory, or the directory itself.
         file: String,
@@ -20,7 +20,7 @@ pub enum JournalError {
         source: io::Error,
     },
 
-    /// The file with the vote and the members is damaged: what this namenode has promised to others is not known.
+    /// The file with the vote and the members is damaged: the promises of this namenode to others are lost.
     #[error(
         "journal: the file `member` in {location} is damaged, and with it what this namenode promised to others. If others \
          go on, move its data directory aside, make another one with `harvestfs init namenode`, and have it taken in with \
@@ -31,7 +31,7 @@ pub enum JournalError {
         location: String,
     },
 
-    /// The file with the vote and the members is missing, and others may have heard of this namenode.
+    /// The file with the vote and the members is missing, and other namenodes may know this one.
     #[error(
         "journal: the file `member` in {location} is missing, and with it what this namenode promised to others: restore it \
          (or the whole directory) if it was moved. If others go on, move the data directory aside, make another one with \
@@ -44,7 +44,7 @@ pub enum JournalError {
     },
 
     /// The disk has no room for the next segment or snapshot. Nothing of the refused append was
-    /// written; what was acknowledged before is intact.
+    /// written; records that were acknowledged before are intact.
     #[error(
         "journal: no space left to create {file} ({needed_bytes} bytes); \
          free space on the disk of the journal directory, then try again"
@@ -101,7 +101,7 @@ pub enum JournalError {
         supported: u32,
     },
 
-    /// Data that had been acknowledged is damaged. Nothing at or after this place was used.
+    /// Acknowledged data is damaged. Nothing at or after this place was used.
     #[error(
         "journal: {file} is damaged at byte {offset} (record {lsn}): {reason}; this record had \
          been acknowledged, so the namenode does not start: restore the journal directory from a \
@@ -157,19 +157,19 @@ pub enum JournalError {
         accepted: String,
     },
 
-    /// A snapshot is still being written; one at a time.
+    /// A snapshot is already being written, installed or received.
     #[error("journal: a snapshot is already being written")]
     SnapshotInProgress,
 
-    /// What the snapshot was to cover was removed, or a newer one came from a peer, while it was
-    /// being written. It is not installed; the journal is as good as before.
+    /// While the snapshot was being written, records that it was to cover were removed, or a newer one
+    /// came from a peer. It is not installed; the journal is not affected.
     #[error("journal: the snapshot up to record {lsn} was superseded while it was being written")]
     SnapshotSuperseded {
         /// The last record that it would have covered.
         lsn: Lsn,
     },
 
-    /// A snapshot from a peer covers nothing that the newest one does not. Nothing was changed.
+    /// A snapshot from a peer covers no more than the newest one. Nothing was changed.
     #[error(
         "journal: the received snapshot up to record {lsn} is not newer than the one up to record \
          {newest_lsn}"
@@ -181,7 +181,7 @@ pub enum JournalError {
         newest_lsn: Lsn,
     },
 
-    /// What a peer sent is not a whole snapshot. It is never installed; nothing was changed.
+    /// A peer did not send a complete snapshot. It is never installed; nothing was changed.
     #[error(
         "journal: the received snapshot up to record {lsn} is damaged at byte {offset}: {reason}; \
          it has to be sent again"
@@ -207,10 +207,10 @@ pub enum JournalError {
         snapshot_lsn: Lsn,
     },
 
-    /// A record that was asked for is no longer in the journal; a snapshot covers it.
+    /// A requested record is no longer in the journal; a snapshot covers it.
     #[error("journal: record {lsn} was purged; the first one that is there is {first_lsn}")]
     RecordPurged {
-        /// The record asked for.
+        /// The requested record.
         lsn: Lsn,
         /// The first record that can be read, or the next one when there is none.
         first_lsn: Lsn,
@@ -224,7 +224,7 @@ pub enum JournalError {
         first: String,
     },
 
-    /// It was closed, and may be open again elsewhere in this process.
+    /// The journal was closed, and may be open again elsewhere in this process.
     #[error("journal: it is closed")]
     Closed,
 

@@ -36,10 +36,10 @@ impl JournalFiles {
     }
 }
 
-/// The segments that count, and those that do not.
+/// The segments that make up the journal, and those that do not count.
 #[derive(Debug)]
 pub(super) struct Chain {
-    /// First records of the segments that follow each other, ascending; there is one at least.
+    /// First records of the segments that follow each other, ascending.
     pub(super) segments: Vec<Lsn>,
     /// First records of segments that were removed on purpose, or that a snapshot from a peer made
     /// superfluous, ascending. They are to be removed.
@@ -80,7 +80,7 @@ impl Chain {
             generation = header.generation;
             if header.from_peer {
                 if first_lsn > base_lsn + 1 {
-                    // The snapshot that stood for what is missing is damaged or lost.
+                    // The snapshot that covered the missing records is damaged or lost.
                     return Err(JournalError::MissingRecords { lsn: base_lsn + 1 });
                 }
                 chain.superfluous.append(&mut chain.segments);

@@ -6,8 +6,8 @@ use super::{JournalError, Lsn};
 /// Newest version of the layout of segments and snapshots.
 pub(super) const FORMAT_VERSION: u32 = 2;
 
-/// The version without what only replicated journals have. It is written as long as it suffices, so
-/// that a release that knows no other can go on with the journal.
+/// The version without the fields that only replicated journals need. It is written as long as it
+/// suffices, so that a release that knows no other version can continue with the journal.
 const FORMAT_VERSION_ALONE: u32 = 1;
 
 const FLAG_FROM_PEER: u32 = 1;
@@ -16,13 +16,13 @@ const FLAG_FROM_PEER: u32 = 1;
 pub(super) const FILE_HEADER_BYTES: usize = 64;
 
 /// Offset of the first record in a segment. One page, so that no append rewrites the page (on
-/// the disk: the sectors) that holds the header.
+/// disk: the sectors) of the header.
 pub(super) const RECORDS_OFFSET: u64 = 4096;
 
 /// Size of the header before each record's payload.
 pub(super) const RECORD_HEADER_BYTES: usize = 28;
 
-/// No journal gets this far: a million records per second for a hundred thousand years.
+/// A bound that no journal reaches: a million records per second for a hundred thousand years.
 const LSN_MAX: Lsn = 1 << 62;
 
 pub(super) const SEGMENT_MAGIC: [u8; 8] = *b"HFSJSEG\0";
@@ -41,17 +41,17 @@ pub(super) fn snapshot_name(lsn: Lsn) -> String {
     format!("{SNAPSHOT_PREFIX}{lsn:020}")
 }
 
-/// What a snapshot from a peer is called until it is installed.
+/// The name of a snapshot from a peer until it is installed.
 pub(super) fn received_name(lsn: Lsn) -> String {
     temporary_name(&format!("{RECEIVED_PREFIX}{lsn:020}"))
 }
 
-/// What a segment or snapshot is called until it is complete.
+/// The name of a segment or snapshot until it is complete.
 pub(super) fn temporary_name(name: &str) -> String {
     format!("{name}{TEMPORARY_SUFFIX}")
 }
 
-/// What a file of the journal directory is, judged by its name.
+/// The kind of a file in the journal directory, judged by its name.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum FileKind {
     /// A segment whose first record has this number.
@@ -99,7 +99,7 @@ pub(super) struct FileHeader {
     /// Segment: number of the first record. Snapshot: number of the last record covered.
     pub(super) lsn: Lsn,
     /// Enters every record checksum of the segment, so that bytes that a user put into a record,
-    /// or that another file left on the disk, are never taken for a record header.
+    /// or that another file left on the disk, are never mistaken for a record header.
     pub(super) salt: u64,
     /// Size the file was created with; 0 for a snapshot, which grows as it is written.
     pub(super) len_bytes: u64,
@@ -107,7 +107,7 @@ pub(super) struct FileHeader {
     /// snapshot. A segment that follows one of a higher generation was removed with such a suffix.
     pub(super) generation: u32,
     /// Snapshot: it came from a peer, and the journal may have ended before it. Segment: it was
-    /// begun after such a snapshot, and no older segment connects with it.
+    /// begun after such a snapshot, and does not continue any older segment.
     pub(super) from_peer: bool,
 }
 
@@ -132,7 +132,7 @@ impl FileHeader {
         bytes
     }
 
-    /// Decodes and checks the header of `file`, which by its name has `lsn` in it.
+    /// Decodes and checks the header of `file`, whose name contains `lsn`.
     pub(super) fn decode(
         bytes: &[u8],
         magic: [u8; 8],
@@ -200,13 +200,13 @@ fn file_header_checksum(bytes: &[u8; FILE_HEADER_BYTES]) -> u32 {
 pub(super) struct RecordHeader {
     pub(super) payload_bytes: u32,
     pub(super) lsn: Lsn,
-    /// Every record up to this one was durable before this record was written. Recovery tells
-    /// with it a torn tail (never synced) from damage (synced once).
+    /// Every record up to this one was durable before this record took effect. Recovery uses it to
+    /// tell a torn tail (never synced) from damage (synced once).
     pub(super) synced_lsn: Lsn,
     pub(super) payload_crc: u32,
 }
 
-/// What a record header turned out to be.
+/// The result of decoding a record header.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum HeaderBytes {
     /// Nothing was ever written here.
@@ -244,7 +244,7 @@ impl RecordHeader {
         })
     }
 
-    /// The number in a header whose checksum was not verified.
+    /// The record number in a header whose checksum was not verified.
     pub(super) fn claimed_lsn(bytes: &[u8; RECORD_HEADER_BYTES]) -> Lsn {
         u64_at(bytes, 8)
     }

@@ -21,13 +21,13 @@ const SEGMENT_BYTES_MAX: u64 = 4 * 1024 * 1024 * 1024;
 /// Where and how a journal is kept.
 #[derive(Debug, Clone)]
 pub struct JournalOptions {
-    /// Directory of the journal; it holds nothing else.
+    /// Directory of the journal. Other files in it, such as `member`, are left alone.
     pub dir: PathBuf,
-    /// Written into every file; a journal of another cluster is refused.
+    /// The cluster id, which is in every file; a journal of another cluster is refused.
     pub cluster_id: u128,
     /// Size of one segment file in bytes, reserved on the disk when the segment is created.
     pub segment_bytes: u64,
-    /// Create the directory and a first segment when there is no journal. Only for a new
+    /// Whether to create the directory and a first segment when there is no journal. Only for a new
     /// cluster: a namenode whose disk was reformatted must not start with an empty namespace.
     pub create_if_empty: bool,
 }
@@ -54,17 +54,17 @@ pub struct Recovered {
     pub last_lsn: Lsn,
     /// How the newest segment ended.
     pub tail: TailReport,
-    /// Snapshots that are damaged and were passed over, with the reason. Nothing is lost, since
-    /// an older snapshot and the records after it were there; but the disk needs a look.
+    /// The errors of damaged snapshots that were skipped. Nothing is lost, since an older snapshot (or the
+    /// first record) and all records after it were there; but the disk should be checked.
     pub skipped_snapshots: Vec<JournalError>,
 }
 
 /// How the newest segment ended.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum TailReport {
-    /// Behind the last record there was nothing.
+    /// Nothing followed the last record.
     Clean,
-    /// Behind the last record there were remains of records that had not been synced, as a
+    /// The last record was followed by remains of records that had not been synced, as a
     /// crash during a write leaves them. They were dropped.
     Torn {
         /// File name of the segment.
@@ -73,7 +73,7 @@ pub enum TailReport {
         offset: u64,
         /// Bytes after it that were dropped.
         dropped_bytes: u64,
-        /// By how many bytes the file was shorter than it was created. Not 0 means that
+        /// By how many bytes the file was shorter than when it was created. If not 0,
         /// something other than a crash truncated it, and acknowledged records may be lost.
         missing_bytes: u64,
     },
@@ -113,7 +113,7 @@ impl Journal {
             disk.remove(name)
                 .map_err(|e| JournalError::io("remove", name, e))?;
         }
-        // Names that a killed process renamed but did not sync are relied upon from here on.
+        // From here on, renames are relied upon that a killed process did not sync.
         if !planted::is(Bug::SkipsJournalDirectorySync) {
             disk.sync_dir()
                 .map_err(|e| JournalError::io("sync", &disk.location(), e))?;
@@ -139,7 +139,7 @@ impl Journal {
         let newest_snapshot_lsn = files.snapshots.last().copied().unwrap_or(0);
         if last_lsn < newest_snapshot_lsn {
             match base {
-                // A power loss while it was being installed, before the segment after it was begun.
+                // A crash during its installation, before the segment after it was in place.
                 Some(base) if base.from_peer && base.lsn == newest_snapshot_lsn => {
                     segment.discard(&*disk);
                     let header = FileHeader {
@@ -155,7 +155,7 @@ impl Journal {
                     chain.superfluous.sort_unstable();
                     chain.segments.push(header.lsn);
                 }
-                // A snapshot is begun by starting the segment after it.
+                // A local snapshot is begun only after its records were synced and the next segment was created.
                 Some(_) | None => {
                     return Err(JournalError::MissingRecords { lsn: last_lsn + 1 });
                 }
@@ -172,8 +172,8 @@ impl Journal {
             0 => None,
             lsn => Some((lsn, SnapshotReader::open(&*disk, lsn, cluster_id)?)),
         };
-        // From here on the records that were found are durable, also if no sync of before wrote them. What
-        // refuses to open has changed nothing but the temporary file.
+        // From here on, the records that were found are durable, even if no earlier sync wrote them. A failure
+        // before this point has changed nothing but temporary files.
         let segment = segment.install(&*disk)?;
         remove_segments(&*disk, chain.superfluous.iter())?;
         let recovered = Recovered {
@@ -242,9 +242,9 @@ impl Journal {
     /// Writes records and returns the number of the last one ([`Journal::last_lsn`] when
     /// `records` is empty). They are durable after [`Journal::sync`].
     ///
-    /// Not atomic across a crash: before the sync, any number of the records from the front may
-    /// survive. [`JournalError::DiskFull`] and the errors about sizes leave the journal
-    /// unchanged and usable; any other error is final.
+    /// Not atomic across a crash: before the sync, any prefix of the records may survive.
+    /// [`JournalError::DiskFull`] and the errors about sizes leave the journal unchanged and usable;
+    /// any other error is final.
     pub fn append(&mut self, records: &[impl AsRef<[u8]>]) -> Result<Lsn, JournalError> {
         self.check_not_failed()?;
         let bytes = self.check_sizes(records)?;
@@ -273,9 +273,8 @@ impl Journal {
         Ok(lsn - 1)
     }
 
-    /// Makes everything appended so far durable. An error is final: what the failed sync left
-    /// on the disk is unknown, and the kernel may report success next time without having
-    /// written anything.
+    /// Makes everything appended so far durable. An error is final: it is unknown what the failed sync
+    /// left on the disk, and the kernel may report success next time without having written anything.
     pub fn sync(&mut self) -> Result<(), JournalError> {
         self.check_not_failed()?;
         if self.synced_lsn == self.last_lsn() {
@@ -291,7 +290,7 @@ impl Journal {
         Ok(())
     }
 
-    /// The disk that it is on, for files beside it.
+    /// The disk of the journal, for other files in its directory.
     pub fn disk(&self) -> Arc<dyn Disk> {
         Arc::clone(&self.store.disk)
     }
@@ -307,8 +306,8 @@ impl Journal {
     }
 
     /// Syncs, starts a new segment, and returns what a background thread needs to write a
-    /// snapshot of everything up to `lsn`, which was appended. `None` when the newest snapshot
-    /// covers that.
+    /// snapshot of everything up to `lsn`, which must have been appended. `None` if the newest
+    /// snapshot already covers it.
     pub fn begin_snapshot(&mut self, lsn: Lsn) -> Result<Option<SnapshotPlan>, JournalError> {
         self.check_not_failed()?;
         assert!(
@@ -327,9 +326,9 @@ impl Journal {
         Ok(Some(SnapshotPlan::new(store, lsn, new_salt())))
     }
 
-    /// Continues in a new segment. The old one is synced first: recovery relies on only the
-    /// newest segment having a tail that was never synced. No sync of it has failed, nor was it found
-    /// at the start other than by a copy, so this sync proves that all of it is on the disk.
+    /// Continues in a new segment. The old one is synced first: recovery relies on only the newest
+    /// segment having a tail that was never synced. No sync of the old one has failed, and a segment
+    /// found at the start was replaced by a copy, so this sync proves that all of it is on the disk.
     fn rotate(&mut self) -> Result<(), JournalError> {
         self.sync()?;
         let header = FileHeader {
@@ -341,7 +340,7 @@ impl Journal {
         };
         let created = ActiveSegment::create(&*self.store.disk, header);
         match created {
-            // Nothing was changed; the caller may try again when there is space.
+            // Nothing was changed; the caller may retry when there is space.
             Err(e @ JournalError::DiskFull { .. }) => Err(e),
             created => {
                 self.segment = self.remember_failure(created)?;
@@ -426,7 +425,7 @@ fn check_options(options: &JournalOptions) -> Result<(), JournalError> {
     })
 }
 
-/// The header of the newest snapshot without damage, and the errors of the damaged ones after it.
+/// The header of the newest undamaged snapshot, and the errors of the damaged ones after it.
 fn newest_good_snapshot(
     disk: &dyn Disk,
     files: &JournalFiles,
@@ -456,7 +455,7 @@ fn newest_good_snapshot(
     }
 }
 
-/// A number that the clients whose bytes are in records cannot know.
+/// A random number that clients, whose bytes are in records, cannot predict.
 pub(super) fn new_salt() -> u64 {
     machine::random()
 }

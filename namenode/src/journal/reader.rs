@@ -113,11 +113,11 @@ impl Iterator for RecordReader {
 /// Reads records, and the newest snapshot, of a journal that is open and may be appended to,
 /// truncated and purged meanwhile, on any thread.
 ///
-/// It remembers where it stopped, so that reading on from there is cheap; give each peer that is
-/// read for a clone of its own.
+/// It remembers where it stopped, so that continuing from there is cheap; use a separate clone for
+/// each peer that is served.
 pub struct JournalReader {
     store: Arc<Store>,
-    /// The segment that was read last, and the epoch of the journal in which it was opened.
+    /// The segment that was read last, and the `Live::epoch` in which it was opened.
     at: Option<(u64, SegmentReader)>,
 }
 
@@ -147,8 +147,8 @@ impl JournalReader {
     /// is one. Records that were appended but not synced are among them; those not appended yet are
     /// left out.
     ///
-    /// Blocks on the disk. [`JournalError::RecordPurged`] if `from_lsn` is no longer there, or
-    /// never was because a snapshot from a peer took its place.
+    /// Blocks on the disk. [`JournalError::RecordPurged`] if `from_lsn` was purged, or was never in the
+    /// journal because a snapshot from a peer covers it.
     pub fn read(
         &mut self,
         from_lsn: Lsn,
@@ -170,7 +170,7 @@ impl JournalReader {
             let through_lsn = live.last_lsn.min(to_lsn.saturating_sub(1));
             let read = self.read_live(&live, from_lsn, through_lsn, bytes_max);
             let now = self.store.live();
-            // A truncation may have come between two segments.
+            // The journal may have been truncated between the reads of two segments.
             if now.epoch == live.epoch {
                 return read.inspect_err(|_| self.at = None);
             }
@@ -205,7 +205,7 @@ impl JournalReader {
             if segment.next_lsn != wanted {
                 let mark = self.store.mark_before(live.epoch, first_lsn, wanted);
                 let (lsn, offset) = mark.unwrap_or((first_lsn, RECORDS_OFFSET));
-                // Neither when it reads on to what it wants.
+                // No seek when reading on from the current offset is at least as short.
                 if segment.next_lsn > wanted || segment.next_lsn < lsn {
                     segment.go_to(lsn, offset);
                 }
@@ -246,8 +246,8 @@ impl JournalReader {
         Ok(records)
     }
 
-    /// The error of a record whose segment is not found because it was purged meanwhile, or
-    /// `error`.
+    /// [`JournalError::RecordPurged`] if the segment of the record was not found because it was purged
+    /// meanwhile, otherwise `error`.
     fn purged_or(&self, error: JournalError, lsn: Lsn) -> JournalError {
         match self.store.live().first_lsn() {
             first_lsn if lsn < first_lsn => JournalError::RecordPurged { lsn, first_lsn },
@@ -260,7 +260,7 @@ impl JournalReader {
         SnapshotReceiver::new(Arc::clone(&self.store), lsn)
     }
 
-    /// See [`super::Journal::purge`]. Removes files on this thread, beside the journal's: call it on
+    /// See [`super::Journal::purge`]. Removes files on the calling thread, not on the journal's: call it on
     /// one that may block.
     pub fn purge(&self, through_lsn: Lsn) -> Purged {
         self.store.purge(through_lsn)
@@ -290,8 +290,8 @@ impl Clone for JournalReader {
     }
 }
 
-/// The bytes of a snapshot file, with their checksums, for [`super::SnapshotReceiver`]. It can be
-/// read also when it was superseded and removed meanwhile.
+/// The bytes of a snapshot file, with their checksums, for [`super::SnapshotReceiver`]. It can still be
+/// read after it was superseded and removed.
 pub struct SnapshotFile(SnapshotReader);
 
 impl SnapshotFile {
@@ -305,13 +305,13 @@ impl SnapshotFile {
         self.0.len_bytes()
     }
 
-    /// Reads at `offset` until `buffer` is full or the file ends; returns the bytes read. They are
-    /// not checked here, but by who receives all of them.
+    /// Reads at `offset` until `buffer` is full or the file ends; returns the number of bytes read. They
+    /// are not verified here; the receiver of the whole file verifies them.
     pub fn read_at(&self, buffer: &mut [u8], offset: u64) -> Result<usize, JournalError> {
         self.0.read_file_at(buffer, offset)
     }
 
-    /// As many bytes from `offset` on as one message takes, as [`SnapshotFile::read_at`] reads them.
+    /// The bytes from `offset` on that fit into one message, read as by [`SnapshotFile::read_at`].
     pub fn part(&self, offset: u64) -> Result<Vec<u8>, JournalError> {
         let left = usize::try_from(self.len_bytes().saturating_sub(offset));
         let mut part = vec![0; left.unwrap_or(usize::MAX).min(SNAPSHOT_PART_BYTES_MAX)];
@@ -320,7 +320,7 @@ impl SnapshotFile {
         Ok(part)
     }
 
-    /// Its content, from the start, checked as it is read.
+    /// A reader of its content, from the start, which verifies what it reads.
     pub fn into_content(self) -> SnapshotReader {
         self.0
     }

@@ -1,4 +1,4 @@
-//! A snapshot from a peer, until it is installed.
+//! Receiving a snapshot from a peer, until it is installed.
 
 use std::io::{self, Write};
 use std::sync::Arc;
@@ -22,22 +22,22 @@ struct ReceivedFile {
 impl Drop for ReceivedFile {
     fn drop(&mut self) {
         if let Some(name) = self.name.take() {
-            // The next start of the journal removes it otherwise.
+            // If this fails, the next start of the journal removes it.
             let _ = self.store.disk.remove(&name);
         }
         self.store.receiving_ends();
     }
 }
 
-/// Takes the bytes of a [`super::SnapshotFile`] of a peer, in order, through [`Write`], into a file
-/// beside. Nothing of it counts before [`super::Journal::install_snapshot`]; dropping it removes
+/// Receives the bytes of a peer's [`super::SnapshotFile`], in order, through [`Write`], into a
+/// temporary file. It has no effect before [`super::Journal::install_snapshot`]; dropping it removes
 /// the file.
 pub struct SnapshotReceiver {
     received: ReceivedFile,
     file: Box<dyn DiskFile>,
     offset: u64,
     synced_to: u64,
-    /// A write or sync failed: no later sync proves that the file is whole.
+    /// A write or sync failed: no later sync proves that the file is complete.
     failed: bool,
 }
 
@@ -70,8 +70,8 @@ impl SnapshotReceiver {
         self.offset
     }
 
-    /// Makes what was received durable and checks all of it, as a snapshot is checked at a start.
-    /// [`JournalError::ReceivedSnapshotDamaged`], or an error of its header, if it is not the whole
+    /// Makes the received file durable and verifies all of it, as a start verifies a snapshot.
+    /// [`JournalError::ReceivedSnapshotDamaged`], or an error of its header, if it is not the complete
     /// snapshot of that number.
     ///
     /// Reads the whole file; call it on a thread that may block.
@@ -108,7 +108,7 @@ impl SnapshotReceiver {
     }
 }
 
-/// Says of an error about the content of a file where the file came from.
+/// Turns an error about the content of the file into one that tells that it came from a peer.
 fn damaged(lsn: Lsn, error: JournalError) -> JournalError {
     match error {
         JournalError::Corrupt { offset, reason, .. } => JournalError::ReceivedSnapshotDamaged {
@@ -134,13 +134,13 @@ impl Write for SnapshotReceiver {
         written().inspect_err(|_| self.failed = true)
     }
 
-    /// Does nothing: only the installation makes a snapshot count.
+    /// Does nothing: a snapshot takes effect only when it is installed.
     fn flush(&mut self) -> io::Result<()> {
         Ok(())
     }
 }
 
-/// A snapshot from a peer that is whole and durable, but not installed. Dropping it removes it.
+/// A snapshot from a peer that is complete and durable, but not installed. Dropping it removes the file.
 pub struct ReceivedSnapshot(ReceivedFile);
 
 impl ReceivedSnapshot {
@@ -149,7 +149,7 @@ impl ReceivedSnapshot {
         self.0.lsn
     }
 
-    /// Its content, from the start.
+    /// A reader of its content, from the start.
     pub fn content(&self) -> Result<SnapshotReader, JournalError> {
         let store = &*self.0.store;
         let name = received_name(self.0.lsn);

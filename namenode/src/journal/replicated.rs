@@ -1,5 +1,5 @@
-//! What a journal needs besides when peers have the same records: removing a suffix, reading while
-//! it is open, a snapshot from a peer, and purging.
+//! The additional operations of a replicated journal: removing a suffix, reading while it is open,
+//! installing a snapshot from a peer, and purging.
 
 use std::sync::Arc;
 
@@ -12,16 +12,15 @@ use super::store::{Purged, remove_segments};
 use super::{JournalError, Lsn};
 
 impl Journal {
-    /// Removes all records after `lsn`, durably; what is appended next gets the number after it.
-    /// Records up to `lsn` are durable when this returns. Nothing happens if there are none after
-    /// it.
+    /// Removes all records after `lsn`, durably; the next appended record gets the number after it.
+    /// Records up to `lsn` are durable when this returns. Does nothing if there are none after it.
     ///
-    /// After a crash, either the records of before are found or exactly those up to `lsn`.
+    /// After a crash, a start finds either all previous records or exactly those up to `lsn`.
     /// A snapshot plan for records after `lsn` is superseded.
     ///
     /// [`JournalError::TruncatesSnapshot`], [`JournalError::SnapshotInProgress`] (one that covers
-    /// more is being installed) and [`JournalError::DiskFull`] (the segment that holds `lsn` is
-    /// written anew) leave the journal unchanged and usable; any other error is final.
+    /// more is being installed) and [`JournalError::DiskFull`] (a segment is rewritten, which takes
+    /// space) leave the journal unchanged and usable; any other error is final.
     pub fn truncate_after(&mut self, lsn: Lsn) -> Result<(), JournalError> {
         self.check_not_failed()?;
         if lsn >= self.last_lsn() {
@@ -42,10 +41,10 @@ impl Journal {
             live.first_lsn() <= lsn + 1,
             "records up to {lsn}, at which the newest snapshot may end, were purged"
         );
-        // It may hold none of the records that stay: then it becomes empty.
+        // If it holds none of the records that stay, it becomes empty.
         let last_first_lsn = live.segment_of(lsn + 1);
         let old = SegmentReader::open(disk, last_first_lsn, store.cluster_id)?;
-        // Higher than that of any segment: the one that holds `lsn` may be much older.
+        // Higher than that of any segment: the one that is rewritten may be of a much lower generation.
         let generation = self.segment.header.generation + 1;
         let segment_bytes = self.segment_bytes;
         let copy = ActiveSegment::truncated_copy_of(
@@ -57,7 +56,7 @@ impl Journal {
             segment_bytes,
         )?;
         store.truncate_live(last_first_lsn, lsn);
-        // This is the moment: the segments after it are of an earlier generation.
+        // From here on, the segments after it do not count: they are of a lower generation.
         self.segment = copy.install(disk)?;
         store.truncate_live(last_first_lsn, lsn);
         let removed = live.segments.iter();
@@ -72,18 +71,18 @@ impl Journal {
         JournalReader::new(Arc::clone(&self.store))
     }
 
-    /// Begins to receive the snapshot of a peer that covers the records up to `lsn`. One at a time:
-    /// [`JournalError::SnapshotInProgress`].
+    /// Begins to receive a peer's snapshot, which covers the records up to `lsn`. Only one at a time:
+    /// otherwise [`JournalError::SnapshotInProgress`].
     pub fn receive_snapshot(&self, lsn: Lsn) -> Result<SnapshotReceiver, JournalError> {
         SnapshotReceiver::new(Arc::clone(&self.store), lsn)
     }
 
-    /// Makes a snapshot from a peer the newest one, durably. When the journal ends before it, it
-    /// continues after it: the next record has the number after those that the snapshot covers, and
-    /// what was there before is removed. Otherwise all records stay; if those of the peer differ,
-    /// they have to be truncated before.
+    /// Makes a snapshot from a peer the newest one, durably. If the journal ends before the snapshot, it
+    /// continues after it: the next record gets the number after those that the snapshot covers, and all
+    /// earlier records are removed. Otherwise all records stay; if those of the peer differ, the caller
+    /// must truncate them before.
     ///
-    /// After a crash, either all is as before or the snapshot is in place.
+    /// After a crash, either everything is as before or the snapshot is in place.
     ///
     /// The file is removed when it is not installed. [`JournalError::SnapshotNotNewer`] and
     /// [`JournalError::DiskFull`] leave the journal unchanged and usable; any other error is final.
@@ -102,7 +101,7 @@ impl Journal {
         }
         let connected = lsn <= self.last_lsn();
         if connected {
-            // A start that finds fewer records would begin anew after the snapshot.
+            // A start that found fewer records than the snapshot covers would drop them and begin after it.
             self.sync()?;
             let installed = received.install(&snapshot_name(lsn));
             self.remember_failure(installed)?;
@@ -128,11 +127,11 @@ impl Journal {
             from_peer: true,
             ..self.segment.header
         };
-        // Before anything is changed, since there may be no space for it.
+        // Before anything is changed, since there may be no space for the segment.
         let segment = ActiveSegment::prepare(disk, header)?;
         let removed = store.live().segments;
         store.replace_live(&[header.lsn], lsn);
-        // This is the moment: a start that finds the snapshot, but not the segment, begins one.
+        // From here on, the snapshot counts: a start that finds it without the segment creates the segment.
         received.install(&snapshot_name(lsn))?;
         store.snapshot_installed(lsn, false);
         self.segment = segment.install(disk)?;
@@ -143,19 +142,19 @@ impl Journal {
         Ok(())
     }
 
-    /// Removes what a snapshot has made superfluous and the caller does not want to keep for peers
-    /// that lag: segments that hold no record after `through_lsn` nor after the last snapshot but
+    /// Removes files that a snapshot has made superfluous and that the caller does not want to keep for
+    /// lagging peers: segments that hold no record after `through_lsn` nor after the last snapshot but
     /// one, and the snapshots before the last two.
     pub fn purge(&self, through_lsn: Lsn) -> Purged {
         self.store.purge(through_lsn)
     }
 }
 
-/// What [`Journal::install_snapshot`] did.
+/// The result of [`Journal::install_snapshot`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct SnapshotReceived {
     /// The last record that the snapshot covers.
     pub lsn: Lsn,
-    /// The journal had the record `lsn`, and all its records stay. Otherwise it holds none now.
+    /// Whether the journal had the record `lsn`: then all its records stay, otherwise it now holds none.
     pub connected: bool,
 }

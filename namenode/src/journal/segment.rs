@@ -17,7 +17,7 @@ fn zero_ahead_bytes(segment_bytes: u64) -> u64 {
 }
 
 const READ_CHUNK_BYTES: usize = 1024 * 1024;
-/// What is read first, where it is not known whether more is wanted; each time twice as much as before.
+/// The size of the first read, when it is not known whether more is wanted; each further read doubles it.
 const READ_FIRST_BYTES: usize = 32 * 1024;
 
 /// The segment that records are appended to.
@@ -32,8 +32,8 @@ pub(super) struct ActiveSegment {
 }
 
 impl ActiveSegment {
-    /// Creates an empty segment; it is durable, name included, when this returns. If it fails,
-    /// the journal is as it was.
+    /// Creates an empty segment; it is durable, name included, when this returns. A failure leaves the
+    /// journal as it was.
     pub(super) fn create(disk: &dyn Disk, header: FileHeader) -> Result<Self, JournalError> {
         Self::prepare(disk, header)?.install(disk)
     }
@@ -52,13 +52,13 @@ impl ActiveSegment {
     /// Copies the records of the newest segment to a new file, which is durable when this returns
     /// and takes the name of the old one with [`ActiveSegment::install`].
     ///
-    /// That the records can be read is no proof that they are on the disk: when a sync failed, the
+    /// That the records can be read does not prove that they are on the disk: when a sync failed, the
     /// kernel keeps their pages as if they had been written, and no later sync of that file
     /// writes them. They are verified as they are copied, since the kernel may drop such pages at
-    /// any time and read what is on the disk instead.
+    /// any time and read the disk instead.
     ///
-    /// In the new file each record says that all before it are durable: the file has no name until
-    /// they are.
+    /// In the new file, each record states that all before it are durable: the file has no final name
+    /// until they are.
     pub(super) fn copy_of(
         disk: &dyn Disk,
         old: SegmentReader,
@@ -73,7 +73,7 @@ impl ActiveSegment {
         Self::copied(disk, old, header, Lsn::MAX, SegmentReader::tail)
     }
 
-    /// Copies the records up to `through_lsn` of a segment that has them, as
+    /// Copies the records up to `through_lsn` of a segment, all of which must be readable, as
     /// [`ActiveSegment::copy_of`] does, to one of `generation`: once it has the name of the old
     /// one, segments that follow and are of an earlier generation no longer count.
     pub(super) fn truncated_copy_of(
@@ -107,7 +107,7 @@ impl ActiveSegment {
     }
 
     /// Copies records up to `through_lsn` to a segment with another header, which is durable when this
-    /// returns and has a temporary name. What was read is judged before.
+    /// returns and has a temporary name. Before the copy is synced, `judge` may refuse what was read.
     fn copied<T>(
         disk: &dyn Disk,
         mut old: SegmentReader,
@@ -126,7 +126,7 @@ impl ActiveSegment {
         copy().inspect_err(|_| remove_temporary(disk, header.lsn))
     }
 
-    /// Starts a segment under its temporary name; nothing of it is durable.
+    /// Starts a segment under its temporary name; nothing is durable yet.
     fn begin(disk: &dyn Disk, header: FileHeader) -> io::Result<Self> {
         let name = segment_name(header.lsn);
         let len_bytes = header.len_bytes;
@@ -144,8 +144,8 @@ impl ActiveSegment {
         })
     }
 
-    /// Writes the records that `old` yields, up to `through_lsn`. They fit: the segment is at least
-    /// as large.
+    /// Writes the records that `old` yields, up to `through_lsn`. They fit, since the segment is at least
+    /// as large as `old`.
     fn take_records(
         &mut self,
         old: &mut SegmentReader,
@@ -164,7 +164,7 @@ impl ActiveSegment {
                 }
             }
             if copied || buffer.len() >= READ_CHUNK_BYTES {
-                // No zeros are written ahead: the next piece follows at once.
+                // No zeros are written ahead: the next piece follows immediately.
                 self.file
                     .write_at(&buffer, self.offset)
                     .map_err(|e| JournalError::io("write", &self.name, e))?;
@@ -176,10 +176,10 @@ impl ActiveSegment {
         Ok(())
     }
 
-    /// Gives a segment whose content is durable its name, replacing the file that has it, and makes
-    /// that durable.
+    /// Gives a segment whose content is durable its name, replacing any file that has it, and makes
+    /// the rename durable.
     pub(super) fn install(self, disk: &dyn Disk) -> Result<Self, JournalError> {
-        // Never a DiskFull, which promises that nothing changed: the name may be there already.
+        // Never DiskFull, which promises that nothing changed: the new name may already be in place.
         disk.install(&temporary_name(&self.name), &self.name)
             .map_err(|e| JournalError::io("create", &self.name, e))?;
         Ok(self)
@@ -231,19 +231,19 @@ impl ActiveSegment {
     }
 }
 
-/// Gives back what space a segment that failed has got. The error that counts is the one before, and
-/// the next start removes the file if this fails.
+/// Frees the space of a segment that could not be completed. Errors are ignored: the caller reports the
+/// original one, and the next start removes the file.
 fn remove_temporary(disk: &dyn Disk, first_lsn: Lsn) {
     let _ = disk.remove(&temporary_name(&segment_name(first_lsn)));
 }
 
-/// What is at one place of a segment.
+/// What a segment holds at one offset.
 pub(super) enum Step {
     /// A record with matching checksums and the expected number.
     Record { lsn: Lsn, payload: Vec<u8> },
     /// Blank space, or less space than a header needs.
     End,
-    /// Neither.
+    /// Anything else.
     Bad { reason: &'static str },
 }
 
@@ -291,7 +291,7 @@ impl SegmentReader {
         })
     }
 
-    /// Looks at the next place. After anything but [`Step::Record`] the reader stays there.
+    /// Reads at the current offset. After anything but [`Step::Record`], the reader stays there.
     pub(super) fn step(&mut self) -> Result<Step, JournalError> {
         let salt = self.header.salt;
         let bad = |reason| Ok(Step::Bad { reason });
@@ -327,13 +327,14 @@ impl SegmentReader {
         })
     }
 
-    /// Goes to where the record `lsn` was found, or where the first one is to be: it is the next one.
+    /// Seeks to the offset at which record `lsn` was found, or at which the first record must be, and reads
+    /// it next.
     pub(super) fn go_to(&mut self, lsn: Lsn, offset: u64) {
         self.offset = offset;
         self.next_lsn = lsn;
     }
 
-    /// Forgets what was read ahead: the segment may have grown.
+    /// Discards the data that was read ahead: the segment may have grown.
     pub(super) fn forget_window(&mut self) {
         self.window.clear();
     }
@@ -345,7 +346,7 @@ impl SegmentReader {
         let mut at = end_offset;
         while at < self.len_bytes {
             let chunk_bytes = (self.len_bytes - at).min(READ_CHUNK_BYTES as u64) as usize;
-            // A header may lie across the end of the chunk, so the chunks overlap.
+            // A header may straddle the end of the chunk, so the views overlap.
             let view_bytes =
                 (self.len_bytes - at).min((READ_CHUNK_BYTES + RECORD_HEADER_BYTES - 1) as u64);
             let (next_lsn, salt) = (self.next_lsn, self.header.salt);
@@ -408,7 +409,7 @@ impl SegmentReader {
     }
 }
 
-/// Looks for a record header that proves that the record `lsn` was synced once.
+/// Searches for a record header that proves that record `lsn` was synced once.
 fn find_later_header(bytes: &[u8], salt: u64, lsn: Lsn) -> Option<(usize, RecordHeader)> {
     bytes
         .windows(RECORD_HEADER_BYTES)
@@ -434,6 +435,6 @@ pub(super) struct SegmentTail {
     pub(super) end_offset: u64,
     /// First byte after which the segment holds only zeros; equal to `end_offset` when clean.
     pub(super) written_to: u64,
-    /// What the file is shorter than when it was created; no crash does that.
+    /// By how many bytes the file is shorter than when it was created; no crash causes that.
     pub(super) missing_bytes: u64,
 }

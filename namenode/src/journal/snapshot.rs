@@ -1,4 +1,4 @@
-//! Snapshots: one file that stands for all records up to a number.
+//! Snapshots: files that each replace all records up to a number.
 
 use std::io::{self, Read, Write};
 use std::sync::Arc;
@@ -12,11 +12,11 @@ use super::reader::RecordReader;
 use super::store::Store;
 use super::{JournalError, Lsn};
 
-/// Payload of one chunk of a snapshot file.
+/// The most payload bytes in one chunk of a snapshot file.
 const CHUNK_BYTES: usize = 256 * 1024;
 const CHUNK_HEADER_BYTES: usize = 8;
-/// A snapshot is synced as it grows: one sync of everything at the end would hold up the syncs
-/// of the journal, which share the disk.
+/// A snapshot is synced as it grows: a single sync at the end would delay the syncs of the journal,
+/// which share the disk.
 pub(super) const SYNC_EVERY_BYTES: u64 = 4 * 1024 * 1024;
 
 /// Marks the snapshot as running until dropped.
@@ -32,7 +32,7 @@ impl Drop for Running {
 ///
 /// Meant for a background thread: restore the state from [`SnapshotPlan::base`], apply
 /// [`SnapshotPlan::records`], write the resulting state through [`SnapshotPlan::writer`], call
-/// [`SnapshotWriter::install`]. Dropping the plan or the writer gives the snapshot up.
+/// [`SnapshotWriter::install`]. Dropping the plan or the writer abandons the snapshot.
 pub struct SnapshotPlan {
     base_lsn: Lsn,
     lsn: Lsn,
@@ -59,7 +59,7 @@ impl SnapshotPlan {
         self.lsn
     }
 
-    /// The snapshot before this one and the last record it covers; `None` for the first.
+    /// The snapshot before this one, with the last record that it covers; `None` for the first.
     pub fn base(&self) -> Result<Option<(Lsn, SnapshotReader)>, JournalError> {
         if self.base_lsn == 0 {
             return Ok(None);
@@ -128,11 +128,11 @@ pub struct SnapshotWriter {
     chunk: Vec<u8>,
     chunk_index: u64,
     content_bytes: u64,
-    /// A write or sync failed: no later sync proves that the file is whole.
+    /// A write or sync failed: no later sync proves that the file is complete.
     failed: bool,
 }
 
-/// What [`SnapshotWriter::install`] did.
+/// The result of [`SnapshotWriter::install`].
 #[derive(Debug)]
 pub struct SnapshotInstalled {
     /// The last record that the snapshot covers.
@@ -142,10 +142,10 @@ pub struct SnapshotInstalled {
 }
 
 impl SnapshotWriter {
-    /// Makes the snapshot durable and valid in one atomic step. Removes nothing: records that it
-    /// covers can still be read by peers that lag, until [`super::Journal::purge`].
+    /// Makes the snapshot durable and valid in one atomic step. Removes nothing: lagging peers can still
+    /// read the records that it covers, until [`super::Journal::purge`].
     ///
-    /// Not installed is what a truncation or a snapshot from a peer has superseded meanwhile
+    /// A snapshot that a truncation or a snapshot from a peer has superseded meanwhile is not installed
     /// ([`JournalError::SnapshotSuperseded`]).
     pub fn install(mut self) -> Result<SnapshotInstalled, JournalError> {
         self.make_valid()?;
@@ -220,7 +220,7 @@ impl Write for SnapshotWriter {
         Ok(taken)
     }
 
-    /// Does nothing: only [`SnapshotWriter::install`] makes a snapshot count.
+    /// Does nothing: a snapshot takes effect only with [`SnapshotWriter::install`].
     fn flush(&mut self) -> io::Result<()> {
         Ok(())
     }
@@ -229,13 +229,13 @@ impl Write for SnapshotWriter {
 impl Drop for SnapshotWriter {
     fn drop(&mut self) {
         if let Some(temporary) = self.temporary.take() {
-            // The next start of the journal removes it otherwise.
+            // If this fails, the next start of the journal removes it.
             let _ = self.plan.store().disk.remove(&temporary);
         }
     }
 }
 
-/// Reads the content of a snapshot, from its file or from where else its bytes come from. Every chunk is
+/// Reads the content of a snapshot, from its file or from another source of its bytes. Every chunk is
 /// verified before any of its bytes is returned; damage is an error of kind
 /// [`io::ErrorKind::InvalidData`].
 pub struct SnapshotReader<R = SnapshotBytes> {
@@ -270,7 +270,7 @@ impl SnapshotReader {
         Self::open_named(disk, snapshot_name(lsn), lsn, cluster_id)
     }
 
-    /// Opens a snapshot that may have another name than it will have.
+    /// Opens a snapshot that may not have its final name yet.
     pub(super) fn open_named(
         disk: &dyn Disk,
         name: String,
@@ -311,11 +311,11 @@ impl SnapshotReader {
 }
 
 impl<R: Read> SnapshotReader<R> {
-    /// Reads the snapshot that covers the records up to `lsn` from its bytes, which may come from
-    /// anywhere, such as [`super::SnapshotFile`] gives them.
+    /// Reads the snapshot that covers the records up to `lsn` from the bytes of its file, as
+    /// [`super::SnapshotFile`] returns them, from any source.
     ///
     /// # Errors
-    /// They are not those of such a snapshot of this cluster, or cannot be read.
+    /// The bytes are not those of such a snapshot of this cluster, or cannot be read.
     pub fn of_bytes(bytes: R, lsn: Lsn, cluster_id: u128) -> Result<Self, JournalError> {
         Self::begin(bytes, snapshot_name(lsn), lsn, cluster_id)
     }
@@ -348,7 +348,7 @@ impl<R: Read> SnapshotReader<R> {
         Ok(())
     }
 
-    /// Replaces `chunk` by the next one; the last one is empty and sets `ended`.
+    /// Replaces `chunk` with the next one; the last one is empty and sets `ended`.
     fn next_chunk(&mut self) -> Result<(), JournalError> {
         let mut header = [0; CHUNK_HEADER_BYTES];
         self.take_exact(&mut header)?;
@@ -394,7 +394,7 @@ impl<R: Read> SnapshotReader<R> {
     }
 }
 
-/// Reads until `buffer` is full or there is no more; returns the bytes read.
+/// Reads until `buffer` is full or the source ends; returns the number of bytes read.
 pub(crate) fn fill(from: &mut impl Read, buffer: &mut [u8]) -> io::Result<usize> {
     let mut filled = 0;
     while filled < buffer.len() {

@@ -1,5 +1,5 @@
-//! What the journal shares with those who read it while it is open, and with those who write
-//! snapshots beside it.
+//! The state that the journal shares with its readers, and with the writers and receivers of
+//! snapshots.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -21,22 +21,22 @@ pub(super) struct Store {
     snapshots: Mutex<Snapshots>,
 }
 
-/// Bytes of a segment between two of its records whose places are remembered.
+/// The distance in bytes between two records of a segment whose offsets are remembered.
 const MARKS_DISTANCE_BYTES: u64 = 64 << 10;
 
-/// Where some records are that were read, so that others are found without reading everything before them.
+/// Offsets of some records that were read, so that others are found without reading their segment from the start.
 #[derive(Debug, Default)]
 struct Marks {
-    /// Of [`Live::epoch`].
+    /// The [`Live::epoch`] to which the offsets belong.
     epoch: u64,
-    /// By the first record of the segment, and the record: a place where a segment ends is none of the next one.
+    /// By the first record of the segment and the record: the end of a segment is no offset in the next one.
     offsets: BTreeMap<(Lsn, Lsn), u64>,
 }
 
 /// The records that can be read.
 #[derive(Debug, Clone)]
 pub(super) struct Live {
-    /// First record of each segment, ascending; there is one at least.
+    /// First record of each segment, ascending; never empty.
     pub(super) segments: Vec<Lsn>,
     /// The last record written.
     pub(super) last_lsn: Lsn,
@@ -51,7 +51,7 @@ impl Live {
         self.segments[0]
     }
 
-    /// The segment that holds `lsn`, or will; `lsn` is not before the first record.
+    /// The segment that holds `lsn`, or will hold it; `lsn` must not be before the first record.
     pub(super) fn segment_of(&self, lsn: Lsn) -> Lsn {
         self.segments[self.segments.partition_point(|&first| first <= lsn) - 1]
     }
@@ -60,15 +60,15 @@ impl Live {
 #[derive(Debug)]
 struct Snapshots {
     plan: Option<RunningPlan>,
-    /// One is being received from a peer, or waits for its installation.
+    /// A snapshot is being received from a peer, or waits for its installation.
     receiving: bool,
     /// Last record covered by the newest snapshot known to be good; 0 without one.
     newest_lsn: Lsn,
-    /// The same of the snapshot before it.
+    /// Last record covered by the snapshot before it; 0 without one.
     previous_lsn: Lsn,
 }
 
-/// A [`super::SnapshotPlan`] or its [`super::SnapshotWriter`] that exists.
+/// The state of an existing [`super::SnapshotPlan`] or its [`super::SnapshotWriter`].
 #[derive(Debug)]
 struct RunningPlan {
     lsn: Lsn,
@@ -78,20 +78,20 @@ struct RunningPlan {
 #[derive(Debug, PartialEq, Eq)]
 enum Phase {
     Writing,
-    /// What it would cover was removed or replaced.
+    /// Records that it would cover were removed or replaced.
     Superseded,
     Installing,
 }
 
-/// What a purge did.
+/// The result of a purge.
 #[derive(Debug)]
 pub struct Purged {
     /// The first record that can still be read, or the next one when there is none.
     pub first_lsn: Lsn,
     /// Segments and snapshots that were removed.
     pub removed_files: usize,
-    /// Why not all superfluous files could be removed. They do no harm, and the next purge tries
-    /// again.
+    /// The error if not all superfluous files could be removed. They do no harm, and the next purge
+    /// tries again.
     pub removal_error: Option<JournalError>,
 }
 
@@ -126,18 +126,18 @@ impl Store {
         self.live.lock().clone()
     }
 
-    /// Records up to `last_lsn` were written.
+    /// Lets readers see the records up to `last_lsn`, which were written.
     pub(super) fn appended(&self, last_lsn: Lsn) {
         self.live.lock().last_lsn = last_lsn;
     }
 
-    /// A segment was added.
+    /// Adds a new segment.
     pub(super) fn rotated(&self, first_lsn: Lsn) {
         self.live.lock().segments.push(first_lsn);
     }
 
-    /// Between these two places of the segment of `first_lsn`, of which the latter is where `lsn` begins or would begin, a
-    /// record was read.
+    /// Notes that a record was read between the offsets `before` and `offset` of the segment of `first_lsn`, and that
+    /// record `lsn` begins, or would begin, at `offset`.
     pub(super) fn mark(&self, epoch: u64, (first_lsn, lsn): (Lsn, Lsn), before: u64, offset: u64) {
         if before / MARKS_DISTANCE_BYTES == offset / MARKS_DISTANCE_BYTES {
             return;
@@ -154,7 +154,7 @@ impl Store {
         }
     }
 
-    /// A record of the segment of `first_lsn`, and its place: the last that is remembered before or at `lsn`.
+    /// The last record at or before `lsn`, in the segment of `first_lsn`, whose offset is remembered; with that offset.
     pub(super) fn mark_before(&self, epoch: u64, first_lsn: Lsn, lsn: Lsn) -> Option<(Lsn, u64)> {
         let marks = self.marks.lock();
         if marks.epoch != epoch {
@@ -165,9 +165,9 @@ impl Store {
         before.map(|(&(_, lsn), &offset)| (lsn, offset))
     }
 
-    /// Only records up to `last_lsn` are there, as far as readers are concerned, of which the
-    /// segment `last_first_lsn` holds the last. To be called before it is replaced, and after: what
-    /// is opened in between may be of before.
+    /// Limits readers to the records up to `last_lsn` and the segments up to `last_first_lsn`. To be
+    /// called both before and after that segment is replaced: a file opened in between may be the old
+    /// one.
     pub(super) fn truncate_live(&self, last_first_lsn: Lsn, last_lsn: Lsn) {
         let mut live = self.live.lock();
         live.segments.retain(|&first| first <= last_first_lsn);
@@ -175,8 +175,8 @@ impl Store {
         live.epoch += 1;
     }
 
-    /// Only these segments and records are there, as far as readers are concerned. To be called
-    /// before files are replaced, and after: what is opened in between may be of before.
+    /// Limits readers to these segments, and to the records up to `last_lsn`. To be called both before
+    /// and after files are replaced: a file opened in between may be an old one.
     pub(super) fn replace_live(&self, segments: &[Lsn], last_lsn: Lsn) {
         let mut live = self.live.lock();
         live.segments = segments.to_vec();
@@ -184,9 +184,9 @@ impl Store {
         live.epoch += 1;
     }
 
-    /// The segment that begins with `first_lsn` ends before `next_lsn`. Whether that is since the
-    /// next ones were purged, which readers know from then on: releases before the format version 2
-    /// removed several at once, and a power loss may have left any of them.
+    /// Returns whether the segment of `first_lsn` ends before `next_lsn` because the segments after it
+    /// were purged; if so, readers ignore everything before the gap from then on. Releases before
+    /// format version 2 removed several segments at once, and a power loss may have left any of them.
     pub(super) fn forget_gap(&self, first_lsn: Lsn, next_lsn: Lsn) -> bool {
         let newest_snapshot_lsn = self.newest_snapshot_lsn();
         let mut live = self.live.lock();
@@ -210,7 +210,7 @@ impl Store {
         self.snapshots.lock().newest_lsn
     }
 
-    /// Last records covered by the newest snapshot and the one before; 0 without one.
+    /// Last records covered by the newest snapshot and by the one before; 0 without one.
     pub(super) fn snapshot_lsns(&self) -> (Lsn, Lsn) {
         let snapshots = self.snapshots.lock();
         (snapshots.newest_lsn, snapshots.previous_lsn)
@@ -223,7 +223,7 @@ impl Store {
         }
     }
 
-    /// A plan begins, on top of the snapshot whose number is returned (0: none).
+    /// Registers a plan, and returns the number of the snapshot on which it is based (0: none).
     pub(super) fn plan_begins(&self, lsn: Lsn) -> Lsn {
         let mut snapshots = self.snapshots.lock();
         let phase = Phase::Writing;
@@ -231,7 +231,7 @@ impl Store {
         snapshots.newest_lsn
     }
 
-    /// What the plan wrote is to get its name; no longer possible when it was superseded.
+    /// Marks the plan as being installed; fails if it was superseded.
     pub(super) fn plan_installs(&self) -> Result<(), JournalError> {
         match &mut self.snapshots.lock().plan {
             Some(plan) if plan.phase == Phase::Superseded => {
@@ -262,7 +262,7 @@ impl Store {
         self.snapshots.lock().receiving = false;
     }
 
-    /// The records after `lsn` are about to be removed: what would cover them must not be
+    /// Prepares the removal of the records after `lsn`: a plan that would cover them must not be
     /// installed.
     pub(super) fn forbid_snapshots_after(&self, lsn: Lsn) -> Result<(), JournalError> {
         let mut snapshots = self.snapshots.lock();
@@ -280,8 +280,8 @@ impl Store {
         Ok(())
     }
 
-    /// A snapshot up to `lsn` is in place. The one before it stays useful if the records between
-    /// them are there.
+    /// Notes that a snapshot up to `lsn` is in place. `connected`: the records between it and the
+    /// snapshot before it are there, so that one stays useful.
     pub(super) fn snapshot_installed(&self, lsn: Lsn, connected: bool) {
         let mut snapshots = self.snapshots.lock();
         if lsn > snapshots.newest_lsn {
@@ -337,8 +337,8 @@ impl Store {
     }
 }
 
-/// Removes segments, of which `segments` names the first records, one durably before the next:
-/// after a crash, there is no gap between those that are left. Returns how many there were.
+/// Removes the segments with these first records, each durably before the next: after a crash, there is
+/// no gap between those that are left. Returns how many existed.
 pub(super) fn remove_segments<'a>(
     disk: &dyn Disk,
     segments: impl Iterator<Item = &'a Lsn>,
@@ -355,7 +355,7 @@ pub(super) fn remove_segments<'a>(
     Ok(removed)
 }
 
-/// Removes a file, which another purge may have done. Returns how many there were.
+/// Removes a file, unless another purge has removed it already. Returns the number of files removed.
 fn remove(disk: &dyn Disk, name: &str) -> Result<usize, JournalError> {
     match disk.remove(name) {
         Ok(()) => Ok(1),

@@ -1,4 +1,4 @@
-//! What happened lately, kept in memory for operators.
+//! Recent happenings and loads, kept in memory for operators.
 
 use std::collections::VecDeque;
 
@@ -10,11 +10,11 @@ use serde::Serialize;
 use super::harvest::Harvests;
 use crate::engine::cluster::{Happening, RepairEnd};
 
-/// Happenings that are kept.
+/// Maximum number of happenings that are kept.
 const HAPPENINGS_MAX: usize = 200;
-/// Length of a point of a datanode's load in seconds: a few heartbeats.
+/// Length of one load point of a datanode in seconds: a few heartbeats.
 const POINT_S: u32 = 10;
-/// Points that are kept of each datanode: half an hour, in a kilobyte.
+/// Maximum number of points kept for each datanode: half an hour, in a kilobyte.
 const POINTS_MAX: usize = 180;
 
 /// What a primary tenant used in ten seconds.
@@ -22,38 +22,38 @@ const POINTS_MAX: usize = 180;
 pub struct LoadPoint {
     /// When it begins, in seconds since 1970.
     pub at_s: u32,
-    /// The highest CPU use reported, in thousandths of all cores; `None` when that is not known.
+    /// The highest CPU use reported, in thousandths of all cores; `None` if it is not known.
     pub cpu_permille: Option<u16>,
-    /// Whether the server was busy at some time.
+    /// Whether the server was busy at any time.
     pub busy: bool,
 }
 
-/// Something that happened, as the page shows it.
+/// A happening, as the page shows it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct NumberedHappening {
-    /// Counts happenings since the start.
+    /// Its number, counted since the start.
     pub number: u64,
     /// When, in seconds since 1970.
     pub at_s: u32,
     /// `reimage`, `death`, `held`, `released`, `repair`, `move`, `failure` or `loss`.
     pub kind: &'static str,
-    /// In words.
+    /// Description in words.
     pub what: String,
 }
 
-/// What happened lately.
+/// What happened recently.
 #[derive(Debug, Default)]
 pub(super) struct Activity {
     happenings: VecDeque<NumberedHappening>,
     count: u64,
-    /// Servers that were reimaged since the start.
+    /// Number of servers that were reimaged since the start.
     reimages: u64,
     nodes: FxHashMap<NodeId, NodeActivity>,
-    /// What schedulers do with what owners leave.
+    /// What schedulers do with harvested resources.
     pub harvests: Harvests,
 }
 
-/// What one datanode said.
+/// What one datanode reported.
 #[derive(Debug, Default)]
 pub(super) struct NodeActivity {
     pub primary: Option<PrimaryLoad>,
@@ -69,7 +69,7 @@ impl NodeActivity {
 }
 
 impl Activity {
-    /// A heartbeat came.
+    /// Notes a heartbeat.
     pub(super) fn observe(&mut self, now_s: u32, node: NodeId, heartbeat: &Heartbeat) {
         let it = self.nodes.entry(node).or_default();
         it.primary = heartbeat.primary;
@@ -92,7 +92,7 @@ impl Activity {
         }
     }
 
-    /// Something happened; `name` gives the names of datanodes.
+    /// Notes a happening; `name` returns the names of datanodes.
     pub(super) fn note(
         &mut self,
         now_s: u32,
@@ -158,18 +158,18 @@ impl Activity {
         });
     }
 
-    /// What happened after a number, oldest first.
+    /// The happenings after a number, oldest first.
     pub(super) fn since(&self, number: u64) -> Vec<NumberedHappening> {
         let later = self.happenings.iter().filter(|it| it.number > number);
         later.cloned().collect()
     }
 
-    /// What a datanode said.
+    /// What a datanode reported.
     pub(super) fn node(&self, node: NodeId) -> Option<&NodeActivity> {
         self.nodes.get(&node)
     }
 
-    /// Servers that were reimaged since the start.
+    /// Number of servers that were reimaged since the start.
     pub(super) fn reimages(&self) -> u64 {
         self.reimages
     }

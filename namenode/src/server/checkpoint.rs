@@ -1,9 +1,8 @@
 //! Snapshots, and checks of a large namespace, beside the running engine.
 //!
-//! A thread of low priority reads the previous snapshot and the records since then into a second
-//! namespace, compares its counts with the running one's at the same record, and writes it out (or
-//! checks it). The running engine does not stop. The price is memory: while the thread works, the
-//! namespace is there twice.
+//! A low-priority thread reads the previous snapshot and the records since then into a second namespace, compares its
+//! counts with those of the running one at the same record, and writes it out (or checks it). The running engine does
+//! not stop. The price is memory: while the thread works, the namespace is in memory twice.
 
 use std::io::{BufWriter, Write};
 use std::sync::Arc;
@@ -22,23 +21,23 @@ use crate::consensus::BeforeSnapshot;
 use crate::engine::namespace::{Counts, SnapshotError};
 use crate::journal::{JournalError, Lsn, SnapshotCompletion, SnapshotPlan};
 
-/// Niceness of the thread: a tenth of the usual share of the processor, so that it is not noticed
-/// and still makes progress on a machine that is kept busy.
+/// Niceness of the thread: a tenth of the usual share of the processor, low enough to go unnoticed, but still making
+/// progress on a busy machine.
 const NICENESS: i32 = 10;
 
-/// Bytes that are collected before they are written to the snapshot.
+/// Bytes that are buffered before they are written to the snapshot.
 const WRITE_BUFFER_BYTES: usize = 256 * 1024;
 
 /// What the second namespace is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Purpose {
-    /// To write it down.
+    /// Writing a snapshot of it.
     Snapshot,
-    /// To look for contradictions in it.
+    /// Checking it for contradictions.
     Check,
 }
 
-/// What came of it.
+/// The result of a checkpoint.
 #[derive(Debug)]
 pub(crate) enum Outcome {
     /// A snapshot that covers the records up to `lsn` is in place.
@@ -83,18 +82,18 @@ pub(crate) enum CheckpointError {
     Panicked,
 }
 
-/// A thread at work.
+/// A running checkpoint.
 pub(crate) struct Checkpoint {
     pub purpose: Purpose,
     cancelled: Arc<AtomicBool>,
-    /// None: in a simulation, where the journal does the work.
+    /// `None` in a simulation, where the journal does the work.
     thread: Option<JoinHandle<()>>,
 }
 
 impl Checkpoint {
-    /// Starts the thread. The returned function must be given to the journal's `begin_snapshot` with
-    /// the record at which the running namespace has the counts `running`. The thread does what is `before_install`
-    /// before a snapshot is in place.
+    /// Starts the thread. The returned function must be given to the journal's `begin_snapshot` with the record at
+    /// which the running namespace has the counts `running`. The thread calls `before_install` before a snapshot is
+    /// put in place.
     pub(crate) fn start(
         purpose: Purpose,
         running: Counts,
@@ -111,7 +110,7 @@ impl Checkpoint {
         if machine::is_simulated() {
             let begin: SnapshotCompletion = Box::new(move |plan| {
                 let outcome = contained(|| work.run(plan));
-                // There is room: no other one is at work.
+                // There is room: no other checkpoint is running.
                 let _ = done.try_send(outcome.unwrap_or(Err(CheckpointError::Panicked)));
             });
             let checkpoint = Self {
@@ -127,11 +126,11 @@ impl Checkpoint {
             .spawn(move || {
                 let plan = plan.recv().unwrap_or_else(|_| Ok(None));
                 let outcome = contained(|| work.run(plan));
-                // The owner is gone only when the namenode stops.
+                // The receiver is dropped only when the namenode stops.
                 let _ = done.blocking_send(outcome.unwrap_or(Err(CheckpointError::Panicked)));
             })?;
         let begin: SnapshotCompletion = Box::new(move |plan| {
-            // The thread takes what comes first and nothing else, so there is room.
+            // The thread takes only the first message, so there is room.
             let _ = begun.try_send(plan);
         });
         let checkpoint = Self {
@@ -142,7 +141,7 @@ impl Checkpoint {
         Ok((checkpoint, begin))
     }
 
-    /// Cancels the work and waits for the thread. Blocks, for a short time.
+    /// Cancels the work and waits for the thread. Blocks for a short time.
     pub(crate) fn cancel(self) {
         self.cancelled.store(true, Ordering::Relaxed);
         if self.thread.is_some_and(|thread| thread.join().is_err()) {
@@ -212,7 +211,7 @@ impl Work {
     }
 }
 
-/// Counts that two namespaces with the same content share: without the memory that they take.
+/// The counts that two namespaces with the same content share: all but the memory used.
 fn comparable(counts: Counts) -> Counts {
     Counts {
         memory_bytes: 0,

@@ -1,4 +1,4 @@
-//! The utilisation classes with what owners use now: what schedulers ask for.
+//! The utilisation classes with current CPU use, as requested by schedulers.
 
 use std::num::NonZeroU32;
 
@@ -18,11 +18,11 @@ use super::history::{pattern, permille, tenant_name};
 pub(super) struct LiveServer {
     pub name: String,
     pub tenant: TenantKey,
-    /// What its owner uses, if it says so.
+    /// What its primary tenant uses, if the datanode reports it.
     pub primary: Option<PrimaryLoad>,
 }
 
-/// The classes of an analysis, with these servers, sorted by name.
+/// Builds the classes of an analysis with these servers, which are sorted by name.
 pub(super) fn classes(analysis: Option<&Analysis>, servers: Vec<LiveServer>) -> Classes {
     let found = analysis.map_or(&[][..], |analysis| &analysis.classes);
     let mut classes: Vec<UtilisationClass> = (0..)
@@ -80,7 +80,7 @@ pub(super) fn classes(analysis: Option<&Analysis>, servers: Vec<LiveServer>) -> 
     }
 }
 
-/// A server that does not say how many cores it has counts as one of one.
+/// Computes the headroom of each class. A server that does not report its cores counts as having one.
 fn add_headroom(classes: &mut [UtilisationClass], histories: &[ClassHistory]) {
     if classes.is_empty() {
         return;
@@ -129,18 +129,18 @@ fn add_headroom(classes: &mut [UtilisationClass], histories: &[ClassHistory]) {
     }
 }
 
-/// The classes of one pattern together.
+/// All classes of one pattern, combined.
 pub(super) struct OfPattern {
     pub classes: usize,
     pub servers: usize,
-    /// Shares on average over the servers that say what their owners use; NaN when none does.
+    /// Mean share over the servers that report CPU use; NaN if none does.
     pub cpu: f64,
     pub headroom_short: f64,
     pub headroom_medium: f64,
     pub headroom_long: f64,
 }
 
-/// Sums up the classes of a pattern.
+/// Combines the classes of a pattern.
 pub(super) fn of_pattern(classes: &Classes, pattern: TenantPattern) -> OfPattern {
     let found = || {
         let classes = classes.classes.iter();
@@ -155,7 +155,7 @@ pub(super) fn of_pattern(classes: &Classes, pattern: TenantPattern) -> OfPattern
                 count += servers;
             }
         }
-        // NaN when nothing is known.
+        // NaN if nothing is known.
         sum / count
     };
     OfPattern {
@@ -168,7 +168,7 @@ pub(super) fn of_pattern(classes: &Classes, pattern: TenantPattern) -> OfPattern
     }
 }
 
-/// What owners use of the servers of a class that say so.
+/// The CPU use of those servers of a class that report it.
 fn sampled(class: &UtilisationClass) -> impl Iterator<Item = u16> {
     class
         .servers

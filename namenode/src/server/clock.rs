@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use harvestfs_protocol::since_boot;
 
-/// Milliseconds that the namenode has run. Never goes backwards. Time in which the machine is suspended is
-/// noticed, as clients notice theirs.
+/// Milliseconds since the namenode started. Never goes backwards. Time during which the machine is suspended counts,
+/// as it does for clients.
 #[derive(Debug)]
 pub(crate) struct Clock {
     started: Duration,
@@ -34,12 +34,12 @@ impl Clock {
     }
 }
 
-/// The wall clock in milliseconds since 1970, as tokens count.
+/// The wall clock in milliseconds since 1970, as in tokens.
 pub(crate) fn unix_now_ms() -> u64 {
     harvestfs_protocol::unix_now_ms().unwrap_or(0)
 }
 
-/// The wall clock in seconds since 1970, as history counts: until 2106.
+/// The wall clock in seconds since 1970, as in history; saturates in 2106.
 pub(crate) fn unix_now_s() -> u32 {
     u32::try_from(unix_now_ms() / 1_000).unwrap_or(u32::MAX)
 }

@@ -1,4 +1,4 @@
-//! One connection: reads requests and hands them to the owner, which answers.
+//! One connection: reads requests and hands them to the owner, which answers them.
 
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -20,7 +20,7 @@ use super::metrics::{RequestMetrics, Responder};
 use super::sessions::ConnectionId;
 use crate::consensus::{Running, Service};
 
-/// How long a connection may take until it has opened its request stream.
+/// How long a connection may take to open its request stream.
 const FIRST_STREAM_DEADLINE: Duration = Duration::from_secs(10);
 
 /// What a connection sends the owner.
@@ -31,9 +31,9 @@ pub(crate) enum Event {
         connection: ConnectionId,
         /// Its identity.
         peer: Peer,
-        /// From where.
+        /// The address that it connected from.
         ip: IpAddr,
-        /// What runs there.
+        /// Release and versions of its software.
         running: Running,
         /// How to notify it without a request.
         notices: NoticeSender<Notice>,
@@ -42,28 +42,28 @@ pub(crate) enum Event {
     Request {
         /// The connection that sent it.
         connection: ConnectionId,
-        /// What.
+        /// The request.
         request: Request,
         /// How to answer.
         responder: Responder,
     },
-    /// Nothing more will come.
+    /// The connection has ended.
     Disconnected {
         /// The connection that ended.
         connection: ConnectionId,
     },
 }
 
-/// What connections are served with.
+/// The handles with which connections are served.
 #[derive(Clone)]
 pub(crate) struct Served {
     /// To the owner of the engine.
     pub events: mpsc::Sender<Event>,
     /// Answers other namenodes.
     pub service: Service,
-    /// Its sender is gone: peers are answered nothing any more.
+    /// When its sender is dropped, peers other than namenodes get no more answers.
     pub let_go: watch::Receiver<()>,
-    /// Its sender is gone: neither are other namenodes.
+    /// When its sender is dropped, other namenodes get none, either.
     pub ended: watch::Receiver<()>,
 }
 
@@ -105,7 +105,7 @@ pub(crate) async fn serve(
         },
         notices: server.notice_sender(),
     };
-    // The owner is gone when the namenode stops; then there is nothing to report.
+    // Sending fails only once the owner has ended, when the namenode stops: then there is nothing to report.
     if peer.role == Role::Namenode {
         if let Err(error) = serve_member(&mut server, served, metrics).await {
             tracing::debug!(%remote, %peer, %error, "another namenode disconnected");
@@ -169,7 +169,8 @@ async fn forward(
             continue;
         }
         if matches!(request, Request::Peer(_)) {
-            // Whatever this namenode is to its group: nobody else's vote or entry is even looked at.
+            // Whatever the role of this namenode in its group: votes or entries from other peers are not even looked
+            // at.
             let what = format!("a {role} may not make requests of namenodes");
             responder.send(&Err(FsError::RoleDenied(what)));
             continue;
@@ -207,7 +208,7 @@ async fn serve_member(
             responder.send(&Err(FsError::RoleDenied(what)));
             continue;
         };
-        // Votes do not wait for entries on their way to the disk.
+        // In tasks of their own, so that votes do not wait for entries on their way to the disk.
         let service = served.service.clone();
         let versions = server.connection().peer_versions();
         tokio::spawn(async move {

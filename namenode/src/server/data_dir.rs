@@ -1,4 +1,4 @@
-//! The namenode's data directory and how a new cluster gets one.
+//! The namenode's data directory, and how a new cluster gets one.
 //!
 //! | name | is |
 //! |---|---|
@@ -6,9 +6,9 @@
 //! | `cluster-id` | the cluster's id, 32 hexadecimal digits |
 //! | `history/` | utilisation and reimages of the primary tenants (see `history/store.rs`) |
 //! | `token-keys` | the keys that sign block tokens |
-//! | `restored-from-backup` | the journal began with a backup, and no operator has accepted yet what that lacks |
+//! | `restored-from-backup` | the journal began with a backup, and no operator has yet accepted what that lacks |
 //! | `formatting/` | a journal that is being made; left behind by a `format` that was interrupted |
-//! | `journal-replaced-*/` | a journal that was not to be trusted, from before the namenode joined its group again |
+//! | `journal-replaced-*/` | an untrusted journal from before the namenode joined its group again |
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -36,13 +36,13 @@ const JOURNAL_DIR: &str = "journal";
 const HISTORY_DIR: &str = "history";
 const FORMATTING_DIR: &str = "formatting";
 const TOKEN_KEYS_FILE: &str = "token-keys";
-/// How the name of a journal begins that made room for another one.
+/// Prefix of the name of a journal that made room for another one.
 const REPLACED_PREFIX: &str = "journal-replaced-";
 const FROM_BACKUP_FILE: &str = "restored-from-backup";
-/// How its first line begins, and its last record goes on.
+/// How its first line begins; the backup's last record follows.
 const FROM_BACKUP_RECORD: &str = "record ";
 
-/// What a new cluster is to be.
+/// The properties of a new cluster.
 #[derive(Clone, Debug)]
 pub struct FormatOptions {
     /// Its id; chosen at random, once.
@@ -58,19 +58,19 @@ pub struct FormatOptions {
     pub default_rules: PlacementRules,
     /// Size of one segment of the journal in bytes, at least 4 MiB.
     pub segment_bytes: u64,
-    /// The namenodes that agree; none: this one alone.
+    /// The namenodes of its group; `None` for this one alone.
     pub group: Option<GroupOptions>,
 }
 
-/// The namenodes with which a cluster begins. The directories of all are made with the same options, but for `this`:
-/// their journals begin with the same record.
+/// The namenodes with which a cluster begins. All their directories are made with the same options except for
+/// `this`, so that their journals begin with the same record.
 #[derive(Clone, Debug)]
 pub struct GroupOptions {
-    /// The one whose directory is made.
+    /// The member whose directory is made.
     pub this: MemberId,
-    /// All, with their numbers.
+    /// All members, with their numbers.
     pub members: BTreeMap<MemberId, Member>,
-    /// When.
+    /// When the cluster is made.
     pub now: Timestamp,
 }
 
@@ -85,7 +85,7 @@ pub fn format(data_dir: &Path, options: &FormatOptions) -> Result<(), NamenodeEr
     })
 }
 
-/// Makes a data directory whose journal `make` makes.
+/// Makes a data directory; `make` makes the journal in it.
 fn prepare(
     data_dir: &Path,
     cluster: ClusterId,
@@ -100,7 +100,7 @@ fn prepare(
     put_in_place(data_dir)
 }
 
-/// Makes everything but the name of the journal.
+/// Makes everything, but does not give the journal its final name yet.
 fn make_aside<E: From<NamenodeError>>(
     data_dir: &Path,
     cluster: ClusterId,
@@ -129,7 +129,7 @@ fn in_dir(data_dir: &Path, source: io::Error) -> NamenodeError {
     }
 }
 
-/// Removes a directory with everything in it, if it is there.
+/// Removes a directory with everything in it, if it exists.
 fn remove_all(dir: &Path) -> io::Result<()> {
     match fs::remove_dir_all(dir) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
@@ -137,8 +137,8 @@ fn remove_all(dir: &Path) -> io::Result<()> {
     }
 }
 
-/// Makes the data directory of a namenode that was restored from a backup, which ends at `record`, in one that is vacant.
-/// `make` makes its journal.
+/// Makes the data directory of a namenode that was restored from a backup, which ends at `record`, in a vacant
+/// directory. `make` makes its journal.
 pub(super) fn prepare_restored<E: From<NamenodeError>>(
     data_dir: &Path,
     cluster: ClusterId,
@@ -146,7 +146,7 @@ pub(super) fn prepare_restored<E: From<NamenodeError>>(
     make: impl FnOnce(&Path) -> Result<(), E>,
 ) -> Result<(), E> {
     if let Err(error) = make_aside(data_dir, cluster, make) {
-        // The next attempt removes it otherwise.
+        // Otherwise the next attempt removes it.
         let _ = remove_all(&data_dir.join(FORMATTING_DIR));
         return Err(error);
     }
@@ -155,13 +155,14 @@ pub(super) fn prepare_restored<E: From<NamenodeError>>(
         format!("{FROM_BACKUP_RECORD}{record}\nuntil `harvestfs admin recover --accept-loss`\n");
     durable::replace_file(&data_dir.join(FROM_BACKUP_FILE), why.as_bytes(), 0o644)
         .map_err(dir_error)?;
-    // That of a namenode that was in no group has nothing.
+    // A journal may be there, of a namenode that was in no group: it is empty.
     remove_all(&journal_dir(data_dir)).map_err(dir_error)?;
     Ok(put_in_place(data_dir)?)
 }
 
-/// What is in the way of a namenode that is to be restored into a directory; none: nothing is, since it is not there,
-/// empty, what an attempt before left, or that of a namenode which has nothing and is in no group.
+/// What prevents a namenode from being restored into a directory. `None` if nothing does: the directory does
+/// not exist, is empty, holds what an earlier attempt left, or belongs to a namenode which has no records and
+/// is in no group.
 pub(super) fn in_the_way(data_dir: &Path) -> Result<Option<PathBuf>, NamenodeError> {
     let dir_error = |source| in_dir(data_dir, source);
     let entries = match fs::read_dir(data_dir) {
@@ -172,7 +173,7 @@ pub(super) fn in_the_way(data_dir: &Path) -> Result<Option<PathBuf>, NamenodeErr
         FORMATTING_DIR,
         CLUSTER_ID_FILE,
         FROM_BACKUP_FILE,
-        // Of the file system, where a disk is mounted.
+        // Made by the file system, where a disk is mounted.
         "lost+found",
     ];
     for entry in entries {
@@ -187,7 +188,7 @@ pub(super) fn in_the_way(data_dir: &Path) -> Result<Option<PathBuf>, NamenodeErr
     Ok(None)
 }
 
-/// Whether the journal is that of a namenode which waits to be taken into a group.
+/// Whether the journal is empty and belongs to a namenode that waits to be taken into a group.
 fn has_nothing(data_dir: &Path) -> Result<bool, NamenodeError> {
     let options = JournalOptions::new(journal_dir(data_dir), cluster_id(data_dir)?.0);
     let (journal, recovered) = Journal::open(&options)?;
@@ -195,7 +196,7 @@ fn has_nothing(data_dir: &Path) -> Result<bool, NamenodeError> {
     Ok(is_new && recovered.last_lsn == 0 && recovered.snapshot.is_none())
 }
 
-/// The cluster that a directory is for, also if it was not formatted yet; none: it does not say.
+/// The cluster that a directory is for, even if it was not formatted yet; `None` if it does not name one.
 pub(super) fn claimed_cluster(data_dir: &Path) -> Result<Option<ClusterId>, NamenodeError> {
     let path = data_dir.join(CLUSTER_ID_FILE);
     match path.try_exists() {
@@ -205,8 +206,8 @@ pub(super) fn claimed_cluster(data_dir: &Path) -> Result<Option<ClusterId>, Name
     }
 }
 
-/// The last record of the backup with which the journal began, as long as no operator has accepted what that lacks; the
-/// largest number if the file does not say.
+/// The last record of the backup with which the journal began, as long as no operator has accepted what the
+/// backup lacks; the largest number if the file does not name the record.
 pub(crate) fn from_backup(data_dir: &Path) -> Result<Option<Lsn>, NamenodeError> {
     let path = data_dir.join(FROM_BACKUP_FILE);
     match fs::read(&path) {
@@ -225,7 +226,7 @@ pub(crate) fn from_backup(data_dir: &Path) -> Result<Option<Lsn>, NamenodeError>
     }
 }
 
-/// An operator has accepted what a backup lacks.
+/// Notes that an operator has accepted what a backup lacks.
 pub(crate) fn accept_backup(data_dir: &Path) -> io::Result<()> {
     match fs::remove_file(data_dir.join(FROM_BACKUP_FILE)) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
@@ -249,11 +250,11 @@ pub fn format_outside(
     })
 }
 
-/// Names and addresses of the other members of the group of a namenode, which does not run: of those that were
-/// committed last, and of the newest that its journal names, which others may have committed.
+/// Names and addresses of the other members of the group of a namenode that is not running: the members that
+/// were committed last, and the newest that its journal names, which other namenodes may have committed.
 ///
 /// # Errors
-/// It runs, or the directory cannot be read.
+/// The namenode is running, or the directory cannot be read.
 pub fn other_members(data_dir: &Path) -> Result<BTreeSet<(String, SocketAddr)>, NamenodeError> {
     let (journal, recovered) = open_stopped(data_dir)?;
     let mut named = None;
@@ -273,23 +274,24 @@ pub fn other_members(data_dir: &Path) -> Result<BTreeSet<(String, SocketAddr)>, 
     Ok(all.map(|it| (it.name.clone(), it.addr)).collect())
 }
 
-/// Makes the namenode of a directory, which does not run, the only one of its group, with what it has.
+/// Makes the namenode of a directory, which must not be running, the only one of its group, with the records it
+/// has.
 ///
 /// # Errors
-/// It runs, or the directory cannot be read.
+/// The namenode is running, or the directory cannot be read.
 pub fn recover_alone(data_dir: &Path) -> Result<(), NamenodeError> {
     let (journal, recovered) = open_stopped(data_dir)?;
     Ok(consensus::found_alone(&journal, recovered.last_lsn)?)
 }
 
-/// The journal of a namenode that does not run, and what it has.
+/// Opens the journal of a namenode that is not running, and returns it with its contents.
 fn open_stopped(data_dir: &Path) -> Result<(Journal, Recovered), NamenodeError> {
     let cluster = cluster_id(data_dir)?;
     let options = JournalOptions::new(journal_dir(data_dir), cluster.0);
     Ok(Journal::open(&options)?)
 }
 
-/// Puts a journal that is not to be trusted aside, and makes an empty one for a member with this number.
+/// Puts an untrusted journal aside, and makes an empty one for a member with this number.
 pub(crate) fn make_room(
     data_dir: &Path,
     disk: Option<&Arc<dyn Disk>>,
@@ -315,22 +317,22 @@ pub(crate) fn make_room(
         source,
     };
     let aside = data_dir.join(format!("{REPLACED_PREFIX}{}", member.0));
-    // First what needs room: a full disk changes nothing.
+    // First what needs room: if the disk is full, nothing changes.
     make_aside(data_dir, cluster, |formatting| {
         make_empty(formatting, cluster, segment_bytes, member)
     })?;
-    // It is of the journal that goes.
+    // The mark belongs to the journal that is put aside.
     accept_backup(data_dir).map_err(dir_error)?;
     durable::rename(&journal_dir(data_dir), &aside).map_err(dir_error)?;
     tracing::warn!(aside = %aside.display(), "the journal of before is kept beside the new one");
     put_in_place(data_dir)
 }
 
-/// Does the rest of [`make_room`] where it was interrupted when the journal of before had gone aside and the empty one
-/// was not in its place yet.
+/// Completes [`make_room`] where it was interrupted after the old journal had been put aside and before the
+/// empty one was in its place.
 pub(super) fn finish_making_room(data_dir: &Path, segment_bytes: u64) -> Result<(), NamenodeError> {
     let dir_error = |source| in_dir(data_dir, source);
-    // A link that leads nowhere is no such case.
+    // A dangling link is not such a case.
     let there = fs::symlink_metadata(journal_dir(data_dir));
     if !matches!(there, Err(error) if error.kind() == io::ErrorKind::NotFound) {
         return Ok(());
@@ -345,7 +347,7 @@ pub(super) fn finish_making_room(data_dir: &Path, segment_bytes: u64) -> Result<
                 aside = %data_dir.join(name).display(),
                 "there is no journal, since this namenode ended while that one made room for it: an empty one is made"
             );
-            // Anew, since an earlier release began with it only here.
+            // From scratch, since an earlier release began to make the empty journal only at this point.
             return format_outside(data_dir, cluster, segment_bytes);
         }
     }
@@ -408,14 +410,14 @@ fn write_first_records(dir: &Path, options: &FormatOptions) -> Result<(), Nameno
         default_rules: options.default_rules,
     };
     let mut commands = vec![command];
-    // A cluster that does not say its version is of the first one.
+    // A cluster that does not name its version has the first one.
     if Version::NEWEST > Version::default() {
         commands.push(Command::RaiseVersion {
             version: Version::NEWEST,
             now,
         });
     }
-    // What the engine refuses must not get into the journal.
+    // The journal must not contain what the engine refuses.
     let mut namespace = Namespace::new();
     for command in &commands {
         namespace.apply(command).map_err(NamenodeError::Engine)?;
@@ -432,10 +434,10 @@ fn write_first_records(dir: &Path, options: &FormatOptions) -> Result<(), Nameno
     Ok(())
 }
 
-/// The cluster that a data directory was formatted for.
+/// Returns the cluster that a data directory was formatted for.
 ///
 /// # Errors
-/// It is not formatted, or does not say.
+/// The directory is not formatted, or does not name its cluster.
 pub fn cluster_id(data_dir: &Path) -> Result<ClusterId, NamenodeError> {
     if !journal_dir(data_dir).exists() {
         return Err(NamenodeError::NotFormatted {
@@ -457,17 +459,17 @@ fn read_cluster_id(path: PathBuf) -> Result<ClusterId, NamenodeError> {
     }
 }
 
-/// Where the journal is.
+/// Returns the path of the journal.
 pub fn journal_dir(data_dir: &Path) -> PathBuf {
     data_dir.join(JOURNAL_DIR)
 }
 
-/// Where the history of the primary tenants is.
+/// Returns the path of the history of the primary tenants.
 pub(crate) fn history_dir(data_dir: &Path) -> PathBuf {
     data_dir.join(HISTORY_DIR)
 }
 
-/// Where the keys of block tokens are.
+/// Returns the path of the keys of block tokens.
 pub(crate) fn token_keys_file(data_dir: &Path) -> PathBuf {
     data_dir.join(TOKEN_KEYS_FILE)
 }

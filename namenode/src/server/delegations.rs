@@ -1,16 +1,16 @@
 //! Delegations: files whose creator may answer `close` before their first content is committed.
 //!
-//! A session gets the delegation of a file that it creates. When another session asks about the
-//! file, the namenode recalls the delegation and keeps the question until the content was committed,
-//! so no session sees a file that was closed without what was written to it. The write delegations
-//! of NFS version 4 (RFC 8881, section 10.4) work the same way, for any file; these are for new
-//! files only, because there `close` costs a round trip although no other session looks.
+//! A session gets the delegation of a file that it creates. When another session asks about the file, the namenode
+//! recalls the delegation and defers the question until the content is committed, so no session sees a closed file
+//! without what was written to it. The write delegations of NFS version 4 (RFC 8881, section 10.4) work the same way,
+//! for any file; these are for new files only, since there `close` costs a round trip although no other session
+//! looks.
 //!
-//! Soft state: in no journal. After a restart, sessions that come back declare what they have; a
-//! file without content may be delegated to any session that has not come back. Several may declare the
-//! same file: each has changed it, and does not know whether that is durable.
+//! Delegations are soft state, in no journal. After a restart, sessions that come back declare what they have; a file
+//! without content may be delegated to any session that has not come back. Several sessions may declare the same
+//! file: each has changed it, and does not know whether the change is durable.
 //!
-//! Pure: time comes from the caller. Memory is bounded by what a session may have.
+//! The code is pure: time comes from the caller. Memory is bounded by the limit per session.
 
 use std::collections::BTreeSet;
 
@@ -18,11 +18,11 @@ use harvestfs_protocol::ids::{InodeId, SessionId};
 use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
 
-/// See the module.
+/// The delegations of all sessions.
 #[derive(Debug)]
 pub(crate) struct Delegations {
     per_session_max: usize,
-    /// How long a holder has to commit what is recalled.
+    /// How long a holder may take to commit what is recalled.
     patience_ms: u64,
     by_inode: FxHashMap<InodeId, SmallVec<[Delegation; 1]>>,
     by_session: FxHashMap<SessionId, BTreeSet<InodeId>>,
@@ -32,20 +32,20 @@ pub(crate) struct Delegations {
 struct Delegation {
     holder: SessionId,
     recall: Recall,
-    /// The holder was asked since it declared the file last.
+    /// Whether the holder was asked since it last declared the file.
     is_asked: bool,
 }
 
-/// How far others have waited for the holder.
+/// How long others have waited for the holder.
 #[derive(Clone, Copy, Debug, Default)]
 struct Recall {
     since_ms: Option<u64>,
-    /// The holder came back since it was recalled first, and has had its time anew for that.
+    /// The holder came back since it was first recalled, and its time was restarted for that.
     is_renewed: bool,
 }
 
 impl Recall {
-    /// The holder came back. The first time, it may not have been reached before.
+    /// Handles the return of the holder. The first time, it may not have been reached before.
     fn declared(self) -> Self {
         match self.since_ms {
             Some(_) if !self.is_renewed => Self {
@@ -62,7 +62,7 @@ impl Recall {
 pub(crate) enum Standing {
     /// This session must be asked to commit the file's content first.
     Recall(SessionId),
-    /// It was asked.
+    /// This session was asked already.
     Recalled(SessionId),
 }
 
@@ -80,13 +80,13 @@ impl Delegations {
         self.by_inode.is_empty()
     }
 
-    /// Gives a session the delegation of a file, unless it takes none or has too many, or another
+    /// Gives a session the delegation of a file, unless the session takes none or has too many, or another session
     /// has it.
     pub(crate) fn give(&mut self, session: SessionId, ino: InodeId) -> bool {
         !self.by_inode.contains_key(&ino) && self.add(session, ino, Recall::default())
     }
 
-    /// The same beside others that have it.
+    /// Adds a delegation even if others have the file.
     fn add(&mut self, session: SessionId, ino: InodeId, recall: Recall) -> bool {
         let Some(files) = self.by_session.get_mut(&session) else {
             return false;
@@ -122,16 +122,16 @@ impl Delegations {
         }
     }
 
-    /// The session has ended, or takes none.
+    /// Ends all delegations of a session that has ended, or takes none.
     pub(crate) fn ended(&mut self, session: SessionId) {
         for ino in self.by_session.remove(&session).into_iter().flatten() {
             self.remove(session, ino);
         }
     }
 
-    /// The session takes delegations; the ones that it declares are all that it has. A session that
-    /// came back gets pending recalls again: the notice may have been lost with its connection. It has more time for that
-    /// only once, or others would wait for ever for one that comes back again and again.
+    /// Notes that the session takes delegations, and that those it declares are all that it has. A session that came
+    /// back gets pending recalls again: the notice may have been lost with its connection. It gets more time for that
+    /// only once, or others would wait forever for a session that comes back again and again.
     pub(crate) fn declared(&mut self, session: SessionId, inodes: &[InodeId]) {
         let before = inodes.iter().map(|&ino| self.recall_of(session, ino));
         let before: Vec<Recall> = before.collect();
@@ -142,7 +142,7 @@ impl Delegations {
         }
     }
 
-    /// How far others have waited for the session, which may not have the file.
+    /// How long others have waited for the session, which may not have the file.
     fn recall_of(&self, session: SessionId, ino: InodeId) -> Recall {
         let mut delegations = self.by_inode.get(&ino).into_iter().flatten();
         let its = delegations.find(|it| it.holder == session);
@@ -155,7 +155,7 @@ impl Delegations {
         files.is_some_and(|files| files.contains(&ino))
     }
 
-    /// What a question of `asker` about a file has to wait for. A holder that has not answered in time is left out.
+    /// What a question of `asker` about a file has to wait for. A holder that did not answer in time is left out.
     pub(crate) fn standings(
         &self,
         now_ms: u64,
@@ -176,12 +176,12 @@ impl Delegations {
         standings.collect()
     }
 
-    /// All files that are delegated.
+    /// All delegated files.
     pub(crate) fn inodes(&self) -> impl Iterator<Item = InodeId> {
         self.by_inode.keys().copied()
     }
 
-    /// The recall is being sent to a holder.
+    /// Notes that the recall is being sent to a holder.
     pub(crate) fn recalled(&mut self, now_ms: u64, holder: SessionId, ino: InodeId) {
         let delegations = self.by_inode.get_mut(&ino).into_iter().flatten();
         for delegation in delegations.filter(|it| it.holder == holder) {
@@ -190,7 +190,7 @@ impl Delegations {
         }
     }
 
-    /// The sessions that have it.
+    /// The sessions that have the delegation of a file.
     pub(crate) fn holders(&self, ino: InodeId) -> impl Iterator<Item = SessionId> {
         let delegations = self.by_inode.get(&ino).into_iter().flatten();
         delegations.map(|it| it.holder)

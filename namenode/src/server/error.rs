@@ -19,7 +19,7 @@ use crate::journal::{JournalError, Lsn};
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum NamenodeError {
-    /// The data directory is in use by a cluster.
+    /// The data directory already holds a cluster.
     #[error("{} holds a cluster already: use another directory, or start the namenode on it", path.display())]
     AlreadyFormatted {
         /// The data directory.
@@ -57,7 +57,7 @@ pub enum NamenodeError {
         /// Why.
         source: io::Error,
     },
-    /// An option has a value that does not work.
+    /// An option has an invalid value.
     #[error("{option} is {value}, but must be {accepted}")]
     Option {
         /// Name of the option.
@@ -67,7 +67,7 @@ pub enum NamenodeError {
         /// The values accepted.
         accepted: String,
     },
-    /// The journal cannot be opened, or stopped.
+    /// The journal cannot be opened, or failed.
     #[error(transparent)]
     Journal(Arc<JournalError>),
     /// Another namenode was elected.
@@ -76,7 +76,7 @@ pub enum NamenodeError {
     /// The namenodes' consensus stopped.
     #[error("the namenodes' consensus stopped: {0}")]
     Consensus(String),
-    /// A record of the journal is no entry of the log.
+    /// A record of the journal is not an entry of the log.
     #[error("record {lsn} of the journal cannot be read: {source}")]
     Entry {
         /// The record.
@@ -103,7 +103,7 @@ pub enum NamenodeError {
         /// Why.
         source: DecodeError,
     },
-    /// A command of the journal that was accepted once is refused now.
+    /// A command in the journal that was once accepted is now refused.
     #[error(
         "record {lsn} of the journal is refused now, although it was accepted once: {source}; the \
          release that wrote it behaves otherwise: start that one"
@@ -114,13 +114,13 @@ pub enum NamenodeError {
         /// Why.
         source: FsError,
     },
-    /// The cluster has a version that this program does not have.
+    /// The cluster has a version that this program does not support.
     #[error(transparent)]
     Unfit(#[from] Unfit),
     /// The engine refused to make a cluster.
     #[error("cannot make a cluster: {0}")]
     Engine(FsError),
-    /// It was elected, and cannot do what a leader does first.
+    /// This namenode was elected, but cannot do what a leader must do first.
     #[error("this namenode cannot lead: {0}")]
     TakeOver(FsError),
     /// The network cannot be used.
@@ -131,7 +131,7 @@ pub enum NamenodeError {
         /// Why.
         source: TransportError,
     },
-    /// The operating system refused a thread or what a runtime needs.
+    /// The operating system refused a thread or a resource of the runtime.
     #[error("cannot start a thread: {0}")]
     Thread(io::Error),
     /// The thread of the namenode panicked.
@@ -140,7 +140,7 @@ pub enum NamenodeError {
 }
 
 impl NamenodeError {
-    /// A snapshot cannot be read.
+    /// The error for a snapshot that cannot be read.
     pub(crate) fn of_snapshot(lsn: Lsn, source: SnapshotError) -> Self {
         match source {
             SnapshotError::Unfit(unfit) => Self::Unfit(unfit),
@@ -148,7 +148,7 @@ impl NamenodeError {
         }
     }
 
-    /// A command of the journal is refused.
+    /// The error for a command of the journal that is refused.
     pub(crate) fn of_replay(lsn: Lsn, source: FsError) -> Self {
         match source {
             FsError::Unfit(unfit) => Self::Unfit(unfit),

@@ -1,7 +1,7 @@
 //! Replies that must not leave yet.
 //!
-//! A reply may have to wait until a record is on stable storage, until other sessions have
-//! acknowledged that they forgot what it changed, or both. The gate does not look at what waits.
+//! A reply may have to wait until a record is on stable storage, until other sessions have acknowledged that they
+//! forgot what it changed, or both. The gate does not look at the replies.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -39,14 +39,14 @@ impl<T> Gate<T> {
         }
     }
 
-    /// A number for what may have to be held.
+    /// Returns a number for an item that may have to be held.
     pub(crate) fn next_id(&mut self) -> WaitId {
         self.next += 1;
         self.next
     }
 
-    /// Holds `item` until `record` is durable, if given, and until others have acknowledged, if
-    /// they must. Gives it back if it has nothing to wait for.
+    /// Holds `item` until `record` is durable, if given, and until others have acknowledged, if they must. Returns
+    /// the item if it has nothing to wait for.
     pub(crate) fn hold(
         &mut self,
         id: WaitId,
@@ -72,12 +72,12 @@ impl<T> Gate<T> {
         None
     }
 
-    /// What is held under a number.
+    /// The item that is held under a number.
     pub(crate) fn get_mut(&mut self, id: WaitId) -> Option<&mut T> {
         self.held.get_mut(&id).map(|held| &mut held.item)
     }
 
-    /// All records up to `lsn` are durable; the items that need not wait any longer, in the order
+    /// Notes that all records up to `lsn` are durable. Returns the items that need not wait any longer, in the order
     /// of their records.
     pub(crate) fn durable(&mut self, lsn: Lsn) -> Vec<T> {
         self.durable = self.durable.max(lsn);
@@ -91,12 +91,12 @@ impl<T> Gate<T> {
         free
     }
 
-    /// The others have acknowledged.
+    /// Notes that the others have acknowledged. Returns the item if it need not wait any longer.
     pub(crate) fn acknowledged(&mut self, id: WaitId) -> Option<T> {
         self.settle(id, |held| held.waits_for_others = false)
     }
 
-    /// How many are held.
+    /// The number of items held.
     pub(crate) fn len(&self) -> usize {
         self.held.len()
     }
@@ -136,7 +136,7 @@ impl<T: Copy> Changes<T> {
         }
     }
 
-    /// All records up to `lsn` are durable.
+    /// Notes that all records up to `lsn` are durable.
     fn durable(&mut self, lsn: Lsn) {
         while let Some(entry) = self.by_lsn.first_entry()
             && *entry.key() <= lsn
@@ -156,9 +156,8 @@ impl<T: Copy> Changes<T> {
     }
 }
 
-/// Inodes with changes that were promised to be durable and are not yet. A reply that could show
-/// such a change must wait as the reply to its author does: after a crash it would have shown
-/// something that never was.
+/// Inodes with changes that were promised to be durable and are not yet. A reply that could show such a change must
+/// wait as the reply to its author does: after a crash it would have shown something that never existed.
 #[derive(Debug, Default)]
 pub(crate) struct Undurable {
     changes: Changes<()>,
@@ -166,13 +165,13 @@ pub(crate) struct Undurable {
 }
 
 impl Undurable {
-    /// The record `lsn`, whose author waits for it, changed `inodes`.
+    /// Notes that the record `lsn`, for which its author waits, changed `inodes`.
     pub(crate) fn note(&mut self, lsn: Lsn, inodes: impl IntoIterator<Item = InodeId>) {
         self.changes.note(lsn, (), inodes);
         self.last = lsn;
     }
 
-    /// All records up to `lsn` are durable.
+    /// Notes that all records up to `lsn` are durable.
     pub(crate) fn durable(&mut self, lsn: Lsn) {
         self.changes.durable(lsn);
     }
@@ -188,14 +187,14 @@ impl Undurable {
     }
 }
 
-/// Inodes with changes that were answered before they are durable. After a crash their sessions replay them, each when it is
-/// back: of one inode, in their order only where they are of one session. So a change by another one is answered when all of
-/// them are durable.
+/// Inodes with changes that were answered before they are durable. After a crash each session replays its changes
+/// when it comes back. For one inode, the order of replays is preserved only within a session, so a change by another
+/// session is answered only when all of them are durable.
 #[derive(Debug, Default)]
 pub(crate) struct AnsweredEarly(Changes<SessionId>);
 
 impl AnsweredEarly {
-    /// The record `lsn`, for which `session` does not wait, changed `inodes`.
+    /// Notes that the record `lsn`, for which `session` does not wait, changed `inodes`.
     pub(crate) fn note(
         &mut self,
         session: SessionId,
@@ -205,7 +204,7 @@ impl AnsweredEarly {
         self.0.note(lsn, session, inodes);
     }
 
-    /// All records up to `lsn` are durable.
+    /// Notes that all records up to `lsn` are durable.
     pub(crate) fn durable(&mut self, lsn: Lsn) {
         self.0.durable(lsn);
     }

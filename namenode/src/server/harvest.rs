@@ -1,4 +1,5 @@
-//! What controllers beside schedulers say of jobs on what owners leave; forgotten when they say nothing more.
+//! What the controllers beside schedulers report about jobs on harvested resources; forgotten when they stop
+//! reporting.
 
 use std::collections::BTreeMap;
 
@@ -13,27 +14,27 @@ pub struct WatchedScheduler {
     pub scheduler: String,
     /// When its controller reported last, in milliseconds before now.
     pub age_ms: u64,
-    /// What it said.
+    /// Its last report.
     #[serde(flatten)]
     pub harvest: Harvest,
 }
 
-/// What metrics say of all schedulers.
+/// Totals over all schedulers, for metrics.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct HarvestTotals {
     /// Schedulers whose controllers report.
     pub schedulers: u64,
-    /// Cores that they are offered.
+    /// Cores offered to them.
     pub offered_cores: u64,
-    /// Memory that they are offered.
+    /// Memory offered to them, in MiB.
     pub offered_memory_mib: u64,
-    /// Jobs that run.
+    /// Running jobs.
     pub jobs: u64,
-    /// Containers of those that were named.
+    /// Containers of the jobs that were named.
     pub containers: u64,
-    /// Cores of these.
+    /// Cores used by these.
     pub used_cores: u64,
-    /// Memory of these.
+    /// Memory used by these, in MiB.
     pub used_memory_mib: u64,
 }
 
@@ -44,10 +45,10 @@ pub(super) struct Harvests {
 }
 
 impl Harvests {
-    /// Takes a report.
+    /// Accepts a report.
     ///
     /// # Errors
-    /// When it is out of bounds, or too many others are there.
+    /// If it is out of bounds, or too many other schedulers report.
     pub(super) fn take(&mut self, now_ms: u64, report: HarvestReport) -> Result<(), &'static str> {
         if let Some(fault) = report.fault() {
             return Err(fault);

@@ -14,19 +14,19 @@ use crate::consensus::{
 };
 use crate::journal::{JournalCounters, JournalWriter, Lsn};
 
-/// Records of a group of one of which openraft hears at once.
+/// Number of records after which they are proposed to openraft, in a group of one.
 const UNPROPOSED_MAX: usize = 4_096;
 /// The same in bytes, far below what the log keeps in memory.
 const UNPROPOSED_BYTES_MAX: usize = 8 << 20;
 
-/// How long the owner waits until what it wrote is committed, before it does something else first.
+/// How long the owner waits for what it wrote to be committed before it turns to something else.
 const COMMIT_PATIENCE: Duration = Duration::from_millis(100);
-/// How often it looks then whether openraft has read back what is committed.
+/// How often it then checks whether openraft has read back what is committed.
 const APPLY_POLL: Duration = Duration::from_millis(1);
 
-/// What the owner writes its records to.
+/// The owner's handle on the replicated log, to which it writes its records.
 pub(crate) struct Log {
-    /// The term in which this namenode leads; none: it does not.
+    /// The term in which this namenode leads, if it leads.
     term: Option<Term>,
     consensus: Consensus,
     commits: Arc<Commits>,
@@ -34,10 +34,10 @@ pub(crate) struct Log {
     /// Records of this round.
     records: Vec<Record>,
     last_lsn: Lsn,
-    /// Written, and openraft has not heard of them.
+    /// Written to the journal, but not proposed to openraft yet.
     unproposed: Vec<Record>,
     unproposed_bytes: usize,
-    /// How long what is awaited takes to be committed.
+    /// How long awaited records take to be committed.
     seconds: Histogram,
     awaited: VecDeque<(Lsn, Timer)>,
     /// Why nothing more is committed.
@@ -62,7 +62,7 @@ impl Log {
         }
     }
 
-    /// The engine has what another namenode committed, up to this record.
+    /// Notes that the engine has applied what another namenode committed, up to this record.
     pub(crate) fn followed(&mut self, lsn: Lsn) {
         assert!(
             self.term.is_none(),
@@ -72,28 +72,28 @@ impl Log {
         self.consensus.executed(lsn);
     }
 
-    /// This namenode leads from here on, in this term.
+    /// Notes that this namenode leads from here on, in this term.
     pub(crate) fn lead(&mut self, term: Term) {
         self.term = Some(term);
         self.commits.lead(term, self.last_lsn);
     }
 
-    /// The first entry of the term that follows the one in which an epoch began that has the entries from this one on.
+    /// The first entry of the term after the one in which the epoch began whose entries start at `first`.
     pub(crate) fn term_after_epoch(&self, first: Lsn) -> Option<Lsn> {
         self.consensus.term_after_epoch(first)
     }
 
-    /// Whether the engine has something that another leader replaced.
+    /// Whether the engine has applied something that another leader replaced.
     pub(crate) fn is_replaced(&self) -> bool {
         self.consensus.is_replaced()
     }
 
-    /// The group, as far as this member knows.
+    /// The group, as far as this member knows it.
     pub(crate) fn group(&self) -> GroupView {
         self.consensus.group()
     }
 
-    /// The cluster has this version.
+    /// Sets the version of the cluster.
     pub(crate) fn set_cluster_version(&self, version: ClusterVersion) {
         self.consensus.set_cluster_version(version);
     }
@@ -109,23 +109,23 @@ impl Log {
         self.commits.is_alone()
     }
 
-    /// Says whether this namenode asks to lead.
+    /// Sets whether this namenode stands for election.
     pub(crate) fn set_candidate(&self, is_candidate: bool) {
         self.consensus.set_candidate(is_candidate);
     }
 
-    /// Whether this namenode may answer by itself just now: nobody else can have been elected.
+    /// Whether this namenode may answer on its own just now: no other can have been elected.
     pub(crate) fn has_lease(&self) -> bool {
         self.consensus.has_lease()
     }
 
-    /// How long nothing was heard of another namenode that leads.
+    /// How long ago anything was last received from another namenode that leads.
     pub(crate) fn leader_silent_for(&self) -> Duration {
         self.commits.leader_silent_for()
     }
 
-    /// Adds a record to the round and returns its number. Unless it is `awaited`, it is committed
-    /// with the next that is, or a few milliseconds later.
+    /// Adds a record to the round and returns its number. A record that is not `awaited` is committed with the
+    /// next one that is, or a few milliseconds later.
     pub(crate) fn push(&mut self, command: Vec<u8>, awaited: bool) -> Lsn {
         assert!(self.term.is_some(), "a standby executes nothing");
         let command = Bytes::from(command);
@@ -135,7 +135,7 @@ impl Log {
         self.last_lsn
     }
 
-    /// Hands the round over. Waits only while more is queued than fits.
+    /// Hands over the records of the round. Waits only while more is queued than fits.
     pub(crate) async fn flush(&mut self) {
         if self.records.iter().any(|record| record.awaited) {
             (self.awaited).push_back((self.last_lsn, self.seconds.start_timer()));
@@ -151,7 +151,7 @@ impl Log {
         self.unproposed.extend(records.iter().cloned());
         let submitted = self.consensus.submit(term, records).await;
         self.remember(submitted);
-        // Nobody else waits for those of a group of one, and a message for each would delay replies.
+        // Nobody else waits for the records of a group of one, and a message for each would delay replies.
         let is_due = !self.is_alone()
             || self.unproposed.len() >= UNPROPOSED_MAX
             || self.unproposed_bytes >= UNPROPOSED_BYTES_MAX;
@@ -160,7 +160,7 @@ impl Log {
         }
     }
 
-    /// Has what was written replicated; at the latest some time after it was flushed.
+    /// Has what was written replicated. Called at the latest at the next tick after a flush.
     pub(crate) async fn propose(&mut self) {
         if !self.may_propose() {
             return;
@@ -172,14 +172,14 @@ impl Log {
         self.remember(proposed);
     }
 
-    /// Has openraft hear of everything that was pushed, unless it refuses it again.
+    /// Proposes to openraft everything that was pushed, unless it refuses it again.
     async fn propose_all(&mut self) {
         self.flush().await;
         self.propose().await;
         self.propose_refused().await;
     }
 
-    /// Proposes again what openraft refused, since it had no lease.
+    /// Proposes again what openraft refused because it had no lease.
     pub(crate) async fn propose_refused(&mut self) {
         if self.is_alone() || self.commits.last() >= self.last_lsn || !self.may_propose() {
             return;
@@ -189,21 +189,22 @@ impl Log {
         self.remember(proposed);
     }
 
-    /// Whether records are for the term that there is. openraft does not check that. If this member was deposed and elected again
-    /// before the owner knows, it would add them behind what was committed in between, for which they were not made; and while
-    /// it saves its vote for another one, it answers nothing.
+    /// Whether the unproposed records belong to the current term. openraft does not check that. If this member
+    /// was deposed and elected again before the owner knows, it would append them after what was committed in
+    /// between, to which they do not apply; and while it saves its vote for another member, it answers nothing.
     fn may_propose(&self) -> bool {
         self.failure.is_none() && !self.is_outvoted()
     }
 
-    /// Whether this namenode leads no more, since it voted in a later term. Known before that is durable.
+    /// Whether this namenode no longer leads, since it voted in a later term. Known before that vote is
+    /// durable.
     pub(crate) fn is_outvoted(&self) -> bool {
         (self.term).is_none_or(|led| self.consensus.voted_term() > led)
     }
 
-    /// What comes of something that openraft is asked, unless this namenode is outvoted meanwhile: openraft answers nothing while
-    /// it saves that vote, behind all that a slow disk still has to write. Nothing more is proposed then, so that it does not
-    /// matter whether openraft has heard of what it was asked.
+    /// The result of a call to openraft, unless this namenode is outvoted meanwhile: openraft answers nothing
+    /// while it saves that vote, behind all that a slow disk still has to write. Nothing more is proposed then,
+    /// so it does not matter whether openraft received the call.
     async fn unless_outvoted<T>(
         &self,
         asked: impl Future<Output = Result<T, ConsensusError>>,
@@ -224,17 +225,17 @@ impl Log {
         }
     }
 
-    /// What is committed, to wait for more.
+    /// What is committed, to wait for further commits.
     pub(crate) fn commits(&self) -> Arc<Commits> {
         Arc::clone(&self.commits)
     }
 
-    /// The last entry, if this namenode led, and its term.
+    /// The last entry and its term, if this namenode led.
     pub(crate) fn last_led(&self) -> Option<(Lsn, Term)> {
         Some((self.last_lsn, self.term?))
     }
 
-    /// The last record handed out, committed or not.
+    /// The last record that was numbered, committed or not.
     pub(crate) fn last_lsn(&self) -> Lsn {
         self.last_lsn
     }
@@ -248,7 +249,7 @@ impl Log {
         committed
     }
 
-    /// What has to be done before a snapshot is in place of everything that was handed over.
+    /// What has to be done before a snapshot can replace everything that was handed over.
     pub(crate) fn before_snapshot(&self) -> BeforeSnapshot {
         self.consensus.before_snapshot(self.last_lsn)
     }
@@ -258,7 +259,7 @@ impl Log {
         self.consensus.snapshot_installed();
     }
 
-    /// Begins to change the members. The entry that this adds is the last one then.
+    /// Begins to change the members. The entry that this adds is then the last one.
     pub(crate) async fn begin_change(
         &mut self,
         change: Change,
@@ -271,7 +272,7 @@ impl Log {
         Ok((changing, progress))
     }
 
-    /// Goes on with a change whose entry is committed.
+    /// Continues a change whose entry is committed.
     pub(crate) async fn go_on(
         &mut self,
         changing: &mut Changing,
@@ -295,7 +296,7 @@ impl Log {
         }
     }
 
-    /// Hands leadership over. Nothing is answered any more.
+    /// Transfers leadership. Nothing is answered any more.
     pub(crate) async fn transfer(&mut self, to: MemberId) -> Result<(), NamenodeError> {
         self.flush().await;
         self.propose().await;
@@ -303,17 +304,17 @@ impl Log {
         asked.map_err(NamenodeError::from)
     }
 
-    /// Whether the group has removed this namenode for good, which leads, or did so until now.
+    /// Whether the group has permanently removed this namenode, which leads, or led until now.
     pub(crate) fn is_removed(&self) -> bool {
         self.consensus.is_removed()
     }
 
-    /// Writes down that this namenode is in the group no more.
+    /// Records durably that this namenode is no longer in the group.
     pub(crate) async fn leave(&self) {
         self.consensus.leave().await;
     }
 
-    /// Whether everything that was handed over is committed; waits for it for a while.
+    /// Whether everything that was handed over is committed; waits up to `COMMIT_PATIENCE` for it.
     pub(crate) async fn all_committed(&self) -> bool {
         let committed = async {
             while self.commits.last() < self.last_lsn && !self.commits.is_ended() {
@@ -323,7 +324,7 @@ impl Log {
                 tokio::time::sleep(APPLY_POLL).await;
             }
         };
-        // Without a majority it may be long, and nothing is answered meanwhile.
+        // Without a majority this could take long, and nothing is answered meanwhile.
         let _ = tokio::time::timeout(COMMIT_PATIENCE, committed).await;
         self.consensus.is_committed(self.last_lsn)
     }
@@ -338,7 +339,7 @@ impl Log {
         self.counters.appended_bytes()
     }
 
-    /// Why nothing more is committed, if that is so.
+    /// Why nothing more is committed, if that is the case.
     pub(crate) fn failure(&self) -> Option<NamenodeError> {
         if let Some(failure) = self.journal().failure() {
             return Some(NamenodeError::Journal(failure));
@@ -393,7 +394,7 @@ mod tests {
         command.encode().unwrap()
     }
 
-    /// It was deposed, and leads again in another term, before the owner of the engine knows.
+    /// The namenode was deposed, and leads again in another term, before the owner of the engine knows.
     #[tokio::test]
     async fn what_was_refused_since_another_term_began_is_not_proposed_in_that() {
         let dir = tempfile::tempdir().unwrap();

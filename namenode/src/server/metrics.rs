@@ -36,7 +36,7 @@ use super::classes::of_pattern;
 use super::harvest::HarvestTotals;
 use super::overview::{GroupPart, Overview};
 
-/// The names of requests that are no metadata operations.
+/// The names of requests that are not metadata operations.
 const OTHERS: [&str; 9] = [
     "open_session",
     "close_session",
@@ -81,10 +81,10 @@ fn index_of(request: &Request) -> usize {
     }
 }
 
-/// What requests are measured with, resolved once; by kind.
+/// The metrics of requests by kind, resolved once.
 pub(crate) struct RequestMetrics(Vec<Arc<Measured>>);
 
-/// What one kind of request is measured with.
+/// The metrics of one kind of request.
 struct Measured {
     operation: &'static str,
     seconds: Histogram,
@@ -104,8 +104,8 @@ impl RequestMetrics {
     }
 }
 
-/// Answers one request and measures how long that took. Dropping it notifies the client that no
-/// answer will come, and measures nothing.
+/// Answers one request and measures how long that took. Dropping it notifies the client that no answer will come, and
+/// measures nothing.
 pub(crate) struct Responder {
     inner: transport::Responder<Response>,
     measured: Arc<Measured>,
@@ -113,7 +113,7 @@ pub(crate) struct Responder {
 }
 
 impl Responder {
-    /// The request came just now.
+    /// Wraps the responder of a request that has just arrived.
     pub(crate) fn new(
         request: &Request,
         inner: transport::Responder<Response>,
@@ -143,7 +143,7 @@ impl Responder {
         }
     }
 
-    /// What the request was made for.
+    /// The ID of the operation that the request is part of.
     pub(crate) fn request_id(&self) -> RequestId {
         self.inner.request_id()
     }
@@ -152,16 +152,16 @@ impl Responder {
 /// Everything that a namenode measures.
 pub(crate) struct Metrics {
     registry: Registry,
-    /// For connections.
+    /// Used by connections.
     pub requests: Arc<RequestMetrics>,
-    /// For the journal.
+    /// Used by the journal.
     pub journal: Histogram,
     gauges: Gauges,
-    /// Held while all of it is written as text: of two moments, none shows what the other one says.
+    /// Held while all metrics are written as text, so that a text never mixes the values of two moments.
     writing: Mutex<()>,
 }
 
-/// What is sampled, in the order of the table.
+/// The sampled values, in the order of the table.
 struct Gauges {
     journal_bytes: WholeCounter,
     journal_record: Gauge,
@@ -278,7 +278,7 @@ impl Metrics {
         }
     }
 
-    /// All of it as text, with what the engine knows now.
+    /// Returns all metrics as text, with the current state of the engine.
     pub(crate) fn text(&self, now: &Overview, classes: &Classes) -> String {
         let _one_at_a_time = self.writing.lock();
         let Gauges {
@@ -419,7 +419,7 @@ impl Metrics {
                 gauge.set(value as f64);
             }
         }
-        // Those that have left the group are no members.
+        // Members that have left the group must not remain.
         self.registry.forget_gauges(&NAMENODE_MEMBER);
         for member in &now.group.members {
             let gauge = self
@@ -446,7 +446,7 @@ impl Metrics {
         set(&NAMENODE_HARVESTED_BYTES, used_bytes);
     }
 
-    /// By pattern: the numbers of classes change from one analysis to the next.
+    /// Aggregated by pattern: the numbers of classes change from one analysis to the next.
     fn set_classes(&self, classes: &Classes) {
         let set = |metric, labels: &[&str], value: f64| {
             self.registry.gauge(metric, labels).set(value);

@@ -80,26 +80,27 @@ use crate::engine::cluster::{Cluster, ClusterOptions};
 use crate::journal::disk::Disk;
 use crate::journal::{Journal, JournalError};
 
-/// Requests that wait for the owner, which takes a few hundred at a time. Connections wait when it
-/// is full. Each may be as large as a frame, so this bounds memory, too.
+/// Requests queued for the owner, which takes a few hundred at a time. Connections wait while the queue is
+/// full. A request can be as large as a frame, so this bounds memory, too.
 const EVENTS_QUEUED_MAX: usize = 1_024;
-/// Questions of those who look at the namenode that wait for the owner, which takes one at a time.
+/// Questions from observers queued for the owner, which takes one at a time.
 const QUESTIONS_QUEUED_MAX: usize = 16;
 
-/// Connections at a time: as many as sessions, and the datanodes.
+/// Maximum number of simultaneous connections: one per session, plus the datanodes.
 const CONNECTIONS_MAX: usize = SESSIONS_MAX + 16_384;
 
 /// How long the last replies have to leave before connections are closed.
 const LAST_REPLIES_GRACE: Duration = Duration::from_millis(50);
 
-/// How long a journal may still be open when this process starts: another one may just be ending.
+/// How long to wait for a journal that is still open when this process starts: another process may just be
+/// ending.
 const UNLOCKED_WITHIN: Duration = Duration::from_secs(2);
-/// The same when a namenode begins anew. What it was before has it open until its calls to others have ended, one of which
-/// may wait for the disk of another namenode.
+/// The same when a namenode starts over within the process. Its predecessor keeps the journal open until its
+/// calls to other namenodes have ended, one of which may wait for another namenode's disk.
 const UNLOCKED_ANEW_WITHIN: Duration = Duration::from_secs(20);
 const UNLOCKED_POLL: Duration = Duration::from_millis(20);
 
-/// How long peers have to take notice that the namenode stops.
+/// How long peers have to notice that the namenode stops.
 const CLOSE_DEADLINE: Duration = Duration::from_secs(1);
 
 /// A running namenode.
@@ -114,13 +115,12 @@ pub struct Namenode {
 impl Namenode {
     /// Restores the namespace from the data directory and starts to serve it.
     ///
-    /// # Errors
-    /// Why it cannot, in words for an operator.
+    /// Why it cannot start, in words for an operator.
     pub async fn start(options: NamenodeOptions) -> Result<Self, NamenodeError> {
         Self::start_on(options, None).await
     }
 
-    /// As [`Namenode::start`], with the journal on `disk` instead of the directory that is for it in the data
+    /// As [`Namenode::start`], with the journal on `disk` instead of the journal directory in the data
     /// directory.
     ///
     /// # Errors
@@ -129,7 +129,8 @@ impl Namenode {
         options: NamenodeOptions,
         disk: Option<Arc<dyn Disk>>,
     ) -> BoxFuture<'static, Result<Self, NamenodeError>> {
-        // Boxed: it and what it starts are compiled here, and not again in each program that has a namenode.
+        // Boxed, so that it and what it starts are compiled here, not again in each program that contains a
+        // namenode.
         Box::pin(Self::start_here(options, disk))
     }
 
@@ -168,13 +169,13 @@ impl Namenode {
         }
     }
 
-    /// The address that it listens on.
+    /// Returns the address that the namenode listens on.
     #[must_use]
     pub fn local_addr(&self) -> SocketAddr {
         self.ready.local_addr
     }
 
-    /// What looks at it while it runs.
+    /// Returns a handle that observes the namenode while it runs.
     #[must_use]
     pub fn observer(&self) -> Observer {
         self.ready.observer.clone()
@@ -183,13 +184,13 @@ impl Namenode {
     /// Stops accepting requests, answers those in flight, makes everything durable, and ends.
     ///
     /// # Errors
-    /// What stopped it before, or a failure of the journal.
+    /// The failure that stopped it earlier, or a failure of the journal.
     pub async fn shutdown(self) -> Result<(), NamenodeError> {
         self.end(Stop::Gracefully).await
     }
 
-    /// Ends at once: requests in flight get no answer, as if the process had been killed. For tests
-    /// of what comes after that.
+    /// Ends immediately: requests in flight get no answer, as if the process had been killed. For tests of what
+    /// happens after a crash.
     ///
     /// # Errors
     /// As [`Namenode::shutdown`].
@@ -216,7 +217,7 @@ impl Namenode {
     }
 }
 
-/// What is known of a namenode once it serves.
+/// What is known about a namenode once it serves.
 struct Ready {
     local_addr: SocketAddr,
     observer: Observer,
@@ -244,14 +245,14 @@ enum Prepared {
     Outside(Journal, Outside),
 }
 
-/// What a namenode starts with, besides its disk.
+/// What a namenode starts from, besides its disk.
 struct Start {
-    /// How long its journal may still be open.
+    /// How long to wait for a journal that is still open.
     unlocked_within: Duration,
     kept: Option<Box<Kept>>,
 }
 
-/// Reads what is on the disk. What served with it before may have its journal open a little longer.
+/// Reads what is on the disk. The previous user of the journal may keep it open a little longer.
 async fn recover(
     options: &NamenodeOptions,
     disk: Option<&Arc<dyn Disk>>,
@@ -383,8 +384,9 @@ async fn serve(
         };
         let (events_sender, events) = mpsc::channel(EVENTS_QUEUED_MAX);
         let (questions_sender, questions) = mpsc::channel(QUESTIONS_QUEUED_MAX);
-        // Dropped with this round, and connections of other namenodes end with it: what they were promised is answered until the
-        // member is closed. Those of all others end when the owner lets them go.
+        // Dropped at the end of this iteration, and connections of other namenodes end with it: what they were
+        // promised is answered until the member is closed. All other connections end when the owner lets them
+        // go.
         let (_serving, ended) = watch::channel(());
         let (holding, let_go) = watch::channel(());
         let accepting = Abort(tokio::spawn(accept(
@@ -425,7 +427,7 @@ async fn serve(
                 owner.run(asked, holding, &mut stop, is_ready).await
             }
             Prepared::Outside(journal, outside) => {
-                // Whoever looks at it sees that it does not serve.
+                // Dropped, so that observers see that it does not serve.
                 drop(questions);
                 is_ready();
                 let (disk, stop) = (disk.as_ref(), &mut stop);

@@ -1,4 +1,4 @@
-//! Looking at a running namenode.
+//! Observing a running namenode.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -11,7 +11,7 @@ use super::owner::Owner;
 use crate::consensus::Commits;
 use crate::journal::Lsn;
 
-/// How often to check whether what is to be shown is on stable storage.
+/// How often to check whether the data to show is on stable storage.
 const DURABLE_POLL: Duration = Duration::from_millis(2);
 
 /// A question to the owner of the engine, which answers it between two requests.
@@ -22,14 +22,14 @@ pub(crate) type Question = Box<dyn FnOnce(&Owner) + Send>;
 #[error("the namenode is stopping")]
 pub(crate) struct Gone;
 
-/// Looks at a running namenode, from any thread. Cheap to clone.
+/// Observes a running namenode, from any thread. Cheap to clone.
 #[derive(Clone)]
 pub struct Observer {
     owner: Arc<Mutex<OwnerHandle>>,
     metrics: Arc<Metrics>,
 }
 
-/// How to reach the owner of the engine; another one after each time that the namenode was deposed.
+/// How to reach the owner of the engine; replaced each time the namenode was deposed.
 #[derive(Clone)]
 struct OwnerHandle {
     questions: mpsc::Sender<Question>,
@@ -48,13 +48,13 @@ impl Observer {
         }
     }
 
-    /// Asks another owner from here on.
+    /// Directs questions to another owner from here on.
     pub(super) fn follow(&self, questions: mpsc::Sender<Question>, commits: Arc<Commits>) {
         *self.owner.lock() = OwnerHandle { questions, commits };
     }
 
-    /// Asks the owner. An answer that may show an unacknowledged change is held until that change
-    /// is on stable storage: after a crash it would have shown something that never was.
+    /// Asks the owner. An answer that may show an unacknowledged change is held until that change is on stable
+    /// storage: after a crash it would have shown something that never existed.
     pub(crate) async fn ask<T: Send + 'static>(
         &self,
         question: impl FnOnce(&Owner) -> T + Send + 'static,
@@ -62,8 +62,8 @@ impl Observer {
         self.ask_held(question, Owner::undurable).await
     }
 
-    /// The same about how the cluster is. While nobody leads, that nothing becomes durable is what is to be seen: nothing
-    /// is held.
+    /// Asks about the condition of the cluster. While nobody leads, nothing becomes durable, and just that has to be
+    /// visible, so the answer is not held.
     pub(crate) async fn ask_how_it_is<T: Send + 'static>(
         &self,
         question: impl FnOnce(&Owner) -> T + Send + 'static,
@@ -80,7 +80,7 @@ impl Observer {
     ) -> Result<T, Gone> {
         let (sender, answer) = oneshot::channel();
         let question: Question = Box::new(move |owner: &Owner| {
-            // The caller may have gone.
+            // The caller may have given up.
             let _ = sender.send((question(owner), record(owner)));
         });
         let OwnerHandle { questions, commits } = self.owner.lock().clone();
@@ -96,7 +96,7 @@ impl Observer {
         Ok(answer)
     }
 
-    /// The metrics for Prometheus now.
+    /// The current metrics for Prometheus.
     pub(crate) async fn metrics_text(&self) -> Result<String, Gone> {
         let (overview, classes) = self
             .ask_how_it_is(|owner| (owner.overview(), owner.classes()))

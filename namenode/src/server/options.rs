@@ -1,4 +1,4 @@
-//! What can be chosen for a namenode.
+//! The options of a namenode.
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -16,14 +16,14 @@ use super::NamenodeError;
 use crate::engine::cluster::ClusterOptions;
 use crate::journal::{JournalOptions, JournalWriterOptions};
 
-/// Smallest segment of the journal in bytes: everything that is handed over at once must fit, and one
-/// request can be as large as a frame.
+/// Smallest segment of the journal in bytes: everything that is handed over together must fit, and one request
+/// can be as large as a frame.
 pub(crate) const SEGMENT_BYTES_MIN: u64 = 4 << 20;
 
-/// What can be chosen for a namenode.
+/// The options of a namenode.
 #[derive(Clone, Debug)]
 pub struct NamenodeOptions {
-    /// Directory that [`super::format`] made.
+    /// Data directory, made by [`super::format`].
     pub data_dir: PathBuf,
     /// Address to listen on; port 0 for any.
     pub listen: SocketAddr,
@@ -31,9 +31,9 @@ pub struct NamenodeOptions {
     pub identity: Identity,
     /// Liveness, repair and placement.
     pub cluster: ClusterOptions,
-    /// Which servers replicas go to; can be changed while the namenode runs.
+    /// Policy that places replicas; can be changed while the namenode runs.
     pub policy: PolicyKind,
-    /// What can be said about the policy beside its name.
+    /// Parameters of the policy.
     pub placement: PolicyOptions,
     /// The network.
     pub transport: TransportOptions,
@@ -43,7 +43,7 @@ pub struct NamenodeOptions {
     pub segment_bytes: u64,
     /// When snapshots are written.
     pub snapshots: SnapshotTrigger,
-    /// A session that was silent for this long has lost its leases. Clients rely on it: other than
+    /// A session that was silent for this long has lost its leases. Clients rely on the value: it differs from
     /// [`LEASE`] only in tests.
     pub lease: Duration,
     /// A session that was silent for this long is ended. Not shorter than `lease`.
@@ -52,29 +52,29 @@ pub struct NamenodeOptions {
     pub token_lifetime: Duration,
     /// How often timeouts are checked and repair is scheduled.
     pub tick: Duration,
-    /// Grants of leases that are remembered; 50 bytes or so each. Beyond it the table is emptied,
-    /// and sessions get more notices than they need.
+    /// Maximum number of remembered lease grants, about 50 bytes each. When it is exceeded, the table is
+    /// emptied and sessions get more notices than they need.
     pub grants_max: usize,
-    /// Connections that may come from one address.
+    /// Maximum number of connections from one address.
     pub connections_per_address_max: u32,
-    /// Sessions that one client may have.
+    /// Maximum number of sessions of one client.
     pub sessions_per_client_max: usize,
-    /// Blocks that one session may write at a time.
+    /// Maximum number of blocks that one session may write at a time.
     pub blocks_per_session_max: usize,
-    /// Files that one session may hold open.
+    /// Maximum number of files that one session may hold open.
     pub holds_per_session_max: usize,
-    /// Inodes and blocks up to which `fsck` checks the running namespace, which holds up all
-    /// requests meanwhile: about 70 ms for the default. A larger one is checked beside the running
-    /// engine, from the journal, which takes longer and needs the memory twice.
+    /// Number of inodes and blocks up to which `fsck` checks the running namespace, which blocks all requests
+    /// meanwhile: about 70 ms for the default. A larger namespace is checked beside the running engine, from
+    /// the journal, which takes longer and needs twice the memory.
     pub fsck_in_place_max: u64,
-    /// How often the history of the primary tenants is analysed without an operator asking for it.
+    /// How often the history of the primary tenants is analysed without a request from an operator.
     pub analysis_interval: Duration,
-    /// Seed of what is chosen at random, so that a run can be repeated; random when absent. Keys of
-    /// block tokens are never made from it.
+    /// Seed of random choices, so that a run can be repeated; random if absent. Keys of block tokens are never
+    /// derived from it.
     pub rng_seed: Option<u64>,
 }
 
-/// When a snapshot is written: as soon as one of the limits is reached by what came after the last.
+/// When a snapshot is written: as soon as the journal since the last snapshot reaches one of the limits.
 #[derive(Clone, Copy, Debug)]
 pub struct SnapshotTrigger {
     /// Records. A million are replayed in a few seconds.
@@ -138,7 +138,7 @@ impl NamenodeOptions {
             let accepted = format!("at least the lease of {}", ms(self.lease));
             return bad("session_timeout", ms(self.session_timeout), accepted);
         }
-        // A lease that ran out must be noticed well before a client is tired of waiting.
+        // An expired lease must be noticed well before a client gives up waiting.
         if self.tick.is_zero() || self.tick > self.lease / 2 {
             let accepted = format!("above 0 and at most half the lease of {}", ms(self.lease));
             return bad("tick", ms(self.tick), accepted);

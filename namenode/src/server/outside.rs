@@ -1,4 +1,4 @@
-//! A namenode that is in no group: it serves nobody, and waits until it is taken into one.
+//! A namenode that is in no group: it serves nobody, and waits until it is added to one.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -20,7 +20,7 @@ use crate::consensus::{self, Asked, Member, MemberId, Outside};
 use crate::journal::disk::Disk;
 use crate::journal::{Journal, Lsn};
 
-/// Says why it takes part in nothing, and what to do.
+/// Logs why it takes part in nothing, and what to do.
 pub(super) fn announce(condition: Condition, options: &NamenodeOptions) {
     let addr = options.listen;
     match condition {
@@ -65,8 +65,8 @@ pub(super) fn announce(condition: Condition, options: &NamenodeOptions) {
     }
 }
 
-/// Where those listen that were members when this one took part for the last time. Whoever knows only this one, as a
-/// configuration may that was written before the others came, finds the leader by them.
+/// Addresses of the members when this namenode last took part. A client that knows only this one, for instance from a
+/// configuration written before the others were added, finds the leader through them.
 fn known_members(condition: Condition, others: &BTreeMap<MemberId, Member>) -> Vec<SocketAddr> {
     match condition {
         Condition::Left | Condition::Copy | Condition::Forgetful => {
@@ -76,15 +76,15 @@ fn known_members(condition: Condition, others: &BTreeMap<MemberId, Member>) -> V
     }
 }
 
-/// How waiting ended.
+/// How the wait ended.
 pub(super) enum Waited {
-    /// The directory has something else now.
+    /// The directory has other contents now.
     Changed,
     /// The namenode is to stop.
     Stopped,
 }
 
-/// Waits until it is taken into a group.
+/// Waits until the namenode is added to a group.
 pub(super) async fn wait(
     mut journal: Journal,
     outside: &Outside,
@@ -94,7 +94,7 @@ pub(super) async fn wait(
     stop: &mut oneshot::Receiver<Stop>,
 ) -> Result<Waited, NamenodeError> {
     let others = consensus::other_members(&journal, Lsn::MAX)?;
-    // One after the other, since some may be gone.
+    // Each in turn, since some may be unreachable.
     let known = known_members(outside.status().condition, &others);
     let mut hints = known.into_iter().cycle();
     let mut operators = FxHashSet::default();
@@ -119,7 +119,7 @@ pub(super) async fn wait(
                     return Ok(Waited::Changed);
                 }
                 Asked::Join(joining) => {
-                    // Another one may have begun just now, and would keep the journal open.
+                    // Another fetch may have begun just now, and would keep the journal open.
                     outside.end_fetching().await;
                     joining.install(&mut journal)?;
                     return Ok(Waited::Changed);

@@ -1,20 +1,20 @@
-//! Files that were changed while a session was missing that may have changed them before.
+//! Files that were changed while a session that may have changed them before was missing.
 //!
-//! A commit that was answered before it was durable may be forgotten in a crash, and its client replays it when it
-//! comes back. Others wait for that ([`super::owner`], `deferred`), but no longer than a lease. Where they went on, what
-//! is replayed would hide what they wrote and synced: it is refused.
+//! A commit that was answered before it was durable may be lost in a crash, and its client replays it when it comes
+//! back. Other sessions wait for that ([`super::owner`], `deferred`), but no longer than a lease. If they have
+//! continued without it, a replay would hide what they wrote and synced: it is refused.
 //!
-//! Pure. Memory is bounded: beyond [`FILES_MAX`] every file counts as changed.
+//! The code is pure. Memory is bounded: beyond [`FILES_MAX`] every file counts as changed.
 
 use harvestfs_protocol::ids::{InodeId, SessionId};
 use harvestfs_protocol::meta::Mutation;
 use harvestfs_protocol::meta::mutation::{Awaits, SetAttr};
 use rustc_hash::{FxHashMap, FxHashSet};
 
-/// Files that are remembered, of the minute in which sessions come back.
+/// Maximum number of files that are remembered, for the minute in which sessions come back.
 const FILES_MAX: usize = 1 << 20;
 
-/// What of a file is changed.
+/// A part of a file that can change.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Part {
     Content,
@@ -24,7 +24,7 @@ pub(crate) enum Part {
 impl Part {
     pub(crate) const ALL: [Self; 2] = [Self::Content, Self::Attributes];
 
-    /// What a mutation changes of files that a missing session may have changed before.
+    /// The parts that a mutation changes of files that a missing session may have changed before.
     pub(crate) fn changed_by(mutation: &Mutation) -> &'static [Self] {
         match (mutation.facts().awaits, mutation) {
             (Awaits::Files(_), Mutation::SetAttr(SetAttr { changes, .. })) => {
@@ -39,22 +39,22 @@ impl Part {
     }
 }
 
-/// See the module.
+/// The files that were changed while sessions were missing.
 #[derive(Debug, Default)]
 pub(crate) struct Overtaken {
-    /// Who changed it; none: several sessions.
+    /// The session that changed each part; `None` for several sessions.
     changed: FxHashMap<(InodeId, Part), Option<SessionId>>,
-    /// Nobody waited for these any more before this namenode led, and what was changed then is not known.
+    /// Sessions that nobody waited for any more before this namenode led: what was changed then is not known.
     missed: FxHashSet<SessionId>,
 }
 
 impl Overtaken {
-    /// The lease of a session had run out before this namenode led.
+    /// Notes that the lease of a session had run out before this namenode led.
     pub(crate) fn was_missed(&mut self, session: SessionId) {
         self.missed.insert(session);
     }
 
-    /// A session has changed a part of files while another one is missing.
+    /// Notes that a session has changed a part of files while another one is missing.
     pub(crate) fn changed(
         &mut self,
         author: SessionId,
@@ -73,7 +73,7 @@ impl Overtaken {
         }
     }
 
-    /// No session is missing any more.
+    /// Forgets everything: no session is missing any more.
     pub(crate) fn clear(&mut self) {
         *self = Self::default();
     }

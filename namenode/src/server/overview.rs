@@ -1,4 +1,4 @@
-//! What the namenode shows of itself: to Prometheus, and to the page.
+//! What the namenode shows of itself, to Prometheus and on its page.
 
 use std::net::SocketAddr;
 
@@ -15,7 +15,7 @@ use super::activity::{LoadPoint, NumberedHappening};
 use super::harvest::{HarvestTotals, WatchedScheduler};
 use crate::engine::cluster::BlockAtRisk;
 
-/// What a namenode is in its group.
+/// The role of a namenode in its group.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum GroupPart {
@@ -29,14 +29,14 @@ pub enum GroupPart {
     NobodyLeads,
 }
 
-/// The namenodes that agree, as one of them sees it.
+/// The members of the group, as one of them sees them.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct GroupOverview {
-    /// What this one is.
+    /// The role of this namenode.
     pub part: GroupPart,
     /// The last term that it knows of.
     pub term: u64,
-    /// How many records it lacks that the leader committed.
+    /// Number of records committed by the leader that it lacks.
     pub behind_records: u64,
     /// All members, by number.
     pub members: Vec<GroupMember>,
@@ -49,11 +49,11 @@ pub struct GroupMember {
     pub number: String,
     /// Where it listens.
     pub addr: SocketAddr,
-    /// It is the one that is asked.
+    /// Whether it is the namenode that answers.
     pub is_this: bool,
-    /// It leads.
+    /// Whether it leads.
     pub leads: bool,
-    /// How many records it lacks: of the others, only the one that leads knows.
+    /// Number of records it lacks; about other members, only the leader knows.
     pub behind_records: Option<u64>,
 }
 
@@ -63,7 +63,7 @@ pub struct Overview {
     /// What `harvestfs admin status` shows.
     #[serde(flatten)]
     pub status: ClusterStatus,
-    /// The namenodes that agree.
+    /// The group of namenodes.
     pub group: GroupOverview,
     /// What is wrong with writes, and what to do.
     pub write_trouble: Option<WriteTrouble>,
@@ -71,27 +71,27 @@ pub struct Overview {
     pub policy: String,
     /// Bytes of records written to the journal since the start.
     pub journal_bytes: u64,
-    /// Live datanodes whose owner needs the server.
+    /// Live datanodes whose primary tenants need the server.
     pub nodes_busy: u64,
     /// How full the fullest and the emptiest server are, in thousandths of their quotas.
     pub fill_permille: Option<(u64, u64)>,
     /// Replicas moved to emptier servers since the start.
     pub balance_moves_done: u64,
-    /// Volumes that are too full, by what came of looking for a replica to move.
+    /// Volumes that are too full, by the outcome of the search for a replica to move.
     pub too_full_volumes: [u64; BalanceOutcome::ALL.len()],
     /// Known servers that came back with an empty disk since the start.
     pub reimages: u64,
     /// Sealed blocks with fewer replicas than wanted, by how many are left: 0, 1, 2, more.
     pub missing_by_left: [u64; 4],
-    /// Sealed blocks that break a constraint that they were promised.
+    /// Sealed blocks that violate a constraint that was promised for them.
     pub misplaced_blocks: u64,
     /// Sealed blocks by how many of the five constraints hold among their replicas.
     pub blocks_by_score: [u64; 6],
     /// Repair.
     pub repair: RepairOverview,
-    /// The nine cells of the grid, row by row; then what is outside.
+    /// The nine cells of the grid, row by row; then everything outside it.
     pub cells: Vec<CellReport>,
-    /// What schedulers do with what owners leave.
+    /// What schedulers do with harvested resources.
     pub harvest: HarvestTotals,
 }
 
@@ -102,7 +102,7 @@ pub struct RepairOverview {
     pub waiting: u64,
     /// Blocks that wait for the move of a replica.
     pub moves_waiting: u64,
-    /// How long the first of the former has waited, in milliseconds.
+    /// How long the first of the blocks with too few replicas has waited, in milliseconds.
     pub oldest_ms: Option<u64>,
     /// How much longer repair waits at most because many datanodes fell silent together, in
     /// milliseconds; `None` if it does not.
@@ -116,7 +116,7 @@ pub struct RepairOverview {
 /// Everything that the page shows of the cluster.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Watched {
-    /// In numbers.
+    /// The cluster in numbers.
     #[serde(flatten)]
     pub overview: Overview,
     /// Tenants that have servers; a limited number.
@@ -127,7 +127,7 @@ pub struct Watched {
     pub schedulers: Vec<WatchedScheduler>,
     /// The blocks with too few replicas that are nearest to being lost.
     pub at_risk: Vec<BlockAtRisk>,
-    /// What happened lately, oldest first.
+    /// Recent happenings, oldest first.
     pub happenings: Vec<NumberedHappening>,
 }
 
@@ -137,9 +137,9 @@ pub struct WatchedNode {
     /// What `harvestfs admin nodes` shows.
     #[serde(flatten)]
     pub status: NodeStatus,
-    /// The cell of its tenant, unless that is outside the grid.
+    /// The cell of its tenant, unless the tenant is outside the grid.
     pub cell: Option<GridCell>,
-    /// What its primary tenant uses, as last heard.
+    /// What its primary tenant uses, as last reported.
     pub primary: Option<PrimaryLoad>,
     /// What it used over time, oldest first.
     pub loads: Vec<LoadPoint>,
@@ -165,7 +165,7 @@ pub struct BlockUser {
 pub struct Listing {
     /// Its entries, by name.
     pub entries: Vec<ListedEntry>,
-    /// There are more after the last one.
+    /// Whether there are more entries after the last one.
     pub more: bool,
 }
 
@@ -182,7 +182,7 @@ pub struct ListedEntry {
     pub size_bytes: u64,
 }
 
-/// A file and where it is.
+/// A file and where its blocks are.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct FilePlaces {
     /// Size in bytes.

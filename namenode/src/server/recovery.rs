@@ -1,4 +1,4 @@
-//! From what is on the disk to a namespace.
+//! Recovery: from the contents of the disk to a namespace.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -17,7 +17,7 @@ use crate::journal::{
     Journal, JournalOptions, Lsn, RecordReader, Recovered, SnapshotReader, TailReport,
 };
 
-/// Records after which progress is reported in the log.
+/// Number of records after which progress is logged.
 const PROGRESS_EVERY: u64 = 1_000_000;
 
 /// What was on the disk.
@@ -28,24 +28,24 @@ pub(crate) enum Found {
     Outside(Journal, Standing),
 }
 
-/// A namespace, and what else was on the disk.
+/// A namespace, and whatever else was on the disk.
 pub(crate) struct Restored {
     /// The state after the last record.
     pub namespace: Namespace,
-    /// What the cluster was made with.
+    /// The properties with which the cluster was made.
     pub formatted: Formatted,
-    /// The journal, open for more.
+    /// The journal, open for appending.
     pub journal: Journal,
-    /// What was read of it.
+    /// What was read from it.
     pub read: ReadLog,
-    /// The last record that raised the version of the cluster and may not be committed, and the version before it.
+    /// The last record that raised the version of the cluster, which may not be committed, and the version before it.
     pub raised: Option<(Lsn, Version)>,
-    /// It came from a backup that ends at this record, and waits for an operator.
+    /// The record at which its backup ends, if it came from one and waits for an operator.
     pub from_backup: Option<Lsn>,
 }
 
-/// The namespace of a namenode that led until now. It has what its journal has, as long as no other leader replaced
-/// the last entry: two logs with an entry of the same number and term have the same entries before it (Raft, section
+/// The namespace of a namenode that led until now. It matches the journal as long as no other leader replaced the
+/// last entry: two logs with an entry of the same number and term have the same entries before it (Raft, section
 /// 5.3).
 pub(crate) struct Kept {
     /// The state after `last`.
@@ -69,8 +69,8 @@ impl Kept {
     }
 }
 
-/// Reads the newest snapshot and the records after it, from `disk` if there is one, or only what came after what was
-/// `kept`. Refuses to guess: what was acknowledged and cannot be read is an error.
+/// Reads the newest snapshot and the records after it, from `disk` if given; if a namespace was `kept`, only the
+/// records after it. Never guesses: if anything that was acknowledged cannot be read, that is an error.
 pub(crate) fn recover(
     data_dir: &Path,
     segment_bytes: u64,
@@ -168,7 +168,7 @@ pub(crate) fn recover(
     })))
 }
 
-/// What was replayed.
+/// The result of a replay.
 pub(crate) struct Replayed {
     /// The state after the last record.
     pub namespace: Namespace,
@@ -180,7 +180,7 @@ pub(crate) struct Replayed {
     pub raised: Option<(Lsn, Version)>,
 }
 
-/// The namespace of a snapshot, and the last record that it has.
+/// Reads the namespace of a snapshot. Returns it with the last record that it covers.
 pub(crate) fn read_base(
     snapshot: Option<(Lsn, SnapshotReader)>,
 ) -> Result<(Namespace, Lsn), NamenodeError> {
@@ -195,7 +195,7 @@ pub(crate) fn read_base(
     Ok((namespace, lsn))
 }
 
-/// Applies records to a namespace, which has those up to `executed`. `None` when `cancelled` says so in between.
+/// Applies records to a namespace, which has those up to `executed`. Returns `None` if it is `cancelled` in between.
 pub(crate) fn replay(
     mut namespace: Namespace,
     executed: Lsn,
@@ -222,7 +222,7 @@ pub(crate) fn replay(
                 namespace
                     .apply(&command)
                     .map_err(|source| NamenodeError::of_replay(lsn, source))?;
-                // What a journal began with, before the first term, nobody replaces.
+                // Nobody replaces what a journal began with, before the first term.
                 if namespace.version() != before && term > 0 {
                     raised = Some((lsn, before));
                 }

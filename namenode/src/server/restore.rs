@@ -1,4 +1,4 @@
-//! A namenode's directory from a backup.
+//! Making a namenode's directory from a backup.
 
 use std::io::{Read, Write};
 use std::path::{Path, PathBuf};
@@ -13,7 +13,7 @@ use crate::consensus::{self, Member};
 use crate::engine::namespace::Namespace;
 use crate::journal::{Journal, JournalError};
 
-/// Bytes that are copied at once.
+/// Bytes that are copied at a time.
 const COPY_BYTES: usize = 256 << 10;
 
 /// Why nothing was restored.
@@ -22,25 +22,25 @@ pub enum RestoreError {
     /// The backup cannot be used.
     #[error("the backup cannot be used")]
     Backup(#[from] BackupError),
-    /// It is of another cluster.
+    /// The backup is of another cluster.
     #[error("the backup is of cluster {found}, not of cluster {expected}")]
     WrongCluster {
-        /// The cluster that it is to be of.
+        /// The cluster that it has to be of.
         expected: ClusterId,
-        /// The one that it is of.
+        /// The cluster that it is of.
         found: ClusterId,
     },
-    /// The directory has something.
+    /// The directory is not vacant.
     #[error(
         "{} is in the way: name a directory that is empty, that does not exist yet, or that \
          `harvestfs init namenode` made",
         path.display()
     )]
     NotEmpty {
-        /// What it has.
+        /// What is in the way.
         path: PathBuf,
     },
-    /// The namespace in it is not what the backup says of it.
+    /// The namespace in the backup differs from the backup's own description of it.
     #[error("the namespace in the backup is not what it says of itself: {what}")]
     Contradiction {
         /// What differs.
@@ -57,14 +57,15 @@ impl From<JournalError> for RestoreError {
     }
 }
 
-/// Makes the data directory of a namenode from a backup. It is the only one of a group of its own, has what the backup
-/// has, and is in recovery until an operator accepts what that lacks. An attempt that was interrupted can be repeated.
+/// Makes the data directory of a namenode from a backup. The namenode is the only one of a group of its own, has the
+/// contents of the backup, and is in recovery until an operator accepts what the backup lacks. An attempt that was
+/// interrupted can be repeated.
 ///
-/// Give `cluster` where it is known which one it has to be; the directory may say so, too.
+/// Pass `cluster` if it is known which cluster it has to be; the directory may name one, too.
 ///
 /// # Errors
-/// The directory has something, the backup is damaged or of another cluster, or the disk refuses. Nothing is left then
-/// that a namenode would start with.
+/// The directory is not vacant, the backup is damaged or of another cluster, or the disk refuses. In that case,
+/// nothing is left that a namenode would start with.
 pub fn restore(
     from: impl Read,
     data_dir: &Path,
@@ -111,12 +112,12 @@ fn make_journal(
         other => BackupError::Snapshot(other).into(),
     })?;
     let lsn = received.lsn();
-    // A namenode that starts with it reads it, too, and must not be the first to find that it cannot.
+    // A namenode that starts with it reads it, too, and must not be the first to find that it is unreadable.
     let (namespace, _) = read_base(Some((lsn, received.content()?)))?;
     check(&namespace, content)?;
     let member = Member {
         name: content.name.clone(),
-        // It is told where it listens when it starts.
+        // It learns its actual address when it starts.
         addr: content.addr,
     };
     consensus::found_with_snapshot(&mut journal, received, content.term, member)

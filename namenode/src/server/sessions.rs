@@ -1,5 +1,5 @@
-//! Sessions as far as they need not survive a restart: their connections, when they were last heard
-//! of, what they hold open, and which of their mutations are still unanswered.
+//! The part of sessions that need not survive a restart: their connections, when they were last heard, what
+//! they hold open, and which of their mutations are still unanswered.
 
 use std::collections::{BTreeSet, HashMap};
 
@@ -10,11 +10,11 @@ use super::leases::WaitId;
 use super::overtaken::Part;
 use crate::journal::Lsn;
 
-/// What a session may do with the content of an inode that it holds: opened with permission, it
-/// stays open when the mode changes.
+/// What a session may do with the content of an inode that it holds. Permission is checked when it is opened:
+/// it stays open when the mode changes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum OpenTo {
-    /// Not read it.
+    /// Write it, but not read it.
     Write,
     /// Read it, and perhaps write it.
     Read,
@@ -27,11 +27,11 @@ pub(crate) type ConnectionId = u64;
 #[derive(Debug, Default)]
 pub(crate) struct Sessions {
     by_id: FxHashMap<SessionId, Session>,
-    /// How many sessions a client has.
+    /// Number of sessions per client.
     of_client: HashMap<String, usize>,
-    /// How many sessions hold an inode.
+    /// Number of sessions that hold an inode.
     holders: FxHashMap<InodeId, u32>,
-    /// Sessions from before the restart that did not come back yet: what they hold is unknown.
+    /// Sessions from before the restart that have not come back yet: what they hold is unknown.
     missing: FxHashSet<SessionId>,
 }
 
@@ -40,30 +40,31 @@ pub(crate) struct Sessions {
 pub(crate) struct Session {
     /// The client that may resume it.
     pub client: String,
-    /// The connection that speaks for it now.
+    /// The connection that the session uses now.
     pub connection: Option<ConnectionId>,
     last_heard_ms: u64,
     holds: FxHashMap<InodeId, OpenTo>,
-    /// Mutations whose reply is held back, by sequence.
+    /// Mutations whose replies are held back, by sequence number.
     pub unanswered: HashMap<u64, WaitId>,
-    /// What others changed while it was missing, of the files that it may have changed before.
+    /// What other sessions changed while this one was missing, in the files that it may have changed before.
     pub overtaken: FxHashSet<(InodeId, Part)>,
     pub returning: Returning,
-    /// The record of this namenode which says that its lease has run out; 0: none, or one of before, which is durable.
+    /// The record of this namenode that notes that the session's lease has run out; 0 if there is none, or only
+    /// one from before this namenode led, which is durable.
     pub lapse_noted: Lsn,
-    /// It is over, and nobody may resume it. Its end is written down when its lease has run out.
+    /// The session is over, and may not be resumed. Its end is recorded when its lease has run out.
     pub is_expelled: bool,
 }
 
-/// Whether a session has come back, from before this namenode led or after its lease had run out.
+/// Whether a session has come back, either from before this namenode led or after its lease had run out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Returning {
     No,
-    /// It has, and has only replayed so far: it has cached nothing. If its lease had run out, that it has one again is not
-    /// written down before the first other call: until it is, whoever leads next takes nothing that the session has still to
-    /// replay and that others may have changed.
+    /// It has, and has only replayed so far: it has cached nothing. If its lease had run out, the new one is recorded
+    /// only with its first call that is not a replay. Until then, the next leader refuses whatever the session has
+    /// still to replay and others may have changed.
     Replays,
-    /// It is written down, and durable with this record.
+    /// It has, and that is recorded, durable with this record.
     Noted(Lsn),
 }
 
@@ -75,7 +76,7 @@ impl Session {
 }
 
 impl Sessions {
-    /// A session that was just opened.
+    /// Adds a session that was just opened.
     pub(crate) fn opened(
         &mut self,
         now_ms: u64,
@@ -86,7 +87,7 @@ impl Sessions {
         self.insert(now_ms, id, client, Some(connection));
     }
 
-    /// A session from before the restart, whose client has not come back yet.
+    /// Adds a session from before the restart, whose client has not come back yet.
     pub(crate) fn restored(&mut self, now_ms: u64, id: SessionId, client: String) {
         self.insert(now_ms, id, client, None);
         self.missing.insert(id);
@@ -119,51 +120,51 @@ impl Sessions {
         self.by_id.get(&id)
     }
 
-    /// One session, to change.
+    /// One session, mutably.
     pub(crate) fn get_mut(&mut self, id: SessionId) -> Option<&mut Session> {
         self.by_id.get_mut(&id)
     }
 
-    /// All of them.
+    /// All sessions.
     pub(crate) fn ids(&self) -> impl Iterator<Item = SessionId> {
         self.by_id.keys().copied()
     }
 
-    /// Those that have no connection just now.
+    /// The sessions that have no connection just now.
     pub(crate) fn unconnected(&self) -> impl Iterator<Item = SessionId> {
         let unconnected = self.by_id.iter().filter(|(_, it)| it.connection.is_none());
         unconnected.map(|(id, _)| *id)
     }
 
-    /// Those that are over and not closed yet.
+    /// The sessions that are over and not closed yet.
     pub(crate) fn expelled(&self) -> impl Iterator<Item = SessionId> {
         let expelled = self.by_id.iter().filter(|(_, it)| it.is_expelled);
         expelled.map(|(id, _)| *id)
     }
 
-    /// How many there are.
+    /// The number of sessions.
     pub(crate) fn len(&self) -> usize {
         self.by_id.len()
     }
 
-    /// How many a client has.
+    /// The number of sessions of a client.
     pub(crate) fn of_client(&self, client: &str) -> usize {
         self.of_client.get(client).copied().unwrap_or(0)
     }
 
-    /// Something was heard of it.
+    /// Notes that a message of the session arrived.
     pub(crate) fn heard(&mut self, now_ms: u64, id: SessionId) {
         if let Some(session) = self.by_id.get_mut(&id) {
             session.last_heard_ms = now_ms;
         }
     }
 
-    /// The session has come back and has declared all that it holds.
+    /// Notes that the session has come back and has declared all that it holds.
     pub(crate) fn returned(&mut self, id: SessionId) {
         self.missing.remove(&id);
     }
 
-    /// The session holds an inode; false if it holds `holds_max` others.
+    /// Notes that the session holds an inode; returns false if it already holds `holds_max` others.
     pub(crate) fn hold(
         &mut self,
         id: SessionId,
@@ -186,13 +187,13 @@ impl Sessions {
         true
     }
 
-    /// Whether the session has an inode open to do this, or more.
+    /// Whether the session has an inode open for at least this use.
     pub(crate) fn has_open(&self, id: SessionId, ino: InodeId, to: OpenTo) -> bool {
         let session = self.by_id.get(&id);
         session.and_then(|session| session.holds.get(&ino)) >= Some(&to)
     }
 
-    /// The session no longer holds an inode. True if no session does now.
+    /// Notes that the session no longer holds an inode. Returns true if now no session does.
     pub(crate) fn release(&mut self, id: SessionId, ino: InodeId) -> bool {
         let held = self
             .by_id
@@ -201,7 +202,7 @@ impl Sessions {
         held && self.unhold(ino)
     }
 
-    /// What the session holds beside `declared`.
+    /// The inodes that the session holds beside `declared`.
     pub(crate) fn held_beside(&self, id: SessionId, declared: &BTreeSet<InodeId>) -> Vec<InodeId> {
         let holds = self.by_id.get(&id).map(|session| &session.holds);
         let mut beside: Vec<InodeId> = holds
@@ -214,7 +215,7 @@ impl Sessions {
         beside
     }
 
-    /// The session is over. Returns what no session holds any more.
+    /// Removes a session that is over. Returns the inodes that no session holds any more.
     pub(crate) fn removed(&mut self, id: SessionId) -> Vec<InodeId> {
         self.missing.remove(&id);
         let Some(session) = self.by_id.remove(&id) else {
@@ -228,12 +229,12 @@ impl Sessions {
         }
         let mut unheld: Vec<InodeId> = session.holds.into_keys().collect();
         unheld.retain(|&ino| self.unhold(ino));
-        // What follows from it enters the journal: in an order that does not depend on a hash.
+        // What follows from this enters the journal, so the order must not depend on a hash.
         unheld.sort_unstable();
         unheld
     }
 
-    /// Whether a session holds the inode, or may without us knowing it yet.
+    /// Whether a session holds the inode, or may hold it without the namenode knowing yet.
     pub(crate) fn may_be_held(&self, ino: InodeId) -> bool {
         !self.missing.is_empty() || self.holders.contains_key(&ino)
     }
@@ -253,13 +254,13 @@ impl Sessions {
         !self.missing.is_empty()
     }
 
-    /// Whether a session was silent for so long.
+    /// Whether a session was silent for at least `for_ms`.
     pub(crate) fn is_silent(&self, now_ms: u64, id: SessionId, for_ms: u64) -> bool {
         let session = self.by_id.get(&id);
         session.is_some_and(|session| session.last_heard_ms + for_ms <= now_ms)
     }
 
-    /// Sessions that were silent for `timeout_ms`, oldest number first.
+    /// Sessions that were silent for at least `timeout_ms`, lowest number first.
     pub(crate) fn timed_out(&self, now_ms: u64, timeout_ms: u64) -> Vec<SessionId> {
         let mut silent: Vec<SessionId> = self
             .by_id

@@ -1,28 +1,28 @@
-//! Whether the leader's own disk is what is slow. Pure.
+//! Decides whether it is the leader's own disk that is slow. The code is pure.
 //!
-//! What a majority has is committed, also while the leader's disk still writes it: then clients wait for
-//! nothing, but the leader's queue fills, and a standby with a better disk should lead.
+//! What a majority has is committed, even while the leader's disk is still writing it. Then no client waits, but the
+//! leader's queue fills, and a standby with a faster disk should lead.
 
 use std::collections::VecDeque;
 
 use crate::journal::Lsn;
 
-/// A record that others committed so long ago, and that is not durable here, is late.
+/// A record is late if it was committed this long ago but is not durable here yet.
 const LATE_MS: u64 = 1_000;
-/// When records were late for so long, the disk is slow.
+/// The disk is slow if records have been late for this long.
 const SLOW_MS: u64 = 3_000;
 
-/// What was seen of the leader's disk.
+/// What was observed of the leader's disk.
 #[derive(Debug, Default)]
 pub(crate) struct SlowDisk {
-    /// What was committed, and when, in order; of the last second or so.
+    /// The last committed record at recent times, in order; about the last second.
     marks: VecDeque<(u64, Lsn)>,
-    /// Since when records are late.
+    /// The time since which records have been late.
     since_ms: Option<u64>,
 }
 
 impl SlowDisk {
-    /// Looks at it, a few times a second. Whether another member should lead.
+    /// Takes a sample; call it a few times a second. Returns whether another member should lead.
     pub(crate) fn is_slow(&mut self, now_ms: u64, committed: Lsn, durable: Lsn) -> bool {
         self.marks.push_back((now_ms, committed));
         let mut due = None;
@@ -41,7 +41,7 @@ impl SlowDisk {
                 self.since_ms = None;
                 false
             }
-            // It was not looked at for a while.
+            // No sample was taken for a while.
             None => false,
         }
     }
@@ -51,8 +51,8 @@ impl SlowDisk {
 mod tests {
     use super::*;
 
-    /// Looks ten times a second for some seconds, with so many records a second, and gives when it was
-    /// found slow.
+    /// Samples ten times a second for ten seconds, at 2000 records a second, and returns when the disk was found to
+    /// be slow.
     fn found_slow_after_ms(durable: impl Fn(u64) -> Lsn) -> Option<u64> {
         let mut disk = SlowDisk::default();
         (0..100).map(|tick| tick * 100).find(|&now_ms| {

@@ -1,5 +1,5 @@
-//! What datanodes know of the namenode's timeline, and what follows when they know more than the
-//! namenode. Pure.
+//! What datanodes know of the namenode's timeline, and what happens when they know more than the namenode. The code
+//! is pure.
 
 use std::collections::BTreeMap;
 
@@ -12,17 +12,18 @@ use rustc_hash::FxHashSet;
 
 use crate::journal::Lsn;
 
-/// Seconds from 1970 to 2020, from which numbers of epochs count.
+/// Seconds from 1970 to 2020, the origin of epoch numbers.
 const ORIGIN_UNIX_S: u64 = 1_577_836_800;
 
-/// Seconds for which a clock may be ahead: that of another namenode, or that of this one, of the last epoch that it knows.
+/// How far a clock may be ahead, in seconds: another namenode's, or this one's relative to the last epoch that it
+/// knows.
 const CLOCK_AHEAD_MAX_S: u32 = 10 * 365 * 86_400;
-/// The last number with which a cluster may begin, shortly before 2060. What follows needs numbers too.
+/// The last number with which a cluster may begin, shortly before 2060. Later epochs need numbers, too.
 const FIRST_NUMBER_MAX: u32 = 4 * CLOCK_AHEAD_MAX_S;
 /// Seconds of a year, for messages.
 const YEAR_S: u64 = 31_556_952;
 
-/// About the year of a time.
+/// The approximate year of a time.
 fn year(unix_s: u64) -> u64 {
     match unix_s.checked_sub(ORIGIN_UNIX_S) {
         Some(since_s) => 2020 + since_s / YEAR_S,
@@ -30,7 +31,7 @@ fn year(unix_s: u64) -> u64 {
     }
 }
 
-/// What a clock says, as numbers of epochs count; none when it says a time before them.
+/// A clock's time as an epoch number; `None` before the first number.
 fn by_clock(unix_now_s: u64) -> Option<u32> {
     let seconds = unix_now_s.checked_sub(ORIGIN_UNIX_S)?;
     Some(u32::try_from(seconds).unwrap_or(u32::MAX))
@@ -39,8 +40,8 @@ fn by_clock(unix_now_s: u64) -> Option<u32> {
 /// The number of an epoch that begins now, after the epochs with these numbers.
 ///
 /// # Errors
-/// [`FsError::Internal`]: the clock cannot be right. Numbers never go back, so that one start with a clock of the far
-/// future would leave none for all that follow. A clock that is behind does no harm.
+/// [`FsError::Internal`]: the clock cannot be right. Numbers never go back, so one start with a clock in the far
+/// future would leave no numbers for later epochs. A clock that is behind does no harm.
 pub(crate) fn next_number(
     unix_now_s: u64,
     before: impl IntoIterator<Item = u32>,
@@ -66,7 +67,7 @@ pub(crate) fn next_number(
         )));
     }
     let after_last = last.map_or(0, |last| last.saturating_add(1));
-    // What the clock says after the last number is none.
+    // A clock beyond the last number yields none.
     let now = now.filter(|now| *now <= Epoch::NUMBER_MAX).unwrap_or(0);
     let number = now.max(after_last);
     if number > Epoch::NUMBER_MAX {
@@ -76,8 +77,9 @@ pub(crate) fn next_number(
     Ok(number)
 }
 
-/// Refuses what no namenode of this cluster can have been: an epoch far in the future leaves no number
-/// for those that follow. Far from what the cluster has reached already, `last_number`: a clock may have been wrong.
+/// Refuses a position that no namenode of this cluster can have had: an epoch far in the future leaves no numbers for
+/// later ones. The limit also counts from what the cluster has already reached, `last_number`, since a clock may have
+/// been wrong.
 pub(crate) fn check_obeyed(
     unix_now_s: u64,
     last_number: Option<u32>,
@@ -99,32 +101,32 @@ pub(crate) fn check_obeyed(
     }
 }
 
-/// What is to be done with a datanode that registers.
+/// How to treat a datanode that registers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Verdict {
     /// The namenode knows all that the datanode has obeyed.
     Behind,
-    /// The datanode knows more, up to there: the namenode was restored from a copy, and recovers.
+    /// The datanode knows more, up to this position: the namenode was restored from a copy, and recovers.
     Recover(Position),
-    /// The datanode obeys another namenode, which started after this one and runs. This one goes on
-    /// without the datanode.
+    /// The datanode obeys another running namenode, which started after this one. This one continues without the
+    /// datanode.
     Refuse(Position),
 }
 
-/// Which datanodes know more.
+/// Which datanodes know more than the namenode.
 #[derive(Debug)]
 pub(crate) struct Timeline {
     /// The current epoch.
     epoch: Epoch,
-    /// The last record that there was at the start; that of the backup as long as it waits for an operator.
+    /// The last record at the start; while a backup waits for an operator, the backup's last record.
     restored: Lsn,
-    /// The last record that this timeline may have in common with those that know more. What follows it was written here,
-    /// by this start or one before.
+    /// The last record that this timeline may have in common with those that know more. What follows it was written
+    /// here, after this start or an earlier one.
     shared: Option<Lsn>,
-    /// What there was at the start came from a backup, and no operator has said since that this is all.
+    /// What existed at the start came from a backup, and no operator has accepted that since.
     is_from_backup: bool,
     recovering: bool,
-    /// Datanodes that registered and know no timeline but this one.
+    /// Datanodes that registered and know no other timeline.
     following: FxHashSet<NodeId>,
     ahead: BTreeMap<NodeId, AheadNode>,
     refused: BTreeMap<String, AheadNode>,
@@ -137,7 +139,7 @@ impl Timeline {
             restored,
             shared: None,
             is_from_backup,
-            // Whatever datanodes know: a new client would change it before the first of them is there.
+            // Whatever datanodes know: a new client would change things before the first of them registers.
             recovering: is_from_backup,
             following: FxHashSet::default(),
             ahead: BTreeMap::new(),
@@ -145,20 +147,20 @@ impl Timeline {
         }
     }
 
-    /// From here on this namenode leads: whether datanodes follow it is to be found out.
+    /// Notes that this namenode leads from here on: which datanodes follow it is not known yet.
     pub(crate) fn takes_over(&mut self) {
         self.following.clear();
     }
 
-    /// A datanode says what it has obeyed; `settled` is whether this timeline has been there, or
-    /// has given that up.
+    /// Judges what a datanode has obeyed; `settled` is whether this timeline has been at that position, or has given
+    /// it up.
     pub(crate) fn judge(&self, obeyed: Option<Position>, settled: bool) -> Verdict {
         let settled = settled || planted::is(Bug::OverlooksNewerDatanodes);
         let Some(obeyed) = obeyed.filter(|_| !settled) else {
             return Verdict::Behind;
         };
-        // A restored copy starts after the records that it lacks were written. Only while datanodes
-        // follow this namenode may the other one be the copy.
+        // A restored copy starts after the records that it lacks were written. Only while datanodes follow this
+        // namenode may the other one be the copy.
         let other_is_later = obeyed.epoch.number > self.epoch.number;
         if other_is_later && !self.recovering && !self.following.is_empty() {
             Verdict::Refuse(obeyed)
@@ -167,12 +169,12 @@ impl Timeline {
         }
     }
 
-    /// A timeline of which this one lacks something shares no record after this one with it.
+    /// Notes that a timeline that has more than this one shares no record after `lsn` with it.
     pub(crate) fn shares_up_to(&mut self, lsn: Lsn) {
         self.shared = Some(self.shared.map_or(lsn, |it| it.min(lsn)));
     }
 
-    /// A datanode was registered. True when recovery begins with it.
+    /// Notes that a datanode was registered. Returns true if recovery begins with it.
     pub(crate) fn registered(&mut self, node: NodeId, name: &str, verdict: Verdict) -> bool {
         self.refused.remove(name);
         match verdict {
@@ -187,7 +189,7 @@ impl Timeline {
                 )
             }
             Verdict::Behind => {
-                // It may have been reimaged, and what it knew is lost; but that was so before.
+                // It may have been reimaged, so that what it knew is lost; but then it was lost already.
                 if !self.recovering {
                     self.following.insert(node);
                 }
@@ -196,7 +198,7 @@ impl Timeline {
         }
     }
 
-    /// A datanode was refused. The reason, for it.
+    /// Notes that a datanode was refused. Returns the reason for it.
     pub(crate) fn refused(&mut self, name: &str, obeyed: Position) -> FsError {
         self.refused.insert(name.to_owned(), ahead(name, obeyed));
         FsError::Recovery(format!(
@@ -206,7 +208,7 @@ impl Timeline {
         ))
     }
 
-    /// The epoch that the namenode is in.
+    /// The current epoch of the namenode.
     pub(crate) fn epoch(&self) -> Epoch {
         self.epoch
     }
@@ -215,12 +217,12 @@ impl Timeline {
         self.recovering
     }
 
-    /// Whether it waits for an operator since it came from a backup.
+    /// Whether it waits for an operator because it came from a backup.
     pub(crate) fn is_from_backup(&self) -> bool {
         self.is_from_backup
     }
 
-    /// Why nothing is changed, if nothing is.
+    /// Fails with the reason if nothing may be changed.
     pub(crate) fn check_serving(&self) -> Result<(), FsError> {
         let Some(status) = self.recovery() else {
             return Ok(());
@@ -228,7 +230,7 @@ impl Timeline {
         Err(FsError::Recovery(describe(&status)))
     }
 
-    /// What is lacking, while that is so.
+    /// What is lacking, during recovery.
     pub(crate) fn recovery(&self) -> Option<RecoveryStatus> {
         self.recovering.then(|| RecoveryStatus {
             restored_record: self
@@ -250,7 +252,7 @@ impl Timeline {
         nodes.map(|node| node.obeyed.epoch.number)
     }
 
-    /// A new epoch begins; `gives_up` is whether that is without what other timelines wrote.
+    /// Begins a new epoch; `gives_up` is whether it abandons what other timelines wrote.
     pub(crate) fn entered(&mut self, epoch: Epoch, gives_up: bool) {
         self.epoch = epoch;
         if gives_up {
@@ -259,12 +261,12 @@ impl Timeline {
             self.shared = None;
             let nodes = std::mem::take(&mut self.ahead);
             self.following.extend(nodes.into_keys());
-            // They may come now.
+            // They may register now.
             self.refused.clear();
         }
     }
 
-    /// Whether there is something that can be given up: what other timelines wrote.
+    /// Whether there is anything to give up: what other timelines wrote.
     pub(crate) fn is_behind(&self) -> bool {
         self.recovering || !self.refused.is_empty()
     }
@@ -277,7 +279,7 @@ fn ahead(name: &str, obeyed: Position) -> AheadNode {
     }
 }
 
-/// In one sentence.
+/// The recovery in one sentence.
 fn describe(status: &RecoveryStatus) -> String {
     format!(
         "the namenode is in recovery and changes nothing: it {}; put the newest copy of its directory \
@@ -376,7 +378,8 @@ mod tests {
         }
     }
 
-    /// One namenode's clock was far ahead while it led: the others, and the same one when its clock is right, know so.
+    /// One namenode's clock was far ahead while it led: the others know that, as does the same one when its clock is
+    /// right.
     #[test]
     fn an_epoch_that_the_cluster_has_had_is_not_of_the_far_future() {
         let now_s = ORIGIN_UNIX_S + 1_000;
@@ -405,12 +408,12 @@ mod tests {
         timeline.entered(Epoch { number: 12, id: 7 }, false);
         assert_eq!(timeline.recovery().unwrap().ahead, []);
         assert!(timeline.is_from_backup());
-        // One that started later is no reason to go on without a datanode.
+        // A namenode that started later is no reason to continue without a datanode.
         let verdict = timeline.judge(position(99, 50), false);
         assert!(matches!(verdict, Verdict::Recover(_)));
         timeline.registered(NodeId(2), "dn-2", verdict);
         assert_eq!(timeline.recovery().unwrap().missing_records(), 10);
-        // Of that it shares no more than this.
+        // It shares with that timeline no more than this.
         timeline.shares_up_to(38);
         timeline.shares_up_to(39);
         assert_eq!(timeline.recovery().unwrap().missing_records(), 12);

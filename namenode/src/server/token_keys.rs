@@ -1,9 +1,9 @@
-//! The keys that sign block tokens: kept in a file that only the owner may read, rotated, and given
-//! to datanodes.
+//! The keys that sign block tokens: kept in a file that only its owner may read, rotated, and distributed to
+//! datanodes.
 //!
-//! A new key signs only once every datanode that is alive had time to hear of it, and stays valid
-//! until the last token that it signed has expired. So neither a rotation nor a restart of the
-//! namenode ever makes a token invalid before its time.
+//! A new key signs only after every datanode that is alive has had time to receive it, and stays valid until the last
+//! token that it signed has expired. So neither a rotation nor a restart of the namenode ever makes a token invalid
+//! early.
 
 use std::fs;
 use std::io;
@@ -16,7 +16,7 @@ use harvestfs_protocol::token::{BlockToken, Right, TokenKey, TokenSigner};
 use rand::Rng;
 use serde::{Deserialize, Serialize};
 
-/// How long a new key waits before it signs: several heartbeats, with which datanodes hear of it.
+/// How long a new key waits before it signs: several heartbeats, with which datanodes receive it.
 const ACTIVATION_MS: u64 = 30_000;
 
 const FORMAT_VERSION: u8 = 1;
@@ -30,14 +30,14 @@ pub enum TokenKeyError {
     /// The operating system refused.
     #[error("cannot {action} {}: {source}", path.display())]
     Io {
-        /// What was tried.
+        /// What was attempted.
         action: &'static str,
         /// The file.
         path: PathBuf,
-        /// Why not.
+        /// The cause.
         source: io::Error,
     },
-    /// Others can read the keys.
+    /// Others may read the keys.
     #[error("{} can be read by others (mode {mode:03o}): run `chmod 600` on it", path.display())]
     Exposed {
         /// The file.
@@ -45,7 +45,7 @@ pub enum TokenKeyError {
         /// Its permission bits.
         mode: u32,
     },
-    /// The content is not what was written.
+    /// The content differs from what was written.
     #[error(
         "{} is damaged ({reason}): remove it, and new keys are made; clients then ask again for \
          the tokens they have",
@@ -66,7 +66,7 @@ struct StoredKey {
     made_unix_ms: u64,
 }
 
-/// The keys, and the signer made of one of them.
+/// The keys, and a signer with one of them.
 pub(crate) struct TokenKeys {
     path: PathBuf,
     lifetime_ms: u64,
@@ -100,7 +100,7 @@ impl TokenKeys {
         Ok(this)
     }
 
-    /// Makes the next key and drops keys that signed no token still valid, when it is time.
+    /// When it is time, makes the next key and drops keys without valid tokens.
     pub(crate) fn rotate(
         &mut self,
         now_unix_ms: u64,
@@ -112,7 +112,7 @@ impl TokenKeys {
             let key_id = newest.key.key_id.wrapping_add(1);
             keys.push(new_key(key_id, now_unix_ms, rng));
         }
-        // A key signs until the next one is active; its last token lives on for a lifetime.
+        // A key signs until the next one is active; its last token is valid for a lifetime after that.
         while keys.len() > 1
             && keys[1].made_unix_ms + ACTIVATION_MS + self.lifetime_ms <= now_unix_ms
         {
@@ -131,7 +131,7 @@ impl TokenKeys {
         Ok(())
     }
 
-    /// A token that is valid from now on for the whole lifetime.
+    /// Returns a token that is valid for the whole lifetime from now on.
     pub(crate) fn sign(&self, block: BlockId, right: Right, now_unix_ms: u64) -> BlockToken {
         self.signer
             .sign(block, right, now_unix_ms + self.lifetime_ms)
@@ -143,7 +143,7 @@ impl TokenKeys {
     }
 }
 
-/// The newest key that datanodes had time to hear of; the oldest if none is old enough.
+/// The newest key that datanodes have had time to receive; the oldest if none is old enough.
 fn signing_key(keys: &[StoredKey], now_unix_ms: u64) -> &StoredKey {
     keys.iter()
         .rev()

@@ -1,4 +1,4 @@
-//! What each role may do, and what becomes of peers that send nonsense.
+//! What each role may do, and what happens to peers that send nonsense.
 
 use std::net::UdpSocket;
 use std::time::Duration;
@@ -25,7 +25,7 @@ use rand::{Rng, SeedableRng};
 
 use crate::harness::*;
 
-/// Bytes that go out as they are.
+/// Bytes that are sent unchanged.
 #[derive(serde::Serialize)]
 struct Raw([u8; 32]);
 
@@ -176,7 +176,7 @@ async fn nonsense_ends_the_connection_it_came_on_and_nothing_else() {
     for round in 0..20 {
         let (_endpoint, connection) = cluster.connect(Role::Client, "mallory").await;
         let (mut sender, _receiver) = connection.open_stream(StreamKind::Rpc).await.unwrap();
-        // Postcard writes an array of bytes as it is; an id, then no request that there is.
+        // Postcard writes an array of bytes as it is: an ID, then a request that does not exist.
         let mut bytes = [0_u8; 32];
         rng.fill_bytes(&mut bytes);
         (bytes[0], bytes[1]) = (round, 0xff);
@@ -190,7 +190,7 @@ async fn nonsense_ends_the_connection_it_came_on_and_nothing_else() {
     }
     let (_endpoint, connection) = cluster.connect(Role::Client, "mallory").await;
     let (mut sender, _receiver) = connection.open_stream(StreamKind::Data).await.unwrap();
-    // The kind of the stream is enough, and may be known before this is sent.
+    // The kind of the stream is enough, and may be rejected before this is sent.
     let _ = sender.send(&0_u8).await;
     assert!(matches!(
         connection.closed().await,
@@ -405,7 +405,7 @@ async fn the_blocks_of_a_file_are_for_those_that_may_read_it() {
         let refused = call_as(&mut mallory, 2, op.clone()).await;
         assert_eq!(refused, denied, "{op:?}");
     }
-    // By a file of their own they learn nothing of it, nor by one that is none.
+    // Through a file of their own they learn nothing about it, nor through something that is not a file.
     let own = call_as(&mut mallory, 2, create(InodeId::ROOT, "own")).await;
     let Ok(MetaReply::Created { attr: own, .. } | MetaReply::Attr(own)) = own else {
         panic!("{own:?}");
@@ -416,14 +416,14 @@ async fn the_blocks_of_a_file_are_for_those_that_may_read_it() {
     assert_eq!(by_directory, Err(FsError::IsADirectory));
     let by_nothing = call_as(&mut mallory, 2, locate(InodeId(u64::MAX))).await;
     assert_eq!(by_nothing, Err(FsError::Stale));
-    // A user that may only write it learns where its data is in it, and gets nothing to read that with.
+    // A user that may only write it learns where its data is, and gets nothing to read that data with.
     let for_nothing = call_as(&mut mallory, 2, open(false, false)).await;
     assert!(matches!(for_nothing, Err(FsError::InvalidArgument(_))));
     let opened = located(call_as(&mut mallory, 2, open(false, true)).await);
     assert_eq!(opened, Ok(vec![]));
     assert_eq!(call_as(&mut mallory, 2, locate(ino)).await, denied);
     call_as(&mut mallory, 2, extents.clone()).await.unwrap();
-    // What others of the machine have open is the machine's to give.
+    // What others on the same machine have open is up to the machine.
     let opened = located(call_as(&mut mallory, 1, open(true, false)).await);
     assert_eq!(opened, Ok(vec![at.block]));
     assert_eq!(
@@ -480,7 +480,7 @@ async fn what_is_open_stays_readable_when_the_file_changes_or_goes() {
         assert_eq!(found, Ok(vec![at.block]));
         call_as(&mut bob, 2, extents()).await.unwrap();
     }
-    // After a restart, too, and in a new session: the client says what it has open.
+    // After a restart and in a new session, too: the client declares what it has open.
     cluster.restart().await;
     let resumed = cluster.open("bob", Some(bob.session), vec![ino]).await;
     let mut bob = resumed.unwrap();

@@ -1,4 +1,4 @@
-//! Backups that are taken while a namenode serves, and namenodes that are made of them.
+//! Backups that are taken while a namenode serves, and namenodes that are made from them.
 
 use std::fs;
 use std::io::Read;
@@ -53,7 +53,7 @@ async fn read_all(link: &Link, content: &BackupContent) -> Vec<u8> {
     writer.end().unwrap()
 }
 
-/// A backup as an operator takes it.
+/// Takes a backup as an operator would.
 pub async fn take(link: &Link, of_any: bool) -> (BackupContent, Vec<u8>) {
     let content = begin(link, of_any).await.unwrap();
     let file = read_all(link, &content).await;
@@ -61,7 +61,7 @@ pub async fn take(link: &Link, of_any: bool) -> (BackupContent, Vec<u8>) {
     (content, file)
 }
 
-/// So large that some of them are more than one message.
+/// Long enough that some of them need more than one message.
 pub async fn set_large_attribute(client: &mut Client, ino: InodeId) {
     let set = mutation::SetXattr {
         ino,
@@ -72,7 +72,7 @@ pub async fn set_large_attribute(client: &mut Client, ino: InodeId) {
     client.call(Mutation::SetXattr(set)).await.unwrap();
 }
 
-/// Puts a namenode that is made from a backup in the place of this one.
+/// Replaces this namenode with one that is made from a backup.
 async fn put_back(cluster: &mut Cluster, file: &[u8]) {
     cluster.kill().await;
     fs::remove_dir_all(cluster.data_dir()).unwrap();
@@ -97,7 +97,7 @@ async fn a_backup_is_one_moment_and_is_whole_whatever_happens_while_it_is_read()
     let status = cluster.status().await;
     assert_eq!((content.cluster, content.epoch), (CLUSTER, status.epoch));
     assert_eq!(content.record, status.journal_lsn);
-    // The journal removes the file meanwhile, as there are newer ones.
+    // The journal removes the file meanwhile, since there are newer ones.
     for number in 0..3 {
         alice.create(ROOT, &format!("newer-{number}")).await;
         let written = cluster.admin(AdminRequest::Snapshot).await;
@@ -105,7 +105,7 @@ async fn a_backup_is_one_moment_and_is_whole_whatever_happens_while_it_is_read()
     }
     let file = read_all(&link, &content).await;
     assert_eq!(verify(&file[..]).unwrap(), content);
-    // The next one has more, and is taken anew.
+    // The next backup has more, and is taken from scratch.
     let (next, _) = take(&link, false).await;
     assert_eq!(next.files, 23);
     assert!(next.record > content.record);
@@ -132,12 +132,12 @@ async fn what_was_restored_changes_nothing_until_that_is_accepted_also_after_res
     let (content, file) = take(&link, false).await;
     let position = node.heartbeat().await.authority.position;
     let newer = alice.create(ROOT, "newer").await.ino;
-    // The first record after the backup is that of a term, and the same in both timelines for all that datanodes say.
+    // The first record after the backup is that of a term, and belongs to both timelines as far as datanodes report.
     alice.create(ROOT, "newer-too").await;
     alice.create(ROOT, "newest").await;
     let newer_position = node.heartbeat().await.authority.position;
 
-    // No datanode knows more: it waits all the same.
+    // No datanode knows more: the namenode waits all the same.
     put_back(&mut cluster, &file).await;
     for restarts in 0..2 {
         let node = Datanode::register_after(&cluster, "dn-1", Some(position)).await;
@@ -149,15 +149,15 @@ async fn what_was_restored_changes_nothing_until_that_is_accepted_also_after_res
         let recovery = cluster.status().await.recovery.unwrap();
         assert!(recovery.is_from_backup && recovery.ahead.is_empty());
         assert!(recovery.describe().contains("from a backup"));
-        // What it wrote itself since is none of it.
+        // What it wrote itself since does not count.
         assert_eq!(recovery.restored_record, content.record, "{restarts}");
-        // Another one would not know that it has to wait.
+        // An added namenode would not know that it has to wait.
         let other = AdminRequest::Group(GroupRequest::Add("127.0.0.1:9".parse().unwrap()));
         let refused = cluster.admin(other).await.unwrap_err().to_string();
         assert!(refused.contains("accept"), "{refused}");
         cluster.kill_and_start().await;
     }
-    // One that knows more is told apart.
+    // A datanode that knows more is listed separately.
     let node = Datanode::register_after(&cluster, "dn-1", Some(newer_position)).await;
     let node = node.unwrap();
     let recovery = cluster.status().await.recovery.unwrap();
@@ -236,7 +236,7 @@ async fn a_directory_with_something_a_damaged_file_and_another_cluster_are_refus
     let dir = tempfile::tempdir().unwrap();
     let at = |name: &str| dir.path().join(name);
 
-    // Of the namenode that runs, and of one that does not.
+    // Both on a running namenode and on one that is stopped.
     let used = restore(&file[..], &cluster.data_dir(), None, SEGMENT_BYTES);
     assert!(
         matches!(
@@ -257,7 +257,7 @@ async fn a_directory_with_something_a_damaged_file_and_another_cluster_are_refus
     assert!(other.to_string().contains("other/file"), "{other}");
     assert_eq!(names(&at("other")), ["file"]);
 
-    // Of another cluster, as the operator says or the directory does.
+    // Of another cluster, according to the operator or the directory.
     let elsewhere = ClusterId(CLUSTER.0 + 1);
     let wrong = restore(&file[..], &at("wrong"), Some(elsewhere), SEGMENT_BYTES);
     let Err(RestoreError::WrongCluster { expected, found }) = wrong else {
@@ -274,7 +274,7 @@ async fn a_directory_with_something_a_damaged_file_and_another_cluster_are_refus
     assert_eq!(names(&at("made")), before);
     assert!(names(&at("wrong")).is_empty());
 
-    // What is damaged leaves nothing to start with, and what is left is in the way of nothing.
+    // A damaged backup leaves nothing to start with, and what it leaves prevents nothing.
     for cut in (0..file.len()).step_by(97) {
         let refused = restore(&file[..cut], &at("again"), None, SEGMENT_BYTES);
         assert!(
@@ -293,7 +293,7 @@ async fn a_directory_with_something_a_damaged_file_and_another_cluster_are_refus
         );
         assert!(!at("again/journal").exists());
     }
-    // A description that does not fit, in a file that is whole.
+    // A description that does not match, in a file that is intact.
     let lies = BackupContent {
         files: content.files + 1,
         ..content.clone()
@@ -319,7 +319,7 @@ async fn a_directory_with_something_a_damaged_file_and_another_cluster_are_refus
         ["cluster-id", "journal", "restored-from-backup"]
     );
 
-    // One that `init namenode` made has nothing that could be lost.
+    // A directory made by `init namenode` contains nothing that could be lost.
     format_outside(&at("new"), CLUSTER, SEGMENT_BYTES).unwrap();
     restore(&file[..], &at("new"), None, SEGMENT_BYTES).unwrap();
     assert_eq!(names(&at("new")), names(&at("again")));

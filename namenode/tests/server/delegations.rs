@@ -53,7 +53,7 @@ async fn commit(client: &mut Client, ino: InodeId) {
     client.call(op).await.unwrap();
 }
 
-/// Asks in a task, so that the answer may wait.
+/// Asks in a task, since the answer may be held back.
 fn ask(client: &mut Client, op: impl Into<Op>) -> JoinHandle<MetaReply> {
     let call = client.number(op);
     let link = client.link.clone();
@@ -96,7 +96,7 @@ async fn size_in_snapshot(client: &mut Client, directory: InodeId, text: &str) -
     client.lookup(at, text).await.unwrap().size_bytes
 }
 
-/// Waits until the client is to commit a file; acknowledges what comes before.
+/// Waits until the client is asked to commit a file; acknowledges the notices before that.
 async fn recalled(client: &mut Client, file: InodeId) {
     loop {
         match client.notice().await {
@@ -106,7 +106,7 @@ async fn recalled(client: &mut Client, file: InodeId) {
     }
 }
 
-/// The answer to a question that waits until the client, which is asked for it, has committed a file.
+/// The answer to a question that waits until the client has been asked to commit a file, and has done so.
 async fn answered_by_commit(
     client: &mut Client,
     file: InodeId,
@@ -213,7 +213,7 @@ async fn no_mutation_waits_for_a_session_that_ended() {
     assert_eq!(size_bytes(&answer.await.unwrap()), 0);
 }
 
-/// Else others would wait longer for a session that is gone.
+/// Otherwise others would wait longer for a session that is gone.
 #[tokio::test]
 async fn a_question_that_waits_renews_no_lease() {
     const LEASE: Duration = Duration::from_secs(1);
@@ -235,7 +235,7 @@ async fn a_question_that_waits_renews_no_lease() {
     bob.lookup(ROOT, "other").await.unwrap();
     let (link, call) = (bob.link.clone(), bob.number(lookup("file")));
     let question = tokio::spawn(async move { meta(&link, call).await });
-    // She does not commit it, and Bob is not heard of any more.
+    // She does not commit it, and Bob sends nothing any more.
     recalled(&mut alice, file).await;
     alice.acknowledge_all();
     let started = Instant::now();
@@ -261,7 +261,7 @@ async fn a_relaxed_change_comes_before_what_is_durable_after_it() {
     let new = create_delegated(&mut alice, "new").await;
     let old = create_delegated(&mut alice, "old").await;
     commit(&mut alice, old).await;
-    // Whether it may be relaxed is the namenode's to know; either way it is executed.
+    // Whether it may be relaxed is for the namenode to decide; either way it is executed.
     for (client, ino) in [(&mut alice, new), (&mut bob, old)] {
         let changes = AttrChanges {
             mode: Some(0o640),
@@ -295,7 +295,7 @@ async fn delegations_outlive_a_restart_of_the_namenode() {
         .await
         .unwrap();
     bob.set_sequence(10);
-    // Alice has not come back, and may have something for it.
+    // Alice has not come back, and may have something to commit for it.
     let answer = ask(&mut bob, lookup("file"));
     let alice = cluster.open_as("alice", Some(alice.session), vec![file], Some(vec![file]));
     let mut alice = alice.await.unwrap();

@@ -1,4 +1,4 @@
-//! The history of the primary tenants: recorded, imported, analysed, kept over restarts.
+//! The history of the primary tenants: recorded, imported, analysed, kept across restarts.
 
 use std::fs;
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -78,7 +78,7 @@ async fn register(cluster: &Cluster, storage: u128) {
         .unwrap();
 }
 
-/// Three weeks at 40 %, a sample each five minutes.
+/// Three weeks at 40 %, one sample every five minutes.
 fn flat(function: &str) -> HistoryRecord {
     HistoryRecord::Utilisation {
         tenant: tenant(function),
@@ -144,14 +144,14 @@ async fn what_is_imported_is_analysed_and_survives_kills() {
     assert_eq!((b.average_cpu_permille, b.pattern), (None, None));
 
     cluster.kill_and_start().await;
-    // It is analysed at once after a start.
+    // It is analysed immediately after a start.
     assert_eq!(tenants(&cluster).await, before);
     let after = overview(&cluster, HistoryRequest::Overview).await;
     assert_eq!(after.problems, Vec::<String>::new());
     assert_eq!((after.tenants, after.servers, after.reimages), (2, 3, 1));
 
-    // A damaged file is reported, and the rest is there: without the record of a server, its reimage
-    // means nothing either.
+    // A damaged file is reported, and the rest is intact: without the record of a server, its reimage means nothing
+    // either.
     cluster.kill().await;
     let servers = cluster.data_dir().join("history/servers");
     let mut content = fs::read(&servers).unwrap();
@@ -244,7 +244,7 @@ async fn what_is_wrong_with_a_record_is_said() {
             other => panic!("unexpected {other:?}"),
         }
     }
-    // What was before the refused one is there.
+    // What came before the refused record is kept.
     assert_eq!(tenants(&cluster).await[0].servers, 1);
     let many = vec![owner("s1", "a", from_s); HISTORY_RECORDS_PER_REQUEST_MAX + 1];
     let refused = history(&cluster, HistoryRequest::Import(many)).await;

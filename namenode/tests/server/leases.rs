@@ -54,9 +54,9 @@ async fn a_change_is_acknowledged_when_others_have_forgotten_it() {
     bob.ack(&notice).await;
     assert!(change.await.unwrap());
 
-    // He holds nothing of it now, so no mutation waits.
+    // He holds none of it now, so no mutation waits.
     alice.call(chmod(file, 0o640)).await.unwrap();
-    // What he learns anew counts again.
+    // What he learns again counts again.
     assert_eq!(bob.lookup(ROOT, "file").await.unwrap().mode, 0o640);
     let change = start(&mut alice, chmod(file, 0o644));
     let notice = bob.notice().await;
@@ -80,8 +80,8 @@ async fn a_name_that_did_not_exist_is_taken_back() {
     assert!(change.await.unwrap());
 }
 
-/// Found by the simulator: what another session did with a file had returned, and the mount that had made its name still said
-/// that there is none, since its own reply was under way.
+/// Found by the simulator: another session's operation on a file had returned, and the mount that had made the file's
+/// name still reported that it does not exist, since its own reply was in flight.
 #[tokio::test]
 async fn a_change_by_others_waits_for_the_session_that_made_the_name() {
     let cluster = Cluster::new().await;
@@ -94,7 +94,7 @@ async fn a_change_by_others_waits_for_the_session_that_made_the_name() {
         name: name("link"),
     };
     alice.call(Mutation::Link(link)).await.unwrap();
-    // Nothing that Alice has sent since says that she has heard of it.
+    // Nothing that Alice has sent since shows that she has received the reply.
     let rename = mutation::Rename {
         parent: ROOT,
         name: name("file"),
@@ -102,7 +102,7 @@ async fn a_change_by_others_waits_for_the_session_that_made_the_name() {
         new_name: name("link"),
         mode: RenameMode::Replace,
     };
-    // Both are names of one file: it changes nothing.
+    // Both are names of the same file: the rename changes nothing.
     let change = start(&mut bob, Mutation::Rename(rename));
     let notice = alice.notice().await;
     let Notice::Invalidate { entries, .. } = &notice else {
@@ -116,7 +116,7 @@ async fn a_change_by_others_waits_for_the_session_that_made_the_name() {
     bob.call(chmod(file, 0o600)).await.unwrap();
 }
 
-/// Found by the simulator: as above, for a mount that had looked for the name before, and was cut off.
+/// Found by the simulator: as above, for a mount that had looked up the name before, and was cut off.
 #[tokio::test]
 async fn a_change_by_others_waits_for_those_that_may_not_know_of_the_file() {
     let cluster = Cluster::new().await;
@@ -199,7 +199,7 @@ async fn after_a_restart_every_session_may_hold_anything() {
     assert!(change.await.unwrap());
 }
 
-/// Alice changes a file that Bob has cached, who does not hear of it, and asks for the answer again after a restart.
+/// Alice changes a file that Bob has cached. He is not notified, and she asks for the answer again after a restart.
 async fn asked_again_after_a_restart(
     cluster: &mut Cluster,
 ) -> (Client, tokio::task::JoinHandle<bool>) {
@@ -212,7 +212,7 @@ async fn asked_again_after_a_restart(
     bob.lookup(ROOT, "file").await.unwrap();
     bob.link.cut();
     let first = start(&mut alice, chmod(file, 0o600));
-    // It has been taken when a later request is answered, and is durable when a later change is.
+    // It has been accepted when a later request is answered, and is durable when a later change is.
     assert_eq!(alice.link.ask(Request::KeepAlive).await, Ok(Reply::Done));
     carol.call(chmod(hers, 0o600)).await.unwrap();
     carol.close().await;
@@ -263,7 +263,7 @@ async fn waits_after_a_restart(silent_leases: u32, comes_back: bool) -> bool {
         assert_eq!(alice.link.ask(Request::KeepAlive).await, Ok(Reply::Done));
     }
     if comes_back {
-        // He has something again that he may believe in.
+        // He has something cached again that he may trust.
         let again = cluster.open("bob", Some(bob.session), vec![]).await;
         let mut again = again.unwrap();
         again.lookup(ROOT, "file").await.unwrap();
@@ -284,7 +284,8 @@ async fn after_a_restart_nobody_waits_for_a_session_that_had_been_silent() {
     assert!(waits_after_a_restart(2, true).await, "it came back");
 }
 
-/// Alice changes a file that Bob has cached. He goes on talking, and never acknowledges, until his session is ended.
+/// Alice changes a file that Bob has cached. He keeps sending requests, and never acknowledges, until his session is
+/// ended.
 async fn ended_without_acknowledging(
     cluster: &Cluster,
 ) -> (Client, Client, InodeId, tokio::task::JoinHandle<bool>) {

@@ -32,7 +32,7 @@ fn report(replicas: Vec<ReplicaReport>) -> NodeRequest {
     })
 }
 
-/// A reply may come too late and be dropped: no single one may matter.
+/// A reply may arrive too late and be dropped: no single one may matter.
 #[tokio::test]
 async fn each_heartbeat_tells_the_keys() {
     let cluster = Cluster::new().await;
@@ -62,7 +62,7 @@ async fn a_server_keeps_its_number_and_tokens_stay_valid_over_a_restart() {
     assert_eq!(again.node, second.node);
     assert_eq!(
         cluster.status().await.journal_lsn,
-        // That a term and an epoch began.
+        // The records of a term and of an epoch that began.
         lsn + 2,
         "nothing new to journal"
     );

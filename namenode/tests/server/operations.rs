@@ -50,7 +50,7 @@ async fn every_operation_works_over_the_wire() {
     assert_eq!(s.seen, all);
 }
 
-/// Copies of copies of single bytes would double what a file has with each request.
+/// Otherwise, copies of copies of single bytes would double the content of a file with each request.
 #[tokio::test]
 async fn a_clone_of_too_many_pieces_is_refused() {
     let cluster = Cluster::new().await;
@@ -150,7 +150,7 @@ async fn compact(s: &mut Session, cluster: &Cluster, file: InodeId) {
         .ok(Mutation::Relocate(mutation::Relocate { scratch, pieces }))
         .await;
     assert_eq!(relocated, MetaReply::Relocated(0));
-    // It is held until it is released, and gone then.
+    // It exists until it is released, and not any longer.
     s.ok(Query::GetAttr(query::GetAttr { ino: scratch })).await;
     let inodes = vec![scratch];
     s.ok(Housekeeping::Release(housekeeping::Release { inodes }))

@@ -1,5 +1,5 @@
-//! Data directories as each release wrote them, in `tests/fixtures/<release>/namenode`: they are read by
-//! every later release.
+//! Data directories as each release wrote them, in `tests/fixtures/<release>/namenode`: every later release must read
+//! them.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -26,7 +26,7 @@ const ROOT: InodeId = InodeId::ROOT;
 /// The releases and their versions.
 const RELEASES: &[(&str, Version)] = &[("0.2.0", Version::V0_2)];
 
-/// Where the header of a segment says how long the file is.
+/// The offset in the header of a segment at which the length of the file is stored.
 const LENGTH_OFFSET: u64 = 48;
 
 fn fixture(release: &str) -> PathBuf {
@@ -70,7 +70,7 @@ fn take_out(release: &str) -> tempfile::TempDir {
             .join(path.strip_prefix(&from).unwrap());
         fs::create_dir_all(to.parent().unwrap()).unwrap();
         fs::write(&to, fs::read(&path).unwrap()).unwrap();
-        // A repository does not keep who may read it.
+        // A repository does not preserve permissions.
         fs::set_permissions(&to, fs::Permissions::from_mode(0o600)).unwrap();
         if is_segment(&to) {
             let file = fs::File::options()
@@ -86,7 +86,7 @@ fn take_out(release: &str) -> tempfile::TempDir {
     directory
 }
 
-/// What a command is called, with what it carries.
+/// The name of a command, with the kind of its contents.
 fn kind(command: &Command) -> String {
     match command {
         Command::Format { .. } => "format",
@@ -113,7 +113,7 @@ fn kind(command: &Command) -> String {
     .to_owned()
 }
 
-/// The kinds that a journal of 0.2.0 can have. A cluster that begins with it raises no version.
+/// The kinds that a journal of 0.2.0 can contain. A cluster that begins with it raises no version.
 fn kinds_of_0_2_0() -> BTreeSet<String> {
     let kinds = [
         "format",
@@ -169,7 +169,7 @@ fn state(namespace: &Namespace) -> Vec<u8> {
     bytes
 }
 
-/// What is read of a journal.
+/// The result of reading a journal.
 struct Read {
     kinds: BTreeSet<String>,
     members: usize,
@@ -204,7 +204,7 @@ fn read(directory: &Path) -> Read {
             (_, Content::Command(bytes)) => {
                 let command =
                     Command::decode(bytes).unwrap_or_else(|error| panic!("{lsn}: {error}"));
-                // Later releases write it in the same bytes.
+                // Later releases encode it in the same bytes.
                 assert_eq!(command.encode().unwrap(), bytes, "{command:?}");
                 let applied = read.namespace.apply(&command);
                 applied.unwrap_or_else(|error| panic!("record {lsn}, {command:?}: {error}"));
@@ -246,7 +246,7 @@ fn journals_and_snapshots_of_releases_give_what_they_gave() {
         for namespace in [&after_snapshot.namespace, &whole.namespace] {
             assert_eq!(namespace.version(), version);
             assert_eq!(namespace.check(), []);
-            // A program that is newer writes the state of a cluster that is not as it was written.
+            // A newer program writes the state of a cluster of an older version just as it was written.
             assert_eq!(state(namespace), expected, "{release}");
         }
         let again = Namespace::read_snapshot(&mut expected.as_slice()).unwrap();
@@ -284,7 +284,7 @@ async fn a_namenode_starts_with_the_directory_of_an_earlier_release() {
                 .await;
             let blue = MetaReply::Bytes(b"blue".to_vec());
             assert_eq!(colour, Ok(blue));
-            // It goes on with it.
+            // It continues with it.
             let name = format!("new-{}", status.journal_lsn);
             client.create(ROOT, &name).await;
             client.close().await;
@@ -363,7 +363,7 @@ async fn record(to: &Path) {
         force: true,
     };
     place(&cluster, away).await;
-    // What has its time is done.
+    // What was due is done.
     let gone = async || session.client.lookup(brief, "passes").await.is_err();
     until("the lifetime is over", gone).await;
     tokio::time::sleep(std::time::Duration::from_secs(3)).await;

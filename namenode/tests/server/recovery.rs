@@ -1,4 +1,4 @@
-//! What is left after a stop, a crash, and damage.
+//! What remains after a stop, a crash, and damage.
 
 use std::fs;
 use std::os::unix::fs::FileExt;
@@ -77,7 +77,7 @@ async fn everything_is_there_after_a_restart() {
 
 #[tokio::test]
 async fn what_was_acknowledged_survives_a_crash() {
-    // Writers of earlier rounds never come back; no mutation is to wait for them for long.
+    // Writers of earlier rounds never come back; no mutation should wait for them for long.
     let mut cluster = Cluster::with(|options| options.lease = Duration::from_millis(300)).await;
     let mut expected: Vec<String> = Vec::new();
     for round in 0..5 {
@@ -97,7 +97,7 @@ async fn what_was_acknowledged_survives_a_crash() {
                             acknowledged.push(file);
                             total.fetch_add(1, Ordering::Relaxed);
                         }
-                        // The connection went with the namenode.
+                        // The connection was lost with the namenode.
                         Err(_) => return acknowledged,
                         Ok(Err(error)) => panic!("{file}: {error}"),
                     }
@@ -193,7 +193,7 @@ async fn a_relaxed_commit_becomes_durable_by_itself() {
     assert_eq!(bob.lookup(ROOT, "file").await.unwrap().size_bytes, 9);
 }
 
-/// Only sealed blocks are repaired, and each restart gives sessions all of their time again, while servers lose one
+/// Only sealed blocks are repaired, and each restart gives sessions their full time again, while servers lose one
 /// replica after another.
 #[tokio::test]
 async fn a_silent_session_ends_when_one_replica_is_left_of_what_it_writes() {
@@ -321,10 +321,10 @@ async fn snapshots_carry_everything_and_let_old_segments_go() {
     for i in 100..108 {
         alice.create(ROOT, &format!("file-{i:03}")).await;
         let done = cluster.admin(AdminRequest::Snapshot).await;
-        // One that began by itself may have been faster.
+        // A repair that began by itself may have been faster.
         assert_eq!(done, Ok(AdminReply::Done));
     }
-    // They are removed behind the answer.
+    // They are removed after the answer.
     until("what the last two replaced is gone", async || {
         journal_files(&cluster, "snapshot-").len() <= 2
             && journal_files(&cluster, "segment-").len() <= 4
@@ -351,13 +351,13 @@ async fn a_torn_tail_is_dropped_and_damage_is_refused() {
     let end = good.iter().rposition(|&byte| byte != 0).unwrap() + 1;
     let open = || fs::OpenOptions::new().write(true).open(&segment).unwrap();
 
-    // Half a record behind the last one, as a crash leaves it.
+    // Half a record after the last one, as a crash leaves it.
     open().write_all_at(&[0x55; 40], end as u64 + 8).unwrap();
     cluster.start().await;
     assert_eq!(names(&cluster).await.len(), 20);
     cluster.shutdown().await;
 
-    // One bit in the middle of what was acknowledged, in the file that the start has written.
+    // One flipped bit in the middle of what was acknowledged, in the file that the start has written.
     let good = fs::read(&segment).unwrap();
     let file = open();
     let middle = 4_096 + (end - 4_096) / 2;
@@ -430,7 +430,7 @@ async fn a_failed_journal_ends_the_namenode_and_acknowledges_nothing() {
     let mut cluster = Cluster::new().await;
     let mut alice = cluster.client("alice").await;
     alice.create(ROOT, "file").await;
-    // The next segment cannot be created once the directory is gone.
+    // The next segment cannot be created once the directory is removed.
     let dir = cluster.data_dir().join("journal");
     let hidden = cluster.data_dir().join("hidden");
     fs::create_dir(&hidden).unwrap();

@@ -1,4 +1,4 @@
-//! Commits that were answered before a crash took them, and that clients replay.
+//! Commits that were answered before a crash lost them, and that clients replay.
 
 use std::time::{Duration, Instant};
 
@@ -55,7 +55,7 @@ fn relaxed(client: &mut Client, mutation: Mutation) -> MetaCall {
     call
 }
 
-/// As a client replays what a namenode answered and forgot.
+/// As a client replays what a namenode answered and then lost.
 fn replayed(client: &mut Client, files: Vec<FileCommit>) -> MetaCall {
     relaxed(client, commit(files, false))
 }
@@ -115,7 +115,7 @@ impl Fixture {
         }
     }
 
-    /// The namenode starts again, and Bob is back.
+    /// The namenode restarts, and Bob is back.
     async fn crash(&mut self) {
         self.cluster.kill_and_start().await;
         let sequence = self.bob.last_sequence();
@@ -125,7 +125,7 @@ impl Fixture {
         self.bob.acknowledge_all();
     }
 
-    /// Bob is back on another connection, and says which files he may have changed.
+    /// Bob is back on another connection, and declares which files he may have changed.
     async fn bob_returns(&mut self, files: Vec<InodeId>) {
         let sequence = self.bob.last_sequence();
         let session = Some(self.bob.session);
@@ -135,7 +135,7 @@ impl Fixture {
         self.bob.acknowledge_all();
     }
 
-    /// Alice is back, and says which files she may have changed.
+    /// Alice is back, and declares which files she may have changed.
     async fn alice_returns(&mut self) {
         let sequence = self.alice.last_sequence();
         let (session, files) = (Some(self.alice.session), self.files.to_vec());
@@ -146,7 +146,7 @@ impl Fixture {
     }
 }
 
-/// A commit of Alice's was forgotten in a crash: the file, and how she replays it.
+/// A commit by Alice was lost in a crash: the file, and how she replays it.
 async fn forgotten() -> (Fixture, InodeId, MetaCall) {
     let mut fixture = Fixture::new(with_short_leases).await;
     let [file, _] = fixture.files;
@@ -158,7 +158,7 @@ async fn forgotten() -> (Fixture, InodeId, MetaCall) {
     (fixture, file, replay)
 }
 
-/// Alice comes back, and what she replays does not hide what Bob has changed.
+/// Alice comes back, and what she replays must not hide what Bob has changed.
 async fn assert_refused(mut fixture: Fixture, file: InodeId, replay: MetaCall) {
     fixture.alice_returns().await;
     let reply = meta(&fixture.alice.link, replay).await.unwrap();
@@ -209,7 +209,7 @@ async fn what_a_session_replays_comes_before_what_others_change() {
     }
 }
 
-/// Both have changed the file, and know not what of it is durable. Only what Alice did was forgotten.
+/// Both have changed the file, and do not know what of it is durable. Only Alice's change was lost.
 #[tokio::test]
 async fn what_each_of_several_sessions_replays_comes_before_what_others_change() {
     let mut fixture = Fixture::new(|_| {}).await;
@@ -275,10 +275,10 @@ async fn what_others_changed_meanwhile_is_not_hidden_by_what_is_replayed() {
     ];
     let replay = replayed(&mut fixture.alice, files);
     fixture.crash().await;
-    // Alice is not back when nobody waits for her any more.
+    // Alice is not back by the time nobody waits for her any more.
     let by_bob = commit(vec![of_file(file, fixture.of_bob, 1_000)], true);
     assert!(committed(fixture.bob.call(by_bob).await.unwrap())[0].is_ok());
-    // Also when the answer is lost.
+    // Even if the answer is lost.
     for _ in 0..2 {
         fixture.alice_returns().await;
         let reply = meta(&fixture.alice.link, replay.clone()).await.unwrap();
@@ -291,12 +291,12 @@ async fn what_others_changed_meanwhile_is_not_hidden_by_what_is_replayed() {
         blocks_of(&mut fixture.alice, other).await,
         [(fixture.of_alice, 5_000)]
     );
-    // What is new is not what was forgotten.
+    // A new change is not taken for the lost one.
     let new = commit(vec![of_file(file, fixture.of_alice, 2_000)], false);
     assert!(committed(fixture.alice.call(new).await.unwrap())[0].is_ok());
 }
 
-/// She is back, and silent for longer than others wait.
+/// She is back, then silent for longer than others wait.
 #[tokio::test]
 async fn what_others_changed_before_all_was_replayed_is_not_hidden() {
     let (mut fixture, file, replay) = forgotten().await;
@@ -311,7 +311,8 @@ async fn what_others_changed_before_all_was_replayed_is_not_hidden() {
     );
 }
 
-/// She is back and heard of all the time, and takes longer to replay than others wait. Whoever leads next has to know of it.
+/// She is back and heard all the time, but takes longer to replay than others wait. The next leader has to know of
+/// it.
 #[tokio::test]
 async fn what_others_changed_before_a_slow_session_had_replayed_all_is_not_hidden() {
     let (mut fixture, file, replay) = forgotten().await;
@@ -334,14 +335,14 @@ async fn what_others_may_have_changed_before_two_crashes_is_not_hidden_either() 
     let (mut fixture, file, replay) = forgotten().await;
     let by_bob = commit(vec![of_file(file, fixture.of_bob, 1_000)], true);
     assert!(committed(fixture.bob.call(by_bob).await.unwrap())[0].is_ok());
-    // It is written down that her lease has run out.
+    // It is recorded that her lease has run out.
     tokio::time::sleep(LEASE).await;
     fixture.bob.create(ROOT, "later").await;
     fixture.crash().await;
     assert_refused(fixture, file, replay).await;
 }
 
-/// What he does not wait for is durable with what is written down of her lease, or a crash would take both.
+/// What he does not wait for is durable together with the record about her lease, or a crash would lose both.
 #[tokio::test]
 async fn what_others_change_after_a_lapse_is_durable_before_it_is_answered() {
     let (mut fixture, file, replay) = forgotten().await;
@@ -351,7 +352,7 @@ async fn what_others_change_after_a_lapse_is_durable_before_it_is_answered() {
     assert_refused(fixture, file, replay).await;
 }
 
-/// A snapshot has what was written down of her lease, and it is not written down again.
+/// A snapshot contains the record about her lease, which is not written again.
 #[tokio::test]
 async fn what_others_may_have_changed_before_a_snapshot_is_not_hidden_either() {
     let (mut fixture, file, replay) = forgotten().await;
@@ -370,7 +371,7 @@ async fn what_others_changed_before_a_return_that_came_to_nothing_is_not_hidden(
     let by_bob = commit(vec![of_file(file, fixture.of_bob, 1_000)], true);
     assert!(committed(fixture.bob.call(by_bob).await.unwrap())[0].is_ok());
     fixture.alice_returns().await;
-    // What was written down of her return is durable with it.
+    // The record of her return is durable with it.
     fixture.bob.create(ROOT, "later").await;
     fixture.crash().await;
     assert_refused(fixture, file, replay).await;
@@ -392,7 +393,7 @@ async fn attributes_that_others_set_meanwhile_are_not_replaced_by_what_is_replay
     assert_eq!(attr.permission_bits(), 0o640);
 }
 
-/// She is back, and silent for longer than others wait.
+/// She is back, then silent for longer than others wait.
 #[tokio::test]
 async fn attributes_that_others_set_before_all_was_replayed_are_not_replaced() {
     let mut fixture = Fixture::new(with_short_leases).await;
@@ -405,7 +406,7 @@ async fn attributes_that_others_set_before_all_was_replayed_are_not_replaced() {
     assert!(answer.is_err(), "{answer:?}");
     let attr = fixture.bob.lookup(ROOT, "one").await.unwrap();
     assert_eq!(attr.permission_bits(), 0o640);
-    // What is new is not refused for good, and not at all once she has said that nothing is left to replay.
+    // A new change is not refused permanently, and not at all once she has reported that nothing is left to replay.
     let attr = fixture.alice.attr(chmod(file, 0o604)).await;
     assert_eq!(attr.permission_bits(), 0o604);
     fixture.files = [InodeId(0); 2];
@@ -415,14 +416,14 @@ async fn attributes_that_others_set_before_all_was_replayed_are_not_replaced() {
     assert!(answer.is_ok(), "{answer:?}");
 }
 
-/// Whoever leads next would not wait until she has forgotten it.
+/// The next leader would not wait until she has forgotten it.
 #[tokio::test]
 async fn what_is_answered_before_the_lease_is_written_down_is_not_cached() {
     let mut fixture = Fixture::new(with_short_leases).await;
     let [file, other] = fixture.files;
     let call = relaxed(&mut fixture.alice, chmod(file, 0o600));
     fixture.crash().await;
-    // It is written down that her lease has run out.
+    // It is recorded that her lease has run out.
     fixture.bob.attr(chmod(other, 0o640)).await;
     let (session, files) = (Some(fixture.alice.session), fixture.files.to_vec());
     let alice = fixture
@@ -439,13 +440,13 @@ async fn what_is_answered_before_the_lease_is_written_down_is_not_cached() {
     }
 }
 
-/// Whoever leads next would take it for one that is replayed, and refuse it.
+/// The next leader would take it for a replay, and refuse it.
 #[tokio::test]
 async fn what_is_set_before_the_lease_is_written_down_is_durable_when_it_is_answered() {
     let mut fixture = Fixture::new(with_short_leases).await;
     let [file, other] = fixture.files;
     fixture.crash().await;
-    // It is written down that her lease has run out.
+    // It is recorded that her lease has run out.
     fixture.bob.attr(chmod(other, 0o640)).await;
     fixture.alice_returns().await;
     let call = relaxed(&mut fixture.alice, chmod(file, 0o600));

@@ -1,4 +1,4 @@
-//! A namenode whose directory was put back from a copy, or that runs twice.
+//! A namenode whose directory was restored from a copy, or that runs twice.
 
 use std::fs;
 use std::path::Path;
@@ -29,7 +29,7 @@ fn copy(from: &Path, to: &Path) {
     }
 }
 
-/// Puts the copy in the place of the namenode's directory.
+/// Replaces the namenode's directory with the copy.
 fn put_back(cluster: &Cluster, copied: &Path) {
     fs::remove_dir_all(cluster.data_dir()).unwrap();
     copy(copied, &cluster.data_dir());
@@ -39,7 +39,7 @@ async fn allocate(client: &mut Client) -> Result<u64, FsError> {
     Ok(client.allocate(1).await?.blocks[0].block.0)
 }
 
-/// Where a datanode's namenode is now.
+/// The current address of a datanode's namenode.
 async fn position(node: &Datanode) -> Position {
     let authority = node.heartbeat().await.authority;
     assert!(!authority.recovering);
@@ -77,7 +77,7 @@ async fn an_older_copy_changes_nothing_until_the_loss_is_accepted() {
         .unwrap();
     assert!(node.registered.authority.recovering);
     assert!(node.heartbeat().await.authority.recovering);
-    // Reading goes on, changing does not.
+    // Reading continues to work, changing does not.
     let mut bob = cluster.client("bob").await;
     bob.lookup(ROOT, "old").await.unwrap();
     let refused = bob.call(create(ROOT, "new")).await;
@@ -94,7 +94,7 @@ async fn an_older_copy_changes_nothing_until_the_loss_is_accepted() {
     };
     assert!(!report.healthy);
 
-    // A client that saw more is not taken for one that knows what this namenode knows.
+    // A client that saw more is not treated as one that knows what this namenode knows.
     let (link, _notices) = cluster.rpc(Role::Client, "alice").await;
     let resume = Request::OpenSession(OpenSession {
         resume: Some(session),
@@ -104,7 +104,7 @@ async fn an_older_copy_changes_nothing_until_the_loss_is_accepted() {
     });
     assert_eq!(link.ask(resume).await, Err(FsError::SessionExpired));
 
-    // The session of before comes back, and ends with the loss.
+    // The earlier session comes back, and ends when the loss is accepted.
     let mut alice = cluster.open("alice", Some(session), vec![]).await.unwrap();
     assert_eq!(
         cluster.admin(AdminRequest::AcceptLoss).await,
@@ -117,13 +117,13 @@ async fn an_older_copy_changes_nothing_until_the_loss_is_accepted() {
     assert_eq!(cluster.status().await.recovery, None);
     let nothing_to_accept = cluster.admin(AdminRequest::AcceptLoss).await;
     assert!(nothing_to_accept.is_err());
-    // Nothing is given twice.
+    // No ID is assigned twice.
     bob.set_sequence(10);
     assert_ne!(allocate(&mut bob).await.unwrap(), given.0);
     assert_ne!(bob.create(ROOT, "newer").await.ino, given.1);
     assert_ne!(cluster.client("dave").await.session, given.2);
 
-    // Then the newer directory is found. What its datanodes obeyed since, it lacks.
+    // Then the newer directory is found. It lacks what its datanodes have obeyed since.
     cluster.shutdown().await;
     put_back(&cluster, newer.path());
     cluster.start().await;
@@ -140,7 +140,7 @@ async fn an_older_copy_changes_nothing_until_the_loss_is_accepted() {
     assert_eq!(bob.lookup(ROOT, "newer").await.unwrap().ino, given.1);
 }
 
-/// They may believe in what they have cached until then.
+/// They may trust what they have cached until then.
 #[tokio::test]
 async fn after_a_restart_others_wait_for_the_lease_of_a_session_that_ended_with_the_loss() {
     const LEASE: Duration = Duration::from_secs(2);
@@ -185,7 +185,7 @@ async fn after_a_restart_others_wait_for_the_lease_of_a_session_that_ended_with_
 
 #[tokio::test]
 async fn a_copy_that_lacks_but_a_record_is_found_out() {
-    // The first records that a copy writes may have the numbers of those that it lacks.
+    // The first records that a copy writes may have the same numbers as those that it lacks.
     for missing in 1..=3 {
         let mut cluster = Cluster::with(|options| options.cluster.safe_mode_max_ms = 0).await;
         let node = Datanode::register(&cluster, "dn-1").await;
@@ -294,7 +294,7 @@ async fn a_datanode_of_a_second_namenode_is_refused_and_the_first_one_serves_on(
         .unwrap();
     assert_eq!(cluster.status().await.refused_nodes, []);
 
-    // Or when an operator decides for this namenode, whose clients go on.
+    // Or when an operator decides for this namenode, whose clients continue.
     let refused = Datanode::register_after(&cluster, "dn-2", Some(other)).await;
     assert!(refused.is_err());
     assert_eq!(

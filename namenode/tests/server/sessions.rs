@@ -25,7 +25,7 @@ async fn a_repeated_mutation_is_answered_as_before() {
     let Ok(MetaReply::Created { attr, .. }) = meta(&alice.link, call.clone()).await else {
         panic!("it was not created");
     };
-    // The rest about a new file, the client asks for then.
+    // The client requests the remaining attributes of a new file at that point.
     let first = Ok(MetaReply::Attr(attr));
     assert_eq!(meta(&alice.link, call.clone()).await, first);
 
@@ -43,7 +43,7 @@ async fn a_repeated_mutation_is_answered_as_before() {
         .unwrap();
     assert_eq!(meta(&alice.link, call.clone()).await, first);
 
-    // With the next number it is a new request.
+    // With the next number it counts as a new request.
     alice.set_sequence(1);
     assert_eq!(alice.call(create(ROOT, "file")).await, Err(FsError::Exists));
 }
@@ -53,7 +53,7 @@ async fn a_mutation_repeated_while_it_is_held_is_answered_once() {
     let cluster = Cluster::new().await;
     let mut bob = cluster.client("bob").await;
     let mut alice = cluster.client("alice").await;
-    // Alice's reply waits for Bob, whose cache has that the name does not exist.
+    // Alice's reply waits for Bob, who has cached that the name does not exist.
     assert_eq!(bob.lookup(ROOT, "file").await, Err(FsError::NotFound));
     let call = alice.number(create(ROOT, "file"));
     let first = tokio::spawn({
@@ -70,7 +70,7 @@ async fn a_mutation_repeated_while_it_is_held_is_answered_once() {
         let (link, call) = (alice.link.clone(), call.clone());
         async move { link.try_ask(Request::Meta(call)).await }
     });
-    // Requests of one connection are taken in order: the repeated one has been taken now.
+    // Requests of one connection are accepted in order: the repeated one has been accepted now.
     assert_eq!(alice.link.ask(Request::KeepAlive).await, Ok(Reply::Done));
     bob.ack(&notice).await;
     assert!(first.await.unwrap().is_err(), "its connection was cut");
@@ -258,7 +258,7 @@ async fn only_its_owner_resumes_a_session() {
         "undisturbed"
     );
 
-    // Once resumed elsewhere, the old connection speaks for no session.
+    // Once resumed elsewhere, the session can no longer be used on the old connection.
     let mut elsewhere = cluster
         .open("alice", Some(alice.session), vec![])
         .await
@@ -311,7 +311,7 @@ async fn one_peer_takes_neither_all_sessions_nor_all_blocks() {
     let located = greedy.allocate(1).await.unwrap();
     assert_eq!(greedy.allocate(1).await.map(|_| ()), blocks);
     alice.allocate(3).await.unwrap();
-    // What is sealed is not written any more.
+    // What is sealed can no longer be written.
     let block = located.blocks[0].block;
     let seal = SealedBlock {
         block,
@@ -362,7 +362,7 @@ async fn a_quota_without_room_refuses_blocks_for_new_data() {
         numbered(&mut call).file = file;
         let answer = meta(&alice.link, call).await;
         assert_eq!(answer.map(|_| ()), expected, "{file:?}");
-        // Blocks for no file would be for any.
+        // Blocks allocated for no file would be usable for any.
         let mut call = alice.number(Mutation::AllocateBlocks(allocate));
         numbered(&mut call).file = None;
         let refused = meta(&alice.link, call).await;

@@ -13,7 +13,7 @@ use harvestfs_protocol::rpc::{Reply, Request};
 
 use crate::harness::*;
 
-/// How often it is tried: the disk may be quick.
+/// Number of attempts: the disk may be fast.
 const ROUNDS: u32 = 50;
 
 /// Makes a change, and asks on the same connection before the change is answered. When the answer shows the change, that

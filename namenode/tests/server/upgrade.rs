@@ -1,4 +1,4 @@
-//! Parts with other versions, and what the namenode says of them.
+//! Parts with other versions, and what the namenode reports about them.
 
 use harvestfs_namenode::engine::namespace::Command;
 use harvestfs_namenode::journal::{Journal, JournalOptions};

@@ -1,4 +1,5 @@
-//! What a member knows of how much the others remember, by which one is recognised that has forgotten something.
+//! What a member knows about how much the others remember. It serves to recognise a member that has forgotten
+//! something.
 
 use harvestfs_protocol::peer::{Known, Memory};
 use harvestfs_protocol::planted::{self, Bug};
@@ -9,7 +10,7 @@ use crate::consensus::member_file::Told;
 use crate::journal::JournalError;
 
 impl LogStore {
-    /// What is known of another member's memory.
+    /// What is known about another member's memory.
     pub(in crate::consensus) fn known_memory(&self, member: MemberId) -> Option<Known> {
         let known = self.shared.kept.lock().known.get(&member).copied();
         known.map(|(run, writes)| Known {
@@ -19,12 +20,12 @@ impl LogStore {
         })
     }
 
-    /// A member says what it remembers. False: it has forgotten something that is known here.
+    /// Notes what a member reports to remember. Returns false if it has forgotten something that is known here.
     pub(in crate::consensus) fn note_memory(&self, member: MemberId, memory: Memory) -> bool {
         let mut kept = self.shared.kept.lock();
         let known = kept.known.get(&member).copied();
         match known {
-            // Messages of one start may come in another order.
+            // Messages of one start may arrive out of order.
             Some((run, writes)) if run == memory.run => {
                 let most = writes.max(memory.writes);
                 kept.known.insert(member, (run, most));
@@ -36,22 +37,22 @@ impl LogStore {
                 false
             }
             Some(_) | None => {
-                // Written with the next change. A vote is one; before an acknowledgement counts, there is
-                // `write_memory`.
+                // Written with the next change. A vote is one; `write_memory` is called before an acknowledgement
+                // counts.
                 kept.known.insert(member, (memory.run, memory.writes));
                 true
             }
         }
     }
 
-    /// Whether a start of this member does not forget what is known of another one's memory.
+    /// Whether what is known about another member's memory survives a restart of this one.
     pub(in crate::consensus) fn has_written_memory(&self, member: MemberId) -> bool {
         let known = self.shared.kept.lock().known.get(&member).copied();
         self.shared.written_known.lock().get(&member).copied() == known
     }
 
-    /// What is known of another member's memory is durable when this returns, so that a start of this one does not
-    /// forget it.
+    /// Makes what is known about another member's memory durable before it returns, so that a restart of this one
+    /// does not forget it.
     pub(in crate::consensus) fn write_memory(&self, member: MemberId) -> Result<(), JournalError> {
         // Another call may have written it while this one waited.
         if self.has_written_memory(member) {
@@ -60,7 +61,7 @@ impl LogStore {
         self.keep(|_| ())
     }
 
-    /// Others know more of this member than it does itself: it takes part in nothing any more.
+    /// Notes that others know more about this member than it does itself: it takes part in nothing any more.
     pub(in crate::consensus) fn forgot(&self) {
         if self.shared.kept.lock().told != Told::Nothing {
             return;
@@ -75,15 +76,15 @@ impl LogStore {
         self.shared.executed.replaced();
     }
 
-    /// This member is in the group no more. What it promised there binds it no longer, and it begins anew as one that can
-    /// be taken in again, with another number.
+    /// Records that this member is no longer in the group. What it promised there no longer binds it, and it starts
+    /// over as one that can be added again, under another number.
     pub(in crate::consensus) fn left(&self) {
         if self.shared.kept.lock().told != Told::Nothing {
             return;
         }
         match self.keep(|kept| kept.told = Told::Left) {
             Ok(()) => self.shared.executed.replaced(),
-            // To begin anew would be to ask again. It does no harm meanwhile: it gets no votes.
+            // To start over would mean to ask again. Meanwhile it does no harm: it gets no votes.
             Err(error) => {
                 tracing::error!(%error, "this namenode is in the group no more, and cannot write that down");
             }

@@ -1,4 +1,4 @@
-//! The journal as the log of openraft.
+//! The journal as openraft's log.
 
 mod memory;
 mod reading;
@@ -36,14 +36,14 @@ use crate::journal::{
 #[derive(Debug)]
 pub(in crate::consensus) struct Deposed;
 
-/// The log of one member. Cheap to clone; each clone reads on where it stopped.
+/// The log of one member. Cheap to clone; each clone continues to read where it stopped.
 #[derive(Clone)]
 pub(in crate::consensus) struct LogStore {
     shared: Arc<Shared>,
     reader: JournalReader,
 }
 
-/// What comes of writing the journal back.
+/// Receives the result of a sync of the journal.
 type Synced = oneshot::Receiver<Result<Lsn, Arc<JournalError>>>;
 
 fn closed() -> io::Error {
@@ -53,34 +53,34 @@ fn closed() -> io::Error {
 struct Shared {
     disk: Arc<dyn Disk>,
     counters: Arc<JournalCounters>,
-    /// None: it was closed.
+    /// `None` once it is closed.
     writer: Mutex<Option<Arc<JournalWriter>>>,
     tail: Arc<Mutex<Tail>>,
-    /// Whoever adds records or removes some has it until the journal has been handed all of that: of many records, those
-    /// that still wait for room would come behind what removes them. The journal makes room for all of them, or refuses
-    /// them once it has failed.
+    /// Held while records are added or removed, until the journal has received all of them: otherwise, those of many
+    /// records that still wait for room would come after what removes them. The journal makes room for all of them,
+    /// or refuses them once it has failed.
     turn: AsyncMutex<()>,
     commits: Arc<Commits>,
     executed: Arc<Executed>,
     kept: Mutex<Kept>,
-    /// What the file says of the others.
+    /// What the file contains about the other members.
     written_known: Mutex<BTreeMap<MemberId, (u64, u64)>>,
-    /// Held while its file is written: by the consensus, by what answers others, and by a snapshot.
+    /// Held while the member file is written: by the consensus, by what answers others, and by a snapshot.
     writing: Mutex<MemberFile>,
-    /// What is to take the place of the journal's content.
+    /// The snapshot that will replace the journal's content.
     fetched: Mutex<Option<Fetched>>,
-    /// The last entry with members that was added, until somebody has waited for it.
+    /// The last entry with members that was added, until a waiter has taken it.
     members_added: Mutex<Option<Lsn>>,
     added: Notify,
     /// Notified with each vote, before it is durable.
     voted: Notify,
 }
 
-/// Whether this member may write its file.
+/// Whether this member may write its member file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum MemberFile {
     Open,
-    /// The journal is closed: the file is that of the next start, which may be in the same process.
+    /// The journal is closed: the file belongs to the next start, which may be in the same process.
     Left,
 }
 
@@ -106,7 +106,7 @@ impl LogStore {
         }));
         let (progressing, following) = (Arc::clone(&tail), Arc::clone(&commits));
         let progress = move |durable: Result<Lsn, &Arc<JournalError>>| {
-            // Replies first.
+            // Before openraft, so that replies leave first.
             following.progress(durable.ok());
             progressing.lock().progress(durable);
         };
@@ -142,7 +142,7 @@ impl LogStore {
         Arc::clone(&self.shared.counters)
     }
 
-    /// Makes everything durable and ends the journal's thread. Blocks. Nothing is appended any more.
+    /// Makes everything durable and ends the journal's thread. Blocks. Nothing can be appended any more.
     pub(in crate::consensus) fn close(&self) -> Result<(), Arc<JournalError>> {
         let Some(writer) = self.shared.writer.lock().take() else {
             return Ok(());
@@ -150,7 +150,7 @@ impl LogStore {
         let Some(writer) = Arc::into_inner(writer) else {
             panic!("the journal is closed while it is written");
         };
-        // The member that starts with this journal next writes it alone.
+        // From here on, only the member that starts next with this journal writes the file.
         *self.shared.writing.lock() = MemberFile::Left;
         let mut journal = writer.shutdown()?;
         if let Some(fetched) = self.shared.fetched.lock().take() {
@@ -165,8 +165,8 @@ impl LogStore {
         self.shared.kept.lock().members_at(lsn).clone()
     }
 
-    /// Other members are in the group from an entry on that is committed. It need not be the newest one of which that is
-    /// known: after a start, entries are applied again.
+    /// Keeps the members of the group from a committed entry on. It need not be the newest such entry that is known:
+    /// after a start, entries are applied again.
     pub(in crate::consensus) fn keep_members(
         &self,
         members: StoredMembers,
@@ -180,15 +180,15 @@ impl LogStore {
         Ok(())
     }
 
-    /// Whether the newest members that it knows of include this one.
+    /// Whether the newest known members include this one.
     pub(in crate::consensus) fn is_among_members(&self) -> bool {
         let kept = self.shared.kept.lock();
         let members = kept.members_at(Lsn::MAX).membership();
         members.get_node(&kept.this).is_some()
     }
 
-    /// Whether a namenode whose log ends there has left the group: it lacks an entry with members that is committed, and
-    /// is none of them. One that was taken in later has that entry.
+    /// Whether a namenode whose log ends at `last` has left the group: it lacks a committed entry with members, and
+    /// is not among these. A namenode that was added later has that entry.
     pub(in crate::consensus) fn has_left(&self, id: MemberId, last: Option<LogId>) -> bool {
         let kept = self.shared.kept.lock();
         let members = kept.members_at(Lsn::MAX);
@@ -197,40 +197,41 @@ impl LogStore {
         lacks_it && members.membership().get_node(&id).is_none()
     }
 
-    /// This member.
+    /// The number of this member.
     pub(in crate::consensus) fn this(&self) -> MemberId {
         self.shared.kept.lock().this
     }
 
-    /// The cluster that it is in.
+    /// The cluster that it belongs to.
     pub(in crate::consensus) fn cluster(&self) -> ClusterId {
         ClusterId(self.reader.cluster_id())
     }
 
-    /// Its vote; that of before the first term if it never voted.
+    /// Its vote; one from before the first term if it never voted.
     pub(in crate::consensus) fn vote(&self) -> Vote {
         let kept = self.shared.kept.lock();
         kept.vote.unwrap_or_else(|| Vote::new(0, MemberId(0)))
     }
 
-    /// The newest term that it voted in, also while that vote is not durable yet.
+    /// The newest term that it voted in, even while that vote is not durable yet.
     pub(in crate::consensus) fn voted_term(&self) -> Term {
         self.shared.tail.lock().term
     }
 
-    /// Waits until it votes in a later term than this one, whether or not that is durable. One waits at a time.
+    /// Waits until it votes in a later term than `term`, whether or not that is durable. Supports one waiter at a
+    /// time.
     pub(in crate::consensus) async fn voted_after(&self, term: Term) {
         while self.voted_term() <= term {
             self.shared.voted.notified().await;
         }
     }
 
-    /// How often this member has written down what it must not forget.
+    /// How often this member has written its member file.
     pub(in crate::consensus) fn writes(&self) -> u64 {
         self.shared.kept.lock().writes
     }
 
-    /// The newest snapshot in the journal, as the group knows it. Without one, that of before the first
+    /// The newest snapshot in the journal, as known to the group. If there is none, the state before the first
     /// record: what the group began with.
     pub(in crate::consensus) fn newest_snapshot(&self) -> SnapshotMeta {
         let (newest, _) = self.reader.snapshot_lsns();
@@ -241,7 +242,7 @@ impl LogStore {
         }
     }
 
-    /// The last entry that the newest snapshot in the journal covers; none without one.
+    /// The last entry that the newest snapshot in the journal covers; `None` without a snapshot.
     pub(in crate::consensus) fn newest_snapshot_end(&self) -> Option<LogId> {
         let end = self.newest_snapshot().last_log_id;
         end.filter(|end| end.index() > 0)
@@ -251,19 +252,19 @@ impl LogStore {
         &self.shared.commits
     }
 
-    /// Reads the journal from another place.
+    /// Returns an independent reader of the journal.
     pub(in crate::consensus) fn reader(&self) -> JournalReader {
         self.reader.clone()
     }
 
-    /// The entry with this number, if there is one.
+    /// The ID of the entry with this number, if there is one.
     pub(in crate::consensus) fn entry_at(&self, lsn: Lsn) -> Option<LogId> {
         let last = self.shared.tail.lock().last?;
         let kept = self.shared.kept.lock();
         (lsn <= last.index()).then(|| kept.entry(lsn))
     }
 
-    /// Whether an entry that is committed is in the log, or covered by its snapshot.
+    /// Whether a committed entry is in the log, or covered by its snapshot.
     pub(in crate::consensus) fn has_committed(&self, entry: LogId) -> bool {
         let last = self.last().map_or(0, |last| last.index());
         let kept = self.shared.kept.lock();
@@ -275,11 +276,11 @@ impl LogStore {
         self.shared.tail.lock().last
     }
 
-    /// A snapshot of another member is to take the place of what is here, as soon as this member is
-    /// closed; unless the log has its end meanwhile.
+    /// Notes that another member's snapshot has to replace the log as soon as this member is closed, unless the log
+    /// already contains the snapshot's last entry.
     pub(in crate::consensus) fn take_snapshot(&self, fetched: Fetched) {
-        // While it was fetched, a leader that still had the records may have sent them, and this member may lead since: it
-        // would begin anew for nothing.
+        // While it was fetched, a leader that still had the records may have sent them, and this member may even lead
+        // by now: it would start over for nothing.
         if self.has_committed(fetched.last()) {
             return;
         }
@@ -287,7 +288,7 @@ impl LogStore {
         self.shared.executed.replaced();
     }
 
-    /// What openraft added before does not count.
+    /// Discards what openraft added before.
     pub(in crate::consensus) fn forget_members_added(&self) {
         *self.shared.members_added.lock() = None;
     }
@@ -302,18 +303,18 @@ impl LogStore {
         }
     }
 
-    /// Writes entries of the leader of a term that openraft hears of next: what they wait for on the disk begins at
-    /// once.
+    /// Writes entries of the leader of a term, which are passed to openraft next: this way, writing them to the disk
+    /// begins immediately.
     ///
     /// # Errors
-    /// This member has voted in a later term since.
+    /// This member has since voted in a later term.
     pub(in crate::consensus) async fn submit(
         &self,
         term: Term,
         records: Vec<Record>,
     ) -> Result<(), Deposed> {
         if self.voted_term() != term {
-            // It is openraft's turn, perhaps, which waits for a slow disk.
+            // Perhaps openraft has the turn, and waits for a slow disk.
             return Err(Deposed);
         }
         let _turn = self.shared.turn.lock().await;
@@ -337,8 +338,8 @@ impl LogStore {
         Ok(())
     }
 
-    /// The first entry here that is not the one of this number among `entries`: this member submitted it as a leader that
-    /// had been deposed already, so that openraft never had it.
+    /// The first entry here that differs from the one of the same number in `entries`: this member submitted it as a
+    /// leader that had been deposed already, so openraft never received it.
     fn conflict_with(&self, entries: &[Entry]) -> Option<Lsn> {
         let tail = self.shared.tail.lock();
         let differs = |entry: &&Entry| {
@@ -348,7 +349,7 @@ impl LogStore {
         entries.iter().find(differs).map(RaftEntry::index)
     }
 
-    /// Removes the entries after this one, which another leader replaces. It is the caller's turn.
+    /// Removes the entries after this one, which another leader replaces. The caller must hold the turn.
     async fn remove_after(&self, lsn: Lsn) -> Result<(), io::Error> {
         let Some(writer) = self.writer() else {
             return Err(closed());
@@ -370,7 +371,7 @@ impl LogStore {
         self.shared.executed.removed_after(lsn);
         let (sender, removed) = oneshot::channel();
         let done = Box::new(move |outcome| {
-            // The caller waits, or this member stops.
+            // The caller waits, unless this member stops.
             let _ = sender.send(outcome);
         });
         writer.truncate_after(lsn, done).await;
@@ -380,13 +381,14 @@ impl LogStore {
         }
     }
 
-    /// The first entry of the term that follows the one in which an epoch began that has the entries from this one on, if
-    /// that is known.
+    /// The first entry of the term after the one in which the epoch began whose entries start at `first`, if it is
+    /// known.
     pub(in crate::consensus) fn term_after_epoch(&self, first: Lsn) -> Option<Lsn> {
         member_file::term_after_epoch(&self.shared.kept.lock().terms, first)
     }
 
-    /// A snapshot is about to cover everything up to `lsn`: where terms begin has to be known without the entries.
+    /// Prepares for a snapshot that covers everything up to `lsn`: where terms begin has to be known without the
+    /// entries.
     pub(in crate::consensus) fn keep_terms(&self, lsn: Lsn) -> Result<(), JournalError> {
         let mut oldest = self.reader.first_lsn().saturating_sub(1).min(lsn);
         if planted::is(Bug::ForgetsTermsEarly) {
@@ -395,9 +397,9 @@ impl LogStore {
         self.keep(|kept| kept.forget_before(oldest))
     }
 
-    /// Has the journal written back, and answer when what was appended before is durable; none if it is.
+    /// Makes the journal sync what was appended before. Returns `None` if it is durable already.
     async fn begin_sync(&self) -> Result<Option<Synced>, io::Error> {
-        // Behind what is being handed to the journal.
+        // After what is being handed to the journal.
         let _turn = self.shared.turn.lock().await;
         let Some(writer) = self.writer() else {
             return Err(closed());
@@ -411,7 +413,7 @@ impl LogStore {
             records: Vec::new(),
             wants_durable: true,
             done: Box::new(move |outcome| {
-                // The caller waits, or this member stops.
+                // The caller waits, unless this member stops.
                 let _ = sender.send(outcome);
             }),
         };
@@ -425,7 +427,7 @@ impl LogStore {
     }
 
     fn keep(&self, change: impl FnOnce(&mut Kept)) -> Result<(), JournalError> {
-        // A file that is written later has all that was changed before; and there is one temporary name.
+        // A file that is written later must contain all earlier changes; and there is only one temporary name.
         let writing = self.shared.writing.lock();
         if *writing == MemberFile::Left {
             return Err(JournalError::Closed);
@@ -437,7 +439,7 @@ impl LogStore {
         };
         kept.writes += 1;
         member_file::write(&self.shared.disk, &kept)?;
-        // Others are told how often it was written: after a start it must not be less.
+        // Others receive this count: after a start it must not be lower.
         self.shared.kept.lock().writes = kept.writes;
         *self.shared.written_known.lock() = kept.known;
         Ok(())
@@ -460,19 +462,19 @@ impl RaftLogStorage<Group> for LogStore {
     }
 
     async fn save_vote(&mut self, vote: &Vote) -> Result<(), io::Error> {
-        // First: a leader of a term before adds nothing once there is a vote in a later one.
+        // First of all: a leader of an earlier term adds nothing once there is a vote in a later one.
         self.shared.tail.lock().term = vote.leader_id.term;
         self.shared.voted.notify_one();
         if planted::is(Bug::ForgetsVote) {
             self.shared.kept.lock().vote = Some(*vote);
             return Ok(());
         }
-        // openraft takes a vote that is saved for the end of everything before it, and would acknowledge to the next
-        // leader what a slow disk does not have yet (`openraft::docs::protocol::io_ordering`). The two are written at the
-        // same time: nobody is told of either before both are durable.
+        // openraft takes a saved vote for the end of everything before it, and would acknowledge to the next leader
+        // what a slow disk does not have yet (`openraft::docs::protocol::io_ordering`). The two are written
+        // concurrently: nobody learns of either before both are durable.
         let synced = self.begin_sync().await?;
         let (store, vote) = (self.clone(), *vote);
-        // The owner has this thread too, and lets its clients go meanwhile.
+        // The owner shares this thread, and drops its clients meanwhile.
         let kept = blocking(move || store.keep(|kept| kept.vote = Some(vote))).await;
         kept.map_err(io::Error::other)?;
         let Some(synced) = synced else {
@@ -505,7 +507,7 @@ impl RaftLogStorage<Group> for LogStore {
             for entry in entries {
                 last = entry.index();
                 if tail.last.is_some_and(|it| it.index() >= last) {
-                    // Submitted by the owner, before. What was submitted and never reached openraft was removed.
+                    // The owner submitted it earlier. What was submitted and never reached openraft was removed.
                     let here = tail.recent(last).map(RaftEntry::log_id);
                     assert_eq!(here, Some(entry.log_id()), "an entry is what was submitted");
                     continue;
@@ -517,7 +519,7 @@ impl RaftLogStorage<Group> for LogStore {
                 }
                 batches.add(&entry);
                 if let EntryPayload::Membership(members) = &entry.payload {
-                    // Before it is durable: from here on others have to agree.
+                    // Even before it is durable: from here on others have to agree.
                     if !is_sole_voter(members, kept.this) {
                         self.shared.commits.others_named(entry.index());
                     }
@@ -550,7 +552,7 @@ impl RaftLogStorage<Group> for LogStore {
             tail.purged = tail.purged.max(Some(upto));
         }
         let reader = self.reader.clone();
-        // Files are removed where that holds up nobody: openraft does nothing else while it waits.
+        // Files are removed where that blocks nobody: openraft does nothing else while it waits.
         tokio::spawn(blocking(move || {
             if let Some(error) = reader.purge(upto.index()).removal_error {
                 tracing::warn!(%error, "old files of the journal could not be removed");

@@ -15,10 +15,10 @@ use crate::consensus::tail::bytes_of;
 use crate::consensus::{Entry, Group, Vote};
 use crate::journal::Lsn;
 
-/// Bytes of records that are read from the journal at once.
+/// Bytes of records that are read from the journal at a time.
 const READ_BYTES_MAX: usize = 4 << 20;
 
-/// The first of a range of entries, and the one after its last.
+/// The first entry of a range, and the one after its last.
 fn bounds_of(range: &impl RangeBounds<u64>) -> (Lsn, Lsn) {
     let first = match range.start_bound() {
         Bound::Included(first) => *first,
@@ -34,7 +34,7 @@ fn bounds_of(range: &impl RangeBounds<u64>) -> (Lsn, Lsn) {
 }
 
 impl LogStore {
-    /// Records of a leader, from one up to another one; fewer if they are many.
+    /// Returns the records of a leader in this range; fewer if they are many.
     pub(in crate::consensus) fn records(
         mut self,
         from: Lsn,
@@ -45,12 +45,11 @@ impl LogStore {
             EntryPayload::Normal(record) => Some(record),
             EntryPayload::Blank | EntryPayload::Membership(_) => None,
         };
-        // openraft adds the others itself.
+        // openraft adds the other entries itself.
         Ok(entries.into_iter().map_while(record).collect())
     }
 
-    /// The entries from `first` on, up to and without `end`, without gaps; not all, if they are more than
-    /// `bytes`.
+    /// Returns the entries from `first` to before `end`, without gaps; not all of them if they exceed `bytes`.
     fn entries(&mut self, first: Lsn, end: Lsn, bytes: usize) -> Result<Vec<Entry>, io::Error> {
         let mut next = first.max(1);
         let mut entries = Vec::new();
@@ -61,7 +60,8 @@ impl LogStore {
                 let last = tail.last.map_or(0, |last| last.index());
                 let end = end.min(last + 1);
                 let oldest = tail.recent.front().map_or(last + 1, RaftEntry::index);
-                // None: they are older. What is read below may have become so meanwhile, so that more has to be read.
+                // None if they are older. What is read below may have left memory meanwhile, so that more has to be
+                // read.
                 let recent = next.checked_sub(oldest).into_iter();
                 let recent = recent.flat_map(|from| tail.recent.iter().skip(from as usize));
                 for entry in recent.take_while(|it| it.index() < end) {
@@ -102,8 +102,8 @@ impl RaftLogReader<Group> for LogStore {
         self.entries(first, end, usize::MAX)
     }
 
-    /// What is committed, to be applied. After a start of a member of a group that is everything since its snapshot: more
-    /// than fits into memory at once, and it would keep all others waiting.
+    /// The committed entries, to be applied. After a start of a member of a group, that is everything since its
+    /// snapshot: more than fits into memory at a time, and it would block everything else.
     async fn entries_stream<R>(
         &mut self,
         range: R,
@@ -129,7 +129,7 @@ impl RaftLogReader<Group> for LogStore {
         pieces.try_flatten()
     }
 
-    /// As many as one message takes, and one more.
+    /// As many entries as one message takes, and one more.
     async fn limited_get_log_entries(
         &mut self,
         first: Lsn,

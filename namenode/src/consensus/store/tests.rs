@@ -51,7 +51,7 @@ fn records(count: usize, bytes: usize) -> Vec<Record> {
     vec![record; count]
 }
 
-/// Has the journal do nothing until something is sent, or the sender is dropped.
+/// Makes the journal do nothing until something is sent, or the sender is dropped.
 async fn hold_up(store: &LogStore) -> mpsc::Sender<()> {
     let (release, released) = mpsc::channel();
     let (enter, entered) = mpsc::channel();
@@ -69,7 +69,7 @@ async fn hold_up(store: &LogStore) -> mpsc::Sender<()> {
     release
 }
 
-/// What a deposed leader acknowledges to the next one must be on its disk, which did nothing for a while.
+/// What a deposed leader acknowledges to the next one must be on its disk, which was stuck for a while.
 #[tokio::test]
 async fn a_vote_is_saved_after_what_was_appended_before_it() {
     let dir = tempfile::tempdir().unwrap();
@@ -94,7 +94,7 @@ async fn a_vote_is_saved_after_what_was_appended_before_it() {
     assert!(store.is_durable());
 }
 
-/// The owner of the engine has the same thread, and lets its clients go when there is a vote in a later term.
+/// The owner of the engine shares this thread, and drops its clients when there is a vote in a later term.
 #[tokio::test]
 async fn others_run_while_a_vote_is_written() {
     let dir = tempfile::tempdir().unwrap();
@@ -112,7 +112,7 @@ async fn others_run_while_a_vote_is_written() {
     assert_eq!((store.vote(), store.writes()), (vote, 1));
 }
 
-/// A leader's disk did nothing for a while. What it had written and the journal had no room for yet must not come behind
+/// A leader's disk was stuck for a while. What it had written and the journal had no room for yet must not come after
 /// what removes it.
 #[tokio::test]
 async fn what_waits_for_room_is_removed_with_what_is_queued() {
@@ -137,7 +137,7 @@ async fn what_waits_for_room_is_removed_with_what_is_queued() {
     assert_eq!(journal_in(dir.path()).1, 0);
 }
 
-/// A start of a member of a group reads everything since its snapshot.
+/// A start of a group's member reads everything since its snapshot.
 #[tokio::test]
 async fn others_run_between_the_pieces_of_a_long_log() {
     let dir = tempfile::tempdir().unwrap();
@@ -159,7 +159,7 @@ async fn others_run_between_the_pieces_of_a_long_log() {
     assert_eq!((read, pauses), (vec![2, 3, 4, 5], 1));
 }
 
-/// More waits for a slow disk than is kept of entries in memory.
+/// More waits for a slow disk than entries are kept in memory.
 #[tokio::test]
 async fn what_the_journal_does_not_have_yet_can_be_read() {
     let dir = tempfile::tempdir().unwrap();

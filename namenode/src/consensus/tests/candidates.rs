@@ -1,4 +1,4 @@
-//! Who asks for votes.
+//! Which members ask for votes.
 
 use std::net::UdpSocket;
 
@@ -6,7 +6,7 @@ use harvestfs_protocol::error::FsError;
 
 use super::*;
 
-/// Whether anybody calls.
+/// Whether any member calls.
 pub(super) async fn is_called(other: &UdpSocket, within: Duration) -> bool {
     let deadline = tokio::time::Instant::now() + within;
     while tokio::time::Instant::now() < deadline {
@@ -18,7 +18,7 @@ pub(super) async fn is_called(other: &UdpSocket, within: Duration) -> bool {
     false
 }
 
-/// One that would end when it is elected.
+/// A member that would end if it were elected.
 #[tokio::test]
 async fn a_member_that_is_no_candidate_asks_nobody_for_a_vote() {
     let other = UdpSocket::bind("127.0.0.1:0").unwrap();
@@ -41,7 +41,7 @@ async fn a_member_that_is_no_candidate_asks_nobody_for_a_vote() {
     consensus.close().await.unwrap();
 }
 
-/// The leader does not know that it would end, and names the one that has most.
+/// The leader does not know that it would end, and names the member that has most.
 #[tokio::test]
 async fn a_member_that_is_no_candidate_refuses_to_take_leadership_over() {
     let dir = tempfile::tempdir().unwrap();
@@ -78,7 +78,7 @@ async fn a_member_that_is_no_candidate_refuses_to_take_leadership_over() {
         matches!(&refused, Err(FsError::InvalidArgument(why)) if why.contains("no votes")),
         "{refused:?}"
     );
-    // Others have its vote all the same, as soon as the leader leaves.
+    // Others get its vote all the same, as soon as the leader leaves.
     let request = PeerRequest::Vote {
         ballot: Ballot {
             term: 6,

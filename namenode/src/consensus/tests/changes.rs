@@ -39,7 +39,7 @@ async fn members_that_a_successor_names_are_not_what_a_change_adds() {
     consensus.close().await.unwrap();
 }
 
-/// Of one that led then, which has the entry: nobody else tells it.
+/// As of a member that led then and has the entry: nobody else notifies it.
 #[tokio::test]
 async fn a_member_that_has_the_entry_by_which_it_was_removed_leaves_by_itself() {
     let dir = tempfile::tempdir().unwrap();
@@ -86,7 +86,7 @@ async fn a_member_that_has_the_entry_by_which_it_was_removed_leaves_by_itself() 
     assert!(!consensus.is_removed());
     append(5, &[], last, Some(last)).await;
     once(true).await;
-    // By then it may have acknowledged what takes it in again.
+    // By then it may have acknowledged the entry that adds it again.
     let adding = Entry::new(log_id(5, 2), named(&[1, 2, 3]));
     append(5, &[adding], last, Some(last)).await;
     once(false).await;

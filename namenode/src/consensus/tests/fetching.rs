@@ -1,4 +1,4 @@
-//! What a member fetches of another one.
+//! What a member fetches from another one.
 
 use std::net::UdpSocket;
 
@@ -14,7 +14,7 @@ use super::*;
 use crate::consensus::applied::InJournal;
 use crate::consensus::peers::Peer;
 
-/// One that begins anew opens its journal again, and ends if it cannot.
+/// A member that starts over opens its journal again, and ends if it cannot.
 #[tokio::test]
 async fn a_closed_member_has_its_journal_open_no_more_although_another_one_does_not_answer() {
     let silent = UdpSocket::bind("127.0.0.1:0").unwrap();
@@ -23,7 +23,7 @@ async fn a_closed_member_has_its_journal_open_no_more_although_another_one_does_
     let journal = journal_in(dir.path());
     found(&journal, MemberId(1), members(&[1, 2, 3])).unwrap();
     let (consensus, _committed) = start_empty(journal).await;
-    // Calls for votes have it open until they end.
+    // Calls for votes keep it open until they end.
     consensus.set_candidate(false);
     let service = consensus.service();
     let request = PeerRequest::TakeSnapshot {
@@ -36,7 +36,7 @@ async fn a_closed_member_has_its_journal_open_no_more_although_another_one_does_
     assert!(is_called(&silent, 50 * PROMISED).await);
     drop(service);
     consensus.close().await.unwrap();
-    // Tasks of openraft end a moment later than that says; long before the other one is given up.
+    // openraft's tasks end a moment after it reports its end; long before the other call is given up.
     for _ in 0..20 {
         if Journal::open(&journal_options(dir.path())).is_ok() {
             return;
@@ -46,7 +46,7 @@ async fn a_closed_member_has_its_journal_open_no_more_although_another_one_does_
     panic!("its journal is still open");
 }
 
-/// openraft takes it for the answer to a heartbeat that was sent when it began, and nobody looks at a vote for it.
+/// openraft takes it for the answer to a heartbeat that was sent when it began, and nobody checks a vote for it.
 #[tokio::test]
 async fn a_snapshot_that_another_member_has_already_makes_no_lease() {
     let authority = CertificateAuthority::for_simulation().unwrap();

@@ -101,8 +101,8 @@ fn the_members_of_an_entry_are_those_that_were_named_last_before_it() {
     assert_eq!(kept.members.len(), 1);
 }
 
-/// An epoch of several terms, of which only the last one's leader came so far as to begin it, ends where that term does: what
-/// it had told datanodes would be of no epoch otherwise.
+/// An epoch that spans several terms, of which only the last leader got as far as beginning it, ends with that term:
+/// otherwise what that leader told datanodes would belong to no epoch.
 #[test]
 fn an_epoch_ends_with_the_term_in_which_it_began() {
     let after = |terms: &[(Lsn, Term)], first| member_file::term_after_epoch(terms, first);
@@ -123,7 +123,7 @@ fn an_epoch_ends_with_the_term_in_which_it_began() {
     assert_eq!(after(&[], 4), None);
 }
 
-/// What the second member asks the first one.
+/// What the second member asks of the first one.
 fn call_of_second(request: PeerRequest) -> PeerCall {
     PeerCall {
         from: 2,
@@ -150,7 +150,7 @@ fn a_copy_of_a_member_is_recognised_and_the_only_one_is_not_asked() {
     let vote = Vote::new(1, MemberId(1));
     for (ids, vote, of_copy) in [
         (&[1, 2, 3][..], Some(vote), Condition::Copy),
-        // It has told nobody anything: it was made elsewhere, and moved. Or is put back, which the others know.
+        // It has told nobody anything: it was made elsewhere, and moved. Or it was put back, which the others know.
         (&[1, 2, 3], None, Condition::Founding),
         (&[1], Some(vote), Condition::Member),
     ] {
@@ -219,7 +219,7 @@ fn store_of(journal: Journal) -> LogStore {
     store.unwrap()
 }
 
-/// What is told to others and is less after a start looks like an older copy.
+/// A count that others have received and that is lower after a start looks like an older copy.
 #[test]
 fn a_write_that_failed_does_not_count() {
     let dir = tempfile::tempdir().unwrap();
@@ -234,7 +234,7 @@ fn a_write_that_failed_does_not_count() {
         },
     );
     assert!(store.note_memory(other, memory));
-    // As where no room is left for the file.
+    // As if no room were left for the file.
     let temporary = dir.path().join("member.tmp");
     fs::create_dir(&temporary).unwrap();
     assert!(store.write_memory(other).is_err());
@@ -304,7 +304,7 @@ async fn a_member_that_remembers_less_than_it_said_is_noticed() {
     let known = store.known_memory(MemberId(2)).unwrap();
     assert_eq!((known.run, known.writes), (2, 12));
     assert!(remembers(4, 12, 12));
-    // Others are others.
+    // Other members are not affected.
     assert!(store.note_memory(
         MemberId(3),
         Memory {
@@ -333,7 +333,7 @@ fn append_members(journal: &mut Journal, named: &Membership<MemberId, Member>) {
     journal.sync().unwrap();
 }
 
-/// Starts with a journal that has nothing else.
+/// Starts with a journal that contains nothing else.
 async fn start_with_members(
     journal: Journal,
     members: Membership<MemberId, Member>,
@@ -353,7 +353,7 @@ async fn start(journal: Journal, read: ReadLog) -> (Consensus, mpsc::Receiver<Co
     started.await.unwrap()
 }
 
-/// With a journal that has no record yet.
+/// With a journal that has no records yet.
 async fn start_empty(journal: Journal) -> (Consensus, mpsc::Receiver<Committed>) {
     let read = ReadLog {
         snapshot_lsn: 0,
@@ -374,7 +374,7 @@ async fn once_it_leads(consensus: &Consensus) {
     assert!(leads.is_ok(), "nobody else has a vote");
 }
 
-/// What two operators do at once: neither undoes what the other one did.
+/// What two operators do simultaneously: neither undoes the other's change.
 #[tokio::test]
 async fn votes_are_given_only_where_those_have_them_that_were_seen() {
     let dir = tempfile::tempdir().unwrap();
@@ -437,8 +437,8 @@ async fn one_that_ended_while_another_was_given_a_vote_does_not_go_on_alone() {
     }
 }
 
-/// The epoch of a new leader begins with its term. If that seemed to begin before records that datanodes have heard of, they
-/// would know more than the leader, for ever.
+/// The epoch of a new leader begins with its term. If the term seemed to begin before records that datanodes know of,
+/// they would know more than the leader, forever.
 #[tokio::test]
 async fn a_start_with_a_snapshot_does_not_take_its_end_for_the_beginning_of_a_term() {
     // The terms that are kept, and the first entry of the first term after that of entry 2.
@@ -477,8 +477,8 @@ async fn a_start_with_a_snapshot_does_not_take_its_end_for_the_beginning_of_a_te
     }
 }
 
-/// An entry that names members and is not in a snapshot yet does not count for one that goes on alone: those would
-/// have to vote for it, and are lost.
+/// An entry that names members and is not in a snapshot yet does not count for a member that continues alone: those
+/// members would have to vote for it, and are lost.
 #[tokio::test]
 async fn one_that_goes_on_alone_leads_whatever_members_its_journal_names() {
     for named in [&[1, 2, 3][..], &[1, 2], &[1]] {
@@ -488,7 +488,7 @@ async fn one_that_goes_on_alone_leads_whatever_members_its_journal_names() {
         let voters = named.iter().copied().map(MemberId).collect();
         let named = Membership::new(vec![voters], members(named)).unwrap();
         append_members(&mut journal, &named);
-        // Twice, as whoever is not sure whether it was done.
+        // Twice, as an operator would who is not sure whether it was done.
         found_alone(&journal, 1).unwrap();
         found_alone(&journal, 1).unwrap();
         let (consensus, _committed) = start_with_members(journal, named).await;
@@ -523,7 +523,7 @@ async fn a_member_that_has_just_started_votes_only_for_whom_the_leader_names() {
             other => panic!("{other:?}"),
         }
     };
-    // Another leader may answer by itself until then.
+    // Another leader may answer on its own until then.
     assert!(!votes(50, true, false).await && !votes(50, false, false).await);
     assert!(votes(51, false, true).await);
     tokio::time::sleep(PROMISED).await;
@@ -563,7 +563,7 @@ fn impossible_messages_of_other_namenodes_are_refused() {
         // Terms go backwards.
         (place(2, 8), vec![record(1)], None),
         (None, vec![record(3), record(2)], None),
-        // No entry.
+        // Not an entry.
         (None, vec![vec![]], None),
         (None, vec![vec![99, 1]], None),
     ] {

@@ -13,7 +13,7 @@ use super::node::is_mostly_stale;
 use super::table::{NodeIx, ReplicaState, Slot};
 use crate::engine::namespace::BlockChange;
 
-/// The nodes that a writer vouches for: what it committed, they have.
+/// The nodes that a writer vouches for: they have everything that it committed.
 #[derive(Debug, Default)]
 pub(super) struct Writing {
     nodes: SmallVec<[NodeIx; 3]>,
@@ -29,11 +29,11 @@ impl Cluster {
             .map_or(&[], |writing| writing.nodes.as_slice())
     }
 
-    /// A change of a block in the namespace; at the start: `Allocated`, then `Grew` or `Sealed`,
-    /// for every block.
+    /// Applies a change of a block in the namespace. At the start, every block is passed as
+    /// `Allocated`, then `Grew` or `Sealed`.
     ///
-    /// `Freed` must come only after the journal record that frees the block is durable, because the
-    /// replicas are removed at once; all others come as they are applied.
+    /// `Freed` must be passed only once the journal record that frees the block is durable, because the
+    /// replicas are removed immediately; all other changes are passed as they are applied.
     pub fn apply_change(&mut self, now_ms: u64, change: &BlockChange) {
         self.advance(now_ms);
         match *change {
@@ -72,7 +72,7 @@ impl Cluster {
         }
     }
 
-    /// A block was sealed: its replicas are to be sealed soon, too. At the start of the namenode
+    /// Watches until the replicas of a block that was sealed are sealed, too. When the namenode starts,
     /// there is nothing to wait for yet.
     fn seal_pipeline(&mut self, slot: Slot) {
         let now_ms = self.now_ms;
@@ -114,7 +114,7 @@ impl Cluster {
         }
     }
 
-    /// Blocks that were freed leave the lists of what is to be looked at later, when these have hardly anything else: while
+    /// Drops freed blocks from the lists of blocks to be checked later, once these hold hardly anything else: while
     /// another namenode leads, nothing works them off.
     pub(super) fn forget_freed(&mut self) {
         let table = &self.table;
@@ -126,8 +126,8 @@ impl Cluster {
         }
     }
 
-    /// Chooses pipelines for `count` new blocks, each of at least one node, and of fewer than the rules
-    /// say when the cluster has no more, or has no more at once.
+    /// Chooses pipelines for `count` new blocks, each of at least one node. A pipeline has fewer nodes
+    /// than the rules ask for when the cluster has no more, or no more are available now.
     ///
     /// # Errors
     /// [`FsError::TooFewDatanodes`] while so many servers are away that fewer than
@@ -180,12 +180,13 @@ impl Cluster {
         result.map(|()| pipelines)
     }
 
-    /// Where a new block is being written: these nodes count as holding it before they report it.
+    /// Sets the nodes that a new block is being written to; they count as holding it before they report
+    /// it.
     pub fn set_pipeline(&mut self, block: BlockId, nodes: &[NodeId]) {
         let Some(slot) = self.table.slot(block) else {
             return;
         };
-        // A client may name one twice.
+        // A client may name a node twice.
         let mut distinct: SmallVec<[NodeIx; 3]> = SmallVec::new();
         for index in nodes.iter().filter_map(|&node| self.node_index(node)) {
             if !distinct.contains(&index) {
@@ -207,8 +208,9 @@ impl Cluster {
         self.settle(slot);
     }
 
-    /// The writer says which nodes hold all of a block that it sealed; to be called beside the
-    /// `Sealed` change, before or after it. Others of the pipeline may lack its end.
+    /// Takes note of the nodes that hold all of a block according to the writer that sealed it; to be
+    /// called along with the `Sealed` change, before or after it. Other nodes of the pipeline may lack
+    /// the end of the block.
     pub fn sealed_by_client(&mut self, now_ms: u64, block: BlockId, nodes: &[NodeId]) {
         self.advance(now_ms);
         let Some(slot) = self.table.slot(block) else {
@@ -237,15 +239,16 @@ impl Cluster {
                 && let Some(it) = self.table.get(slot)
                 && it.replicas[index].state == ReplicaState::Open
             {
-                // The writer may have been cut off, and nothing be wrong with it.
+                // The writer may just have been cut off from it; then nothing is wrong with the
+                // replica.
                 self.table.set_state(slot, index, ReplicaState::Unconfirmed);
             }
         }
         self.settle(slot);
     }
 
-    /// A node reported the block, or is no longer expected to: its room is no longer held for it.
-    /// To be called before the replica is added to the table.
+    /// Releases the room held on a node for a block that it reported, or is no longer expected to
+    /// report. To be called before the replica is added to the table.
     fn unawait(&mut self, slot: Slot, node: NodeIx) {
         if self.table.replica_on(slot, node).is_none() {
             let it = &mut self.nodes[node as usize];
@@ -260,14 +263,15 @@ impl Cluster {
         }
     }
 
-    /// A node reports a replica that the table does not have yet.
+    /// Notes that a node reports a replica that the table does not have yet.
     pub(super) fn arrive(&mut self, slot: Slot, node: NodeIx) {
         if self.pipeline(slot).contains(&node) {
             self.unawait(slot, node);
         }
     }
 
-    /// A node's replica of a block is gone or bad: the writer's word for it is void.
+    /// Takes a node out of a block's pipeline: its replica is gone or bad, so the writer's word for it
+    /// is void.
     pub(super) fn leave_pipeline(&mut self, slot: Slot, node: NodeIx) {
         let Some(writing) = self.writing.get_mut(&slot) else {
             return;
@@ -290,7 +294,8 @@ impl Cluster {
         );
     }
 
-    /// Nothing of a pipeline is left to wait for once every node has reported its sealed replica.
+    /// Drops the pipeline of a sealed block once every node has reported its sealed replica: there is
+    /// nothing left to wait for.
     pub(super) fn close_pipeline_if_reported(&mut self, slot: Slot) {
         let Some(writing) = self.writing.get(&slot) else {
             return;
@@ -306,7 +311,7 @@ impl Cluster {
         }
     }
 
-    /// A node died: its part in all pipelines is over.
+    /// Takes a dead node out of all pipelines.
     pub(super) fn forget_pipelines_of(&mut self, node: NodeIx) {
         for slot in self.pipelines_with(node) {
             self.leave_pipeline(slot, node);
@@ -314,7 +319,8 @@ impl Cluster {
         }
     }
 
-    /// A node has reported everything it has: what it did not report, it does not hold.
+    /// Takes a node that has reported everything out of the pipelines of blocks that it did not report:
+    /// it does not hold them.
     pub(super) fn reconcile_pipelines_of(&mut self, node: NodeIx) {
         for slot in self.pipelines_with(node) {
             let it = self.table.known(slot);
@@ -326,7 +332,8 @@ impl Cluster {
         }
     }
 
-    /// O(blocks being written); only for events as rare as a registration.
+    /// Blocks with a node in their pipeline. O(blocks being written); only for events as rare as a
+    /// registration.
     pub(super) fn pipelines_with(&self, node: NodeIx) -> Vec<Slot> {
         let mut slots: Vec<Slot> = self
             .writing
@@ -338,16 +345,16 @@ impl Cluster {
         slots
     }
 
-    /// Blocks that are not sealed and have one replica left, though they are to have several. Only sealed blocks are
-    /// repaired: when the writer of one of these is gone, its session has to end. None while it is not known what is
-    /// left.
+    /// Unsealed blocks that have one replica left, though they are to have several. Only sealed blocks are repaired,
+    /// so when the writer of such a block is gone, its session has to end first. Empty while it is not known which
+    /// replicas are left.
     pub fn exposed(&self) -> impl Iterator<Item = BlockId> {
         let is_known = !self.safe_mode && !self.is_storm() && !self.recovering;
         let exposed = self.exposed.iter().copied();
         exposed.filter(move |_| is_known)
     }
 
-    /// Looks later whether all replicas of a sealed block are sealed.
+    /// Schedules a check that all replicas of a sealed block are sealed.
     pub(super) fn watch_seal(&mut self, slot: Slot) {
         if let Some(block) = self.table.get(slot)
             && self.seals_queued.insert(slot)
@@ -357,8 +364,8 @@ impl Cluster {
         }
     }
 
-    /// Has replicas sealed whose writer did not do it, and gives up waiting for replicas that were
-    /// never reported.
+    /// Has datanodes seal replicas that their writer did not seal, and stops waiting for replicas that
+    /// were never reported.
     pub(super) fn check_seals(&mut self) {
         for _ in 0..self.options.work_per_tick {
             match self.seals.front() {
@@ -387,7 +394,7 @@ impl Cluster {
             if replica.state.awaits_seal() && storage.usable {
                 open = true;
                 let seal = &mut self.nodes[storage.node as usize].seal;
-                // Comes again when this namenode gives commands.
+                // Until this namenode gives commands, the check is merely repeated.
                 if !self.recovering && !seal.contains(&block) {
                     seal.push_back(block);
                 }
@@ -398,10 +405,10 @@ impl Cluster {
         }
     }
 
-    /// Nodes that hold all committed bytes of a block, best first for the reader: on its host, in
-    /// its rack, elsewhere, the less loaded first; then stale ones, then busy ones. When there is
-    /// none, those that may still have some use: corrupt or incomplete replicas. Of a block whose end is lost,
-    /// corrupt ones come last, since they may have something of it.
+    /// Nodes that hold all committed bytes of a block, best first for the reader: on its host, in its rack,
+    /// elsewhere, the less loaded first; then stale ones, then busy ones. When there is none, those whose replicas
+    /// may still be of some use: corrupt, incomplete or being removed. For a block whose end is lost, nodes with
+    /// corrupt replicas come last, since these may have some of it.
     #[must_use]
     pub fn replicas(&self, block: BlockId, reader: Option<IpAddr>) -> Vec<NodeId> {
         let Some((slot, it)) = self
@@ -446,7 +453,8 @@ impl Cluster {
                 Some(server) if reader_rack == Some(server.rack) => 1,
                 _ => 2,
             };
-            // The same block is read from the same place, other blocks from other places.
+            // Among equals, one block is always read from the same node, and different blocks from
+            // different nodes.
             let spread = (block.0 ^ u64::from(index)).wrapping_mul(0x9E37_79B9_7F4A_7C15);
             (node.busy, node.stale, distance, node.active_streams, spread)
         });

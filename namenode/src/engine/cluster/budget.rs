@@ -1,33 +1,33 @@
-//! How many repairs a node took part in lately.
+//! How many repairs a node or a volume took part in recently.
 
-/// Slots of the window. The slot under way comes on top, so that what is counted covers at least
-/// a whole window at any time.
+/// Slots of the window. The current slot comes on top, so that the count covers at least a whole window
+/// at any time.
 const SLOTS: u64 = 60;
-/// The slots of the window and the one under way.
+/// The slots of the window and the current one.
 const SLOTS_KEPT: u64 = SLOTS + 1;
 
-/// Bits in which a slot counts in place; what is more lies elsewhere.
+/// Bits in which the events of a slot are counted in place; those beyond are counted elsewhere.
 const COUNT_BITS: u64 = 4;
 const IN_PLACE_MAX: u64 = (1 << COUNT_BITS) - 1;
 const SLOTS_PER_WORD: u64 = u64::BITS as u64 / COUNT_BITS;
 const WORDS: usize = SLOTS_KEPT.div_ceil(SLOTS_PER_WORD) as usize;
 
-/// Counts events in a sliding window. What was charged stays counted for at least the window's
-/// length and at most a sixtieth longer, so no interval of that length ever has more than the
-/// limit that callers hold to. Time must not run backwards.
+/// Counts events in a sliding window. An event stays counted for at least the length of the window and
+/// at most a sixtieth longer, so no interval of that length ever has more events than the limit that
+/// callers enforce. Time must not run backwards.
 ///
-/// In one cache line: repair looks at budgets all over the memory.
+/// In one cache line: repair reads budgets all over memory.
 #[derive(Clone, Debug)]
 #[repr(align(64))]
 pub(super) struct Budget {
-    /// When the oldest events leave the window; never when there are none. Until then `sum` is
-    /// right, and nothing else need be looked at.
+    /// When the oldest events leave the window; `u64::MAX` when there are none. Until then `sum` is
+    /// right, and nothing else need be read.
     falls_ms: u64,
     /// A bit for each slot that has events, by its number modulo the slots kept.
     taken: u64,
     /// Events of each slot, up to [`IN_PLACE_MAX`].
     counts: [u64; WORDS],
-    /// Those beyond.
+    /// Events of each slot beyond those.
     beyond: Option<Box<[u32; SLOTS_KEPT as usize]>>,
     sum: u32,
     slot_ms: u32,
@@ -55,7 +55,7 @@ impl Budget {
         self.sum
     }
 
-    /// The oldest events leave the window.
+    /// Drops the oldest events, which leave the window.
     fn forget_oldest(&mut self) {
         let oldest = self.falls_ms / u64::from(self.slot_ms) - SLOTS_KEPT;
         let position = oldest % SLOTS_KEPT;
@@ -71,7 +71,7 @@ impl Budget {
         self.falls_ms = if self.taken == 0 {
             u64::MAX
         } else {
-            // The next one in turn; behind the last position comes the first.
+            // The next slot with events; the last position is followed by the first.
             let later = self.taken >> position;
             let ahead = if later == 0 {
                 SLOTS_KEPT - position + u64::from(self.taken.trailing_zeros())
@@ -127,7 +127,7 @@ impl Budget {
         self.falls_ms = self.falls_ms.min(falls_ms);
     }
 
-    /// Memory that it takes beside itself, in bytes.
+    /// Memory that it takes besides itself, in bytes.
     pub(super) fn bytes(&self) -> usize {
         self.beyond.as_deref().map_or(0, size_of_val)
     }

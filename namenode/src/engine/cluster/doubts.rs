@@ -1,5 +1,6 @@
-//! Replicas that clients could not use. A client may be wrong, or lie, so its word removes nothing: the
-//! datanode is asked to look, as often as its disks can bear, and its own word counts.
+//! Replicas that clients could not use. A client may be wrong, or lie, so its complaint alone removes
+//! nothing: the datanode is asked to verify the replica, no more often than its disks can bear, and its
+//! own report counts.
 
 use std::collections::VecDeque;
 
@@ -9,30 +10,30 @@ use harvestfs_protocol::node::NodeCommand;
 use super::Cluster;
 use super::table::NodeIx;
 
-/// Replicas of one datanode that it is asked to verify within [`INTERVAL_MS`]. More are forgotten:
-/// a client that reads one of them and cannot use it says so again, and each datanode reads everything
-/// once in a while.
+/// Replicas that one datanode is asked to verify within [`INTERVAL_MS`]. Further complaints are
+/// dropped: a client that cannot use a replica complains again when it next reads it, and each datanode
+/// reads everything once in a while.
 const ASKED_MAX: usize = 32;
 /// A replica is not verified twice within this time.
 const INTERVAL_MS: u64 = 10 * 60 * 1000;
-/// A datanode that was heard of after a client said that it does not answer is not doubted again
-/// within this time.
+/// Once a client has complained that a datanode does not answer, further complaints of this kind about
+/// it are ignored for this time.
 const SILENCE_INTERVAL_MS: u64 = 60 * 1000;
 
-/// What clients say of one datanode.
+/// Complaints of clients about one datanode.
 #[derive(Debug, Default)]
 pub(super) struct Doubts {
-    /// To be verified, the first in turn, each once. They stay while the datanode gets no commands, and
+    /// Blocks to be verified, in order, each once. They stay while the datanode gets no commands, and
     /// so may be older than what is in `asked`.
     waiting: VecDeque<BlockId>,
-    /// What was accepted within the interval, and when, oldest first.
+    /// Complaints that were accepted within the interval, and when, oldest first.
     asked: VecDeque<(u64, BlockId)>,
-    /// Until when no client is believed that it does not answer.
+    /// Until when complaints that it does not answer are ignored.
     answers_until_ms: u64,
 }
 
 impl Doubts {
-    /// Whether a client could not use a replica lately. Its datanode may not have looked yet.
+    /// Whether a client could not use a replica recently. Its datanode may not have verified it yet.
     pub(super) fn is_doubted(&self, now_ms: u64, block: BlockId) -> bool {
         let mut asked = self.asked.iter();
         asked.any(|&(asked_ms, asked)| asked == block && now_ms < asked_ms + INTERVAL_MS)
@@ -65,7 +66,7 @@ impl Doubts {
 }
 
 impl Cluster {
-    /// A client says that a replica is damaged, too short or not there.
+    /// Notes the complaint of a client that a replica is damaged, too short or missing.
     pub(super) fn doubt_replica(&mut self, node: NodeIx, block: BlockId) {
         let is_known = self
             .table
@@ -77,7 +78,8 @@ impl Cluster {
         }
     }
 
-    /// A client says that a datanode does not answer: it counts as stale until its next heartbeat.
+    /// Notes the complaint of a client that a datanode does not answer: it counts as stale until its
+    /// next heartbeat.
     pub(super) fn doubt_node(&mut self, node: NodeIx) {
         let now_ms = self.now_ms;
         let it = &mut self.nodes[node as usize];
@@ -111,7 +113,7 @@ impl Cluster {
 mod tests {
     use super::*;
 
-    /// While the namenode recovers, datanodes get no commands, and clients go on to complain.
+    /// While the namenode recovers, datanodes get no commands, and clients continue to complain.
     #[test]
     fn what_is_never_asked_does_not_pile_up() {
         let mut doubts = Doubts::default();

@@ -1,4 +1,4 @@
-//! What is wrong with single blocks, and why it has not been put right yet.
+//! What is wrong with individual blocks, and why it has not been put right yet.
 
 use harvestfs_placement::Lane;
 use harvestfs_protocol::ids::{BlockId, NodeId};
@@ -6,7 +6,7 @@ use harvestfs_protocol::ids::{BlockId, NodeId};
 use super::Cluster;
 use super::table::{Block, NodeIx, Slot, StorageIx};
 
-/// A block that is not as it should be.
+/// A block that lacks replicas, or has too many or damaged ones.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BlockFault {
     /// The block.
@@ -39,7 +39,7 @@ pub enum FaultReason {
         "no server can take a replica within its constraints, so it waits, and takes any server then: add servers, space or racks"
     )]
     NoPlace,
-    /// No server takes anything now.
+    /// No server takes replicas now.
     #[error(
         "no server takes replicas now: each is busy, silent, full or leaving: add servers or space"
     )]
@@ -47,10 +47,10 @@ pub enum FaultReason {
     /// Nothing can be copied from servers whose owners need them.
     #[error("the owners of all servers that hold it need them, or they are silent")]
     NoSource,
-    /// It has one replica on each server that there is.
+    /// It has one replica on each server of the cluster.
     #[error("the cluster has no more datanodes")]
     NoServer,
-    /// It backs off.
+    /// It backs off after a failure.
     #[error("the last attempt failed; the next one comes soon")]
     BackOff,
     /// It is not due yet.
@@ -59,10 +59,10 @@ pub enum FaultReason {
     /// It is in the queue.
     #[error("it waits for its turn within the budget of repair")]
     Queued,
-    /// Something that is needed to decide has not been reported yet.
+    /// A report that is needed to decide has not arrived yet.
     #[error("it waits for reports of datanodes")]
     Unknown,
-    /// Removal takes its turns too.
+    /// It has excess or damaged replicas that are still being removed.
     #[error("a replica too many, or a damaged one, is being removed")]
     Excess,
 }
@@ -74,13 +74,13 @@ pub struct OrphanReplica {
     pub block: BlockId,
     /// Where it is.
     pub node: NodeId,
-    /// Whether the node is heard of, so that it gets commands.
+    /// Whether the node was heard from recently, so that it gets commands.
     pub reachable: bool,
 }
 
 impl Cluster {
-    /// The first replicas on live nodes of blocks that do not exist (any more), not yet confirmed
-    /// removed, by node.
+    /// The first replicas of blocks that do not exist (any more) on live nodes that have not confirmed
+    /// their removal yet, by node.
     #[must_use]
     pub fn orphans(&self, orphans_max: usize) -> Vec<OrphanReplica> {
         let mut orphans = Vec::new();

@@ -1,4 +1,4 @@
-//! The policy and its grid: when the grid is rebuilt, and what history says to it.
+//! The policy and its grid: when the grid is rebuilt, and what history contributes to it.
 
 use harvestfs_placement::{Policy, PolicyKind, View};
 use harvestfs_telemetry::profile::{TenantKey, TenantProfile};
@@ -6,12 +6,12 @@ use harvestfs_telemetry::profile::{TenantKey, TenantProfile};
 use super::Cluster;
 
 /// The grid is left as it is while rebuilding it would move less than this share of the space to
-/// another cell: what moves breaks the constraints of blocks that are already written.
+/// another cell: such moves break the constraints of blocks that are already written.
 const MOVED_SHARE_MIN: f64 = 0.05;
 /// The same after a strict block was refused: another grid may have room where this one has none.
 const MOVED_SHARE_AFTER_REFUSAL_MIN: f64 = 0.01;
 
-/// When the grid has to be looked at.
+/// When the grid has to be checked.
 #[derive(Debug, Default)]
 pub(super) struct GridState {
     /// [`View::populated_tenants`] when it was built; 0 before the first time.
@@ -46,7 +46,7 @@ impl Cluster {
         self.rebuild_grid(now_ms);
     }
 
-    /// Takes note of what history says of tenants. The grid follows when it is rebuilt.
+    /// Stores what history shows about tenants. It takes effect when the grid is rebuilt.
     pub fn set_profiles<'a>(
         &mut self,
         profiles: impl IntoIterator<Item = (&'a TenantKey, TenantProfile)>,
@@ -56,7 +56,7 @@ impl Cluster {
         }
     }
 
-    /// Takes note of which tenants history shows reimaged together.
+    /// Stores which tenants are reimaged together according to history.
     pub fn set_together<'a>(
         &mut self,
         pairs: impl IntoIterator<Item = (&'a TenantKey, &'a TenantKey)>,
@@ -64,8 +64,8 @@ impl Cluster {
         self.view.set_together(pairs);
     }
 
-    /// Rebuilds the grid from the tenants' history and space as they are now. O(servers), and
-    /// afterwards, bounded per tick, O(blocks).
+    /// Rebuilds the grid from the current history and space of the tenants. O(servers); afterwards
+    /// O(blocks), a bounded number per tick.
     pub fn rebuild_grid(&mut self, now_ms: u64) {
         self.advance(now_ms);
         self.view.rebuild_grid(self.policy.scope());
@@ -79,8 +79,8 @@ impl Cluster {
         };
     }
 
-    /// History has changed: rebuilds the grid if that moves enough space to other cells, or else
-    /// only takes note of the new rates.
+    /// Updates the grid after history has changed: rebuilds it if that moves enough space to other
+    /// cells, or else only refreshes the reimage rates.
     pub fn update_grid(&mut self, now_ms: u64) {
         self.advance(now_ms);
         self.grid.refused = false;
@@ -106,15 +106,15 @@ impl Cluster {
         moves
     }
 
-    /// The diversity of every block may have changed.
+    /// Schedules all blocks to be settled: the diversity of each may have changed.
     pub(super) fn look_at_all_blocks(&mut self) {
         if !self.safe_mode && self.options.watch_diversity {
             self.settle_from = Some(0);
         }
     }
 
-    /// Rebuilds the grid if tenants are new and hold enough space to be worth it. Nothing is known
-    /// of them yet, and they can wait outside the grid.
+    /// Rebuilds the grid if there are new tenants that hold enough space to be worth it. Otherwise they
+    /// can wait outside the grid: nothing is known about them yet.
     pub(super) fn place_new_tenants(&mut self) {
         let tenants = self.view.populated_tenants();
         if self.grid.tenants == tenants {
@@ -134,12 +134,12 @@ impl Cluster {
         self.grid.tenants == 0
     }
 
-    /// A strict block found no place.
+    /// Notes that a strict block found no place.
     pub(super) fn note_refusal(&mut self) {
         self.grid.refused = true;
     }
 
-    /// Rebuilds the grid when it has changed enough: looked at once per
+    /// Rebuilds the grid if that would change it enough: checked once per
     /// [`ClusterOptions::grid_interval_ms`](super::ClusterOptions), and soon after a refusal.
     pub(super) fn check_grid(&mut self) {
         let interval_ms = if self.grid.refused {

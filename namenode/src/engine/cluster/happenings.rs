@@ -1,4 +1,4 @@
-//! What happens, for observers. Nothing is decided by it.
+//! Events for observers. Nothing is decided by them.
 
 use std::collections::VecDeque;
 
@@ -6,29 +6,29 @@ use harvestfs_protocol::ids::{BlockId, NodeId};
 
 use super::Cluster;
 
-/// Happenings that wait to be taken; the oldest are given up.
+/// Maximum number of events that wait to be taken; beyond it, the oldest are dropped.
 const WAITING_MAX: usize = 256;
 
-/// Something that an operator may want to know at once.
+/// An event that an operator may want to know about immediately.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Happening {
     /// A server came back without the volumes that it had.
     Reimaged {
-        /// Which.
+        /// The server.
         node: NodeId,
         /// Replicas that it held.
         replicas: u64,
     },
     /// A datanode was silent for too long: what it holds counts as lost.
     Died {
-        /// Which.
+        /// The datanode.
         node: NodeId,
     },
     /// So many datanodes fell silent together that repair waits.
     RepairHeld,
-    /// Repair goes on after that.
+    /// Repair resumes after that.
     RepairReleased,
-    /// A repair or a move came to an end.
+    /// A repair or a move ended.
     RepairEnded {
         /// The block.
         block: BlockId,
@@ -38,17 +38,17 @@ pub enum Happening {
         target: NodeId,
         /// The block had enough replicas, but not in the right places.
         is_move: bool,
-        /// How.
+        /// How it ended.
         end: RepairEnd,
     },
     /// No replica of a block is known any more.
     Lost {
-        /// Which.
+        /// The block.
         block: BlockId,
     },
-    /// The end of a lost block is given up, and what is left of it kept.
+    /// The end of a lost block is given up, and the rest of it is kept.
     Shortened {
-        /// Which.
+        /// The block.
         block: BlockId,
         /// Bytes that are left.
         left_bytes: u32,
@@ -60,13 +60,13 @@ pub enum Happening {
 /// How a repair ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RepairEnd {
-    /// The replica is there.
+    /// The target has the replica.
     Done,
     /// It failed or took too long; the block waits again.
     Failed,
 }
 
-/// What happened and was not taken yet.
+/// Events that have not been taken yet.
 #[derive(Debug, Default)]
 pub(super) struct Happenings(VecDeque<Happening>);
 
@@ -85,7 +85,7 @@ impl Happenings {
 }
 
 impl Cluster {
-    /// What happened since the last call, oldest first; of a flood, the last 256.
+    /// Takes the events since the last call, oldest first; if there were more than 256, the last 256.
     pub fn take_happenings(&mut self) -> impl Iterator<Item = Happening> {
         self.happenings.0.drain(..)
     }

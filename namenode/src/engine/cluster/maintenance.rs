@@ -1,10 +1,11 @@
 //! Servers that are away for a while: for that time their blocks are not repaired, and they are given
-//! nothing new. Operators take them away, and a datanode that stops in good order is away until it is
-//! back, or for so long that it was no restart.
+//! nothing new. Operators put servers in maintenance; a datanode that stops in good order is in
+//! maintenance until it is back, or until it has been away for too long for a restart.
 //!
-//! A node in maintenance that falls silent is not given up; its replicas go on counting, and readers try
-//! it last. After a restart of the namenode, what such a node holds is not known until it comes back:
-//! until then, a block that lacks no more replicas than there are such nodes waits, unless it has none.
+//! A node in maintenance that falls silent is not declared dead; its replicas continue to count, and
+//! readers try it last. After a restart of the namenode, it is not known what such a node holds until
+//! it comes back: until then, a block that lacks no more replicas than there are such nodes waits,
+//! unless it has none at all.
 
 use harvestfs_protocol::ids::NodeId;
 use harvestfs_protocol::placement::ReimageImpact;
@@ -23,8 +24,8 @@ pub(super) struct Maintenance {
 }
 
 impl Cluster {
-    /// A datanode says that it stops. Restarts take moments: it is waited for before its blocks are
-    /// repaired, unless a block would be left with one replica, or none, meanwhile. O(blocks on it).
+    /// Notes that a datanode is stopping. Restarts take moments, so its blocks are not repaired for
+    /// now, unless a block would be left with one replica, or none, meanwhile. O(blocks on it).
     pub fn stopping(&mut self, now_ms: u64, node: NodeId) {
         self.advance(now_ms);
         let Ok(index) = self.live_node(node) else {
@@ -42,7 +43,7 @@ impl Cluster {
         self.refresh_node(index);
     }
 
-    /// A node that stopped by itself registers again.
+    /// Ends the maintenance of a node that stopped by itself and registers again.
     pub(super) fn end_restart(&mut self, node: NodeIx) {
         if self
             .maintenance
@@ -75,8 +76,8 @@ impl Cluster {
         Some(maintenance.until_ms.saturating_sub(now_ms))
     }
 
-    /// What could not be read if these nodes were away, beside those that may be already: the lost
-    /// blocks of the impact. O(blocks on them).
+    /// The impact of these nodes being away, in addition to those that may be away already: its lost
+    /// blocks could not be read. O(blocks on them).
     #[must_use]
     pub fn maintenance_impact(&self, nodes: &[NodeId]) -> ReimageImpact {
         let asked = nodes.iter().filter_map(|&node| self.node_index(node));
@@ -88,7 +89,7 @@ impl Cluster {
         self.maintenance.contains_key(&node)
     }
 
-    /// Ends what is over.
+    /// Ends maintenance whose time is over.
     pub(super) fn expire_maintenance(&mut self) {
         let is_over = |it: &(&NodeIx, &Maintenance)| it.1.until_ms <= self.now_ms;
         let over = self.maintenance.iter().filter(is_over);
@@ -125,10 +126,10 @@ impl Cluster {
         }
         self.refresh_node(node);
         if had_to_wait && !self.safe_mode {
-            // Blocks waited for what it would report.
+            // Blocks waited for what the node would report.
             self.settle_from = Some(0);
         }
-        // One that is away is given up at once, not with the next look at all nodes.
+        // If the node is away, it is declared dead immediately, not with the next periodic scan.
         self.next_scan_ms = self.now_ms;
     }
 
@@ -142,13 +143,14 @@ impl Cluster {
         wanted <= present + unknown
     }
 
-    /// Whether a node in maintenance was not heard of since the namenode started.
+    /// Whether a node in maintenance may hold replicas that are not known: it has not registered since
+    /// the namenode started, or not reported everything yet.
     fn may_hold_unknown(&self, node: NodeIx) -> bool {
         let it = &self.nodes[node as usize];
         self.is_in_maintenance(node) && (it.life == Life::Unheard || !self.is_inventoried(it))
     }
 
-    /// Whether that is why a block is not repaired.
+    /// Whether a block is not repaired because it waits for nodes in maintenance.
     pub(super) fn is_held_for_maintenance(&self, slot: Slot) -> bool {
         self.table.get(slot).is_some_and(|block| {
             let present = self.tally(slot, block).present();

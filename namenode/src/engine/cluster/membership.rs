@@ -1,4 +1,4 @@
-//! Which nodes there are: registration, heartbeats, liveness, safe mode, storms.
+//! Membership: registration, heartbeats, liveness, safe mode, storms.
 
 use std::cmp::Reverse;
 
@@ -13,18 +13,20 @@ use super::prefetch::PREFETCHED;
 use super::table::{NodeIx, Slot, Storage, StorageIx};
 use super::{Cluster, ClusterError, Happening};
 
-/// Fewest nodes that make a storm: the loss of one is never one, however small the cluster.
+/// The minimum number of nodes in a storm: the loss of one node is never a storm, however small the
+/// cluster.
 const STORM_NODES_MIN: usize = 2;
 
-/// Many nodes that fell silent together: rather a partition than so many dead servers.
+/// Many nodes that fell silent together: more likely a network partition than that many dead servers.
 #[derive(Debug, Default)]
 pub(super) struct Storm {
-    /// While it lasts: nodes given up since then belong to it, and when it is over at the latest.
+    /// While it lasts: nodes that died since the first time belong to it; it ends at the second time at
+    /// the latest.
     active: Option<(u64, u64)>,
 }
 
 impl Cluster {
-    /// A server that the journal knows. It is not alive before it registers.
+    /// Adds a server that is known from the journal. It is not alive until it registers.
     pub fn add_server(&mut self, node: NodeId, server: &ServerDescription) {
         self.add_node(node, server);
     }
@@ -61,10 +63,10 @@ impl Cluster {
         index
     }
 
-    /// A datanode registered: its volumes are these and no others. The replicas on volumes that it
-    /// had before are gone at once. A full report of each volume is expected next.
+    /// Registers a datanode with exactly these volumes. The replicas on any other volumes that it had
+    /// before are lost immediately. A full report of each volume is expected next.
     ///
-    /// Commands that it was given before must be done or dropped by then.
+    /// Commands that it was given earlier must be done or dropped by then.
     pub fn register(
         &mut self,
         now_ms: u64,
@@ -80,7 +82,7 @@ impl Cluster {
             self.demands.note_founding(self.now_ms);
         }
         let index = self.add_node(node, server);
-        // Commands of before may not have reached it.
+        // Earlier commands may not have reached it.
         self.cancel_repairs_to(index);
         self.takeover.connected(index);
         let now_ms = self.now_ms;
@@ -104,7 +106,7 @@ impl Cluster {
         for &storage in &before {
             let id = self.table.storages[storage as usize].id();
             if !volumes.iter().any(|volume| volume.storage == id) {
-                // It was reimaged: that was what it was drained for.
+                // It was reimaged, which is what it was drained for.
                 self.draining.remove(&index);
                 self.nodes[index as usize]
                     .quotas
@@ -145,7 +147,7 @@ impl Cluster {
             Some(storage) if self.table.home(storage).node == node => storage,
             _ => {
                 if let Some(moved) = known {
-                    // The disk moved to another server: there it is gone.
+                    // The disk moved here from another server, which has lost it.
                     let former = self.table.home(moved).node;
                     self.nodes[former as usize].storages.retain(|s| *s != moved);
                     self.lose(moved);
@@ -170,7 +172,7 @@ impl Cluster {
         storage
     }
 
-    /// The replicas on a volume no longer count.
+    /// Marks a volume as unusable: its replicas no longer count.
     fn lose(&mut self, storage: StorageIx) {
         let home = self.table.home_mut(storage);
         home.usable = false;
@@ -180,7 +182,7 @@ impl Cluster {
         }
     }
 
-    /// The connection to a datanode ended. It counts as stale, not as dead.
+    /// Notes that the connection to a datanode ended. The datanode counts as stale, not as dead.
     pub fn disconnected(&mut self, now_ms: u64, node: NodeId) {
         self.advance(now_ms);
         if let Some(index) = self.node_index(node) {
@@ -189,11 +191,11 @@ impl Cluster {
         }
     }
 
-    /// A heartbeat. The reply's commands come from [`Cluster::next_commands`].
+    /// Processes a heartbeat. The commands of the reply come from [`Cluster::next_commands`].
     ///
     /// # Errors
-    /// The node must register again: [`ClusterError::NotRegistered`] when it never did or was given
-    /// up, [`ClusterError::UnknownStorage`] when it has a volume that it did not register.
+    /// The node must register again: [`ClusterError::NotRegistered`] when it never did or was declared
+    /// dead, [`ClusterError::UnknownStorage`] when it has a volume that it did not register.
     pub fn heartbeat(
         &mut self,
         now_ms: u64,
@@ -227,7 +229,7 @@ impl Cluster {
         result
     }
 
-    /// `None`: the node does not name the volume any more.
+    /// Updates the status of a volume; `None` if the node does not name it any more.
     fn update_volume(&mut self, node: NodeIx, storage: StorageIx, status: Option<&VolumeStatus>) {
         let it = &mut self.table.storages[storage as usize];
         let was_healthy = it.status.healthy;
@@ -253,7 +255,7 @@ impl Cluster {
             .ok_or(ClusterError::NotRegistered(node))
     }
 
-    /// Whether a node was heard of lately.
+    /// Whether a node is alive and was heard from recently.
     pub(super) fn is_fresh(&self, node: NodeIx) -> bool {
         let node = &self.nodes[node as usize];
         let silent_ms = self.ms_since(node.heard_ms);
@@ -268,7 +270,7 @@ impl Cluster {
         }
     }
 
-    /// Notes in the placement view what a node can take now: space and offer.
+    /// Updates the space of a node in the placement view, and what it can take now.
     pub(super) fn refresh_node(&mut self, index: NodeIx) {
         let (space, capacity_blocks) = self.count_space(index);
         let node = &mut self.nodes[index as usize];
@@ -277,7 +279,8 @@ impl Cluster {
         self.refresh_offer(index);
     }
 
-    /// What the usable volumes of a node have together, and can hold in all, used or free, in blocks.
+    /// Counts the combined space of the usable volumes of a node, and what they can hold in all, used
+    /// or free, in blocks.
     pub(super) fn count_space(&self, index: NodeIx) -> (Space, u32) {
         let mut space = Space::none();
         let mut capacity_blocks: u32 = 0;
@@ -288,9 +291,9 @@ impl Cluster {
             }
             space.inventoried &= home.inventoried;
             let it = &self.table.storages[storage as usize];
-            // A server has few, as the namespace checks when it registers.
+            // A server has few volumes, as the namespace checks when it registers.
             space.volumes += 1;
-            // What a datanode says of its volumes may be anything.
+            // A datanode may report any numbers for its volumes.
             let free_bytes = it.status.quota_bytes.saturating_sub(it.status.used_bytes);
             let blocks = |bytes: u64| {
                 u32::try_from(bytes / self.options.block_bytes.max(1)).unwrap_or(u32::MAX)
@@ -301,8 +304,8 @@ impl Cluster {
         (space, capacity_blocks)
     }
 
-    /// Notes in the placement view what a node can take now that it was given something to do or has done
-    /// it; of its volumes, what [`Cluster::refresh_node`] counted last.
+    /// Updates what a node can take according to the placement view, after it was given work or has
+    /// done some. Uses the space that [`Cluster::refresh_node`] counted last.
     pub(super) fn refresh_offer(&mut self, index: NodeIx) {
         let node = &mut self.nodes[index as usize];
         let open = node.is_available()
@@ -348,7 +351,7 @@ impl Cluster {
         self.view.set_room_and_lanes_at(index as usize, room, lanes);
     }
 
-    /// Lets nodes take part in repair again whose budget has room again.
+    /// Lets nodes take part in repair again once their budgets have room again.
     pub(super) fn reopen_nodes(&mut self) {
         while let Some(&Reverse((at_ms, index))) = self.reopening.peek()
             && at_ms <= self.now_ms
@@ -359,7 +362,8 @@ impl Cluster {
         }
     }
 
-    /// Finds the nodes that fell silent. Runs a few times per staleness time, O(nodes).
+    /// Finds nodes that fell silent. O(nodes); runs about 20 times within the shorter one of the stale
+    /// and the dead timeout.
     pub(super) fn scan_nodes(&mut self) {
         if self.now_ms < self.next_scan_ms {
             return;
@@ -410,11 +414,11 @@ impl Cluster {
         self.refresh_node(index);
     }
 
-    /// Asks again for a report that never came to its end, and once in a while for a new one.
+    /// Requests a report again that was never completed, and periodically a new one.
     fn request_overdue_reports(&mut self, index: NodeIx) {
         for storage in self.nodes[index as usize].storages.clone() {
             let home = self.table.home(storage);
-            // Of a command to report, too, an answer may never have come.
+            // The command to report may also have gone unanswered.
             let due_ms = if home.inventoried && self.takeover.is_proven(storage) {
                 self.options.full_report_interval_ms
             } else {
@@ -445,7 +449,7 @@ impl Cluster {
             .map_or(window_start_ms, |(since_ms, _)| since_ms);
         let (mut missing, mut heard, mut died) = (0, 0, false);
         for (index, node) in self.nodes.iter().enumerate() {
-            // That a node is away which may be says nothing about the network.
+            // The silence of a node in maintenance says nothing about the network.
             if self.is_in_maintenance(index as NodeIx) {
                 continue;
             }
@@ -501,7 +505,7 @@ impl Cluster {
             });
         if timed_out || (reported >= enough && all_heard) {
             self.safe_mode = false;
-            // Now the space of the servers is known.
+            // Only now is the space of the servers known.
             self.rebuild_grid(self.now_ms);
             self.settle_from = Some(0);
             self.update_storm();
@@ -516,7 +520,8 @@ impl Cluster {
         })
     }
 
-    /// In safe mode nothing was queued for repair or removal; now everything is.
+    /// Settles all blocks, a bounded number per tick. In safe mode nothing was queued for repair or
+    /// removal; now everything is.
     pub(super) fn settle_after_safe_mode(&mut self) {
         let Some(from) = self.settle_from else {
             return;
@@ -536,12 +541,12 @@ impl Cluster {
             && let Some(&storage) = self.gone.front()
         {
             let home = self.table.home(storage);
-            // It may have come back in the meantime; then its report says what is there.
+            // The volume may have come back in the meantime; then its report shows what is there.
             if home.usable {
                 self.gone.pop_front();
                 continue;
             }
-            // The blocks are all over the memory: several are fetched at the same time.
+            // The blocks are scattered over memory: several are fetched at the same time.
             let blocks = self.table.storages[storage as usize].blocks();
             let last = blocks.iter().rev().take(PREFETCHED.min(budget));
             let last: SmallVec<[Slot; PREFETCHED]> = last.copied().collect();
@@ -564,7 +569,7 @@ impl Cluster {
     }
 }
 
-/// Whether placement sees a server where it was before.
+/// Whether a server is still in the same place, as far as placement is concerned.
 fn is_at_home(before: &ServerDescription, now: &ServerDescription) -> bool {
     before.rack == now.rack
         && before.environment == now.environment

@@ -1,40 +1,41 @@
-//! The soft state of the namenode: which nodes live, which replicas they hold, what has to be
-//! repaired or removed. Nothing of it is journaled; after a start it is learned again from
-//! registrations and block reports.
+//! The soft state of the namenode: which nodes are alive, which replicas they hold, and what has to be
+//! repaired or removed. None of it is journaled; after a start it is rebuilt from registrations and
+//! block reports.
 //!
-//! Pure: time comes in as `now_ms` (monotonic milliseconds), randomness as a generator, and what
-//! has to be done goes out as commands for heartbeat replies. The same calls give the same state.
+//! Pure: time is passed in as `now_ms` (monotonic milliseconds), randomness as a generator, and work is
+//! handed out as commands for heartbeat replies. The same calls give the same state.
 //!
 //! - `membership`: registration, heartbeats, liveness, safe mode, storms;
 //! - `grid`: the policy and when its grid is rebuilt;
 //! - `blocks`: changes of blocks in the namespace, placement, locations for readers;
-//! - `outlook`: what blocks can have of what they ask for;
-//! - `reports`: what datanodes say of their replicas;
-//! - `doubts`: what clients say of them;
-//! - `settle`: what follows from it for a block;
-//! - `owners`: data leaves servers that their owners reimage or want space back on;
+//! - `outlook`: which of the replicas and constraints that blocks ask for they can get;
+//! - `reports`: what datanodes report about their replicas;
+//! - `doubts`: what clients complain about;
+//! - `settle`: what follows for a block from the state of its replicas;
+//! - `owners`: moving data off servers whose owners reimage them or want space back;
 //! - `maintenance`: servers that may be away for a while;
 //! - `places`: where blocks are and why, for operators;
-//! - `moves`: diversity, replicas that have to leave their server or are misplaced;
+//! - `moves`: diversity, and replicas that have to leave their server or are misplaced;
 //! - `balance`: evening out how full servers are;
 //! - `repair`: re-creating lost replicas within the budgets;
-//! - `prefetch`: memory that is fetched before it is needed;
-//! - `happenings`: what happens, for observers;
-//! - `risk`: which blocks may be lost, and why they still may;
-//! - `safety`: how many are lost by chance, at most;
+//! - `prefetch`: prefetching memory before it is needed;
+//! - `happenings`: events for observers;
+//! - `risk`: which blocks are at risk of being lost, and why they are not repaired yet;
+//! - `safety`: an upper bound on the number of blocks lost by chance;
 //! - `salvage`: blocks whose end is lost;
-//! - `quarantine`: replicas of blocks that are not known and may be in use on another timeline;
-//! - `removal`: removing what is too much, bad or unknown; commands.
+//! - `quarantine`: replicas of unknown blocks that may be in use on another timeline;
+//! - `removal`: removing excess, bad and unknown replicas; commands.
 //!
 //! Invariants:
 //! - A replica counts only while its volume is registered, healthy and on a live node, and only if
 //!   it has all committed bytes.
-//! - A good replica is chosen for removal only while, without it, as many as wanted are left that
-//!   their nodes, heard of within [`ClusterOptions::stale_after_ms`], have reported since they
-//!   registered. The same is checked again when the command is sent.
-//! - Once a command to remove a replica was sent, the replica never counts again, even if it is
-//!   reported; but it is read from and copied when nothing better is left. It may count again when its
-//!   datanode has registered, and so dropped the command, unless it was bad.
+//! - A good replica is chosen for removal only while the wanted number of others remains, each reported
+//!   since its node registered, by a node heard from within [`ClusterOptions::stale_after_ms`]. The
+//!   same is checked again when the command is sent. When an owner takes space back by a deadline, one
+//!   such other replica is enough.
+//! - Once a command to remove a replica has been sent, the replica never counts again, even if it is
+//!   reported; but it is read from and copied when nothing better is left. It may count again once its
+//!   datanode has registered again, and so dropped the command, unless the replica was bad.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeSet, BinaryHeap, VecDeque};
@@ -104,29 +105,29 @@ use takeover::Takeover;
 /// Why an event of a datanode was refused.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ClusterError {
-    /// The node has not registered since the namenode started, or was given up since; it must
+    /// The node has not registered since the namenode started, or was declared dead since; it must
     /// register (again).
     #[error("node {0} is not registered")]
     NotRegistered(NodeId),
     /// The volume was not named at registration; the node must register again.
     #[error("volume {0} was not registered")]
     UnknownStorage(StorageId),
-    /// A part of a block report is missing; a new report has been asked for.
+    /// A part of a block report is missing; a new report has been requested.
     #[error("part {got} of a block report came, part {expected} was expected")]
     ReportOutOfOrder {
-        /// The part that was due.
+        /// The number of the part that was expected.
         expected: u32,
-        /// The part that came.
+        /// The number of the part that arrived.
         got: u32,
     },
 }
 
-/// Nodes, replicas, liveness and repair.
+/// The cluster engine: nodes, replicas, liveness and repair.
 pub struct Cluster {
     options: ClusterOptions,
     policy: Box<dyn Policy>,
     view: View,
-    /// How reimages coincide; none before history was analysed.
+    /// How reimages coincide; `None` until history has been analysed.
     foretold: Option<Foretold>,
     grid: GridState,
     demands: Demands,
@@ -134,7 +135,7 @@ pub struct Cluster {
     now_ms: u64,
     started_ms: u64,
 
-    /// In the order of the servers of `view`.
+    /// In the same order as the servers of `view`.
     nodes: Vec<Node>,
     storage_indexes: FxHashMap<StorageId, StorageIx>,
     table: Table,
@@ -145,7 +146,7 @@ pub struct Cluster {
     /// Sealed blocks that may have unsealed or unreported replicas: (when to look, block).
     seals: VecDeque<(u64, BlockId)>,
     seals_queued: FxHashSet<Slot>,
-    /// Blocks that are not sealed and have one replica left of several: see [`Cluster::exposed`].
+    /// Unsealed blocks that have one replica left of several: see [`Cluster::exposed`].
     exposed: BTreeSet<BlockId>,
 
     queue: RepairQueue,
@@ -170,18 +171,19 @@ pub struct Cluster {
 
     /// Blocks with too many replicas: (when to look, block).
     excess: VecDeque<(u64, BlockId)>,
-    /// Volumes whose replicas are gone and not yet worked off.
+    /// Lost volumes whose replicas have not all been taken out of the tables yet.
     gone: VecDeque<StorageIx>,
 
     allocated: Allocated,
     quarantine: Quarantine,
     salvage: Salvage,
-    /// Nothing is repaired, moved or removed, and no commands are given.
+    /// While set, nothing is repaired, moved or removed, and no commands are given.
     recovering: bool,
     takeover: Takeover,
 
     safe_mode: bool,
-    /// After safe mode: the next block to settle.
+    /// The next block to settle while all blocks are settled again: after safe mode, or when what they
+    /// are due has changed.
     settle_from: Option<Slot>,
     storm: Storm,
     next_scan_ms: u64,
@@ -189,7 +191,7 @@ pub struct Cluster {
 }
 
 impl Cluster {
-    /// An empty cluster in safe mode, which starts to run out at `now_ms`.
+    /// Creates an empty cluster in safe mode, whose time limit counts from `now_ms`.
     #[must_use]
     pub fn new(options: ClusterOptions, policy: Box<dyn Policy>, now_ms: u64) -> Self {
         Self {
@@ -236,8 +238,8 @@ impl Cluster {
         }
     }
 
-    /// Liveness, safe mode, repair, removal of what is too much. To be called every 100 ms or so;
-    /// does a bounded amount of work.
+    /// Runs the periodic work: liveness, safe mode, repair, removal of excess replicas. To be called
+    /// about every 100 ms; does a bounded amount of work.
     pub fn tick(&mut self, now_ms: u64, rng: &mut dyn Rng) {
         self.advance(now_ms);
         self.expire_maintenance();
@@ -271,12 +273,12 @@ impl Cluster {
         );
     }
 
-    /// Time never runs backwards here, also if the callers' clocks do.
+    /// Advances the time, which never runs backwards here, even if a caller's clock does.
     fn advance(&mut self, now_ms: u64) {
         self.now_ms = self.now_ms.max(now_ms);
     }
 
-    /// Milliseconds since something that happened here.
+    /// Milliseconds since an event of the engine, which cannot lie in the future.
     #[track_caller]
     fn ms_since(&self, at_ms: u64) -> u64 {
         match self.now_ms.checked_sub(at_ms) {

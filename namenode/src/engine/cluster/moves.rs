@@ -1,4 +1,4 @@
-//! Replicas that are in the wrong place: diversity, and what leaves a server.
+//! Replicas in the wrong place: diversity, and replicas that leave a server.
 
 use harvestfs_placement::diversity::{conflicts, held};
 use harvestfs_placement::{Constraints, ServerView};
@@ -16,15 +16,15 @@ use super::table::{Block, NodeIx, Slot};
 pub(super) struct Diversity {
     /// How many constraints hold.
     pub(super) score: Option<u8>,
-    /// One does not hold that was promised.
+    /// A promised constraint does not hold.
     pub(super) misplaced: bool,
-    /// One does not hold that would have been promised if the cluster could keep it.
+    /// A constraint does not hold that would have been promised if the cluster could keep it.
     pub(super) curtailed: bool,
 }
 
 impl Cluster {
     /// Whether the replica on a node is to leave it as soon as another one is made: its server is
-    /// drained, its owner wants the space back, or a server that is emptier gets it.
+    /// drained, its owner wants the space back, or an emptier server is to have it.
     pub(super) fn is_leaving(&self, slot: Slot, node: NodeIx) -> bool {
         self.draining.contains(&node)
             || self.victims.contains(&(slot, node))
@@ -61,8 +61,8 @@ impl Cluster {
         )
     }
 
-    /// How many constraints hold, and what those that do not say. Counts sealed blocks
-    /// with replicas only: others are still being placed, or lost.
+    /// How many constraints hold, and what follows from those that do not. Considers only sealed blocks
+    /// with replicas: others are still being placed, or lost.
     pub(super) fn diversity(&self, block: &Block, holders: &[NodeIx]) -> Diversity {
         let watched = self.options.watch_diversity && !self.safe_mode;
         if !watched || !block.sealed || block.required_bytes == 0 || holders.is_empty() {
@@ -83,9 +83,10 @@ impl Cluster {
         }
     }
 
-    /// The replica whose move mends most: without it, the fewest conflicts with what was promised
-    /// are left. `None` when there are none. After attempts that found no place for it, others that
-    /// are in the way take turns: of two that share something, only one may have another place.
+    /// The node whose replica should move: the one without which, according to the policy, the others
+    /// are spread best. `None` when no promised constraint is broken. After attempts that found no
+    /// place for it, the replicas that are in conflict take turns: of two that share something, perhaps
+    /// only one can be placed elsewhere.
     pub(super) fn misfit(&self, slot: Slot, attempts: u8) -> Option<NodeIx> {
         let block = self.table.get(slot)?;
         let holders = self.holders(slot, block);
@@ -116,7 +117,7 @@ impl Cluster {
     /// tenants are reimaged, the sooner.
     pub(super) fn repair_rank(&self, holders: &[NodeIx], survivors: usize) -> usize {
         let mean = self.view.mean_reimage_rate();
-        // That all survivors are reimaged at about the same time, over that of average ones.
+        // The risk that all survivors are reimaged at about the same time, relative to average servers.
         let risk: f64 = holders
             .iter()
             .filter_map(|&node| self.server(node))

@@ -13,38 +13,38 @@ use super::doubts::Doubts;
 use super::owners::QuotaOrder;
 use super::table::{Slot, StorageIx};
 
-/// Times that a command to delete is given before it is left to the next full report.
+/// Times that a delete command is sent before the replica is left to the next full report.
 const DELETE_ATTEMPTS_MAX: u8 = 3;
-/// Entries that count no more and that a list may have however few others there are.
+/// Stale entries that a list may hold however few others it has.
 const STALE_MAX: usize = 1_024;
 
-/// Whether a node is there.
+/// The liveness of a node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Life {
-    /// Known from the journal; not heard of since the namenode started.
+    /// Known from the journal; not heard from since the namenode started.
     Unheard,
-    /// Registered, and its heartbeats come.
+    /// Registered and sending heartbeats.
     Alive,
     /// Silent for too long; what it held counts as lost. It must register again.
     Dead {
-        /// When it was given up.
+        /// When it was declared dead.
         since_ms: u64,
     },
 }
 
-/// What the usable volumes of a node have together.
+/// The combined space of the usable volumes of a node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Space {
     /// Blocks that fit below their quotas.
     pub(super) room: Room,
-    /// How many there are.
+    /// Number of usable volumes.
     pub(super) volumes: u16,
-    /// Each sent a full report since the node registered.
+    /// Whether a full report of each has arrived since the node registered.
     pub(super) inventoried: bool,
 }
 
 impl Space {
-    /// That of no volume.
+    /// The space of a node without usable volumes.
     pub(super) fn none() -> Self {
         Self {
             room: Room::default(),
@@ -54,39 +54,39 @@ impl Space {
     }
 }
 
-/// A datanode. In the order in which repair looks at it, so that it waits for few cache lines: the
-/// first one has what it is and whether it is there, and then come what it served, what it received,
-/// and what it is to receive, each in one line.
+/// A datanode. Its fields are in the order in which repair reads them, so that repair waits for few
+/// cache lines: the first line has identity and liveness; then come the repairs that it served, those
+/// that it received, and those that it is to receive, each in one line.
 #[derive(Debug)]
 #[repr(C, align(64))]
 pub(super) struct Node {
     pub(super) id: NodeId,
-    /// Repairs that it serves now.
+    /// Repairs that it serves as a source now.
     pub(super) outgoing: u32,
     pub(super) life: Life,
-    /// Silent for a while, disconnected, or reported by a client not to answer.
+    /// Silent for a while, disconnected, or reported as unresponsive by a client.
     pub(super) stale: bool,
     pub(super) busy: bool,
-    /// Waits in the list of nodes with commands.
+    /// Is in the list of nodes with new commands.
     pub(super) commanded: bool,
-    /// Blocks that it is to hold and that it has not reported yet.
+    /// Blocks whose pipeline it is in and that it has not reported yet.
     pub(super) awaited: u32,
-    /// Its volumes, as registered last.
+    /// Its volumes, as last registered.
     pub(super) storages: SmallVec<[StorageIx; 2]>,
-    /// Repairs that it served.
+    /// Repairs that it served, in a sliding window.
     pub(super) as_source: Budget,
-    /// Repairs that it received.
+    /// Repairs that it received, in a sliding window.
     pub(super) as_target: Budget,
     /// Blocks that it is to receive or receives now.
     pub(super) incoming: SmallVec<[Slot; 4]>,
-    /// Blocks that it is to receive and got no command for yet, in turn: no more than it may receive at
-    /// a time.
+    /// Blocks that it is to receive and has been sent no command for yet, in order: no more than it may
+    /// receive at a time.
     pub(super) replicate: SmallVec<[Slot; 4]>,
-    /// As last counted.
+    /// Its space, as last counted.
     pub(super) space: Space,
-    /// When its budget for repairs, which is used up, has room again.
+    /// When its exhausted repair budget has room again.
     pub(super) reopens_ms: Option<u64>,
-    /// When it was heard of last, or the start of the namenode.
+    /// When it was last heard from; at first, when it was added.
     pub(super) heard_ms: u64,
     pub(super) heard: bool,
     pub(super) active_streams: u32,
@@ -140,30 +140,31 @@ impl Node {
         self.life == Life::Alive
     }
 
-    /// Alive, heard of lately and left alone by its primary tenant.
+    /// Alive, heard from recently, and not needed by its primary tenant.
     pub(super) fn is_available(&self) -> bool {
         self.is_alive() && !self.stale && !self.busy
     }
 }
 
-/// Whether most of what a list has counts no more, so that it is worth to look at all of it. A namenode that follows
-/// another one works off no list, and what it is told of as done has to leave them too.
+/// Whether most entries of a list are stale, so that a pass over all of it pays off. A namenode that follows another
+/// one works off no list, so whatever it learns to be done has to leave the lists in this way.
 pub(super) fn is_mostly_stale(listed: usize, counting_max: usize) -> bool {
     listed > 4 * counting_max + STALE_MAX
 }
 
-/// Replicas that a node has to remove: known ones that are too many or bad, and those of blocks
-/// that do not exist. Each is repeated until the node says that it is gone, a few times.
+/// Replicas that a node has to remove: excess or bad ones, and those of blocks that do not exist. Each
+/// command is repeated a few times, until the node confirms the removal.
 #[derive(Debug, Default)]
 pub(super) struct Deletes {
-    /// Not yet confirmed, and what each takes, about, in bytes. Blocks are shorter than 4 GiB.
+    /// Removals that are not confirmed yet, with the approximate size of each in bytes. Blocks are
+    /// shorter than 4 GiB.
     pending: FxHashMap<BlockId, u32>,
     /// Commands to be sent; those no longer pending are skipped.
     queue: VecDeque<BlockId>,
     /// Commands that were sent, in the order of the next attempt.
     sent: VecDeque<Sent>,
-    /// Blocks in the table whose replicas here it was commanded to remove, as far as it may still do so, or may have
-    /// done so unheard: those that are left to the next full report, too.
+    /// Blocks in the table whose replicas here the node was commanded to remove, as long as it may still do so, or
+    /// may have done so without this being known. Includes those that are left to the next full report.
     commanded: FxHashSet<BlockId>,
 }
 
@@ -174,16 +175,16 @@ struct Sent {
     attempts: u8,
 }
 
-/// What is next in a node's list.
+/// The next step in a node's list of removals.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum NextDelete {
-    /// A command to send, for the n-th time.
+    /// A command to send, after this many earlier attempts.
     Send {
         block: BlockId,
         bytes: u32,
         attempts: u8,
     },
-    /// One was sent too often, and is left to the next full report.
+    /// A command was sent too often; the replica is left to the next full report.
     GiveUp,
 }
 
@@ -194,14 +195,15 @@ impl Deletes {
         }
     }
 
-    /// Before all others: something waits for the space, or for another replica on that node.
+    /// Adds a removal before all others: something waits for the space, or to put another replica on
+    /// that node.
     pub(super) fn add_first(&mut self, block: BlockId, bytes: u32) {
         if self.pending.insert(block, bytes).is_none() {
             self.queue.push_front(block);
         }
     }
 
-    /// The replica is gone, or shall stay. Returns whether it was on the list.
+    /// Takes a replica off the list: it is gone, or is to stay. Returns whether it was on the list.
     pub(super) fn remove(&mut self, block: BlockId) -> bool {
         let was_pending = self.pending.remove(&block).is_some();
         if was_pending && is_mostly_stale(self.queued(), self.pending.len()) {
@@ -216,7 +218,7 @@ impl Deletes {
         was_pending
     }
 
-    /// Nothing is to be sent any more. What was sent may have been done.
+    /// Drops everything that is to be sent. Commands that were sent may have been carried out.
     pub(super) fn clear(&mut self) {
         *self = Self {
             commanded: std::mem::take(&mut self.commanded),
@@ -224,18 +226,19 @@ impl Deletes {
         };
     }
 
-    /// The command to remove a replica of a block in the table was sent.
+    /// Notes that the command to remove a replica of a block in the table was sent.
     pub(super) fn note_command(&mut self, block: BlockId) {
         self.commanded.insert(block);
     }
 
-    /// Whether a command may still be carried out, or may have been unheard.
+    /// Whether a command to remove the replica may still be carried out, or may have been without this
+    /// being known.
     pub(super) fn is_commanded(&self, block: BlockId) -> bool {
         self.commanded.contains(&block)
     }
 
-    /// No command of before concerns the node's replica of a block: it is not in the table any more, or known to have
-    /// outlived the command.
+    /// Forgets earlier commands to remove the node's replica of a block: it is not in the table any more, or is known
+    /// to have outlived the command.
     pub(super) fn forget_command(&mut self, block: BlockId) {
         self.commanded.remove(&block);
     }
@@ -251,7 +254,7 @@ impl Deletes {
         self.pending.iter().map(|(&block, &bytes)| (block, bytes))
     }
 
-    /// How many entries `next` may return now, at most.
+    /// The maximum number of entries that `next` may return now.
     pub(super) fn queued(&self) -> usize {
         self.queue.len() + self.sent.len()
     }
@@ -289,7 +292,7 @@ impl Deletes {
         None
     }
 
-    /// Comes again at `retry_ms` unless confirmed before.
+    /// Schedules the next attempt for `retry_ms`, unless the removal is confirmed before.
     pub(super) fn again(&mut self, block: BlockId, attempts: u8, retry_ms: u64) {
         assert!(
             attempts <= DELETE_ATTEMPTS_MAX,

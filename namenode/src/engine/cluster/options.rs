@@ -13,16 +13,16 @@ pub const MIN_WRITE_REPLICAS: u8 = 2;
 pub struct ClusterOptions {
     /// Size of the largest block in bytes: what a server must have room for to be chosen.
     pub block_bytes: u64,
-    /// Replicas that a block must have to be written while datanodes are away that it could have more
-    /// on.
+    /// Replicas that a block must have to be written while datanodes that could hold more of them are
+    /// away.
     pub min_write_replicas: u8,
-    /// A node is stale when it was silent for this long: new blocks avoid it, readers try it last.
+    /// A node is stale when it has been silent for this long: new blocks avoid it, readers try it last.
     pub stale_after_ms: u64,
-    /// A node is dead when it was silent for this long: its replicas count as lost. Reimages need
-    /// no such wait, they show when the server registers.
+    /// A node is dead when it has been silent for this long: its replicas count as lost. Reimages need
+    /// no such wait: they show when the server registers.
     pub dead_after_ms: u64,
-    /// A node that said that it stops is waited for as long as this before its blocks are repaired; 0 for
-    /// no longer than any that is silent.
+    /// How long repair waits for a node that announced that it stops; 0 to wait no longer than for any
+    /// silent node.
     pub restart_wait_ms: u64,
     /// Safe mode (no repair, no deletion) ends when this share of the blocks has a replica.
     pub safe_mode_reported_share: f64,
@@ -32,7 +32,7 @@ pub struct ClusterOptions {
     pub storm_share: f64,
     /// Nodes that died within this time of each other died together.
     pub storm_window_ms: u64,
-    /// How long repair waits for the nodes of a storm before it takes them for lost.
+    /// How long repair waits for the nodes of a storm before it considers them lost.
     pub storm_hold_ms: u64,
     /// Repairs that a node may take part in per `repair_window_ms`, as source and as target each.
     /// What was used of it is forgotten when the namenode restarts.
@@ -42,13 +42,13 @@ pub struct ClusterOptions {
     /// The same for replicas that are moved because they are misplaced. All repairs count against
     /// this budget, too, so that nothing is moved on a node that is busy with repairs.
     pub moves_per_window: u32,
-    /// The same for all repairs that one volume serves.
+    /// The same for all repairs that one volume takes part in.
     pub repairs_per_volume_per_window: u32,
     /// Length of the window that budgets are counted in.
     pub repair_window_ms: u64,
     /// Repairs at a time per node, as source and as target each.
     pub repairs_in_flight_per_node: u32,
-    /// A repair that took this long failed and is tried elsewhere.
+    /// A repair that takes this long has failed and is tried elsewhere.
     pub repair_timeout_ms: u64,
     /// Wait before the next attempt after a repair failed or no target was found.
     pub repair_retry_ms: u64,
@@ -64,17 +64,17 @@ pub struct ClusterOptions {
     /// Replicas move to emptier servers when a volume is fuller than a server by more than this, in
     /// thousandths; 0 for never.
     pub balance_spread_permille: u32,
-    /// How often is looked for such moves.
+    /// How often such moves are looked for.
     pub balance_interval_ms: u64,
-    /// When a quota shrinks, how long before its deadline replicas are removed that could not be
-    /// copied first. Several heartbeats, so that the datanode gets to delete them.
+    /// How long before the deadline of a shrinking quota replicas are removed that could not be copied
+    /// first. Several heartbeats, so that the datanode has time to delete them.
     pub shrink_margin_ms: u64,
     /// Wait before a block that lost a replica is repaired. The loss is certain by then; a wait
     /// only saves work when reimaged servers are expected to be refilled by other means.
     pub repair_delay_ms: u64,
-    /// A full report that did not come to its end for this long is asked for again.
+    /// A full report that is not complete after this time is requested again.
     pub report_timeout_ms: u64,
-    /// How often each volume is asked for a full report, so that no error in the tables lasts (as
+    /// How often each volume is asked for a full report, so that no error in the tables lasts (as in
     /// HDFS).
     pub full_report_interval_ms: u64,
     /// How long a datanode may take to report a replica that its writer says is there.
@@ -82,21 +82,21 @@ pub struct ClusterOptions {
     /// How long an unsealed replica of a sealed block may wait for its own seal to be reported
     /// before the namenode commands it.
     pub seal_grace_ms: u64,
-    /// How long a lost block of which there are incomplete replicas waits for a server that has all of it, before
-    /// what the longest replica has counts as the block.
+    /// How long a lost block with incomplete replicas waits for a server that has all of it, before what the longest
+    /// replica has counts as the block.
     pub salvage_delay_ms: u64,
-    /// How long replicas beyond the wanted number stay: nodes that come and go, and repairs that
-    /// overlap, settle by themselves.
+    /// How long replicas beyond the wanted number stay, so that nodes that come and go, and repairs
+    /// that overlap, can settle by themselves.
     pub excess_grace_ms: u64,
-    /// How long replicas of blocks that a namenode which knew more may have allocated are kept.
+    /// How long replicas of unknown blocks are kept that a namenode which knew more may have allocated.
     pub quarantine_ms: u64,
-    /// A command that was not confirmed for this long is sent again.
+    /// A command that is not confirmed within this time is sent again.
     pub command_retry_ms: u64,
-    /// How often is checked whether the grid has to be rebuilt.
+    /// How often the namenode checks whether the grid has to be rebuilt.
     pub grid_interval_ms: u64,
     /// The same after a strict block found no place.
     pub grid_retry_ms: u64,
-    /// Most blocks in one command to delete.
+    /// Maximum number of blocks in one command to delete.
     pub deletes_per_command_max: usize,
     /// Replicas that one call of `tick` looks at in each of its tasks: bounds its time.
     pub work_per_tick: usize,
@@ -151,7 +151,7 @@ impl Default for ClusterOptions {
 }
 
 impl ClusterOptions {
-    /// The budgets of repair among them.
+    /// The budgets of repair among these options.
     #[must_use]
     pub fn repair_limits(&self) -> RepairLimits {
         RepairLimits {
@@ -164,8 +164,8 @@ impl ClusterOptions {
         }
     }
 
-    /// Repairs per window that one volume takes part in, as source and as target each. Urgent ones
-    /// may take as many times more of a volume as of a node.
+    /// Repairs per window that one volume takes part in, as source and as target each. Urgent repairs
+    /// may exceed the normal budget of a volume by the same factor as that of a node.
     pub(super) fn repairs_per_volume(&self, lane: Lane) -> u32 {
         let times = match lane {
             Lane::Urgent => self.urgent_repairs_per_window / self.repairs_per_window.max(1),

@@ -1,16 +1,17 @@
-//! What blocks can have of what they ask for: of the servers that the cluster has, and of those that can
-//! be had at once.
+//! The replicas and constraints that blocks can get of those that they ask for: from the servers that
+//! the cluster has, and from those that are available now.
 //!
 //! There are three cases:
-//! - *What the cluster does not have* is not demanded. It has its registered servers, up or not, without
-//!   those that were decommissioned. When they are fewer than replicas wanted, blocks get one replica on
-//!   each. Of the constraints that blocks are promised, those are demanded that these servers can keep,
-//!   one after the other, those first whose loss costs most: environment, rack, machine function, column,
-//!   row. Blocks that lack anything for that reason are *curtailed*.
-//! - *What is away for now* (busy, silent, drained, in maintenance, not registered since the start) is not
-//!   demanded from a writer: with [`ClusterOptions::min_write_replicas`] at least, blocks are written, and
-//!   repair makes the others. With fewer, writes wait.
-//! - *What is full* is not made up for: strict blocks are refused.
+//! - *What the cluster does not have* is not demanded. The cluster has its registered servers, up or
+//!   not, except those that were decommissioned. When there are fewer of them than replicas wanted,
+//!   blocks get one replica on each. Of the constraints that blocks are promised, those that these
+//!   servers can keep are demanded; they are added one after the other, the ones whose loss costs most
+//!   first: environment, rack, machine function, column, row. Blocks that lack anything for this reason
+//!   are *curtailed*.
+//! - *What is away for now* (busy, silent, drained, in maintenance, not registered since the start) is not demanded
+//!   of a writer: blocks are written with at least [`ClusterOptions::min_write_replicas`] replicas, and repair makes
+//!   the others. With fewer, writes wait.
+//! - *What is full* is not compensated for: strict blocks are refused.
 
 use std::net::IpAddr;
 
@@ -26,41 +27,41 @@ use super::Cluster;
 use super::node::Life;
 use super::table::{Block, NodeIx};
 
-/// What the cluster can give a block of so many replicas.
+/// What the cluster can give a block that wants a given number of replicas.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Demand {
     /// Replicas.
     pub(super) replicas: u8,
-    /// What the policy promises that they can keep.
+    /// The constraints promised by the policy that these replicas can keep.
     pub(super) constraints: Constraints,
 }
 
 /// The demands of blocks by the number of replicas that they want, from 1.
 #[derive(Debug, Default)]
 pub(super) struct Demands {
-    /// Empty before servers are known and the first grid was built: then all is demanded.
+    /// Empty until servers are known and the first grid is built: until then, everything is demanded.
     known: Vec<Demand>,
     outdated: bool,
-    /// When the first server of the cluster registered, if that was since the start.
+    /// When the first server of the cluster registered, if that was since the namenode started.
     founded_ms: Option<u64>,
 }
 
 impl Demands {
-    /// Servers came or went, or their places in the grid changed.
+    /// Notes that servers joined or left, or that their places in the grid changed.
     pub(super) fn note_change(&mut self) {
         self.outdated = true;
     }
 
-    /// The first server of the cluster registers: others will follow.
+    /// Notes that the first server of the cluster registers: others will follow.
     pub(super) fn note_founding(&mut self, now_ms: u64) {
         self.founded_ms = Some(now_ms);
     }
 }
 
-/// What a server can do for a writer.
+/// Whether a server is available to a writer, and if not, why.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Standing {
-    /// It is no part of the cluster any more.
+    /// It is no longer part of the cluster.
     Decommissioned,
     Open,
     Busy,
@@ -72,7 +73,7 @@ enum Standing {
 }
 
 impl Cluster {
-    /// Finds out anew what blocks can have if the servers have changed.
+    /// Recomputes what blocks can get if the servers have changed.
     pub(super) fn refresh_demands(&mut self) {
         if !self.demands.outdated || self.grid_is_unknown() {
             return;
@@ -103,7 +104,7 @@ impl Cluster {
         let replicas = members().take(wanted.into()).count() as u8;
         let can_keep = |constraints| {
             let found = most_apart(&self.view, members(), replicas, constraints);
-            // In a large cluster nothing is given up because a search was too short.
+            // In a large cluster, nothing is given up because a search ended too early.
             found.count == replicas || !found.is_most
         };
         let promised = self.policy.constraints();
@@ -124,43 +125,44 @@ impl Cluster {
         }
     }
 
-    /// Whether a server left the cluster for good: it was drained, and is gone.
+    /// Whether a server has left the cluster permanently: it was drained and is dead.
     fn is_decommissioned(&self, node: NodeIx) -> bool {
         let is_dead = matches!(self.nodes[node as usize].life, Life::Dead { .. });
         is_dead && self.draining.contains(&node)
     }
 
-    /// What is demanded for blocks of so many replicas.
+    /// What is demanded for blocks that want so many replicas.
     fn demand(&self, replication: u8) -> Demand {
         let wanted = replication.max(1);
         let known = self.demands.known.get(usize::from(wanted) - 1).copied();
         known.unwrap_or_else(|| self.all_of(wanted))
     }
 
-    /// Replicas that a block is to have: those that it asks for, if there are servers for them.
+    /// The number of replicas that a block is to have: those that it asks for, as far as there are
+    /// servers for them.
     pub(super) fn due(&self, block: &Block) -> usize {
         self.demand(block.rules.replication).replicas.into()
     }
 
-    /// The promises of the policy to a block that the cluster cannot keep.
+    /// The constraints that the policy promises a block, but the cluster cannot keep.
     pub(super) fn given_up(&self, rules: &PlacementRules) -> Constraints {
         let kept = self.demand(rules.replication).constraints;
         self.policy.constraints().without(kept)
     }
 
-    /// Fewest replicas with which a block may be written.
+    /// The minimum number of replicas with which a block may be written.
     fn needed(&self, demand: Demand) -> u8 {
         self.options.min_write_replicas.min(demand.replicas).max(1)
     }
 
-    /// Whether more servers will register soon than are known: the cluster is new.
+    /// Whether the cluster is new, so that more servers will register soon.
     fn is_growing(&self) -> bool {
         let since_ms = self.demands.founded_ms.map(|at_ms| self.ms_since(at_ms));
         self.nodes.is_empty()
             || since_ms.is_some_and(|since_ms| since_ms < self.options.stale_after_ms)
     }
 
-    /// What is demanded for new blocks: of a cluster that is growing, all that they ask for.
+    /// What is demanded for new blocks: while the cluster is growing, everything that they ask for.
     fn demand_of_writers(&self, rules: &PlacementRules) -> Demand {
         if self.is_growing() {
             self.all_of(rules.replication.max(1))
@@ -169,13 +171,13 @@ impl Cluster {
         }
     }
 
-    /// Replicas that a new block is to have in the end.
+    /// The number of replicas that a new block is to have in the end.
     #[must_use]
     pub fn due_of_new(&self, rules: &PlacementRules) -> u8 {
         self.demand_of_writers(rules).replicas
     }
 
-    /// Fewest replicas with which a new block may be written.
+    /// The minimum number of replicas with which a new block may be written.
     #[must_use]
     pub fn needed_by_new(&self, rules: &PlacementRules) -> u8 {
         self.needed(self.demand_of_writers(rules))
@@ -222,7 +224,7 @@ impl Cluster {
         sum
     }
 
-    /// Servers that are open, and, if so asked, those that are away and not known to be full.
+    /// Servers that are open and, with `with_away`, also those that are away and not known to be full.
     fn servers_for(
         &self,
         class: Option<StorageClass>,
@@ -248,14 +250,15 @@ impl Cluster {
         }
     }
 
-    /// Replicas for which there are servers now.
+    /// The number of replicas that open servers can take now within the demanded constraints.
     fn most_apart_now(&self, rules: &PlacementRules, exclude: &[NodeId], demand: Demand) -> u8 {
         let open = self.servers_for(rules.class, exclude, false);
         let constraints = Self::demanded(rules, demand);
         most_apart(&self.view, open, demand.replicas, constraints).count
     }
 
-    /// Whether a block could be placed if all servers were there that are away.
+    /// Whether a shortage will pass: the block could be placed if all servers that are away were back,
+    /// or more servers are expected.
     fn is_passing(&self, rules: &PlacementRules, demand: Demand, exclude: &[NodeId]) -> bool {
         let constraints = Self::demanded(rules, demand);
         let servers = self.servers_for(rules.class, exclude, true);
@@ -263,7 +266,8 @@ impl Cluster {
         self.is_growing() || demand.replicas == 0 || found.count == demand.replicas
     }
 
-    /// Asks the policy for what the cluster has of what a new block asks for.
+    /// Asks the policy to place a new block, with no more replicas and constraints than the cluster can
+    /// give.
     pub(super) fn choose_for_writing(
         &self,
         rules: &PlacementRules,
@@ -294,8 +298,8 @@ impl Cluster {
         }
     }
 
-    /// Chooses servers for a block that found no place, with `placeable` as the most that the policy
-    /// found: without what is away.
+    /// Chooses servers for a block that the policy found no place for, doing without servers that are
+    /// away; `placeable` is the most that the policy found.
     fn choose_fewer(
         &self,
         request: &Request<'_>,
@@ -313,8 +317,9 @@ impl Cluster {
         }
         let needed = self.needed(demand);
         let apart = self.most_apart_now(rules, exclude, demand);
-        // The policy draws one after the other, and not always as many as it could. If fewer than are
-        // needed keep the constraints, others will do: a server that is away took its environment along.
+        // The policy draws servers one after the other, and not always as many as it could. If fewer
+        // than needed keep the constraints, any others will do: the server that is away may have been
+        // the only one of its environment.
         for (wanted, durability) in [(apart, rules.durability), (needed, Durability::Space)] {
             if best.len() >= wanted.into() {
                 continue;
@@ -338,7 +343,7 @@ impl Cluster {
     }
 
     fn refusal(&self, rules: &PlacementRules, exclude: &[NodeId], placeable: usize) -> FsError {
-        // Whether one that is away has room is not known.
+        // Whether a server that is away has room is not known.
         let has_room = self
             .servers_for(rules.class, exclude, true)
             .next()
@@ -353,7 +358,8 @@ impl Cluster {
         }
     }
 
-    /// What becomes now of a write with these rules. O(servers) unless few constraints can be kept.
+    /// What would happen now to a write with these rules. O(servers) unless few constraints can be
+    /// kept.
     #[must_use]
     pub fn write_outlook(&self, rules: &PlacementRules) -> WriteOutlook {
         let demand = self.demand_of_writers(rules);
@@ -400,7 +406,7 @@ impl Cluster {
             at_once,
             unavailable: self.unavailable(rules.class, &[]),
             writable_bytes: if verdict < WriteVerdict::Waits {
-                // More than keep the constraints are placed without them.
+                // If more replicas are placed than keep the constraints, they are placed without them.
                 let kept = if at_once > apart {
                     Constraints::NONE
                 } else {
@@ -413,8 +419,9 @@ impl Cluster {
         }
     }
 
-    /// Bytes that fit with so many replicas, none of which share what the constraints are about; rows
-    /// and columns are left out. Servers that are only busy count: they are soon free again.
+    /// Bytes that can be written with so many replicas, kept apart by environment, machine function and
+    /// rack as the constraints demand; rows and columns are ignored. Servers that are merely busy
+    /// count: they are soon free again.
     fn writable_bytes(
         &self,
         class: Option<StorageClass>,
@@ -466,10 +473,11 @@ impl Cluster {
     }
 }
 
-/// The most bytes of which each can be in so many different groups that have these free.
+/// The most bytes that can be stored with each byte in `replicas` different groups, given the free
+/// bytes of each group.
 fn apart_bytes(mut free: Vec<u64>, replicas: usize) -> u64 {
     free.sort_unstable_by(|a, b| b.cmp(a));
-    // Some groups, the largest ones, hold all of it; the others share what is left of it.
+    // The largest groups, `full` of them, hold all of it; the others share the remaining copies.
     let most = (0..replicas).map(|full| {
         let rest = free
             .iter()

@@ -1,4 +1,4 @@
-//! What owners do to their servers, with notice: reimages that wait until data is safe, and quotas
+//! What owners do to their servers, with notice: reimages that wait until the data is safe, and quotas
 //! that shrink by a deadline.
 
 use harvestfs_protocol::ids::{BlockId, NodeId, StorageId};
@@ -12,12 +12,12 @@ use super::Cluster;
 use super::node::Life;
 use super::table::{NodeIx, ReplicaState, Slot, StorageIx};
 
-/// A quota that a node has to be commanded.
+/// A quota that a node has to be commanded to keep.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct QuotaOrder {
     storage: StorageIx,
     quota_bytes: u64,
-    /// When it must hold.
+    /// When the quota must be met.
     deadline_ms: u64,
     /// When the command is to be sent, or sent again.
     send_ms: u64,
@@ -40,8 +40,8 @@ impl Cluster {
         self.impact(&nodes)
     }
 
-    /// Whether it is known what all of these nodes have: one that was not heard of since the start, or that has not
-    /// reported yet, may have anything. One that was given up has nothing any more.
+    /// Whether the contents of all these nodes are known. One that was not heard from since the start, or that has
+    /// not reported yet, may have anything. One that was declared dead has nothing any more.
     #[must_use]
     pub fn have_reported(&self, nodes: &[NodeId]) -> bool {
         nodes.iter().all(|&node| {
@@ -67,7 +67,7 @@ impl Cluster {
         impact
     }
 
-    /// How many replicas nodes have, and of which blocks, in the order of their slots.
+    /// The number of replicas on these nodes, and their blocks in the order of their slots.
     pub(super) fn slots_on_any(&self, nodes: &FxHashSet<NodeIx>) -> (u64, Vec<Slot>) {
         let mut replicas = 0;
         let mut seen: FxHashSet<Slot> = FxHashSet::default();
@@ -94,7 +94,7 @@ impl Cluster {
         };
         if survivors < block.wanted() {
             impact.waiting += 1;
-            // Of servers that are not held nothing is copied yet.
+            // Nothing is copied yet from servers that are not held.
             let held = nodes.iter().all(|node| self.draining.contains(node));
             if held && impact.waiting_blocks.len() < BLOCKS_PER_REPORT_MAX {
                 impact.waiting_blocks.push(WaitingBlock {
@@ -132,8 +132,8 @@ impl Cluster {
         slots
     }
 
-    /// Has everything that a node holds copied elsewhere within the repair budgets, and gives it
-    /// nothing new; or ends that. It ends by itself when the node is reimaged.
+    /// Starts or ends the draining of a node: everything that it holds is copied elsewhere within the
+    /// repair budgets, and it is given nothing new. Draining ends by itself when the node is reimaged.
     pub fn set_draining(&mut self, now_ms: u64, node: NodeId, draining: bool) {
         self.advance(now_ms);
         let Some(index) = self.node_index(node) else {
@@ -154,16 +154,16 @@ impl Cluster {
         }
     }
 
-    /// Whether [`Cluster::set_draining`] holds for a node.
+    /// Whether a node is being drained; see [`Cluster::set_draining`].
     #[must_use]
     pub fn is_draining(&self, node: NodeId) -> bool {
         self.node_index(node)
             .is_some_and(|index| self.draining.contains(&index))
     }
 
-    /// Has a node's volumes use no more than `quota_bytes` by a deadline, `deadline_ms` from now:
-    /// one of them, or all together, which share it as they share the present quota. Returns
-    /// whether there is such a volume.
+    /// Has a node's volumes use no more than `quota_bytes` by a deadline, `deadline_ms` from now: one
+    /// volume, or all together, which share it in proportion to their present quotas. Returns whether
+    /// there is such a volume.
     pub fn set_quota(
         &mut self,
         now_ms: u64,
@@ -191,7 +191,7 @@ impl Cluster {
         let orders: SmallVec<[QuotaOrder; 2]> = volumes
             .iter()
             .map(|&it| {
-                // An equal one of volumes that have no quota at present.
+                // An equal share if the volumes have no quota at present.
                 let equal = u128::from(quota_bytes) / volumes.len() as u128;
                 let share = (u128::from(quota_bytes) * quota_of(it))
                     .checked_div(all)
@@ -202,7 +202,7 @@ impl Cluster {
                 );
                 QuotaOrder {
                     storage: it,
-                    // Not more than the whole.
+                    // At most the whole, which is a `u64`.
                     quota_bytes: share as u64,
                     deadline_ms: self.now_ms.saturating_add(deadline_ms),
                     send_ms: self.now_ms,
@@ -215,8 +215,7 @@ impl Cluster {
         !volumes.is_empty()
     }
 
-    /// The command for the next quota of a node. Repeated until a heartbeat
-    /// shows the quota.
+    /// The command for the next quota of a node. Repeated until a heartbeat shows the quota.
     pub(super) fn next_quota(&mut self, node: NodeIx) -> Option<NodeCommand> {
         let now_ms = self.now_ms;
         let storages = &self.table.storages;
@@ -231,8 +230,8 @@ impl Cluster {
         })
     }
 
-    /// A heartbeat says how full a volume is: chooses what leaves it when its owner wants space
-    /// back, and lets the rest stay when there is space again.
+    /// Reacts to the fill of a volume in a heartbeat: chooses replicas to leave it when its owner wants
+    /// space back, and lets those that are left stay when there is space again.
     pub(super) fn mind_quota(&mut self, node: NodeIx, storage: StorageIx) {
         let usable = self.table.home(storage).usable;
         let status = self.table.storages[storage as usize].status;
@@ -243,7 +242,8 @@ impl Cluster {
             }
             return;
         };
-        // If they are on another of its volumes, victims are chosen once they are gone.
+        // If the orphans are on another volume of the node, victims are chosen once the orphans are
+        // gone.
         let orphans = self.orphans_on(&self.nodes[node as usize]);
         let leaving_bytes = orphans.map(|(_, bytes)| u64::from(bytes)).sum();
         self.choose_victims(node, storage, over_bytes.saturating_sub(leaving_bytes));
@@ -264,7 +264,7 @@ impl Cluster {
         slots
     }
 
-    /// There is space again: what was to leave the volume and is still there stays.
+    /// Lets the replicas stay that were to leave the volume and are still there: there is space again.
     fn spare_victims(&mut self, node: NodeIx, storage: StorageIx) {
         let mut slots = Vec::new();
         for &(slot, victim_of) in &self.victims {
@@ -281,7 +281,8 @@ impl Cluster {
         }
     }
 
-    /// Chooses replicas of as many bytes as have to go: those with the most copies elsewhere first.
+    /// Chooses replicas that add up to the bytes that have to go: those with the most copies elsewhere
+    /// first.
     fn choose_victims(&mut self, node: NodeIx, storage: StorageIx, over_bytes: u64) {
         let sealed = |slot: Slot| self.table.get(slot).filter(|it| it.sealed);
         let bytes_of = |slot: Slot| sealed(slot).map_or(0, |it| u64::from(it.required_bytes));
@@ -311,8 +312,8 @@ impl Cluster {
         }
     }
 
-    /// The deadline is near: what has a confirmed copy elsewhere is removed, although another one
-    /// would have been wanted. The last copies are left to the datanode, which must obey its owner.
+    /// Near the deadline, removes replicas that have a confirmed copy elsewhere, although one more is
+    /// wanted. The last copies are left to the datanode, which must obey its owner.
     fn give_up_victims(&mut self, node: NodeIx, storage: StorageIx) {
         for slot in self.victims_on(node, storage) {
             let elsewhere = self.confirmed(slot).iter().any(|&it| it != node);
@@ -349,7 +350,7 @@ impl Cluster {
         self.options.repair_limits()
     }
 
-    /// Changes the budgets of repair. What was used of them within the window still counts.
+    /// Changes the budgets of repair. Repairs within the window that were charged before still count.
     pub fn set_repair_limits(&mut self, now_ms: u64, limits: &RepairLimits) {
         self.advance(now_ms);
         self.options.set_repair_limits(limits);

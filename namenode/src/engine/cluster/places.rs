@@ -18,7 +18,7 @@ use super::safety::{BLOCKS_LOOKED_AT_MAX, WORST_MAX};
 use super::table::{Block, NodeIx, ReplicaState, Slot};
 use crate::engine::count::Count;
 
-/// Of the live servers of a failure domain.
+/// The space of the live servers of a failure domain.
 #[derive(Default)]
 struct Space {
     servers: u32,
@@ -27,8 +27,8 @@ struct Space {
 }
 
 impl Cluster {
-    /// The policy, its grid, diversity, and where these blocks are; unknown ones are left out.
-    /// O(servers).
+    /// Reports the policy, its grid, diversity, and where these blocks are; unknown blocks are left
+    /// out. O(servers).
     #[must_use]
     pub fn placement_report(&self, blocks: &[BlockId]) -> PlacementReport {
         PlacementReport {
@@ -97,7 +97,7 @@ impl Cluster {
             .collect()
     }
 
-    /// Of whole blocks: quotas are what datanodes say.
+    /// The size of so many whole blocks. Saturates: datanodes may report any quota.
     fn bytes_of(&self, blocks: u64) -> u64 {
         blocks.saturating_mul(self.options.block_bytes)
     }
@@ -118,7 +118,8 @@ impl Cluster {
         }
         let worst = DomainKind::ALL.into_iter().zip(domains);
         let worst = worst.filter_map(|(kind, domains)| {
-            // All are subtracted from the same: the most that is used and free in it leaves the least.
+            // The total is the same for all: the domain with the most used and free space leaves the
+            // least for its data.
             let (name, space) = domains
                 .into_iter()
                 .max_by_key(|(_, space)| space.used_bytes + space.free_bytes)?;
@@ -133,13 +134,13 @@ impl Cluster {
         worst.collect()
     }
 
-    /// Of the healthy volumes of a server.
+    /// Used and free bytes of the healthy volumes of a server.
     pub(super) fn used_and_free_bytes(&self, node: &Node) -> (u64, u64) {
         let volumes = node.storages.iter();
         let volumes = volumes.map(|&index| &self.table.storages[index as usize].status);
         let healthy = volumes.filter(|volume| volume.healthy);
         healthy.fold((0, 0), |(used, free), volume| {
-            // An owner may have taken more than is free.
+            // The owner may have lowered the quota below what is used.
             let of_volume = volume.quota_bytes.saturating_sub(volume.used_bytes);
             (used + volume.used_bytes, free + of_volume)
         })
@@ -149,7 +150,7 @@ impl Cluster {
         Some(self.place_of(self.table.slot(id)?))
     }
 
-    /// Where the block in a slot is, which has one.
+    /// Where the block in a slot is. The slot must have one.
     pub(super) fn place_of(&self, slot: Slot) -> BlockPlace {
         let block = self.table.known(slot);
         let due = self.due(block);
@@ -188,7 +189,7 @@ impl Cluster {
             held: names(held),
             broken: names(broken),
             given_up: names(given_up.without(held)),
-            // As many as are wanted at most, which is a `u8`.
+            // At most the wanted number, which is a `u8`.
             possible: due as u8,
             lost_in_a_year: self.lost_in_a_year(slot),
             replicas: replicas.chain(awaited).collect(),

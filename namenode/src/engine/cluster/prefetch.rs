@@ -1,4 +1,4 @@
-//! Prefetching. Blocks, nodes and volumes lie all over the memory. A loop that works on one after the
+//! Prefetching. Blocks, nodes and volumes are scattered over memory. A loop that works on one after the
 //! other waits for each; one that prefetches all of them first waits for several at the same time.
 
 use std::hint::black_box;
@@ -12,8 +12,8 @@ use super::table::{NodeIx, Replica, Slot};
 /// Blocks that are prefetched together.
 pub(super) const PREFETCHED: usize = 16;
 
-/// Asks for the cache line of a value, without waiting for it. Elsewhere than on x86-64 it does
-/// nothing: stable Rust has no such instruction there yet.
+/// Requests the cache line of a value, without waiting for it. Does nothing on targets other than
+/// x86-64: stable Rust has no such instruction there yet.
 fn prefetch<T>(it: &T) {
     #[cfg(target_arch = "x86_64")]
     // SAFETY: SSE is part of x86-64, and a prefetch is a hint that neither reads nor writes anything
@@ -27,10 +27,10 @@ fn prefetch<T>(it: &T) {
 }
 
 impl Cluster {
-    /// Says which nodes are about to report which blocks, a few dozen at most. Changes nothing: the
-    /// reports take less time then. For a caller that has many at a time: a simulation.
+    /// Prefetches for nodes that are about to report these blocks, a few dozen at most. Changes nothing
+    /// but the time that the reports take. For a caller that has many at a time, such as a simulation.
     pub fn expect_reports(&self, coming: impl Iterator<Item = (NodeId, BlockId)>) {
-        // In steps, because each shows where to look next.
+        // In steps, because each step shows where to look next.
         let mut targets: SmallVec<[(NodeIx, BlockId); PREFETCHED]> = SmallVec::new();
         for (node, block) in coming {
             let Some(index) = self.node_index(node) else {
@@ -73,7 +73,7 @@ impl Cluster {
         }
     }
 
-    /// Says which nodes are about to be asked for their commands, a few dozen at most, as
+    /// Prefetches for nodes whose commands are about to be requested, a few dozen at most, like
     /// [`Cluster::expect_reports`].
     pub fn expect_commands(&self, asked: &[NodeId]) {
         let indexes = asked.iter().filter_map(|&node| self.node_index(node));
@@ -90,7 +90,7 @@ impl Cluster {
         }
     }
 
-    /// A node that is about to receive a block.
+    /// Prefetches a node that is about to receive a block.
     pub(super) fn prefetch_target(&self, index: NodeIx) {
         let node = &self.nodes[index as usize];
         prefetch(node);
@@ -106,12 +106,13 @@ impl Cluster {
         }
     }
 
-    /// A block, found by its id. This waits: where the block is is not known before.
+    /// Prefetches a block by its id. This waits for the lookup: the place of the block is not known
+    /// before.
     pub(super) fn prefetch_block(&self, block: BlockId) {
         black_box(self.table.slot(block));
     }
 
-    /// What is asked of the holders of the blocks in a rank whose turns are next.
+    /// Prefetches what repair reads of the holders of blocks in a rank whose turns are next.
     pub(super) fn prefetch_turns(&self, rank: usize) {
         let slots = || self.queue.next_slots(rank, PREFETCHED);
         self.prefetch_blocks(slots());
@@ -125,7 +126,8 @@ impl Cluster {
         }
     }
 
-    /// What ranks blocks: how often the tenants of the nodes with their replicas are reimaged.
+    /// Prefetches what blocks are ranked by: how often the tenants of the nodes with their replicas are
+    /// reimaged.
     pub(super) fn prefetch_holders(&self, slots: &[Slot]) {
         self.prefetch_blocks(slots.iter().copied());
         for replica in slots.iter().flat_map(|&slot| self.replicas_at(slot)) {
@@ -134,7 +136,7 @@ impl Cluster {
         }
     }
 
-    /// Blocks, and where their volumes are.
+    /// Prefetches blocks, and the homes of their volumes.
     fn prefetch_blocks(&self, slots: impl Iterator<Item = Slot> + Clone) {
         for slot in slots.clone() {
             prefetch(self.table.get_ahead(slot));
@@ -150,7 +152,8 @@ impl Cluster {
         }
     }
 
-    /// Of a block that waits, is repaired or is on a volume's list.
+    /// The replicas of a block that waits, is repaired or is on a volume's list, and so is in the
+    /// table.
     fn replicas_at(&self, slot: Slot) -> &[Replica] {
         &self.table.known(slot).replicas
     }

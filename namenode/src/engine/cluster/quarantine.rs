@@ -1,6 +1,6 @@
-//! Replicas of blocks that the namenode does not know, and cannot know to be garbage: their numbers
-//! were not allocated on its timeline. A namenode that knew more may have allocated them, so they
-//! are kept for a while before they are removed.
+//! Replicas of blocks that the namenode does not know and cannot assume to be garbage: their numbers
+//! were not allocated on its timeline. A namenode that knew more may have allocated them, so they are
+//! kept for a while before they are removed.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::ops::RangeInclusive;
@@ -15,14 +15,15 @@ use super::table::NodeIx;
 /// Which blocks were allocated on this timeline.
 #[derive(Debug, Default)]
 pub(super) struct Allocated {
-    /// The last of each range, by the first.
+    /// The last number of each range, by the first.
     ranges: BTreeMap<u64, u64>,
-    /// Those of which it is not known whether all that is in them was seen on this timeline.
+    /// Those of them that may have data which was not seen on this timeline.
     unsettled: BTreeSet<BlockId>,
 }
 
 impl Allocated {
-    /// Whether a block was allocated; if it is not there any more, it was freed.
+    /// Whether a block was allocated, and is not unsettled; if it does not exist any more, it was
+    /// freed.
     pub(super) fn contains(&self, block: BlockId) -> bool {
         if self.unsettled.contains(&block) {
             return false;
@@ -31,7 +32,7 @@ impl Allocated {
         below.is_some_and(|(_, &last)| block.0 <= last)
     }
 
-    /// A block was allocated: all between the range below it and it were, too.
+    /// Notes that a block was allocated; so were all between it and the range below it.
     pub(super) fn add(&mut self, block: BlockId) {
         match self.ranges.range_mut(..=block.0).next_back() {
             Some((_, last)) => *last = block.0.max(*last),
@@ -46,7 +47,7 @@ impl Allocated {
 #[derive(Debug, Default)]
 pub(super) struct Quarantine {
     blocks: BTreeMap<BlockId, Held>,
-    /// When each is over, in order.
+    /// When the quarantine of each block ends, in order.
     due: VecDeque<(u64, BlockId)>,
 }
 
@@ -72,13 +73,13 @@ pub struct Quarantined {
     pub length_bytes: u64,
     /// Nodes that have a replica.
     pub nodes: Vec<NodeInfo>,
-    /// How much longer they are kept, in milliseconds.
+    /// How much longer the replicas are kept, in milliseconds.
     pub kept_ms: u64,
 }
 
 impl Cluster {
-    /// Says which blocks were allocated on the timeline so far. Blocks allocated later lie
-    /// behind the last range. `unsettled` are those of them that other timelines may have written to.
+    /// Sets which blocks were allocated on the timeline so far. Blocks allocated later lie beyond the
+    /// last range. `unsettled` are those of them that other timelines may have written to.
     pub fn set_allocated(
         &mut self,
         ranges: impl Iterator<Item = RangeInclusive<BlockId>>,
@@ -89,12 +90,13 @@ impl Cluster {
         self.allocated.ranges = bounds.collect();
     }
 
-    /// While the namenode recovers, nothing is repaired, moved or removed, and no commands are given.
+    /// Sets whether the namenode is recovering. While it is, nothing is repaired, moved or removed, and
+    /// no commands are given.
     pub fn set_recovering(&mut self, recovering: bool) {
         self.recovering = recovering;
     }
 
-    /// A node has a replica of a block that is not known.
+    /// Notes that a node has a replica of an unknown block.
     pub(super) fn have_unknown(&mut self, node: NodeIx, block: BlockId, bytes: u32) {
         if self.allocated.contains(block) {
             // It was freed while the node was away.
@@ -117,7 +119,8 @@ impl Cluster {
         self.quarantine.assert_lists_match();
     }
 
-    /// A block is known now: one that follows another namenode may hear of its replicas before.
+    /// Releases a block that is known now: a namenode that follows another one may learn of replicas
+    /// before it learns of their block.
     pub(super) fn leave_quarantine(&mut self, block: BlockId) {
         let Quarantine { blocks, due } = &mut self.quarantine;
         if blocks.remove(&block).is_some() {
@@ -126,21 +129,22 @@ impl Cluster {
         self.quarantine.assert_lists_match();
     }
 
-    /// A node has no replica of an unknown block any more.
+    /// Notes that a node has no replica of an unknown block any more.
     pub(super) fn unknown_removed(&mut self, node: NodeIx, block: BlockId) {
         if let Some(held) = self.quarantine.blocks.get_mut(&block) {
             held.replicas.retain(|(other, _)| *other != node);
         }
     }
 
-    /// What a node has is reported anew.
+    /// Forgets the replicas of unknown blocks on a node that died, or that reports what it has from
+    /// scratch.
     pub(super) fn forget_unknown_on(&mut self, node: NodeIx) {
         for held in self.quarantine.blocks.values_mut() {
             held.replicas.retain(|(other, _)| *other != node);
         }
     }
 
-    /// Removes what was kept for long enough; a bounded number.
+    /// Removes replicas that were kept for long enough, of a bounded number of blocks.
     pub(super) fn end_quarantine(&mut self) {
         for _ in 0..self.options.work_per_tick {
             let Some(&(until_ms, block)) = self.quarantine.due.front() else {
@@ -160,8 +164,8 @@ impl Cluster {
         }
     }
 
-    /// Blocks in quarantine of which a replica is there, and what their replicas take in bytes;
-    /// O(blocks in quarantine).
+    /// The number of blocks in quarantine with at least one replica, and the bytes that these replicas
+    /// take; O(blocks in quarantine).
     pub(super) fn quarantined_sums(&self) -> (u64, u64) {
         let held = self.quarantine.blocks.values();
         held.filter(|held| !held.replicas.is_empty())
@@ -171,7 +175,7 @@ impl Cluster {
             })
     }
 
-    /// The first blocks in quarantine after one, in ascending order.
+    /// The first blocks in quarantine after `after`, in ascending order.
     #[must_use]
     pub fn quarantined(&self, now_ms: u64, after: BlockId, blocks_max: usize) -> Vec<Quarantined> {
         let behind = (std::ops::Bound::Excluded(after), std::ops::Bound::Unbounded);

@@ -8,32 +8,33 @@ use slab::Slab;
 use super::table::{NodeIx, Slot};
 use crate::engine::count::Count;
 
-/// Numbers of survivors that have ranks of their own; blocks with more than this many rank with it.
+/// Numbers of survivors that have ranks of their own; blocks with more survivors share the ranks of the
+/// last number.
 const SURVIVORS: usize = 10;
 /// Classes of risk within a number of survivors; 0 is the highest.
 pub(super) const RISKS: usize = 4;
-/// Ranks of blocks whose last replica is left.
+/// Ranks of blocks that have a single replica left.
 pub(super) const URGENT_RANKS: usize = RISKS;
 /// The rank of blocks that have enough replicas, but one has to leave its server.
 pub(super) const LEAVING: usize = SURVIVORS * RISKS;
 /// The rank of blocks that have enough replicas, but in the wrong places.
 pub(super) const MISPLACED: usize = LEAVING + 1;
-/// All ranks.
+/// The number of ranks.
 pub(super) const RANKS: usize = MISPLACED + 1;
 
 /// One block that waits.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Entry {
     pub(super) slot: Slot,
-    /// Since when it waits.
+    /// When it began to wait.
     pub(super) since_ms: u64,
     /// Attempts that failed so far.
     pub(super) attempts: u8,
     /// The target of the last attempt that failed.
     pub(super) avoid: Option<NodeIx>,
-    /// Since when no server is found that keeps all constraints.
+    /// Since when no server has been found that keeps all constraints.
     pub(super) unplaced_since_ms: Option<u64>,
-    /// Not to be tried before.
+    /// When it may be tried next, at the earliest.
     due_ms: u64,
 }
 
@@ -44,18 +45,18 @@ impl Entry {
     }
 }
 
-/// A set of entries, each in one rank. Adding, moving and removing one costs O(1); a rank is gone
-/// through in turns, from where the last turn stopped. Entries that are not due are kept apart, so
-/// that a turn costs nothing for them, however many wait for a budget.
+/// A set of entries, each in one rank. Adding, moving and removing one costs O(1); a rank is served in
+/// turns, from where the last turn stopped. Entries that are not due are kept apart, so that a turn
+/// costs nothing for them, however many wait for a budget.
 #[derive(Debug)]
 pub(super) struct RepairQueue {
     /// Entries that are due.
     ranks: [Rank; RANKS],
-    /// Entries that are not. They stay where they are: hundreds of thousands fall asleep and wake again
+    /// Entries that are not due. They stay in place: hundreds of thousands fall asleep and wake again
     /// every few seconds when servers are short.
     asleep: Slab<Entry>,
-    /// When to wake which of them; thousands wait for the same slot of a budget. Passed over for a
-    /// block that does not sleep until then.
+    /// Sleeping blocks by when to wake them; thousands wait for the same slot of a budget. An alarm is
+    /// ignored for a block that no longer sleeps until then.
     alarms: BTreeMap<u64, Vec<Slot>>,
     places: FxHashMap<Slot, Place>,
     /// Entries with a rank of repair, due or not.
@@ -106,12 +107,12 @@ impl RepairQueue {
         self.places.len()
     }
 
-    /// Entries of blocks that have too few replicas.
+    /// The number of entries of blocks that have too few replicas.
     pub(super) fn repairs(&self) -> u64 {
         self.repairs.get()
     }
 
-    /// Entries of blocks that have enough replicas.
+    /// The number of entries of blocks that have enough replicas.
     pub(super) fn moves(&self) -> u64 {
         let mut rest = Count::default();
         rest += self.len() as u64;
@@ -119,7 +120,7 @@ impl RepairQueue {
         rest.get()
     }
 
-    /// Entries of a rank that are due.
+    /// The number of entries of a rank that are due.
     pub(super) fn due_len(&self, rank: usize) -> usize {
         self.ranks[rank].entries.len()
     }
@@ -134,8 +135,8 @@ impl RepairQueue {
         self.places.contains_key(&slot)
     }
 
-    /// Adds a block, due at `due_ms`, or moves it to another rank. One that moves is due at once
-    /// when its last replica is left, or when it is repair where it was none before.
+    /// Adds a block, due at `due_ms`, or moves it to another rank. A block that moves is due
+    /// immediately when it has a single replica left, or when it needs repair now and did not before.
     pub(super) fn set_rank(&mut self, now_ms: u64, slot: Slot, rank: usize, due_ms: u64) {
         match self.places.get(&slot) {
             None => {
@@ -229,7 +230,7 @@ impl RepairQueue {
         entry
     }
 
-    /// The next due entry of a rank in turn; it stays where it is.
+    /// The next due entry of a rank, in turn; the entry stays where it is.
     pub(super) fn next(&mut self, rank: usize) -> Option<Entry> {
         let rank = &mut self.ranks[rank];
         if rank.cursor >= rank.entries.len() {
@@ -240,8 +241,8 @@ impl RepairQueue {
         entry
     }
 
-    /// Due blocks of a rank whose turns come soon, about: the last ones take the places of those that
-    /// leave.
+    /// The due blocks of a rank whose turns come soon, approximately: the last ones take the places of
+    /// those that leave.
     pub(super) fn next_slots(&self, rank: usize, max: usize) -> impl Iterator<Item = Slot> + Clone {
         let last = self.ranks[rank].entries.iter().rev();
         last.take(max).map(|entry| entry.slot)
@@ -258,7 +259,7 @@ impl RepairQueue {
         }
     }
 
-    /// Lets a block sleep until a time, and changes how it is tried then.
+    /// Lets a block sleep until a time, and changes its entry.
     pub(super) fn delay(&mut self, slot: Slot, until_ms: u64, change: impl FnOnce(&mut Entry)) {
         let Some(&place) = self.places.get(&slot) else {
             return;
@@ -275,7 +276,8 @@ impl RepairQueue {
         self.places.insert(slot, asleep);
     }
 
-    /// Wakes entries whose time has come, a bounded number; of the same time, in the order of blocks.
+    /// Wakes entries that have become due, at most `max`; those with the same due time in the order of
+    /// their slots.
     pub(super) fn wake(&mut self, now_ms: u64, max: usize) {
         let mut left = max;
         while left > 0
@@ -295,7 +297,7 @@ impl RepairQueue {
         }
     }
 
-    /// No entry has to wait longer.
+    /// Wakes all entries.
     pub(super) fn wake_all(&mut self) {
         for (due_ms, slots) in std::mem::take(&mut self.alarms) {
             for slot in slots {
@@ -326,8 +328,8 @@ impl RepairQueue {
         due.chain(asleep)
     }
 
-    /// Since when the entry that has waited longest does, of those of blocks that have too few
-    /// replicas. Goes over all of them: some milliseconds for a million.
+    /// When the longest-waiting block with too few replicas began to wait. Goes over all such entries:
+    /// some milliseconds for a million.
     pub(super) fn oldest_ms(&self) -> Option<u64> {
         self.all_repairs().map(|(_, entry)| entry.since_ms).min()
     }

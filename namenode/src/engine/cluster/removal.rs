@@ -1,4 +1,4 @@
-//! Removing replicas that are too many, bad, or of blocks that do not exist; and all commands.
+//! Removal of replicas that are in excess, bad, or of blocks that do not exist; and all commands.
 
 use harvestfs_protocol::ids::{BlockId, NodeId};
 use harvestfs_protocol::node::NodeCommand;
@@ -42,7 +42,7 @@ impl Cluster {
         let mut confirmed = self.confirmed(slot);
         while confirmed.len() > wanted {
             let nodes = self.ids(confirmed.iter().copied());
-            // What is to leave its server goes first.
+            // Replicas that are to leave their server are removed first.
             let leaving = confirmed
                 .iter()
                 .position(|&node| self.is_leaving(slot, node));
@@ -60,7 +60,8 @@ impl Cluster {
             (self.nodes[node as usize].deletes).add(block.id, block.required_bytes);
             self.table.set_state(slot, index, ReplicaState::Excess);
         }
-        // Comes again when what is left is still too much, but not confirmed yet.
+        // Queues the block again if it still has too many replicas, of which some are not confirmed
+        // yet.
         self.settle(slot);
     }
 
@@ -87,7 +88,8 @@ impl Cluster {
             .collect()
     }
 
-    /// Replicas that were chosen to be removed, and whose datanode did not get the command yet, stay.
+    /// Keeps replicas that were chosen for removal and whose datanode has not been sent the command
+    /// yet.
     pub(super) fn keep_excess(&mut self, slot: Slot) {
         let block = self.table.known(slot);
         let (id, replicas) = (block.id, block.replicas.clone());
@@ -100,10 +102,10 @@ impl Cluster {
         }
     }
 
-    /// A datanode has registered: of what it was commanded to remove before, nothing is removed any more. What is there is too
-    /// much as it was before the command, until its report says what it is.
+    /// Takes back the commands to remove replicas of a datanode that has registered, and so dropped them. Replicas
+    /// that are still there are in excess, as before the command, until its report shows what they are.
     pub(super) fn take_back_deletions(&mut self, node: NodeIx) {
-        // Not all that it has: the owner does nothing else meanwhile.
+        // Only these, not all that it has: the owner of the engine does nothing else meanwhile.
         for block in self.nodes[node as usize].deletes.commanded() {
             let slot = self.table.slot(block);
             let index = slot.and_then(|slot| self.table.replica_on(slot, node));
@@ -123,7 +125,7 @@ impl Cluster {
         }
     }
 
-    /// Bad replicas are removed.
+    /// Has the bad replicas of a block removed.
     pub(super) fn remove_bad(&mut self, slot: Slot) {
         let keeps_corrupt = self.keeps_corrupt(slot);
         let block = self.table.known(slot);
@@ -131,7 +133,7 @@ impl Cluster {
             let storage = self.table.home(replica.storage);
             let is_bad = match replica.state {
                 ReplicaState::Corrupt => !keeps_corrupt,
-                // Its datanode is to say first whether it is complete.
+                // Its datanode has to report first whether it is complete.
                 state => state.is_bad() && !state.awaits_seal(),
             };
             if is_bad && storage.usable {
@@ -141,14 +143,14 @@ impl Cluster {
         }
     }
 
-    /// Blocks that do not exist (any more) and that a node has not confirmed to have removed, and what each
-    /// takes, about, in bytes; in no order.
+    /// Blocks that do not exist (any more) and whose removal a node has not confirmed, with the approximate size of
+    /// each in bytes; in no order.
     pub(super) fn orphans_on(&self, node: &Node) -> impl Iterator<Item = (BlockId, u32)> {
         let pending = node.deletes.pending();
         pending.filter(|&(block, _)| self.table.slot(block).is_none())
     }
 
-    /// There is a command for a node to start a repair.
+    /// Notes that there is a command for a node to start a repair.
     pub(super) fn command(&mut self, node: NodeIx) {
         let it = &mut self.nodes[node as usize];
         if !it.commanded {
@@ -157,8 +159,8 @@ impl Cluster {
         }
     }
 
-    /// Nodes for which repairs were started since the last call: a caller that can reach them at once
-    /// need not wait for their heartbeats to ask for [`Cluster::next_commands`].
+    /// Nodes for which repairs were started since the last call: a caller that can reach them
+    /// immediately need not wait for their heartbeats to ask for [`Cluster::next_commands`].
     pub fn take_commanded(&mut self) -> Vec<NodeId> {
         let nodes = std::mem::take(&mut self.commanded);
         let mut ids = Vec::with_capacity(nodes.len());
@@ -170,9 +172,9 @@ impl Cluster {
         ids
     }
 
-    /// Commands for the reply to a node's heartbeat, at most `max`: requests for reports, quotas, repairs,
-    /// seals, verifications, then deletions, all in one command and of no more than the node may
-    /// remove now. `token` signs the right to read a block.
+    /// Commands for the reply to a node's heartbeat, at most `max`: requests for reports, quotas, repairs, seals,
+    /// verifications, then deletions, which are all in one command and no more than the node may remove now. `token`
+    /// signs the right to read a block.
     pub fn next_commands(
         &mut self,
         now_ms: u64,
@@ -212,7 +214,7 @@ impl Cluster {
 
     fn next_report(&mut self, node: NodeIx) -> Option<NodeCommand> {
         if self.takeover.is_unanswered(node) {
-            // It would prove nothing, and another one would have to follow.
+            // A report would prove nothing now, and another one would have to follow.
             return None;
         }
         let storage = self.nodes[node as usize].report.pop()?;
@@ -245,7 +247,7 @@ impl Cluster {
             return blocks;
         }
         let mut left_bytes = self.nodes[node as usize].removable_bytes;
-        // Entries that have to wait come again: one round is enough.
+        // Entries that have to wait are queued again: one round is enough.
         for _ in 0..self.nodes[node as usize].deletes.queued() {
             if blocks.len() >= self.options.deletes_per_command_max || left_bytes == 0 {
                 break;
@@ -265,7 +267,7 @@ impl Cluster {
                         Verdict::Send => {
                             deletes.again(block, attempts + 1, retry_ms);
                             blocks.push(block);
-                            // The last one may be longer than what is left.
+                            // The last replica may be larger than what is left.
                             left_bytes = left_bytes.saturating_sub(bytes.into());
                         }
                         Verdict::Later => deletes.again(block, attempts, retry_ms),
@@ -317,7 +319,8 @@ impl Cluster {
             "block {id} has {confirmed} confirmed replicas, without the one on node {node}"
         );
         self.nodes[node as usize].deletes.note_command(id);
-        // What is bad stays bad: its datanode may drop the command, and take it for a good one after a restart.
+        // A bad replica stays bad: its datanode may drop the command, and take the replica for a good one after a
+        // restart.
         if state == ReplicaState::Excess {
             self.table.set_state(slot, index, ReplicaState::Deleting);
             self.settle(slot);
@@ -325,9 +328,9 @@ impl Cluster {
         Verdict::Send
     }
 
-    /// The datanode never confirmed that it removed a replica. It may still do it, so the replica stays one that is
-    /// being removed: it counts no more, and others may be relied on. A full report shows what there is: without
-    /// the replica, it is taken out of the table; with it, the command is given again.
+    /// Gives up on a datanode that never confirmed that it removed a replica. It may still do so, so the replica
+    /// keeps its state: it does not count, and others may be relied on. A full report resolves this: if it does not
+    /// name the replica, the replica is taken out of the table; if it does, the command is sent again.
     fn stop_asking_to_delete(&mut self, node: NodeIx) {
         for storage in self.nodes[node as usize].storages.clone() {
             self.ask_for_report(node, storage);

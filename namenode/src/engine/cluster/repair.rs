@@ -18,8 +18,8 @@ use super::{Cluster, Happening};
 const BACKOFF_DOUBLINGS_MAX: u8 = 6;
 /// The same for a misplaced replica that finds no better place.
 const MOVE_DOUBLINGS_MAX: u8 = 3;
-/// Sources in a command to a target: the one that the repair is charged to, and some to turn to when
-/// that one fails.
+/// Sources in a command to a target: the one that the repair is charged to, and fallbacks for when that
+/// one fails.
 const SOURCES_MAX: usize = 3;
 
 /// A repair under way.
@@ -28,17 +28,17 @@ pub(super) struct InFlight {
     pub(super) source: NodeIx,
     pub(super) target: NodeIx,
     deadline_ms: u64,
-    /// Since when the block has waited.
+    /// When the block began to wait.
     pub(super) since_ms: u64,
     attempts: u8,
     /// The block had enough replicas, but not in the right places.
     pub(super) is_move: bool,
 }
 
-/// How a block came to be repaired.
+/// How long a block waited for its repair, and how often it was tried.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Waited {
-    /// Since when it has waited.
+    /// When it began to wait.
     pub(super) since_ms: u64,
     /// Attempts that failed.
     pub(super) attempts: u8,
@@ -56,10 +56,10 @@ pub struct Repair {
 }
 
 impl Cluster {
-    /// Starts repairs: blocks with the fewest survivors first, of those the ones whose survivors are
-    /// most at risk; then replicas that have to leave their server; then those that are misplaced.
-    /// Within a rank blocks take turns, so
-    /// that one whose sources are exhausted does not stop the others.
+    /// Starts repairs: blocks with the fewest survivors first, and among these the ones whose survivors
+    /// are most at risk; then blocks with replicas that have to leave their server; then blocks with
+    /// misplaced ones. Within a rank blocks take turns, so that one whose sources are exhausted does
+    /// not stop the others.
     pub(super) fn schedule_repairs(&mut self, rng: &mut dyn Rng) {
         self.queue.wake(self.now_ms, self.options.work_per_tick);
         let without_moves = self.options.moves_per_window == 0;
@@ -107,7 +107,7 @@ impl Cluster {
             return;
         };
         let Some(target) = self.find_target(entry, rank, misfit, lane, rng) else {
-            // Servers that only have enough repairs under way will be open again soon.
+            // Servers that merely have enough repairs in flight will be open again soon.
             let hopeless = rank == MISPLACED
                 && self
                     .find_target(entry, rank, misfit, Lane::Write, rng)
@@ -130,7 +130,7 @@ impl Cluster {
         );
     }
 
-    /// Has a block copied, and charges the budgets of its nodes and volume.
+    /// Starts to copy a block, and charges the budgets of its nodes and of the source volume.
     pub(super) fn start_repair(
         &mut self,
         slot: Slot,
@@ -139,7 +139,7 @@ impl Cluster {
         waited: Waited,
         is_move: bool,
     ) {
-        // It is looked at last.
+        // The target is accessed last.
         self.prefetch_target(target);
         assert_ne!(
             source, target,
@@ -212,7 +212,7 @@ impl Cluster {
             }
         }
         candidates.sort_unstable();
-        // Volumes last: they lie elsewhere, and nearly always the first one will do.
+        // Volumes last: they are elsewhere in memory, and the first one nearly always qualifies.
         let found = candidates.into_iter().find(|&(_, _, _, storage)| {
             let volume = &mut self.table.storages[storage as usize];
             volume.as_source.used(now_ms) < volume_limit
@@ -220,8 +220,8 @@ impl Cluster {
         found.map(|(_, _, index, storage)| (index, storage))
     }
 
-    /// No source of a block is free. When all that could be have used up their budgets, the block
-    /// need not be tried before one of them has room again.
+    /// Delays a block that has no free source. When all available sources have used up their budgets,
+    /// the block need not be tried before one of them has room again.
     fn wait_for_sources(&mut self, slot: Slot, limit: u32) {
         let mut first_ms = u64::MAX;
         for (index, _) in self.sources(slot) {
@@ -232,7 +232,8 @@ impl Cluster {
             if node.as_source.counted() < limit {
                 return;
             }
-            // Nothing falls where the limit is zero; the block is tried again when it is raised.
+            // With a limit of zero, the count may have nothing to fall from; the block is tried again
+            // when the limit is raised.
             let retry_ms = self.now_ms + self.options.repair_retry_ms;
             first_ms = first_ms.min(node.as_source.falls_at_ms().unwrap_or(retry_ms));
         }
@@ -241,9 +242,9 @@ impl Cluster {
         }
     }
 
-    /// A server for another replica. Constraints are given up only when a block has a single
-    /// replica left, or has waited for too long; a misplaced replica is not moved to where it would
-    /// be misplaced again.
+    /// Finds a server for another replica. Constraints are given up only when a block has a single
+    /// replica left, or has waited for too long; a misplaced replica is not moved to where it would be
+    /// misplaced again.
     fn find_target(
         &mut self,
         entry: &Entry,
@@ -268,8 +269,8 @@ impl Cluster {
         self.choose_target(entry, misfit, lane, Durability::Space, rng)
     }
 
-    /// Whether the target of a move has used up what it may receive by moves; then the block waits
-    /// until it may receive again.
+    /// Whether the target of a move has used up its budget for moves; then the block waits until the
+    /// target may receive again.
     fn waits_for_target(&mut self, slot: Slot, target: NodeIx) -> bool {
         let node = &mut self.nodes[target as usize];
         let used = node.as_target.used(self.now_ms);
@@ -299,7 +300,7 @@ impl Cluster {
         };
         self.queue.delay(entry.slot, now_ms + wait_ms, |entry| {
             entry.unplaced_since_ms.get_or_insert(now_ms);
-            // Elsewhere was only a wish.
+            // Avoiding that target was only a preference.
             entry.avoid = None;
             entry.attempts = entry.attempts.saturating_add(u8::from(hopeless));
         });
@@ -358,14 +359,14 @@ impl Cluster {
         self.node_index(*chosen.first()?)
     }
 
-    /// No server can take another replica. One that holds a bad replica could, without it.
+    /// Makes way for a replica that no server can take: one that holds a bad replica could, without it.
     fn make_way(&mut self, slot: Slot) {
         if !self.confirmed(slot).is_empty() {
             self.remove_bad(slot);
         }
     }
 
-    /// A node reported a good replica of a block that it was to receive.
+    /// Completes a repair: the target reported a good replica of the block.
     pub(super) fn complete_repair(&mut self, slot: Slot, target: NodeIx) {
         if self.is_in_flight(slot, target)
             && let Some(ended) = self.end_repair(slot)
@@ -435,17 +436,18 @@ impl Cluster {
         Some(ended)
     }
 
-    /// The budgets changed: what waits for one of them is tried again at once.
+    /// Tries everything that waits for a budget again immediately, because the budgets changed.
     pub(super) fn retry_repairs(&mut self) {
         self.queue.wake_all();
     }
 
-    /// A block is freed.
+    /// Cancels the repair of a block that is freed, or that became longer.
     pub(super) fn cancel_repair_of(&mut self, slot: Slot) {
         self.end_repair(slot);
     }
 
-    /// A node died or registered anew: what it was to receive is to be repaired elsewhere.
+    /// Cancels the repairs to a node that died or registered again: the blocks are to be repaired
+    /// elsewhere.
     pub(super) fn cancel_repairs_to(&mut self, node: NodeIx) {
         self.nodes[node as usize].replicate.clear();
         for slot in self.nodes[node as usize].incoming.clone() {
@@ -454,7 +456,7 @@ impl Cluster {
         }
     }
 
-    /// Repairs that took too long failed.
+    /// Fails repairs that took too long.
     pub(super) fn expire_repairs(&mut self) {
         for _ in 0..self.options.work_per_tick {
             let Some(&(deadline_ms, slot, target)) = self.deadlines.front() else {
@@ -464,7 +466,7 @@ impl Cluster {
                 break;
             }
             self.deadlines.pop_front();
-            // The slot may be another block's by now; then that one has a deadline of its own.
+            // The slot may belong to another block by now; then that one has a deadline of its own.
             if self
                 .in_flight
                 .get(&slot)
@@ -475,8 +477,8 @@ impl Cluster {
         }
     }
 
-    /// The next repair that a node has to be commanded; [`Cluster::next_commands`] makes a message of
-    /// it.
+    /// Returns the next repair that a node is to be commanded; [`Cluster::next_commands`] turns it into
+    /// a message.
     pub fn next_repair(&mut self, now_ms: u64, node: NodeId) -> Option<Repair> {
         self.advance(now_ms);
         let index = self.live_node(node).ok()?;

@@ -1,4 +1,4 @@
-//! What datanodes, and readers, say of replicas.
+//! Reports of datanodes and clients about replicas.
 
 use harvestfs_protocol::ids::{BlockId, NodeId, StorageId};
 use harvestfs_protocol::node::{BlockReport, IncrementalReport, ReplicaChange, ReplicaReport};
@@ -8,11 +8,11 @@ use super::table::{NodeIx, ReplicaState, Slot, StorageIx};
 use super::{Cluster, ClusterError};
 
 impl Cluster {
-    /// A part of a full report of one volume. After the last part, what no part named and no
-    /// incremental report named since the first part is not on the volume.
+    /// Processes a part of a full report of one volume. After the last part, a replica that neither a
+    /// part nor, since the first part, an incremental report has named is not on the volume.
     ///
-    /// So the datanode must take its inventory after everything that it reported before the first
-    /// part, and must not name in a later part what it reported as deleted meanwhile.
+    /// So the datanode must take its inventory after everything that it reported before the first part,
+    /// and must not name in a later part a replica that it reported as deleted meanwhile.
     ///
     /// # Errors
     /// The node must register again: [`ClusterError::NotRegistered`],
@@ -77,8 +77,8 @@ impl Cluster {
                 );
             };
             let replica = block.replicas[replica];
-            // Full reports leave out what is known to be corrupt. What was to be removed may be gone; the datanode says
-            // next what is not.
+            // Full reports leave out replicas known to be corrupt. One that was commanded to be removed may be gone;
+            // the datanode reports next which ones are not.
             let deletes = &self.nodes[node as usize].deletes;
             let may_be_left_out =
                 replica.state == ReplicaState::Corrupt && !deletes.is_commanded(block.id);
@@ -99,12 +99,12 @@ impl Cluster {
         self.refresh_node(node);
     }
 
-    /// Changes on a datanode's volumes.
+    /// Processes changes on the volumes of a datanode.
     ///
     /// # Errors
     /// The node must register again: [`ClusterError::NotRegistered`], or
-    /// [`ClusterError::UnknownStorage`] for a volume that it did not register; the changes of its
-    /// other volumes are taken in.
+    /// [`ClusterError::UnknownStorage`] for a volume that it did not register; the changes of its other
+    /// volumes are still applied.
     pub fn incremental_report(
         &mut self,
         now_ms: u64,
@@ -156,11 +156,11 @@ impl Cluster {
             .ok_or(ClusterError::UnknownStorage(storage))
     }
 
-    /// A replica is on a volume.
+    /// Processes a report that a replica is on a volume.
     fn have(&mut self, node: NodeIx, storage: StorageIx, report: &ReplicaReport) {
         let Some(slot) = self.slot_at(node, report.block) else {
-            // Every block that may have replicas is known before a datanode can hear of it. What it
-            // says of the length of another one may be anything.
+            // Every block that may have replicas is known here before a datanode can learn of it. The
+            // length that it reports for any other block may be any number.
             let bytes = u32::try_from(report.length_bytes).unwrap_or(u32::MAX);
             self.have_unknown(node, report.block, bytes);
             return;
@@ -194,30 +194,30 @@ impl Cluster {
         self.settle(slot);
     }
 
-    /// A block that a node reports. Nearly always one that it was to receive, and then it need not be
-    /// searched for.
+    /// Finds the block that a node reports. It is nearly always one that the node was to receive, and
+    /// then needs no lookup.
     fn slot_at(&self, node: NodeIx, block: BlockId) -> Option<Slot> {
         let is_it = |&slot: &Slot| self.table.get(slot).is_some_and(|it| it.id == block);
         let mut incoming = self.nodes[node as usize].incoming.iter().copied();
         incoming.find(is_it).or_else(|| self.table.slot(block))
     }
 
-    /// What a replica is worth by its length.
+    /// Judges a replica by its length and by whether it is sealed.
     fn judge(&self, slot: Slot, node: NodeIx, report: &ReplicaReport) -> ReplicaState {
         let covered = self.table.known(slot).is_covered_by(report.length_bytes);
         match (report.sealed, covered) {
             (true, true) => ReplicaState::Sealed,
             (false, true) => ReplicaState::Open,
-            // The report may be older than what the writer committed meanwhile.
+            // The report may be older than the last commit of the writer.
             (false, false) if self.pipeline(slot).contains(&node) => ReplicaState::Open,
-            // Also where nobody says any more who writes it, as after another namenode led: what it has shows when it is
+            // Also when its writer is not known any more, as after a change of leader: its contents show when it is
             // sealed.
             (false, false) => ReplicaState::Unconfirmed,
             (true, false) => ReplicaState::Short,
         }
     }
 
-    /// A replica is reported that the table has already.
+    /// Processes a report of a replica that the table has already.
     fn have_again(
         &mut self,
         slot: Slot,
@@ -236,9 +236,9 @@ impl Cluster {
                 deletes.forget_command(id);
                 reported
             }
-            // Reported as there, not as read and found well.
+            // It was reported as present, not as read and found intact.
             ReplicaState::Corrupt if known.storage == storage => ReplicaState::Corrupt,
-            // Another one, on a volume that joined late.
+            // A different replica, on a volume that joined late.
             ReplicaState::Corrupt => {
                 deletes.remove(id);
                 reported
@@ -267,13 +267,13 @@ impl Cluster {
         if known.storage == storage {
             self.table.restamp(slot, index, state);
         } else {
-            // The datanode moved it to another of its volumes, or got it again after a reimage.
+            // The datanode moved it to another of its volumes, or received it again after a reimage.
             self.table.remove_replica(slot, index);
             self.table.add_replica(slot, storage, state);
         }
     }
 
-    /// A replica is no longer on a volume.
+    /// Removes a replica that is no longer on a volume.
     fn remove_reported(&mut self, slot: Slot, storage: StorageIx) {
         let Some(index) = self.table.replica_in(slot, storage) else {
             return;
@@ -286,11 +286,12 @@ impl Cluster {
         self.settle(slot);
     }
 
-    /// `storage` is known when the datanode itself says it; then the replica is there for sure.
+    /// Marks a replica as corrupt. `storage` is given when the datanode itself reports it; then the
+    /// replica is certainly there.
     fn corrupt(&mut self, block: BlockId, node: NodeIx, storage: Option<StorageIx>) {
         let Some(slot) = self.table.slot(block) else {
             if storage.is_some() {
-                // How long it is is not reported.
+                // Its length is not reported.
                 self.have_unknown(node, block, 0);
             }
             return;
@@ -302,7 +303,7 @@ impl Cluster {
                 if known != ReplicaState::Corrupt {
                     deletes.remove(block);
                 }
-                // It is there.
+                // The replica still exists: no earlier command has removed it.
                 deletes.forget_command(block);
                 self.table.restamp(slot, index, ReplicaState::Corrupt);
             }
@@ -316,7 +317,8 @@ impl Cluster {
         self.settle(slot);
     }
 
-    /// A client could not use a replica: it is bad, or its datanode does not answer. See the module `doubts`.
+    /// Takes in a client's complaint that it could not use a replica: it is bad, or its datanode does not answer. See
+    /// the module `doubts`.
     pub fn report_bad_replica(&mut self, now_ms: u64, block: BlockId, node: NodeId, corrupt: bool) {
         self.advance(now_ms);
         let Some(index) = self.node_index(node) else {

@@ -1,4 +1,4 @@
-//! Blocks that may be lost, and why they still may.
+//! Blocks at risk of being lost, and why they are not repaired yet.
 
 use harvestfs_protocol::ids::BlockId;
 use harvestfs_protocol::placement::BlockPlace;
@@ -7,29 +7,29 @@ use serde::Serialize;
 use super::Cluster;
 use super::table::Slot;
 
-/// Slots that are gone through for lost blocks: some milliseconds.
+/// Slots that are searched for lost blocks: takes some milliseconds.
 const SEARCHED_MAX: u32 = 1_000_000;
 
 /// A block with fewer replicas than it wants.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct BlockAtRisk {
-    /// Which.
+    /// The block.
     pub block: BlockId,
     /// Good replicas that are left.
     pub left: usize,
     /// Replicas wanted.
     pub wanted: usize,
-    /// Since when it waits for repair, in milliseconds; `None` while it does not.
+    /// How long it has waited for repair, in milliseconds; `None` while it does not wait.
     pub waits_ms: Option<u64>,
     /// Why it is not repaired yet.
     pub why: String,
-    /// Where it is.
+    /// Where its replicas are.
     pub place: BlockPlace,
 }
 
 impl Cluster {
     /// The blocks nearest to being lost, lost ones first, at most `max`. O(blocks that wait for
-    /// repair), and while blocks are lost, bounded, O(blocks).
+    /// repair); while blocks are lost, also O(blocks), up to a bound.
     #[must_use]
     pub fn blocks_at_risk(&self, now_ms: u64, max: usize) -> Vec<BlockAtRisk> {
         let mut found = Vec::new();
@@ -82,7 +82,7 @@ impl Cluster {
         found
     }
 
-    /// Of a block that is lost, waits or is repaired, and is in the table for that reason.
+    /// Describes a block that is lost, waits or is being repaired, and is in the table for that reason.
     fn at_risk(&self, slot: Slot, waits_ms: Option<u64>, why: String) -> BlockAtRisk {
         let block = self.table.known(slot);
         let tally = self.tally(slot, block);

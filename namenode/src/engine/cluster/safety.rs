@@ -1,4 +1,5 @@
-//! How many blocks are lost by chance, at most: by what history says of reimages, and where replicas are.
+//! An upper bound on the blocks that are lost by chance, from the history of reimages and the places of
+//! replicas.
 
 use harvestfs_cycles::safety::{BlockReplica, BlockRisk, REPAIRED_WITHIN_S};
 use harvestfs_placement::TenantId;
@@ -11,30 +12,31 @@ use smallvec::SmallVec;
 use super::Cluster;
 use super::table::{NodeIx, Slot};
 
-/// Blocks that a report looks at: some milliseconds.
+/// Blocks that a report looks at: takes some milliseconds.
 pub(super) const BLOCKS_LOOKED_AT_MAX: u32 = 16_384;
 /// Blocks that a report names as being at most risk.
 pub(super) const WORST_MAX: usize = 5;
 
 type Replicas = SmallVec<[BlockReplica; 4]>;
 
-/// What history says of reimages that coincide, by the tenants of the view.
+/// How reimages coincide according to history, by the tenants of the view.
 #[derive(Debug)]
 pub(super) struct Foretold {
     week: Week,
-    /// Of each tenant by its number; those that came later are not in it.
+    /// For each tenant, by its number, the probability that another of its servers is reimaged along
+    /// with one of them. Tenants that were added later are missing.
     together: Vec<f64>,
 }
 
 impl Foretold {
-    /// The worst is expected of a tenant that history does not have.
+    /// The probability of a tenant; the worst case is assumed for one without history.
     fn together(&self, tenant: TenantId) -> f64 {
         self.together.get(tenant.number()).copied().unwrap_or(1.0)
     }
 }
 
 impl Cluster {
-    /// Takes note of how reimages coincide; to be called after [`Cluster::set_profiles`].
+    /// Stores how reimages coincide; to be called after [`Cluster::set_profiles`].
     pub fn set_coincidence(&mut self, coincidence: &Coincidence) {
         let tenants = self.view.tenants().iter();
         let share = |key| coincidence.together.get(key).copied().unwrap_or(1.0);
@@ -44,7 +46,7 @@ impl Cluster {
         });
     }
 
-    /// The replicas of a block on these nodes. What history shows reimaged together counts as one environment.
+    /// The replicas of a block on these nodes. Tenants that history shows reimaged together count as one environment.
     fn block_replicas(&self, foretold: &Foretold, holders: &[NodeIx]) -> Replicas {
         let servers = holders.iter();
         let servers = servers.filter_map(|&node| self.view.server_at(node as usize));
@@ -57,7 +59,8 @@ impl Cluster {
                     || self.view.go_together(known.tenant, server.tenant);
                 let theirs = replicas[other].environment;
                 if shared && theirs != environment {
-                    // Through this one, whatever goes with either goes with both.
+                    // This replica links the two: whatever is reimaged with either is reimaged with
+                    // both.
                     let from = environment;
                     replicas
                         .iter_mut()
@@ -75,7 +78,8 @@ impl Cluster {
         replicas
     }
 
-    /// The replicas of the block in a slot that survive the loss of nodes; none of a block without bytes or one that is lost.
+    /// The replicas of the block in a slot that survive the loss of nodes; `None` for a block without bytes or one
+    /// that is already lost.
     fn survivors(
         &self,
         foretold: &Foretold,
@@ -91,7 +95,7 @@ impl Cluster {
         Some(self.block_replicas(foretold, &holders))
     }
 
-    /// How probable it is at most that the block in a slot is lost within a year.
+    /// An upper bound on the probability that the block in a slot is lost within a year.
     pub(super) fn lost_in_a_year(&self, slot: Slot) -> Option<ExpectedLosses> {
         let foretold = self.foretold.as_ref()?;
         let replicas = self.survivors(foretold, slot, &FxHashSet::default())?;
@@ -99,7 +103,8 @@ impl Cluster {
         Some(ExpectedLosses(bound))
     }
 
-    /// What all blocks that are not lost yet lose in a year, from at most so many of them. O(those).
+    /// The losses to expect in a year of all blocks that are not lost yet, extrapolated from at most
+    /// `looked_at_max` of them. O(those).
     #[must_use]
     pub fn loss_risk(&self, looked_at_max: u32, worst_max: usize) -> LossRisk {
         let mut risk = LossRisk {
@@ -130,7 +135,7 @@ impl Cluster {
         if risk.looked_at == 0 {
             return risk;
         }
-        // As many of those that were not looked at are blocks.
+        // The slots that were not looked at have blocks in the same proportion.
         let times = f64::from(slots) / looked_into as f64;
         risk.blocks = (risk.looked_at as f64 * times).round() as u64;
         risk.in_a_year = ExpectedLosses(sum * times);

@@ -1,10 +1,11 @@
-//! Blocks whose end is lost: all servers that had it lost their power before it was synced, or died, and only
-//! incomplete replicas are left. What the longest of them has is as precious as any other block: it may have been synced,
-//! by other files. So they are sealed, as all replicas are, which shows what they have, and after some time the longest counts
-//! as the whole block, and is repaired and watched. A replica that has more, and is back later, makes the block longer again.
-//! One that is corrupt does not, but it stays meanwhile, and readers get it behind the others.
+//! Blocks whose end is lost: all servers that had it lost power before it was synced, or died, and only incomplete
+//! replicas are left. What the longest of them has is as precious as any other block: other files that use the block
+//! may have synced it. So these replicas are sealed, as all replicas are, which shows how much they have, and after
+//! some time the longest one counts as the whole block, and is repaired and watched. A replica that has more, and
+//! comes back later, makes the block longer again. A corrupt one does not, but it stays meanwhile, and readers are
+//! offered it after the others.
 //!
-//! After a restart of the namenode, all bytes that are committed are required again, until the same time has passed.
+//! After a restart of the namenode, all committed bytes are required again, until the same time has passed.
 
 use std::collections::VecDeque;
 
@@ -26,7 +27,7 @@ struct Incomplete {
 /// A block whose end is lost.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ShortenedBlock {
-    /// Which.
+    /// The block.
     pub block: BlockId,
     /// Bytes that are left.
     pub left_bytes: u32,
@@ -34,13 +35,13 @@ pub struct ShortenedBlock {
     pub committed_bytes: u32,
 }
 
-/// See the module.
+/// Lost blocks with incomplete replicas, and blocks that were shortened to what is left of them.
 #[derive(Debug, Default)]
 pub(super) struct Salvage {
     incomplete: FxHashMap<Slot, SmallVec<[Incomplete; 3]>>,
-    /// Bytes that are committed of blocks whose end is lost.
+    /// The committed bytes of blocks whose end is lost.
     shortened: FxHashMap<Slot, u32>,
-    /// Lost blocks of which there are incomplete replicas: (when to look, block).
+    /// Lost blocks with incomplete replicas: (when to look, block).
     pub(super) waiting: VecDeque<(u64, BlockId)>,
     queued: FxHashSet<Slot>,
 }
@@ -52,12 +53,12 @@ impl Salvage {
         self.queued.remove(&slot);
     }
 
-    /// How many bytes are committed of a block whose end is lost.
+    /// The committed bytes of a block whose end is lost; `None` for other blocks.
     pub(super) fn committed_bytes(&self, slot: Slot) -> Option<u32> {
         self.shortened.get(&slot).copied()
     }
 
-    /// How long a datanode reported a replica that was judged so.
+    /// Notes the length of a replica that a datanode reported and that was judged to have this state.
     pub(super) fn note(
         &mut self,
         slot: Slot,
@@ -94,7 +95,7 @@ impl Cluster {
             })
     }
 
-    /// Looks at a lost block of which there are incomplete replicas again after a while.
+    /// Schedules another look at a lost block that has incomplete replicas.
     pub(super) fn await_salvage(&mut self, slot: Slot) {
         if !self.salvage.incomplete.contains_key(&slot) {
             return;
@@ -111,7 +112,7 @@ impl Cluster {
         }
     }
 
-    /// Goes on with what is left of lost blocks that have waited long enough.
+    /// Shortens lost blocks that have waited long enough to what is left of them.
     pub(super) fn salvage_lost(&mut self) {
         for _ in 0..self.options.work_per_tick {
             match self.salvage.waiting.front() {
@@ -162,7 +163,7 @@ impl Cluster {
             if bytes >= left_bytes.into() {
                 let storage = self.table.known(slot).replicas[index].storage;
                 let node = self.table.home(storage).node;
-                // One that was to be removed may be gone already.
+                // One that was commanded to be removed may be gone already.
                 let state = match self.nodes[node as usize].deletes.is_commanded(id) {
                     true => ReplicaState::Deleting,
                     false => ReplicaState::Sealed,
@@ -178,8 +179,8 @@ impl Cluster {
         self.settle(slot);
     }
 
-    /// Whether corrupt replicas of a block stay: its end is lost, and they may have something of it. Where all that is left
-    /// of the block is on one server, and repair finds no other one, they make way.
+    /// Whether corrupt replicas of a block stay, because its end is lost and they may have some of it. They make way
+    /// when all that is left of the block is on one server, and repair finds no other.
     pub(super) fn keeps_corrupt(&self, slot: Slot) -> bool {
         let is_shortened = self.salvage.committed_bytes(slot).is_some();
         let is_safe = || {
@@ -189,7 +190,8 @@ impl Cluster {
         is_shortened && is_safe()
     }
 
-    /// A replica is reported, perhaps with more than all others have of a block whose end is lost.
+    /// Makes a block whose end is lost longer again if a reported replica has more of it than all
+    /// others.
     pub(super) fn lengthen(&mut self, slot: Slot, node: NodeIx, report: &ReplicaReport) {
         let Some(committed_bytes) = self.salvage.committed_bytes(slot) else {
             return;

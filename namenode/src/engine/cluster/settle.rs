@@ -8,37 +8,38 @@ use super::table::{Block, Health, LEFT_MAX, NodeIx, ReplicaState, Slot};
 use super::{Cluster, Happening};
 use crate::engine::count::Count;
 
-/// The replicas of a block, counted.
+/// Counts of the replicas of a block.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Tally {
-    /// Nodes with good ones, on usable volumes and with all the bytes; those that a writer vouches
-    /// for included.
+    /// Nodes with good replicas, on usable volumes and with all the bytes, including those that a
+    /// writer vouches for.
     pub(super) holders: SmallVec<[NodeIx; 8]>,
-    /// Short or corrupt.
+    /// Unconfirmed, short or corrupt.
     pub(super) bad: usize,
-    /// Chosen to be removed, the command not sent.
+    /// Chosen for removal, the command not sent yet.
     pub(super) excess: usize,
-    /// Corrupt, which is of some use when no good one is left.
+    /// Corrupt, and so of some use when no good one is left.
     pub(super) corrupt: usize,
-    /// The command to remove it was sent.
+    /// Those for which the command to remove them was sent.
     pub(super) deleting: usize,
     /// Good ones that are to leave their server.
     pub(super) leaving: usize,
 }
 
 impl Tally {
-    /// Good replicas and those chosen to be removed: they are there until the command is sent,
-    /// and go then only if they are still too much.
+    /// Good replicas and those chosen for removal: the latter exist until the command is sent, which
+    /// happens only if they are still in excess.
     pub(super) fn present(&self) -> usize {
         self.holders.len() + self.excess
     }
 
-    /// No replica is of any use as it is.
+    /// Whether no replica is of any use as it is.
     pub(super) fn is_lost(&self) -> bool {
         self.present() + self.corrupt + self.deleting == 0
     }
 
-    /// No replica has all that is committed, and none that may still be there.
+    /// Whether no replica has all committed bytes, not even one that is being removed and may still
+    /// exist.
     pub(super) fn is_incomplete(&self) -> bool {
         self.present() + self.deleting == 0
     }
@@ -50,7 +51,7 @@ pub(super) struct Totals {
     pub(super) relevant: Count,
     pub(super) under_replicated: Count,
     pub(super) lost: Count,
-    /// Blocks with fewer replicas than wanted, by how many are left.
+    /// Under-replicated blocks, by how many replicas are left.
     pub(super) missing: [Count; LEFT_MAX + 1],
     pub(super) misplaced: Count,
     pub(super) curtailed: Count,
@@ -58,11 +59,11 @@ pub(super) struct Totals {
     pub(super) scores: [Count; SCORES],
 }
 
-/// No constraint holds, one does, and so on up to all five.
+/// The number of scores: no constraint holds, one does, and so on up to all five.
 pub(super) const SCORES: usize = 6;
 
 impl Totals {
-    /// Relevant blocks that are not lost; what is lost is relevant.
+    /// Relevant blocks that are not lost; every lost block is relevant.
     pub(super) fn not_lost(&self) -> u64 {
         let mut rest = self.relevant;
         rest -= self.lost.get();
@@ -100,7 +101,7 @@ impl Totals {
 }
 
 impl Cluster {
-    /// Nodes with good replicas of a block, those that its writer vouches for included.
+    /// Nodes with good replicas of a block, including those that its writer vouches for.
     pub(super) fn holders(&self, slot: Slot, block: &Block) -> SmallVec<[NodeIx; 8]> {
         self.tally(slot, block).holders
     }
@@ -193,7 +194,7 @@ impl Cluster {
         if enough && tally.holders.len() > wanted && !block.excess_queued {
             block.excess_queued = true;
             if tally.leaving > 0 {
-                // Not too much by chance, and its owner waits for it.
+                // It is in excess on purpose, and the owner of its server waits for the removal.
                 self.excess.push_front((self.now_ms, block.id));
             } else {
                 let due_ms = self.now_ms + self.options.excess_grace_ms;

@@ -11,26 +11,27 @@ use super::settle::SCORES;
 use super::table::{LEFT_MAX, NodeIx, ReplicaState, StorageIx};
 use crate::engine::count::Count;
 
-/// The cluster at a glance. Counts of blocks lag behind while the replicas of a lost node are
-/// worked off, a few thousand per tick.
+/// The cluster at a glance. Counts of blocks lag behind while the replicas of a lost node are taken out
+/// of the tables, a bounded number per tick.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ClusterSummary {
     /// False until safe mode has ended: block locations are still being learned.
     pub ready: bool,
-    /// Repair waits because many nodes fell silent together; how long at most, in milliseconds.
+    /// How much longer repair waits at most, in milliseconds, because many nodes fell silent together;
+    /// `None` if it does not.
     pub storm_remaining_ms: Option<u64>,
     /// Blocks known.
     pub blocks: u64,
-    /// Sealed blocks with fewer replicas than wanted, lost ones included.
+    /// Sealed blocks with fewer replicas than wanted, as far as the cluster has servers for them; lost
+    /// ones included.
     pub under_replicated_blocks: u64,
     /// Committed blocks without any replica.
     pub lost_blocks: u64,
-    /// Sealed blocks with fewer replicas than wanted, by how many are left: 0, 1, 2, more.
+    /// The under-replicated blocks by how many replicas are left: 0, 1, 2, more.
     pub missing_by_left: [u64; LEFT_MAX + 1],
     /// Sealed blocks that break a constraint that they were promised.
     pub misplaced_blocks: u64,
-    /// Sealed blocks that have less than their files ask for because the cluster does not have the
-    /// servers.
+    /// Sealed blocks that have less than their files ask for because the cluster lacks the servers.
     pub curtailed_blocks: u64,
     /// Sealed blocks by the number of constraints, of five, that hold among their replicas.
     pub blocks_by_score: [u64; SCORES],
@@ -46,7 +47,7 @@ pub struct ClusterSummary {
     pub moves_done: u64,
     /// Repairs or moves that failed or timed out since the start.
     pub repairs_failed: u64,
-    /// Nodes that are alive, those in maintenance left out.
+    /// Nodes that are alive and not in maintenance.
     pub nodes_alive: u64,
     /// Those of them whose primary tenant needs the server.
     pub nodes_busy: u64,
@@ -62,7 +63,7 @@ pub struct ClusterSummary {
     pub fill_permille: Option<(u64, u64)>,
     /// Replicas moved to emptier servers since the start.
     pub balance_moves_done: u64,
-    /// Volumes that were too full when replicas to move were last looked for, by what came of it.
+    /// Volumes that were too full in the last round of balancing, by outcome.
     pub too_full_volumes: [u64; BalanceOutcome::ALL.len()],
     /// Memory that the engine's tables hold, in bytes, estimated from their capacity.
     pub engine_bytes: u64,
@@ -72,7 +73,7 @@ pub struct ClusterSummary {
     pub quarantined_bytes: u64,
 }
 
-/// What a node has to do with repair, and its place in the grid.
+/// The part of a node in repair, and its place in the grid.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct NodeActivity {
     /// The cell of its tenant, unless that is outside the grid.
@@ -83,17 +84,17 @@ pub struct NodeActivity {
     pub repairs_to: u32,
 }
 
-/// What `fsck` counts of replicas.
+/// Counts of replicas for `fsck`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct FsckCounts {
-    /// Replicas wanted of sealed blocks but not there, summed over blocks.
+    /// Replicas that sealed blocks lack, summed over blocks.
     pub missing_replicas: u64,
-    /// Committed blocks of which no replica is there.
+    /// Committed blocks without any replica.
     pub lost_blocks: u64,
     /// Replicas on live nodes of blocks that do not exist (any more), not yet confirmed removed.
     pub orphan_replicas: u64,
-    /// Replicas beyond the wanted number, summed over blocks; bad ones that are replaced and not
-    /// yet removed included.
+    /// Replicas beyond the wanted number, summed over blocks, including bad ones that are being
+    /// replaced and not yet removed.
     pub excess_replicas: u64,
     /// Blocks that are being repaired or wait for it.
     pub under_repair: u64,
@@ -118,14 +119,13 @@ impl Cluster {
         (self.queue.len() + self.in_flight.len()) as u64
     }
 
-    /// Sealed blocks that should have more than the one replica that is left; at once.
+    /// Sealed blocks with one replica left that should have more; O(1).
     #[must_use]
     pub fn exposed_blocks(&self) -> u64 {
         self.totals.missing[1].get()
     }
 
-    /// How long the block that has waited longest for repair has, in milliseconds. O(blocks that
-    /// wait).
+    /// How long the longest-waiting block has waited for repair, in milliseconds. O(blocks that wait).
     #[must_use]
     pub fn oldest_repair_ms(&self, now_ms: u64) -> Option<u64> {
         let since_ms = self.queue.oldest_ms()?;
@@ -139,7 +139,7 @@ impl Cluster {
         let alive = nodes
             .filter(|(index, node)| node.is_alive() && !self.is_in_maintenance(*index as NodeIx))
             .map(|(_, node)| node);
-        // What datanodes say of their volumes may be anything.
+        // Datanodes may report any numbers for their volumes.
         let usable = self
             .table
             .storages_with_homes()
@@ -212,7 +212,7 @@ impl Cluster {
         &self.nodes[node as usize].server.name
     }
 
-    /// What a node has to do with repair, and its place in the grid.
+    /// The part of a node in repair, and its place in the grid.
     #[must_use]
     pub fn node_activity(&self, node: NodeId) -> Option<NodeActivity> {
         let index = self.node_index(node)?;
@@ -227,7 +227,8 @@ impl Cluster {
         })
     }
 
-    /// Every node ever registered, by number; of clocks and versions, only the server knows.
+    /// Every node ever registered, by number. Clocks and versions are left out: only the server knows
+    /// them.
     #[must_use]
     pub fn nodes(&self, now_ms: u64) -> Vec<NodeStatus> {
         let mut nodes: Vec<NodeStatus> = self

@@ -1,4 +1,4 @@
-//! Blocks, volumes and which replica of which block is on which volume.
+//! Blocks, volumes, and which volume holds which replica.
 //!
 //! A block knows its replicas and a volume knows its blocks; the two point at each other by
 //! position, so that adding or removing a replica costs O(1) and 16 bytes.
@@ -22,24 +22,24 @@ pub(super) type NodeIx = u32;
 /// Index of a volume; never reused.
 pub(super) type StorageIx = u32;
 
-/// What is known of a replica.
+/// The known state of a replica.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum ReplicaState {
     /// Has all the bytes, and no more will come.
     Sealed,
     /// Has all committed bytes; not sealed on its datanode.
     Open,
-    /// Not sealed on its datanode, and its writer does not vouch for it, or it lacks committed bytes by a report that may
-    /// be old: the datanode is to say what it has.
+    /// Not sealed on its datanode, and either its writer does not vouch for it, or a report that may be old shows
+    /// that it lacks committed bytes: the datanode has to report what it has.
     Unconfirmed,
-    /// Sealed, and lacks committed bytes. Also when the command to remove it was sent.
+    /// Sealed, but lacks committed bytes. Stays in this state when the command to remove it is sent.
     Short,
-    /// Has wrong or unreadable bytes. Also when the command to remove it was sent.
+    /// Has wrong or unreadable bytes. Stays in this state when the command to remove it is sent.
     Corrupt,
-    /// Sealed, and chosen to be removed; the command was not sent yet.
+    /// Sealed, and chosen for removal; the command has not been sent yet.
     Excess,
-    /// It was too much, and the command to remove it was sent. It may be gone already, until its datanode registers and drops
-    /// the command.
+    /// It was in excess, and the command to remove it was sent. It may be gone already, until its datanode registers
+    /// and so drops the command.
     Deleting,
 }
 
@@ -65,15 +65,14 @@ impl ReplicaState {
 #[repr(C, packed(2))]
 pub(super) struct Replica {
     pub(super) storage: StorageIx,
-    /// Where its block is in the volume's list.
+    /// The position of its block in the volume's list.
     position: u32,
     pub(super) state: ReplicaState,
-    /// The volume's report in which it was named last.
+    /// The number of the volume's report that last named it.
     pub(super) epoch: u8,
 }
 
-/// A block, in one cache line: repair goes from one to another all over the memory, and waits for
-/// each.
+/// A block, in one cache line: repair visits blocks all over memory, and stalls on each.
 #[derive(Clone, Debug)]
 #[repr(align(64))]
 pub(super) struct Block {
@@ -83,9 +82,9 @@ pub(super) struct Block {
     pub(super) required_bytes: u32,
     pub(super) rules: PlacementRules,
     pub(super) sealed: bool,
-    /// Waits in the list of blocks with too many replicas.
+    /// Is in the list of blocks with too many replicas.
     pub(super) excess_queued: bool,
-    /// As last counted.
+    /// Its health, as last counted.
     pub(super) health: Health,
     pub(super) replicas: SmallVec<[Replica; 3]>,
 }
@@ -125,35 +124,37 @@ impl Block {
     }
 }
 
-/// More replicas than this that are left count as this many.
+/// The highest number of remaining replicas that is told apart; more count as this many.
 pub(super) const LEFT_MAX: usize = 3;
 
-/// What the counters count of a block.
+/// What a block contributes to the counters.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Health {
     /// Has bytes, so it matters.
     pub(super) relevant: bool,
-    /// Fewer good replicas than wanted.
+    /// Sealed, with fewer good replicas than it is due: those that it wants, as far as the cluster has
+    /// servers for them.
     pub(super) under_replicated: bool,
-    /// No replica of any use.
+    /// No replica is of any use.
     pub(super) lost: bool,
-    /// If it has fewer: how many are left, at most [`LEFT_MAX`].
+    /// How many replicas are left, at most [`LEFT_MAX`], if it is under-replicated; else 0.
     pub(super) left: u8,
     /// Sealed, and breaks a constraint that it was promised.
     pub(super) misplaced: bool,
-    /// Sealed, and has less than it asks for because the cluster does not have the servers.
+    /// Sealed, and has less than it asks for because the cluster lacks the servers.
     pub(super) curtailed: bool,
-    /// How many constraints hold among its good replicas, and one, if it is sealed and has any.
+    /// One more than the number of constraints that hold among its good replicas, if it is sealed and
+    /// has any.
     pub(super) score_and_one: Option<NonZeroU8>,
 }
 
 impl Health {
-    /// How many constraints hold among its good replicas, if it is sealed and has any.
+    /// The number of constraints that hold among its good replicas, if it is sealed and has any.
     pub(super) fn score(self) -> Option<u8> {
         self.score_and_one.map(|it| it.get() - 1)
     }
 
-    /// The reverse of [`Health::score`].
+    /// The inverse of [`Health::score`].
     pub(super) fn score_and_one(score: Option<u8>) -> Option<NonZeroU8> {
         let score = score?;
         assert!(
@@ -164,18 +165,19 @@ impl Health {
     }
 }
 
-/// Where a volume is, and whether it is there. Apart from the rest of it: what looks at a block looks
-/// at this of each replica, and nothing else.
+/// A volume's node and availability. Kept apart from the rest of the volume: code that looks at a block
+/// needs only this for each of its replicas.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Home {
     pub(super) node: NodeIx,
     /// Registered, healthy and on a live node: what is on it counts.
     pub(super) usable: bool,
-    /// A full report came since the node registered.
+    /// A full report has arrived since the node registered.
     pub(super) inventoried: bool,
 }
 
-/// A volume, in three cache lines: what its datanode says of it; what it has; what it served.
+/// A volume, in three cache lines: its status as its datanode reports it; its contents; the repairs
+/// that it served.
 #[derive(Debug)]
 #[repr(C, align(64))]
 pub(super) struct Storage {
@@ -184,11 +186,11 @@ pub(super) struct Storage {
     blocks: Vec<Slot>,
     /// Number of the report under way or last complete; replicas carry it.
     pub(super) epoch: u8,
-    /// The part of it that is due next.
+    /// The part of that report that is expected next.
     pub(super) next_part: u32,
-    /// When the last full report was complete or asked for.
+    /// When a full report was last requested, or a part of one last arrived.
     pub(super) report_ms: u64,
-    /// Repairs that it served.
+    /// Repairs that it served, in a sliding window.
     pub(super) as_source: Budget,
 }
 
@@ -230,11 +232,11 @@ fn id_at(blocks: &[Option<Block>], slot: Slot) -> Option<BlockId> {
 pub(super) struct Table {
     blocks: Vec<Option<Block>>,
     free: Vec<Slot>,
-    /// The slot of each block by the block's id, which is in `blocks`: the block is looked at next
+    /// The slot of each block by its id. The id itself is only in `blocks`: the block is read next
     /// anyway, and a table without keys is a quarter as large.
     slots: HashTable<Slot>,
     pub(super) storages: Vec<Storage>,
-    /// One of each volume.
+    /// The home of each volume.
     homes: Vec<Home>,
 }
 
@@ -257,7 +259,8 @@ impl Table {
         self.blocks.get(slot as usize)?.as_ref()
     }
 
-    /// Where a block is, to be fetched: not whether it is there. The slot must be one that was in use.
+    /// The memory of a slot, for prefetching, whether or not it has a block now. The slot must have
+    /// been in use.
     pub(super) fn get_ahead(&self, slot: Slot) -> &Option<Block> {
         &self.blocks[slot as usize]
     }
@@ -266,7 +269,7 @@ impl Table {
         self.blocks.get_mut(slot as usize)?.as_mut()
     }
 
-    /// The block in a slot that replicas, repairs or pipelines refer to: it is there.
+    /// The block in a slot that replicas, repairs or pipelines refer to, and that therefore exists.
     #[track_caller]
     pub(super) fn known(&self, slot: Slot) -> &Block {
         match self.get(slot) {
@@ -275,7 +278,7 @@ impl Table {
         }
     }
 
-    /// As [`Table::known`], to change it.
+    /// Like [`Table::known`], but mutable.
     #[track_caller]
     pub(super) fn known_mut(&mut self, slot: Slot) -> &mut Block {
         match self.get_mut(slot) {
@@ -291,7 +294,7 @@ impl Table {
             .filter_map(|(slot, block)| Some((slot as Slot, block.as_ref()?)))
     }
 
-    /// Adds a block, or finds it.
+    /// Adds a block if it is new; returns its slot.
     pub(super) fn add_block(&mut self, id: BlockId, rules: PlacementRules) -> Slot {
         if let Some(slot) = self.slot(id) {
             return slot;
@@ -346,7 +349,7 @@ impl Table {
         self.homes[storage as usize]
     }
 
-    /// Where a volume's home is, to be fetched.
+    /// The home of a volume, for prefetching.
     pub(super) fn home_ahead(&self, storage: StorageIx) -> &Home {
         &self.homes[storage as usize]
     }
@@ -437,7 +440,7 @@ impl Table {
         self.known_mut(slot).replicas[index].state = state;
     }
 
-    /// A replica was reported again: notes its state and the report under way.
+    /// Notes the state of a replica that was reported again, and the report under way.
     pub(super) fn restamp(&mut self, slot: Slot, index: usize, state: ReplicaState) {
         let Self {
             blocks, storages, ..

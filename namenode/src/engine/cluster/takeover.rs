@@ -1,13 +1,14 @@
-//! Taking over from another namenode: what that one commanded may still be carried out.
+//! Taking over from another namenode, whose commands may still be carried out.
 //!
-//! A datanode drops the commands of the namenode before as soon as it hears of the epoch of this one. Until then it may
-//! remove a replica that this namenode knows as confirmed, and relies on when it has another one removed. So a replica is
-//! relied on only when a full report of its volume was begun after its datanode had an answer of this epoch. Everything
-//! else goes on meanwhile: reads, writes and repair.
+//! A datanode drops the commands of the previous namenode as soon as it learns the epoch of this one. Until then it
+//! may remove a replica that this namenode considers confirmed, and relies on when it has another one removed. So a
+//! replica is relied on only when a full report of its volume was begun after its datanode had received an answer of
+//! this epoch. Meanwhile, everything else continues: reads, writes and repair.
 //!
-//! An answer that is given has not arrived: it waits until the epoch is committed, and is on its way then. That it has
-//! arrived is known with the next heartbeat on the same connection, because a datanode sends none before it has the
-//! answer to the last one; where that does not come, it ends the connection, and registers again.
+//! An answer that was given has not necessarily arrived: it waits until the epoch is committed, and is only then on
+//! its way. The next heartbeat on the same connection shows that it has arrived, because a datanode sends none before
+//! it has the answer to the last one; if that answer does not arrive, the datanode ends the connection and registers
+//! again.
 
 use harvestfs_protocol::planted::{self, Bug};
 use rustc_hash::FxHashSet;
@@ -15,26 +16,27 @@ use rustc_hash::FxHashSet;
 use super::Cluster;
 use super::table::{NodeIx, StorageIx};
 
-/// Who has not heard of this namenode's epoch yet, as far as is known.
+/// Which datanodes may not know this namenode's epoch yet, and whose reports prove nothing for that
+/// reason.
 #[derive(Debug, Default)]
 pub(super) struct Takeover {
-    /// Datanodes without an answer since.
+    /// Datanodes that have received no answer since the takeover, as far as is known.
     unanswered: FxHashSet<NodeIx>,
-    /// Those of them to which one is under way.
+    /// Those of them to which an answer is under way.
     answering: FxHashSet<NodeIx>,
     /// Volumes without a full report that was begun after an answer.
     unproven: FxHashSet<StorageIx>,
-    /// Those of them of which such a report is under way.
+    /// Those of them for which such a report is under way.
     under_way: FxHashSet<StorageIx>,
 }
 
 impl Takeover {
-    /// Whether what a volume's datanode said of it can be relied on when replicas elsewhere are removed.
+    /// Whether the reports of a volume can be relied on when replicas elsewhere are removed.
     pub(super) fn is_proven(&self, storage: StorageIx) -> bool {
         !self.unproven.contains(&storage) || planted::is(Bug::TrustsReportsOfBefore)
     }
 
-    /// A datanode registered with this namenode while it leads: its reports come after that.
+    /// Notes that a datanode registered with this namenode while it leads: its reports come after that.
     pub(super) fn registered(&mut self, node: NodeIx, storages: &[StorageIx]) {
         self.connected(node);
         self.unanswered.remove(&node);
@@ -44,31 +46,31 @@ impl Takeover {
         }
     }
 
-    /// A datanode has another connection: what was under way to it on the last one may be lost.
+    /// Notes that a datanode has a new connection: an answer under way on the previous one may be lost.
     pub(super) fn connected(&mut self, node: NodeIx) {
         self.answering.remove(&node);
     }
 
-    /// An answer of this epoch is given to a datanode.
+    /// Notes that a datanode is given an answer of this epoch.
     pub(super) fn answering(&mut self, node: NodeIx) {
         if self.unanswered.contains(&node) {
             self.answering.insert(node);
         }
     }
 
-    /// A heartbeat came: the datanode has the answer to the one before it.
+    /// Notes that a heartbeat arrived: the datanode has the answer to the one before it.
     pub(super) fn heard(&mut self, node: NodeIx) {
         if self.answering.remove(&node) {
             self.unanswered.remove(&node);
         }
     }
 
-    /// Whether no report that a datanode begins now proves anything.
+    /// Whether a report that a datanode begins now proves nothing.
     pub(super) fn is_unanswered(&self, node: NodeIx) -> bool {
         self.unanswered.contains(&node)
     }
 
-    /// The first part of a full report came.
+    /// Notes that the first part of a full report arrived.
     pub(super) fn report_begun(&mut self, node: NodeIx, storage: StorageIx) {
         if self.is_proven(storage) {
             return;
@@ -80,7 +82,7 @@ impl Takeover {
         }
     }
 
-    /// The last part of a full report came. False: another one is needed.
+    /// Notes that the last part of a full report arrived. Returns false if another report is needed.
     pub(super) fn report_complete(&mut self, storage: StorageIx) -> bool {
         assert!(
             self.under_way.is_subset(&self.unproven),
@@ -96,7 +98,7 @@ impl Takeover {
 }
 
 impl Cluster {
-    /// From here on this namenode commands, after it had followed another one.
+    /// Makes this namenode give commands, after it had followed another one.
     pub fn take_over(&mut self, now_ms: u64) {
         self.advance(now_ms);
         assert!(self.recovering, "who commands already takes nothing over");

@@ -46,8 +46,8 @@ fn check(call: &Call, inode: &Inode, changes: &AttrChanges) -> Result<(), FsErro
             return Err(FsError::NotPermitted);
         }
     }
-    // A kernel that caches writes says when they were made, together with the new size or with
-    // the file that they were written through: a caller that may write it may say so.
+    // A kernel that caches writes sends their time together with the new size, or with the file that
+    // they were written through: a caller that may write the file may set this time.
     let writes = changes.opened_for_writing || changes.size_bytes.is_some();
     let times = [(changes.atime, owns), (changes.mtime, owns || writes)];
     for (time, may_set) in times {
@@ -115,7 +115,7 @@ impl Namespace {
             effects.inodes.push(ino);
         }
         let attr = inode.attr(ino);
-        // Its mode and owner are those of the directory.
+        // The mode and owner of `.snapshot` follow those of the directory.
         let has_others = changes.mode.is_some() || changes.uid.is_some() || changes.gid.is_some();
         if has_others && let Ok(Some(snapshots)) = self.snapshots_of(ino) {
             effects.inodes.push(snapshots);

@@ -1,5 +1,5 @@
-//! The journaled part of blocks: which session writes them, how long they are, and how much of them files
-//! use. Where their replicas are is not known here.
+//! The journaled state of blocks: which session writes them, how long they are, and how much of them files
+//! use. The locations of their replicas are not kept here.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -21,10 +21,10 @@ pub(super) struct BlockTable {
     blocks: BTreeMap<BlockId, Block>,
     /// The blocks of each open session; each is in `blocks`.
     by_writer: BTreeSet<(SessionId, BlockId)>,
-    /// The id of the last block allocated, or what the next one is greater than.
+    /// The id of the last block allocated, or another id that the next one must exceed.
     last: u64,
     live_bytes: Count,
-    /// What the command under way touched; [`Self::settle`] empties it.
+    /// Blocks touched by the command in progress; [`Self::settle`] empties it.
     touched: Vec<Touched>,
 }
 
@@ -33,11 +33,11 @@ struct Block {
     committed_bytes: u32,
     sealed_bytes: Option<u32>,
     writer: Option<SessionId>,
-    /// What its writer has committed of it; empty once it has none.
+    /// The chunks that its writer has committed; empty once it has no writer.
     committed: ChunkSet,
-    /// As last announced in [`Effects`].
+    /// The rules last announced in [`Effects`].
     rules: PlacementRules,
-    /// Bytes that files use, by the rules of these files; in the order of [`strength`].
+    /// Bytes that files use, by the rules of these files; ordered by [`strength`].
     uses: Vec<(PlacementRules, u64)>,
 }
 
@@ -47,7 +47,7 @@ struct Touched {
     committed_bytes: u32,
 }
 
-/// An order of rules: what demands more comes later.
+/// A sort key for rules: more demanding ones sort later.
 fn strength(rules: &PlacementRules) -> (u8, bool, Option<u8>) {
     (
         rules.replication,
@@ -61,7 +61,8 @@ impl Block {
         self.uses.iter().map(|(_, bytes)| bytes).sum()
     }
 
-    /// `id` is the block itself. Only what was added before is subtracted.
+    /// Adds to the bytes used by files with `rules`, or subtracts what was added before. `id` is the block
+    /// itself, for messages.
     fn change_use(&mut self, id: BlockId, rules: PlacementRules, bytes: i64) {
         let place = self
             .uses
@@ -84,8 +85,8 @@ impl Block {
         }
     }
 
-    /// What the files that use it want together: as many replicas as the most demanding one, and
-    /// strict when one of them is.
+    /// The combined rules of the files that use it: those of the most demanding file, but strict when any
+    /// file is strict.
     fn wanted_rules(&self) -> Option<PlacementRules> {
         let (strongest, _) = self.uses.last()?;
         let strict = self
@@ -108,8 +109,8 @@ impl Block {
             .is_some_and(|sealed| self.live_bytes() * 2 < u64::from(sealed))
     }
 
-    /// Whether no file uses it and none will: its writer is gone, or has committed all that it
-    /// wrote. What was not committed yet may still be, also when all the rest is out of use.
+    /// Whether no file uses it and none will: it has no writer any more, or its writer has committed all
+    /// that it wrote. Data that was not committed yet may still be, even when everything else is unused.
     fn is_garbage(&self) -> bool {
         let all_committed = self
             .sealed_bytes
@@ -117,7 +118,7 @@ impl Block {
         self.uses.is_empty() && (self.writer.is_none() || all_committed)
     }
 
-    /// Its writer, which is returned, will commit no more of it.
+    /// Takes the block from its writer, which is returned and will commit no more of it.
     fn leave(&mut self) -> Option<SessionId> {
         self.committed.clear();
         self.writer.take()
@@ -158,7 +159,7 @@ impl BlockTable {
         self.blocks.len()
     }
 
-    /// Bytes that files use, each use counted.
+    /// Bytes that files use; bytes that several files share count once for each.
     pub fn live_bytes(&self) -> u64 {
         self.live_bytes.get()
     }
@@ -172,7 +173,7 @@ impl BlockTable {
         self.last = last;
     }
 
-    /// A new block for a session.
+    /// Allocates a block for a session.
     pub fn allocate(
         &mut self,
         writer: SessionId,
@@ -217,7 +218,7 @@ impl BlockTable {
         Ok(())
     }
 
-    /// How many blocks a session writes; not counted beyond `max`.
+    /// The number of blocks that a session writes; counting stops at `max`.
     pub fn count_written_by(&self, session: SessionId, max: usize) -> usize {
         let own = (session, BlockId(0))..=(session, BlockId(u64::MAX));
         self.by_writer.range(own).take(max).count()
@@ -232,7 +233,7 @@ impl BlockTable {
             })
     }
 
-    /// A block that a file, a session or a command under way has to do with: it is there.
+    /// A block that a file, a session or the command in progress refers to, and that therefore exists.
     #[track_caller]
     fn known_mut(&mut self, block: BlockId) -> &mut Block {
         match self.blocks.get_mut(&block) {
@@ -241,7 +242,7 @@ impl BlockTable {
         }
     }
 
-    /// Notes that a piece was committed, which [`Self::check_commit`] has checked.
+    /// Records the commit of a piece that [`Self::check_commit`] has accepted.
     pub fn committed(&mut self, piece: &Piece) {
         let committed_bytes = piece.block_offset + piece.length_bytes;
         let block = self.known_mut(piece.block);
@@ -263,7 +264,7 @@ impl BlockTable {
         }
     }
 
-    /// Notes what an edit of a file with these rules did to the use of blocks.
+    /// Applies the changes in the use of blocks by an edit of a file with these rules.
     pub fn account(&mut self, rules: PlacementRules, changes: &mut UseChanges) {
         for (block, bytes) in changes.drain() {
             if bytes == 0 {
@@ -280,13 +281,13 @@ impl BlockTable {
         }
     }
 
-    /// Checks the request to seal blocks.
+    /// Checks a request to seal blocks.
     pub fn check_seal(&self, session: SessionId, seals: &[SealedBlock]) -> Result<(), FsError> {
         let mut seen = BTreeSet::new();
         for seal in seals {
             let block = self.written_by(session, seal.block)?;
             let fits = match block.sealed_bytes {
-                // What was sealed keeps its length; 0 leaves it to the files that use it.
+                // A sealed block keeps its length; 0 means that the session will commit no more of it.
                 Some(sealed) => [u64::from(sealed), 0].contains(&seal.length_bytes),
                 None => (u64::from(block.committed_bytes)..=BLOCK_BYTES_MAX)
                     .contains(&seal.length_bytes),
@@ -307,7 +308,7 @@ impl BlockTable {
         Ok(())
     }
 
-    /// Seals blocks that [`Self::check_seal`] has checked.
+    /// Carries out a request that [`Self::check_seal`] has accepted.
     pub fn seal(&mut self, seals: &[SealedBlock], effects: &mut Effects) {
         for seal in seals {
             let block = self.known_mut(seal.block);
@@ -331,7 +332,7 @@ impl BlockTable {
         }
     }
 
-    /// A session has ended: its blocks have no writer any more.
+    /// Takes the blocks of a session that has ended from it, and seals those that files use.
     pub fn close_writer(&mut self, session: SessionId, effects: &mut Effects) {
         let mine: Vec<_> = self
             .by_writer
@@ -357,12 +358,12 @@ impl BlockTable {
         }
     }
 
-    /// Whether no command is under way that touched a block.
+    /// Whether no command that touched a block is in progress.
     pub fn is_settled(&self) -> bool {
         self.touched.is_empty()
     }
 
-    /// Ends a command: announces what became of the blocks that it touched, and forgets those that
+    /// Ends a command: announces the changes of the blocks that it touched, and frees those that
     /// nothing uses any more.
     pub fn settle(&mut self, effects: &mut Effects) {
         let mut touched = std::mem::take(&mut self.touched);
@@ -375,7 +376,7 @@ impl BlockTable {
             },
         ) in touched.iter().enumerate()
         {
-            // The last one of a block has its greatest length.
+            // The last entry of a block has the greatest committed length.
             if touched
                 .get(index + 1)
                 .is_some_and(|next| next.block == block)
@@ -385,7 +386,7 @@ impl BlockTable {
             self.settle_block(block, committed_bytes, effects);
         }
         touched.clear();
-        // Kept for its memory.
+        // Reuses the allocation.
         self.touched = touched;
     }
 
@@ -423,14 +424,14 @@ impl BlockTable {
         }
     }
 
-    /// What the writer of a block has committed of it.
+    /// The chunks that the writer of a block has committed.
     pub fn committed_chunks(&self, block: BlockId) -> ChunkSet {
         let found = self.blocks.get(&block);
         found.map_or_else(ChunkSet::default, |block| block.committed.clone())
     }
 
-    /// Adds a block as a snapshot has it, without its uses. False when it contradicts itself or
-    /// comes out of order.
+    /// Adds a block from a snapshot, without its uses. Returns false when it contradicts itself or is out
+    /// of order.
     pub fn restore(&mut self, view: &BlockView, committed: ChunkSet) -> bool {
         let ordered = self
             .blocks
@@ -464,7 +465,7 @@ impl BlockTable {
         true
     }
 
-    /// Adds to the uses of a restored block. False when there is no such block.
+    /// Adds to the uses of a restored block. Returns false when there is no such block.
     pub fn restore_use(&mut self, rules: PlacementRules, piece: &Piece) -> bool {
         let Some(block) = self.blocks.get_mut(&piece.block) else {
             return false;
@@ -479,7 +480,7 @@ impl BlockTable {
         self.blocks.get(&block).map_or(&[], |block| &block.uses)
     }
 
-    /// What is wrong with a block by itself, if anything.
+    /// The first inconsistency found in a block by itself, if any.
     pub fn fault(&self, id: BlockId) -> Option<&'static str> {
         let block = self.blocks.get(&id)?;
         let indexed = block
@@ -511,12 +512,12 @@ impl BlockTable {
         }
     }
 
-    /// Entries of the index of writers.
+    /// The number of entries in the index of writers.
     pub fn written_blocks(&self) -> usize {
         self.by_writer.len()
     }
 
-    /// Memory in bytes, estimated.
+    /// Estimated memory in bytes.
     pub fn memory_bytes(&self) -> u64 {
         let per_block = size_of::<(BlockId, Block)>() + size_of::<(PlacementRules, u64)>();
         // Nodes of these trees are about two thirds full.

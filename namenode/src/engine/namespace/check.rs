@@ -1,4 +1,4 @@
-//! Invariants of the namespace: everything that is kept twice is compared.
+//! Invariants of the namespace: redundant state is compared.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -11,7 +11,7 @@ use rustc_hash::FxHashMap;
 use super::inode::{Body, FileData, Inode, parts};
 use super::{Namespace, trash};
 
-/// Findings in one report; the rest is much the same.
+/// The most findings in one report; more would hardly tell anything new.
 const FINDINGS_MAX: usize = 1_000;
 
 #[derive(Default)]
@@ -34,8 +34,7 @@ impl Findings {
     }
 }
 
-/// How many names lead to each inode, and how many of them are directories in each directory; by
-/// slot.
+/// The number of names that lead to each inode, and of subdirectories in each directory; by slot.
 struct Names {
     to: Vec<u32>,
     subdirectories: Vec<u32>,
@@ -46,8 +45,8 @@ fn slot(ino: InodeId) -> usize {
 }
 
 impl Namespace {
-    /// Compares everything that is kept twice: link counts, live bytes, extents, names. Empty: all
-    /// is well. At most 1,000 findings.
+    /// Compares redundant state: link counts, live bytes, extents, names. Returns at most 1,000 findings,
+    /// and none when everything is consistent.
     #[must_use]
     pub fn check(&self) -> Vec<FsckFinding> {
         let mut findings = Findings::default();
@@ -389,8 +388,8 @@ impl Namespace {
         }
     }
 
-    /// A path of each of these inodes that has one. One walk over all entries, however many are
-    /// asked for.
+    /// One path of each of these inodes that has one. Takes a single walk over all entries, however many
+    /// inodes are requested.
     #[must_use]
     pub fn paths(&self, inodes: &BTreeSet<InodeId>) -> BTreeMap<InodeId, String> {
         if inodes.is_empty() {
@@ -413,7 +412,7 @@ impl Namespace {
             .collect()
     }
 
-    /// Which files use these blocks from a position on.
+    /// The files that use these blocks beyond the given offset in each block.
     #[must_use]
     pub fn files_using(&self, blocks: &BTreeMap<BlockId, u32>) -> BTreeSet<(BlockId, InodeId)> {
         let mut users = BTreeSet::new();
@@ -430,7 +429,7 @@ impl Namespace {
     }
 }
 
-/// Rules in an order.
+/// Placement rules as a sort key.
 type RulesKey = (u8, u8, Option<u8>);
 
 fn key(rules: &PlacementRules) -> RulesKey {
@@ -467,7 +466,7 @@ fn check_extents(ino: InodeId, file: &FileData, findings: &mut Findings) {
     }
 }
 
-/// Follows names upwards; none when they lead in circles or not to the root.
+/// Follows names upwards; none when they form a cycle or do not lead to the root.
 fn path(ino: InodeId, names: &FxHashMap<InodeId, (InodeId, &[u8])>) -> Option<String> {
     let mut components = Vec::new();
     let mut next = ino;

@@ -5,14 +5,14 @@ use serde::{Deserialize, Serialize};
 
 const CHUNK: u32 = CHUNK_BYTES as u32;
 
-/// A set of chunks of one block, as ranges of their numbers: ascending, and with a gap between two
-/// of them. Writers commit mostly in order, so that there is mostly one range.
+/// A set of chunks of one block, as ranges of chunk numbers: ascending, with a gap between any two.
+/// Writers mostly commit in order, so there is usually one range.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct ChunkSet(Vec<(u32, u32)>);
 
 impl ChunkSet {
-    /// Adds the chunks that these bytes of the block touch. What a packet does not fill of its
-    /// last chunk is filled up, so that a chunk counts as a whole.
+    /// Adds the chunks that these bytes of the block touch. The last chunk of a packet is padded, so
+    /// that a chunk always counts as a whole.
     pub fn add_bytes(&mut self, from: u32, to: u32) {
         if from >= to {
             return;
@@ -22,7 +22,7 @@ impl ChunkSet {
             "no block has {to} bytes, of which {from} and on are committed"
         );
         let (start, end) = (from / CHUNK, to.div_ceil(CHUNK));
-        // Those that overlap or touch the new one become one with it.
+        // Ranges that overlap or touch the new one are merged with it.
         let first = self.0.partition_point(|range| range.1 < start);
         let behind = self.0.partition_point(|range| range.0 <= end);
         let joined = self.0[first..behind]
@@ -56,12 +56,12 @@ impl ChunkSet {
         self.0.is_empty()
     }
 
-    /// Forgets all, and gives the memory back.
+    /// Removes all chunks and frees the memory.
     pub fn clear(&mut self) {
         self.0 = Vec::new();
     }
 
-    /// Whether it is as [`Self::add_bytes`] leaves it; what was decoded need not be.
+    /// Whether it has the form in which [`Self::add_bytes`] leaves it; a decoded set may not have it.
     pub fn is_sound(&self) -> bool {
         let ascending = self.0.windows(2).all(|pair| pair[0].1 < pair[1].0);
         let filled = self.0.iter().all(|range| range.0 < range.1);

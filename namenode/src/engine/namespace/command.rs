@@ -1,4 +1,4 @@
-//! What changes a namespace, and what a change brings about.
+//! The commands that change a namespace, their outcomes and their effects.
 
 use harvestfs_protocol::error::FsError;
 use harvestfs_protocol::ids::{BlockId, ClusterId, InodeId, NodeId, SessionId, StorageId};
@@ -12,10 +12,10 @@ use serde::{Deserialize, Serialize};
 
 use super::operation::Operation;
 
-/// The version of the encoding of [`Command`]. What was released is not changed any more: a command with
-/// other fields is a new variant behind the others, of which [`Command::since`] says since when it exists.
+/// The version of the encoding of [`Command`]. Released variants never change: a command with other
+/// fields is a new variant after the existing ones, and [`Command::since`] returns the version that added it.
 pub const COMMAND_VERSION: u8 = 3;
-/// Versions before, which are read too: 1 had no epochs, 2 no editions.
+/// Earlier versions that can still be read: 1 had no epochs, 2 no editions.
 const VERSIONS_BEFORE: [u8; 2] = [1, 2];
 const _: () = assert!(
     VERSIONS_BEFORE[0] < VERSIONS_BEFORE[1] && VERSIONS_BEFORE[1] < COMMAND_VERSION,
@@ -40,23 +40,23 @@ pub enum Command {
         /// Rules for files below directories that set none.
         default_rules: PlacementRules,
     },
-    /// A datanode has come. Outcome: [`Outcome::Node`], always the same one for a server's name.
+    /// A datanode registers. Outcome: [`Outcome::Node`], always the same one for a server's name.
     RegisterServer {
-        /// Its server; replaces what was known of it.
+        /// Its server; replaces the previous description.
         server: ServerDescription,
         /// All its volumes.
         storages: Vec<StorageId>,
         /// When.
         now: Timestamp,
     },
-    /// A client has come. Outcome: [`Outcome::Session`].
+    /// A client opens a session. Outcome: [`Outcome::Session`].
     OpenSession {
         /// The name in its certificate.
         client: String,
         /// When.
         now: Timestamp,
     },
-    /// A client has gone: its blocks are sealed at the committed length, or freed when no file
+    /// A client's session ends: its blocks are sealed at the committed length, or freed when no file
     /// uses them.
     CloseSession {
         /// Its session.
@@ -77,8 +77,8 @@ pub enum Command {
         credentials: Credentials,
         /// When.
         now: Timestamp,
-        /// What a removal takes the last name from is open somewhere (see
-        /// [`super::Namespace::removal_target`]): keep it as an orphan.
+        /// Whether the inode that loses its last name by this removal (see
+        /// [`super::Namespace::removal_target`]) is open somewhere: then it is kept as an orphan.
         held_elsewhere: bool,
         /// What to do.
         op: Mutation,
@@ -92,8 +92,8 @@ pub enum Command {
     },
     /// An operator changed something while the cluster ran. Outcome: [`Outcome::Done`].
     Operate(Operation),
-    /// These were in the trash for long enough: remove them for good, a bounded number of inodes at
-    /// once. Inodes that are not in the trash are skipped. Files become orphans: the caller
+    /// The retention of these inodes is over: remove them permanently, a bounded number of inodes per
+    /// command. Inodes that are not in the trash are skipped. Files become orphans: the caller
     /// releases the ones that no session holds.
     PurgeTrash {
         /// Inodes in the trash.
@@ -101,29 +101,28 @@ pub enum Command {
         /// When.
         now: Timestamp,
     },
-    /// These files get the replicas that they are to have in the end. Files whose time has not come
-    /// are skipped.
+    /// These files get their final number of replicas. Files that are not due yet are skipped.
     RaiseReplication {
         /// Files.
         inodes: Vec<InodeId>,
         /// When.
         now: Timestamp,
     },
-    /// The lifetime of these is over: they go to the trash, to be purged at once. Entries whose
-    /// time has not come are skipped.
+    /// The lifetime of these entries is over: they are moved to the trash, to be purged immediately.
+    /// Entries that are not due yet are skipped.
     RemoveExpired {
         /// Names in directories.
         entries: Vec<(InodeId, Name)>,
         /// When.
         now: Timestamp,
     },
-    /// The namenode starts, or goes on without what it lacks.
+    /// The namenode starts, or an operator has it continue without the records that it lacks.
     BeginEpoch {
         /// The epoch.
         epoch: Epoch,
         /// Its first record: this one, or the first entry of the term in which it begins.
         first_record: u64,
-        /// All that other timelines wrote before it is given up.
+        /// Everything that other timelines wrote before it is given up.
         gives_up: bool,
         /// When.
         now: Timestamp,
@@ -135,23 +134,23 @@ pub enum Command {
         /// When.
         now: Timestamp,
     },
-    /// From here on there may be what this version of the cluster brings, and no program that is older
-    /// can be a part of it.
+    /// From here on, records and snapshots may contain what this version of the cluster adds, and programs
+    /// that are older can no longer be part of the cluster.
     RaiseVersion {
         /// The version, later than the current one.
         version: Version,
         /// When.
         now: Timestamp,
     },
-    /// The lease of a session has run out, or the session has come back. Outcome: [`Outcome::Done`].
+    /// The lease of a session has expired, or the session has come back. Outcome: [`Outcome::Done`].
     NoteLease {
         /// The session.
         session: SessionId,
-        /// It has run out.
+        /// Whether it has expired.
         has_lapsed: bool,
     },
-    /// Counted, and nothing else: a record that exists since the next version. Always the last one, or the
-    /// two builds would give others different numbers.
+    /// A record that exists since the next version and is only counted. Always the last variant: otherwise
+    /// the two builds would number other variants differently.
     #[cfg(feature = "next-version")]
     Probe {
         /// When.
@@ -177,7 +176,7 @@ pub enum DecodeError {
 }
 
 impl Command {
-    /// The first version of a cluster that may have it in its journal.
+    /// The first version of the cluster whose journal may contain it.
     #[must_use]
     pub fn since(&self) -> Version {
         match self {
@@ -203,7 +202,7 @@ impl Command {
     /// The bytes for the journal.
     ///
     /// # Errors
-    /// [`FsError::Internal`] when postcard refuses, which it does only when out of space.
+    /// [`FsError::Internal`] when postcard fails, which it does only when out of space.
     pub fn encode(&self) -> Result<Vec<u8>, FsError> {
         postcard::to_extend(self, vec![COMMAND_VERSION])
             .map_err(|error| FsError::Internal(format!("cannot encode a command: {error}")))
@@ -227,15 +226,15 @@ impl Command {
     }
 }
 
-/// What a command answers.
+/// The answer to a command.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Outcome {
-    /// Nothing to say.
+    /// Success, without a value.
     Done,
     /// The reply to a metadata operation.
     Meta(MetaReply),
-    /// The new blocks of [`Mutation::AllocateBlocks`]. The server makes the
-    /// [`MetaReply::Located`] of it, since replicas and tokens are not the namespace's.
+    /// The new blocks of [`Mutation::AllocateBlocks`]. The server builds the
+    /// [`MetaReply::Located`] from it, since the namespace knows neither replicas nor tokens.
     Blocks(Vec<BlockId>),
     /// The number of a datanode.
     Node(NodeId),
@@ -243,21 +242,21 @@ pub enum Outcome {
     Session(SessionId),
 }
 
-/// What a command did.
+/// The result of a command that was applied.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Applied {
     /// The answer.
     pub reply: Outcome,
-    /// What else follows.
+    /// Its effects on caches and blocks.
     pub effects: Effects,
 }
 
-/// What caches must forget, and what the cluster must know of blocks.
+/// What caches must invalidate, and the changes of blocks that the rest of the namenode must learn.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Effects {
-    /// Inodes whose attributes or content changed, removed ones included. May name one twice.
+    /// Inodes whose attributes or content changed, removed ones included. May contain duplicates.
     pub inodes: Vec<InodeId>,
-    /// Directory entries that came, went or lead elsewhere now.
+    /// Directory entries that were added, removed, or now lead elsewhere.
     pub entries: Vec<(InodeId, Name)>,
     /// Changes of blocks, in order.
     pub blocks: Vec<BlockChange>,
@@ -270,7 +269,7 @@ pub enum BlockChange {
     Allocated {
         /// Block.
         block: BlockId,
-        /// How to place it.
+        /// Rules for its placement.
         rules: PlacementRules,
         /// Its writer.
         writer: SessionId,
@@ -294,11 +293,11 @@ pub enum BlockChange {
         /// Block.
         block: BlockId,
     },
-    /// The files that use it want it placed otherwise now.
+    /// The files that use it now require another placement.
     RulesChanged {
         /// Block.
         block: BlockId,
-        /// How.
+        /// The new rules.
         rules: PlacementRules,
     },
 }

@@ -1,6 +1,6 @@
-//! Compaction: space in blocks that files no longer use comes back when the pieces that are still
-//! in use have moved elsewhere. A client copies them into a *scratch* file, an orphan that it holds,
-//! and has the files use the copies; the blocks that are left empty are freed as always.
+//! Compaction: unused space in blocks is reclaimed by moving the pieces that are still in use
+//! elsewhere. A client copies them into a *scratch* file, an orphan that it holds, and makes the files
+//! use the copies; the blocks that become unused are freed as usual.
 
 use harvestfs_protocol::error::FsError;
 use harvestfs_protocol::ids::InodeId;
@@ -17,7 +17,7 @@ use super::settings::{self, Settings};
 use super::usage::NOWHERE;
 use super::{Call, Namespace, permissions};
 
-/// Only the system itself has to do with compaction.
+/// Restricts compaction to the system itself.
 fn check_root(credentials: &Credentials) -> Result<(), FsError> {
     if permissions::is_root(credentials) {
         Ok(())
@@ -49,7 +49,7 @@ impl Namespace {
                     .extents
                     .iter()
                     .filter(|piece| self.blocks.is_sparse(piece.block))
-                    // What is left of a file with very many comes in the next search.
+                    // The remaining pieces of a file with very many are found by a later search.
                     .take(room);
                 pieces.extend(sparse.map(|piece| SparsePiece {
                     ino,
@@ -127,8 +127,7 @@ impl Namespace {
         Ok(MetaReply::Relocated(relocated))
     }
 
-    /// The pieces to put in the place of one; none when that is not what it was, or its copy is not
-    /// whole.
+    /// The pieces that replace a relocated one; none when it has changed, or its copy is incomplete.
     fn copies(&self, scratch: InodeId, relocation: &Relocation) -> Option<Vec<Piece>> {
         let wanted = Piece::new(&relocation.extent)?;
         let (start, end) = (wanted.file_offset, wanted.file_end());
@@ -145,7 +144,7 @@ impl Namespace {
             .from(from)
             .map_while(|piece| piece.within(from, to))
             .map(|piece| Piece {
-                // At least `from`, since it was cut to the range.
+                // `file_offset` is at least `from`, since the piece was cut to the range.
                 file_offset: piece.file_offset - from + start,
                 ..piece
             })

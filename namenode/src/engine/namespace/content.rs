@@ -18,7 +18,7 @@ use super::settings::{self, Settings};
 use super::usage::Change;
 use super::{Call, Namespace, permissions};
 
-/// An extent of a commit as a piece of the file, `base` bytes further.
+/// An extent of a commit as a piece of the file, shifted by `base` bytes.
 fn placed(extent: &Extent, base: u64) -> Result<Piece, FsError> {
     let file_offset = extent.file_offset.checked_add(base);
     let end = file_offset.and_then(|offset| offset.checked_add(extent.length_bytes));
@@ -35,7 +35,7 @@ fn placed(extent: &Extent, base: u64) -> Result<Piece, FsError> {
 }
 
 impl Namespace {
-    /// Edits the content of what is a regular file and keeps the accounts of blocks.
+    /// Edits the content of a regular file, and updates the use of blocks and the usage of directories.
     pub(super) fn edit(
         &mut self,
         ino: InodeId,
@@ -159,7 +159,7 @@ impl Namespace {
             FallocateMode::ZeroRange => (true, true),
         };
         let grows = extends && end > size_bytes;
-        // As Linux does, also if nothing is changed.
+        // As in Linux, even if nothing is changed.
         let drops_privileges = self.edition >= ALLOCATION_IS_WRITING;
         let inode = self.edit(ino, |file, changes| {
             if clears {
@@ -200,7 +200,7 @@ impl Namespace {
             .from(source_offset)
             .map_while(|piece| piece.within(source_offset, source_end))
             .map(|piece| Piece {
-                // At least `source_offset`, since it was cut to the range.
+                // `file_offset` is at least `source_offset`, since the piece was cut to the range.
                 file_offset: piece.file_offset - source_offset + destination_offset,
                 ..piece
             })
@@ -220,7 +220,7 @@ impl Namespace {
         Ok(MetaReply::Attr(inode.attr(destination)))
     }
 
-    /// Where a clone ends in its source and in its destination; none if there is nothing to share.
+    /// The ends of a clone in its source and in its destination; none if there is nothing to share.
     fn ends_of_clone(
         &self,
         (source, source_offset): (InodeId, u64),
@@ -233,7 +233,7 @@ impl Namespace {
         if length_bytes == 0 {
             return Ok(None);
         }
-        // Within the source's size, so that it does not overflow.
+        // Within the source's size, so it does not overflow.
         let source_end = source_offset + length_bytes;
         let destination_end = destination_offset
             .checked_add(length_bytes)
@@ -246,12 +246,13 @@ impl Namespace {
         Ok(Some((source_end, destination_end)))
     }
 
-    /// Checks that a clone shares no more pieces than the namenode can at once. To be asked before it becomes a record:
-    /// applying does not ask, since the records of earlier releases may have larger ones. What that refuses is left to it.
+    /// Checks that a clone shares no more pieces than the namenode can in one command. To be called before the
+    /// clone becomes a record: applying does not check, since records of earlier releases may hold larger clones.
+    /// A clone that applying refuses anyway passes.
     ///
     /// # Errors
-    /// [`FsError::NotSupported`] when there are too many pieces in the range, or would be in the destination: a part of the
-    /// range may have few enough.
+    /// [`FsError::NotSupported`] when there are too many pieces in the range, or would be in the destination; a part of
+    /// the range may have few enough.
     pub fn check_clone(&self, op: &CloneRange) -> Result<(), FsError> {
         let from = (op.source, op.source_offset);
         let to = (op.destination, op.destination_offset);
@@ -287,7 +288,7 @@ impl Namespace {
             )));
         }
         if self.blocks_left() < u64::from(count) {
-            // The namenode is about to begin another epoch.
+            // The namenode is about to begin the next epoch.
             return Err(FsError::Busy {
                 retry_after_ms: 1_000,
             });
@@ -314,7 +315,7 @@ impl Namespace {
         Ok(MetaReply::Done)
     }
 
-    /// Sets the settings of a file or directory. The blocks of a file follow.
+    /// Sets the settings of a file or directory. The rules of a file's blocks change with them.
     pub(super) fn change_settings(&mut self, ino: InodeId, settings: Settings) {
         let default_rules = self.default_rules();
         let inode = self.inodes.known_mut(ino);

@@ -12,7 +12,7 @@ use harvestfs_protocol::name::Name;
 
 use super::usage::{NOWHERE, Quota, Usage};
 
-/// Names up to this length sit in the tree's nodes: a lookup in a huge directory then compares
+/// Names up to this length are stored in the tree's nodes: a lookup in a huge directory then compares
 /// names without following a pointer for each.
 const SHORT_BYTES_MAX: usize = 22;
 
@@ -86,23 +86,23 @@ impl std::fmt::Debug for EntryName {
     }
 }
 
-/// What a directory inode has beyond what every inode has.
+/// The part of an inode that only directories have.
 #[derive(Debug, Default)]
 pub(super) struct Directory {
-    /// What is below it.
+    /// The usage below it.
     pub used: Usage,
     pub quota: Quota,
-    /// Seconds for which the trash keeps what is removed from it, and from those below that say
-    /// nothing; 0: nothing is kept.
+    /// Seconds for which the trash keeps files removed from it, and from directories below that do not set
+    /// this; 0: nothing is kept.
     pub trash_s: Option<u32>,
-    /// Seconds for which what is in it stays after its last change.
+    /// Seconds for which each of its entries stays after the entry's last change.
     pub lifetime_s: Option<NonZeroU32>,
     /// Its name in the directory above; the root has none.
     pub name: Box<[u8]>,
     entries: BTreeMap<EntryName, InodeId>,
 }
 
-/// The name of an entry. It was one when the entry was added.
+/// The name of an entry. It is valid, since it was checked when the entry was added.
 #[track_caller]
 pub(super) fn name_of_entry(name: &[u8]) -> Name {
     match Name::new(name) {
@@ -116,7 +116,7 @@ impl Directory {
         self.entries.get(name.as_bytes()).copied()
     }
 
-    /// Makes a name lead to an inode; gives what it led to before.
+    /// Makes a name lead to an inode; returns the inode that it led to before.
     pub fn insert(&mut self, name: &Name, ino: InodeId) -> Option<InodeId> {
         assert_ne!(ino, NOWHERE, "the name {name:?} would lead nowhere");
         self.entries.insert(EntryName::new(name.as_bytes()), ino)
@@ -134,7 +134,7 @@ impl Directory {
         self.entries.is_empty()
     }
 
-    /// Entries behind a name, or all, in the order of the names' bytes.
+    /// The entries after a name, or all, in the order of the names' bytes.
     pub fn after(&self, name: Option<&Name>) -> impl Iterator<Item = (&[u8], InodeId)> {
         let start = name.map_or(Bound::Unbounded, |name| Bound::Excluded(name.as_bytes()));
         self.entries

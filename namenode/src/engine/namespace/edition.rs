@@ -1,8 +1,8 @@
-//! Editions: how commands are carried out.
+//! Editions: the rules by which commands are carried out.
 //!
-//! A command has to do the same whenever it is replayed, also by a later release. Where a release does
-//! something else than those before it, it does so from the record on that begins its edition, and
-//! replays what is before that record as it was done then.
+//! A command must have the same result whenever it is replayed, even by a later release. Where a release
+//! behaves differently from those before it, it does so from the record that begins its edition, and
+//! replays earlier records by the earlier rules.
 
 use harvestfs_protocol::error::FsError;
 use harvestfs_protocol::ids::InodeId;
@@ -11,14 +11,14 @@ use harvestfs_protocol::types::Timestamp;
 use super::Namespace;
 use super::command::{Effects, Outcome};
 
-/// The edition that this software begins. It is the last one: since the first release, rules change with the
-/// version of the cluster (`version.rs`), which an operator raises.
+/// The newest edition, which this software begins. There will be no other: since the first release, rules
+/// change with the version of the cluster (`version.rs`), which an operator raises.
 pub const EDITION: u8 = ACCOUNTS_KEPT;
-/// From here on each user has a directory in the trash, and what is in the trash or has no name counts
-/// where it was. Before, in edition 0, the trash was one directory for all, which counted what was in
-/// it, and what had no name counted nowhere.
+/// From this edition on, each user has a directory in the trash, and inodes that are in the trash or have no
+/// name count in the directory that they were in. In edition 0, the trash was one directory for all users,
+/// inodes in it counted there, and inodes without a name counted nowhere.
 pub(super) const ACCOUNTS_KEPT: u8 = 1;
-/// From here on `fallocate` takes the set-id bits from a file also where it changes nothing.
+/// From this edition on, `fallocate` clears the set-id bits of a file even where it changes nothing.
 pub(super) const ALLOCATION_IS_WRITING: u8 = 1;
 
 impl Namespace {
@@ -28,7 +28,7 @@ impl Namespace {
         self.edition
     }
 
-    /// Begins an edition. One that this software does not know is refused.
+    /// Begins an edition. Refuses one that this software does not know.
     pub(super) fn begin_edition(
         &mut self,
         edition: u8,
@@ -54,7 +54,7 @@ impl Namespace {
         Ok(Outcome::Done)
     }
 
-    /// Has what has no name count at the root where it is not known any more in which directory it was.
+    /// Counts inodes without a name at the root where their former directory is no longer known.
     fn place_nameless(&mut self) {
         let is_directory = |ino| {
             let inode = self.inodes.get(ino);

@@ -1,7 +1,7 @@
-//! The timeline: the epochs that this namespace has been through, and which ids were given in each.
+//! The timeline: the epochs of this namespace, and which ids were allocated in each.
 //!
-//! Ids of blocks, sessions and inodes that are given from the beginning of an epoch on are those of
-//! no other epoch, so that a namespace that was put back from a copy gives none a second time.
+//! Ids of blocks, sessions and inodes that are allocated in an epoch are allocated in no other, so that
+//! a namespace that was restored from a copy allocates none a second time.
 
 use std::ops::RangeInclusive;
 
@@ -13,30 +13,31 @@ use serde::{Deserialize, Serialize};
 use super::Namespace;
 use super::command::Outcome;
 
-/// Blocks that one epoch remembers as unsettled: they fit into a frame of a snapshot.
+/// The most unsettled blocks that one epoch remembers: they fit into a frame of a snapshot.
 const UNSETTLED_MAX: usize = 65_536;
 
 /// An epoch of the timeline.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct EpochView {
-    /// The epoch; none before the first one of a cluster that an earlier release has made.
+    /// The epoch; none for the time before the first epoch of a cluster made by an earlier release.
     pub epoch: Option<Epoch>,
-    /// The first record after those of the epoch before: the one that began it, or the first entry of the term in which
-    /// it began.
+    /// The first record of the epoch: the one that began it, or the first entry of the term in which it
+    /// began.
     pub first_record: u64,
-    /// An operator had it begin without what other timelines wrote before.
+    /// An operator began it without the records that other timelines wrote before.
     pub gives_up: bool,
-    /// What the blocks that it allocated are greater than.
+    /// The blocks that it allocates are greater than this.
     pub blocks_after: u64,
-    /// The last block that it allocated, or the same; of the current one only once it is over.
+    /// The last block that it allocated, or `blocks_after` if none; in the current epoch, set only when the
+    /// epoch is over.
     pub last_block: u64,
-    /// When it gives up: the blocks that sessions of before were writing then. Other timelines may have
-    /// more in them, and so it is not known that they are garbage once they are freed.
+    /// If `gives_up`: the blocks that sessions were writing when it began. Other timelines may have more
+    /// data in them, so it is not certain that they are garbage once they are freed.
     pub unsettled: Vec<BlockId>,
 }
 
 impl Namespace {
-    /// Begins an epoch, in which `first_record` is the first one.
+    /// Begins an epoch whose first record is `first_record`.
     pub(super) fn begin_epoch(
         &mut self,
         epoch: Epoch,
@@ -61,7 +62,7 @@ impl Namespace {
         );
         match self.epochs.last_mut() {
             Some(current) => current.last_block = last_block,
-            // What was allocated before there were epochs.
+            // Stands for the blocks that were allocated before there were epochs.
             None => self.epochs.push(EpochView {
                 epoch: None,
                 first_record: 0,
@@ -88,7 +89,7 @@ impl Namespace {
         Ok(Outcome::Done)
     }
 
-    /// From now on, ids are those of the current epoch.
+    /// Allocates ids in the range of the current epoch from now on.
     fn enter_current_epoch(&mut self) {
         if let Some(epoch) = self.epoch() {
             self.blocks.set_last(epoch.ids_after());
@@ -97,7 +98,7 @@ impl Namespace {
         }
     }
 
-    /// Takes over the epochs of a snapshot, in order. False when they contradict each other.
+    /// Sets the epochs from a snapshot, in order. Returns false when they contradict each other.
     pub(super) fn restore_epochs(&mut self, epochs: Vec<EpochView>) -> bool {
         let ordered = epochs.windows(2).all(|pair| {
             pair[0].epoch.map(|it| it.number) < pair[1].epoch.map(|it| it.number)
@@ -132,7 +133,7 @@ impl Namespace {
         &self.epochs
     }
 
-    /// How many blocks the current epoch can still allocate.
+    /// The number of blocks that the current epoch can still allocate.
     #[must_use]
     pub fn blocks_left(&self) -> u64 {
         self.epoch().map_or(u64::MAX, |epoch| {
@@ -145,8 +146,8 @@ impl Namespace {
         })
     }
 
-    /// How many sessions can still be opened in the current epoch; none also where an earlier release,
-    /// which did not count them, has opened more.
+    /// The number of sessions that can still be opened in the current epoch; also 0 when an earlier release,
+    /// which did not enforce the bound, has opened more.
     #[must_use]
     pub fn sessions_left(&self) -> u64 {
         self.epoch().map_or(u64::MAX, |epoch| {
@@ -154,17 +155,17 @@ impl Namespace {
         })
     }
 
-    /// What the number of the next epoch has to be greater than, so that its ids are those of no other:
-    /// the number of the current one, or of the one whose ids the sessions of an earlier release have
-    /// reached. None before the first epoch.
+    /// The number that the next epoch must exceed, so that it shares no ids with another one: the number of
+    /// the current epoch, or that of the epoch whose ids the sessions of an earlier release have reached.
+    /// None before the first epoch.
     #[must_use]
     pub fn last_number(&self) -> Option<u32> {
         let reached = Epoch::number_of(BlockId(self.sessions.last));
         Some(self.epoch()?.number.max(reached))
     }
 
-    /// The blocks that this timeline has allocated, in ranges. What is in none of them was allocated
-    /// by a namenode that knew more, if at all; what is and is not there any more was freed.
+    /// The blocks that this timeline has allocated, in ranges. A block outside of them was allocated by a
+    /// namenode that knew more, if at all; a block in one of them that no longer exists was freed.
     pub fn allocated_ranges(&self) -> impl Iterator<Item = RangeInclusive<BlockId>> {
         let (last, epochs) = (self.blocks.last(), &self.epochs);
         let without_epochs = epochs.is_empty().then_some((0, last));
@@ -179,15 +180,15 @@ impl Namespace {
             .map(|(after, end)| BlockId(after + 1)..=BlockId(end))
     }
 
-    /// Blocks of these ranges that files of another timeline may use, although they were freed.
+    /// The blocks in these ranges that files of another timeline may use, although they were freed here.
     pub fn unsettled_blocks(&self) -> impl Iterator<Item = BlockId> {
         self.epochs
             .iter()
             .flat_map(|it| it.unsettled.iter().copied())
     }
 
-    /// Whether this timeline, whose last record is `last_record`, has been through a position, or has
-    /// given up what was written there.
+    /// Whether this timeline, whose last record is `last_record`, includes a position, or has given up the
+    /// records up to it.
     #[must_use]
     pub fn has_settled(&self, position: Position, last_record: u64) -> bool {
         let is_given_up = |it: &EpochView| {
@@ -197,8 +198,8 @@ impl Namespace {
         self.epochs.iter().any(is_given_up) || self.has_been_at(position, last_record)
     }
 
-    /// The last record that this timeline, whose last record is `last_record`, may have in common with one that has been
-    /// in an epoch: what was written here in later ones, and in others of the same number, is not there.
+    /// The last record that this timeline, whose last record is `last_record`, may share with one whose last epoch is
+    /// `epoch`: records written here in later epochs, or in others of the same number, are not shared.
     #[must_use]
     pub fn shared_up_to(&self, epoch: Epoch, last_record: u64) -> u64 {
         let is_other = |it: &EpochView| {
@@ -209,7 +210,7 @@ impl Namespace {
         other.map_or(last_record, |it| it.first_record.saturating_sub(1))
     }
 
-    /// Whether this timeline, whose last record is `last_record`, has been through a position.
+    /// Whether this timeline, whose last record is `last_record`, includes a position.
     #[must_use]
     pub fn has_been_at(&self, position: Position, last_record: u64) -> bool {
         let of_it = |it: &EpochView| it.epoch == Some(position.epoch);

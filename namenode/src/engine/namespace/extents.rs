@@ -1,8 +1,8 @@
-//! The extent list of a file: which bytes are found in which blocks.
+//! The extent list of a file, which maps its bytes to blocks.
 //!
-//! Pieces never overlap and are in file order; neighbours that continue each other, in the file
-//! and in the same block, are one piece. Most files are a single piece, so that one needs no
-//! allocation; the rest is a tree, so that editing stays O(log n) however fragmented a file is.
+//! Pieces never overlap and are in file order; neighbours that are contiguous both in the file and
+//! in the same block are one piece. Most files are a single piece, which needs no allocation; more
+//! pieces form a tree, so that editing stays O(log n) however fragmented a file is.
 
 use std::collections::BTreeMap;
 
@@ -25,7 +25,7 @@ pub(super) struct Piece {
 }
 
 impl Piece {
-    /// None when it is empty or reaches beyond what a block or a file offset can be.
+    /// None when it is empty, or exceeds the limits of a block or of a file offset.
     pub fn new(extent: &Extent) -> Option<Self> {
         let block_end = extent.block_offset.checked_add(extent.length_bytes)?;
         extent.file_offset.checked_add(extent.length_bytes)?;
@@ -57,7 +57,7 @@ impl Piece {
         self.block_offset + self.length_bytes
     }
 
-    /// Whether `next` goes on where this ends, in the file and in the block.
+    /// Whether `next` begins where this ends, both in the file and in the block.
     pub fn continues_in(&self, next: &Self) -> bool {
         self.file_end() == next.file_offset
             && self.block == next.block
@@ -99,7 +99,7 @@ impl Piece {
     }
 }
 
-/// How many more (or fewer) bytes of blocks a file uses after an edit.
+/// By how many bytes an edit raises (or lowers) a file's use of each block.
 #[derive(Debug, Default)]
 pub(super) struct UseChanges(Vec<(BlockId, i64)>);
 
@@ -119,7 +119,7 @@ impl UseChanges {
         }
     }
 
-    /// Of all blocks together.
+    /// The change over all blocks.
     pub fn sum(&self) -> i64 {
         self.0.iter().map(|(_, bytes)| bytes).sum()
     }
@@ -167,7 +167,7 @@ fn piece((&file_offset, stretch): (&u64, &Stretch)) -> Piece {
 }
 
 impl Tree {
-    /// Adds a piece where nothing is.
+    /// Adds a piece to a hole.
     fn put(&mut self, piece: Piece) {
         self.allocated_bytes += u64::from(piece.length_bytes);
         let before = self.pieces.insert(
@@ -181,7 +181,7 @@ impl Tree {
         assert!(before.is_none(), "{piece:?} hides {before:?}");
     }
 
-    /// Removes a piece, all of it.
+    /// Removes a whole piece.
     fn take(&mut self, piece: &Piece) {
         let before = self.pieces.remove(&piece.file_offset);
         let length_bytes = before.map(|stretch| stretch.length_bytes);
@@ -222,7 +222,7 @@ impl Tree {
         }
     }
 
-    /// Adds a piece where nothing is, joined with its neighbours where it continues them.
+    /// Adds a piece to a hole, joined with contiguous neighbours.
     fn insert(&mut self, mut piece: Piece) {
         if let Some(left) = self.last_before(piece.file_offset)
             && left.continues_in(&piece)
@@ -248,7 +248,7 @@ fn joined(left: &Piece, right: &Piece) -> Piece {
 }
 
 impl Extents {
-    /// Makes a hole of `from..to`.
+    /// Punches a hole at `from..to`.
     pub fn clear(&mut self, from: u64, to: u64, changes: &mut UseChanges) {
         match self {
             Self::Empty => {}
@@ -271,7 +271,7 @@ impl Extents {
         }
     }
 
-    /// Puts a piece over what was in its range.
+    /// Puts a piece in place of everything in its range.
     pub fn write(&mut self, piece: Piece, changes: &mut UseChanges) {
         self.clear(piece.file_offset, piece.file_end(), changes);
         changes.add(&piece);
@@ -308,7 +308,7 @@ impl Extents {
         }
     }
 
-    /// The pieces that reach beyond a file offset, in file order. The first may start below it.
+    /// The pieces that end after a file offset, in file order. The first may start below it.
     pub fn from(&self, offset: u64) -> impl Iterator<Item = Piece> {
         let (one, many) = match self {
             Self::Empty => (None, None),

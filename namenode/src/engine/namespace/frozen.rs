@@ -1,9 +1,9 @@
 //! Snapshots of directories: `D/.snapshot/NAME` is the tree below `D` as it was.
 //!
-//! A snapshot is a copy of the tree's inodes that shares all data, made by one command, and so
+//! A snapshot is a copy of the tree's inodes that shares all data. One command makes it, so it is
 //! atomic. Its inodes are like any others, so that blocks, quotas, compaction, the trash, checks
-//! and the state as bytes need not know of snapshots; but a bit of their mode says that they are
-//! *frozen*, and no operation of a client changes these. `.snapshot` is an entry of `D` that
+//! and the serialized state need not know of snapshots; but a bit of their mode marks them as
+//! *frozen*, and no operation of a client changes frozen inodes. `.snapshot` is an entry of `D` that
 //! listings leave out.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
@@ -23,11 +23,11 @@ use super::rename::Place;
 use super::usage::Usage;
 use super::{Call, Namespace, permissions};
 
-/// What a snapshot is going to have.
+/// The size of a snapshot that is about to be made.
 #[derive(Default)]
 struct Contents {
     used: Usage,
-    /// Names, inodes, and pieces of files that have several: what copying costs.
+    /// The cost of copying: names, inodes, and the pieces of files with several pieces.
     items: u64,
 }
 
@@ -50,13 +50,13 @@ struct Linked {
     names: BTreeMap<InodeId, Vec<InodeId>>,
 }
 
-/// Of the directory of the snapshots of a directory.
+/// The mode of `.snapshot` in the directory `above`.
 fn mode_of_snapshots(above: &Inode) -> u16 {
     MODE_FROZEN | (above.mode & 0o555)
 }
 
 impl Namespace {
-    /// Whether an inode is a part of a snapshot of a directory.
+    /// Whether an inode is part of a snapshot of a directory.
     #[must_use]
     pub fn is_frozen(&self, ino: InodeId) -> bool {
         self.inodes.get(ino).is_ok_and(Inode::is_frozen)
@@ -67,18 +67,19 @@ impl Namespace {
         name == SNAPSHOTS_NAME && !directory.is_frozen() && self.is_frozen(child)
     }
 
-    /// The directory that the directory of snapshots `inode` belongs to: nobody can change the mode and the owner of the
-    /// latter, so that it has those of the former as they are now, not as they were when it was made.
+    /// The directory whose `.snapshot` is `inode`, if it is one. Mode and owner of `.snapshot` cannot be changed,
+    /// so they follow those that this directory has now, not those that it had when `.snapshot` was made.
     fn above_snapshots(&self, inode: &Inode) -> Option<&Inode> {
         if !inode.is_frozen() || *inode.directory().ok()?.name != *SNAPSHOTS_NAME {
             return None;
         }
         let above = self.inodes.get(inode.parent).ok()?;
-        // One that was removed, and is only held, belongs to none.
+        // One that was removed and is only held open belongs to no directory.
         (inode.nlink > 0 && !above.is_frozen()).then_some(above)
     }
 
-    /// As [`permissions::check`], also for the directories of snapshots.
+    /// As [`permissions::check`], but reading and searching `.snapshot` need the rights to the directory that it
+    /// belongs to.
     pub(super) fn check_access(
         &self,
         credentials: &Credentials,
@@ -107,7 +108,7 @@ impl Namespace {
         Ok(attr)
     }
 
-    /// Refuses what would change a snapshot.
+    /// Refuses a mutation that would change a snapshot.
     pub(super) fn check_not_frozen(&self, unfrozen: Unfrozen<'_>) -> Result<(), FsError> {
         let is_refused = match unfrozen {
             Unfrozen::Anything => false,
@@ -163,7 +164,7 @@ impl Namespace {
         }
         self.check_quotas(&[(dir, used.added())])?;
 
-        // There is room: nothing is refused from here on.
+        // There is room, so nothing is refused from here on.
         let inodes = self.inodes.len();
         let used_before = self.inodes.known_directory(dir).used;
         let top = self.freeze(dir);
@@ -208,7 +209,7 @@ impl Namespace {
         let directory = self.inodes.get(parent)?.directory()?;
         let top = directory.get(name).ok_or(FsError::NotFound)?;
         let trash = self.make_trash(call, effects)?;
-        // Its time in the trash is over at once: there it is removed step by step.
+        // Its retention in the trash is 0 s: the trash removes it step by step.
         self.move_to_trash(call, top, Place { parent, name }, (trash, 0), effects);
         if self.inodes.known_directory(parent).is_empty() {
             let snapshots_name = name_of_entry(SNAPSHOTS_NAME);
@@ -233,7 +234,7 @@ impl Namespace {
         }
     }
 
-    /// The directory of the snapshots of a directory, if it has some.
+    /// The inode of `.snapshot` in a directory, if it has snapshots.
     pub(super) fn snapshots_of(&self, dir: InodeId) -> Result<Option<InodeId>, FsError> {
         let name = name_of_entry(SNAPSHOTS_NAME);
         match self.inodes.get(dir)?.directory()?.get(&name) {
@@ -244,13 +245,13 @@ impl Namespace {
         }
     }
 
-    /// Whether a snapshot includes what an entry leads to: not other snapshots, nor the trash.
+    /// Whether a snapshot includes the inode of an entry: all but other snapshots and the trash.
     fn is_kept(&self, directory: &Inode, name: &[u8], child: InodeId) -> bool {
         !self.is_hidden(directory, name, child) && Some(child) != self.trash.directory
     }
 
-    /// The contents of a future snapshot of a directory, itself included. Looks at no more than a
-    /// snapshot may have.
+    /// The size of a future snapshot of a directory, itself included. Stops at the limit for one
+    /// snapshot.
     fn contents_of(&self, dir: InodeId) -> Result<Contents, FsError> {
         let mut contents = Contents::default();
         contents.add(self.inodes.get(dir)?);
@@ -280,7 +281,7 @@ impl Namespace {
         Ok(contents)
     }
 
-    /// Copies what is below a directory to below its copy.
+    /// Copies the tree below a directory to its copy.
     fn copy_below(&mut self, dir: InodeId, copy: InodeId) {
         let mut linked = Linked::default();
         let mut waiting = VecDeque::from([(dir, copy)]);
@@ -313,7 +314,7 @@ impl Namespace {
         }
     }
 
-    /// The copy that a name in the directory `to` leads to.
+    /// The copy of an inode for a name in the directory `to`, made for its first name.
     fn copy_of(&mut self, ino: InodeId, to: InodeId, linked: &mut Linked) -> InodeId {
         let inode = self.inodes.known(ino);
         if inode.is_directory() || inode.nlink == 1 {
@@ -373,7 +374,7 @@ impl Namespace {
         self.charge(&[(dir, weight.added())]);
     }
 
-    /// Adds the entry of a copy. Nothing is announced: no session knows the directory yet.
+    /// Adds the entry of a copy. It is not announced: no session knows the directory yet.
     fn name_copy(&mut self, dir: InodeId, name: &Name, copy: InodeId, is_directory: bool) {
         let inode = self.inodes.known_mut(copy);
         if let Body::Directory(directory) = &mut inode.body {

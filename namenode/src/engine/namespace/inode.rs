@@ -14,7 +14,7 @@ pub(super) const SET_USER_ID: u16 = 0o4000;
 pub(super) const SET_GROUP_ID: u16 = 0o2000;
 pub(super) const STICKY: u16 = 0o1000;
 pub(super) const GROUP_EXECUTE: u16 = 0o0010;
-/// What `chmod` can set.
+/// The bits that `chmod` can set.
 pub(super) const ALL_MODE_BITS: u16 = 0o7777;
 
 /// An inode. Its size matters: there is one for every file (see `examples/engine_memory.rs`).
@@ -23,8 +23,8 @@ pub(super) struct Inode {
     pub mode: u16,
     pub settings: Settings,
     pub nlink: u32,
-    /// Of a directory: where `..` leads; the root's is the root. Of anything else: the directory in
-    /// which it counts (see [`super::usage`]).
+    /// Directory: where `..` leads; the root's is the root. Anything else: the directory that it is
+    /// charged to (see [`super::usage`]).
     pub parent: InodeId,
     pub uid: u32,
     pub gid: u32,
@@ -36,7 +36,7 @@ pub(super) struct Inode {
     pub body: Body,
 }
 
-/// What an inode is.
+/// The kind of an inode, and the data of that kind.
 #[derive(Debug)]
 pub(super) enum Body {
     Regular(FileData),
@@ -56,7 +56,7 @@ pub(super) struct FileData {
 }
 
 impl Inode {
-    /// An empty directory with nothing from the one that it is in, of `(mode, uid, gid)`.
+    /// An empty directory with `(mode, uid, gid)` that inherits nothing from its parent.
     pub fn directory_of_its_own(
         (mode, uid, gid): (u16, u32, u32),
         parent: InodeId,
@@ -106,7 +106,7 @@ impl Inode {
         }
     }
 
-    /// The content of a regular file; the error that Linux gives for what is none.
+    /// The content of a regular file; for other kinds, the error that Linux returns.
     pub fn file(&self) -> Result<&FileData, FsError> {
         match &self.body {
             Body::Regular(file) => Ok(file),
@@ -151,21 +151,22 @@ impl Inode {
     }
 }
 
-/// Inodes that the table can hold.
+/// The most inodes that the table can hold.
 pub(super) const INODES_MAX: u64 = u32::MAX as u64;
 /// Inodes in one allocation of the table.
 const SLOTS_PER_CHUNK: usize = 1024;
 
-/// All inodes. An [`InodeId`] is a slot of the table in its low 32 bits and, above them, its
-/// generation: so finding one costs two additions, and no id comes twice. The generation grows with each
-/// inode that a slot is given to, and with each epoch to the number of that. The table grows by chunks: nothing moves, and no growth takes long.
+/// All inodes. An [`InodeId`] has a slot of the table in its low 32 bits and the slot's generation above
+/// them: so a lookup costs two additions, and no id is used twice. The generation grows by one each time a
+/// slot is reused, and is raised to at least the number of the current epoch. The table grows by chunks:
+/// nothing moves, and no growth takes long.
 #[derive(Debug, Default)]
 pub(super) struct InodeTable {
     chunks: Vec<Vec<Slot>>,
     /// Free slots; the last one is used next.
     free: Vec<u32>,
     used: Count,
-    /// No inode that is added from now on gets a smaller generation.
+    /// The smallest generation of inodes that are added from now on.
     generation_min: u32,
 }
 
@@ -179,7 +180,7 @@ fn id(slot: u32, generation: u32) -> InodeId {
     InodeId(u64::from(generation) << 32 | u64::from(slot))
 }
 
-/// Slot and generation.
+/// Splits an id into slot and generation.
 pub(super) fn parts(ino: InodeId) -> (u32, u32) {
     (ino.0 as u32, (ino.0 >> 32) as u32)
 }
@@ -199,7 +200,7 @@ impl InodeTable {
             .get_mut(index % SLOTS_PER_CHUNK)
     }
 
-    /// An inode; [`FsError::Stale`] when it is gone or never was.
+    /// An inode; [`FsError::Stale`] when it was removed or never existed.
     pub fn get(&self, ino: InodeId) -> Result<&Inode, FsError> {
         let (index, generation) = parts(ino);
         self.slot(index)
@@ -217,7 +218,7 @@ impl InodeTable {
             .ok_or(FsError::Stale)
     }
 
-    /// An inode that the state of the namespace refers to, and that is there for that reason.
+    /// An inode that the state of the namespace refers to, and that therefore exists.
     #[track_caller]
     pub fn known(&self, ino: InodeId) -> &Inode {
         match self.get(ino) {
@@ -253,7 +254,7 @@ impl InodeTable {
         }
     }
 
-    /// Adds an inode; [`FsError::NoSpace`] when there are no numbers left.
+    /// Adds an inode; [`FsError::NoSpace`] when no slot numbers are left.
     pub fn insert(&mut self, inode: Inode) -> Result<InodeId, FsError> {
         if self.slots() == 0 {
             // Slot 0 stays empty, so that the root is inode 1 and no inode is 0.
@@ -291,7 +292,7 @@ impl InodeTable {
         self.generation_min = generation_min;
     }
 
-    /// Takes an inode out.
+    /// Removes an inode.
     pub fn remove(&mut self, ino: InodeId) -> Option<Inode> {
         let (index, generation) = parts(ino);
         let slot = self
@@ -307,9 +308,9 @@ impl InodeTable {
         Some(inode)
     }
 
-    /// How many inodes can be added.
+    /// The number of inodes that can still be added.
     pub fn room(&self) -> u64 {
-        // Slot 0 has no inode, so that there may be one slot more than inodes.
+        // Slot 0 never holds an inode, so there may be one slot more than inodes.
         self.free.len() as u64 + INODES_MAX.saturating_sub(self.slots())
     }
 
@@ -325,8 +326,8 @@ impl InodeTable {
         })
     }
 
-    /// Adds a slot behind the last one. Gives the id of its inode; none when it has none, or when
-    /// there are no numbers left.
+    /// Adds a slot after the last one. Returns the id of its inode; none when it holds no inode, or when
+    /// no slot numbers are left.
     pub fn push_slot(&mut self, slot: Slot) -> Option<InodeId> {
         let index = u32::try_from(self.slots()).ok()?;
         let ino = slot.inode.is_some().then(|| id(index, slot.generation));
@@ -352,8 +353,8 @@ impl InodeTable {
         &self.free
     }
 
-    /// Sets the free slots, as a snapshot has them. False, and nothing changes, when they are not
-    /// free slots each named once.
+    /// Sets the free slots from a snapshot. Returns false, and changes nothing, unless all of them are
+    /// free and each is listed once.
     pub fn set_free(&mut self, free: Vec<u32>) -> bool {
         let mut sorted = free.clone();
         sorted.sort_unstable();
@@ -372,7 +373,7 @@ impl InodeTable {
         self.iter_from(0)
     }
 
-    /// The inodes in this slot and those behind it, in the order of their slots.
+    /// The inodes from this slot on, in the order of their slots.
     pub fn iter_from(&self, first: u32) -> impl Iterator<Item = (InodeId, &Inode)> {
         let chunk = first as usize / SLOTS_PER_CHUNK;
         let slots = self.chunks.iter().skip(chunk).flatten();
@@ -387,7 +388,7 @@ impl InodeTable {
             })
     }
 
-    /// Changes every inode; with the number of its slot.
+    /// Calls `change` with every inode and the number of its slot.
     pub fn for_each_mut(&mut self, mut change: impl FnMut(usize, &mut Inode)) {
         for (index, slot) in self.chunks.iter_mut().flatten().enumerate() {
             if let Some(inode) = &mut slot.inode {

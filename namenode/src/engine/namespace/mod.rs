@@ -2,23 +2,23 @@
 //! sessions with the replies to their mutations, and the datanodes ever registered.
 //!
 //! [`Namespace::apply`] changes it, [`Namespace::query`] reads it. It has no clock and no random
-//! generator; every command carries its time. Where replicas are is not known here (that is soft
-//! state), and neither is which sessions hold a file open: the caller says so with each removal.
+//! generator; every command carries its time. It does not know where replicas are (that is soft
+//! state), nor which sessions hold a file open: the caller passes that with each removal.
 //!
-//! | module | has |
+//! | module | contents |
 //! |---|---|
 //! | `command` | the commands, their encoding, outcomes and effects |
 //! | `inode`, `directory`, `extents`, `blocks`, `chunk_set`, `sessions`, `servers` | the tables |
-//! | `permissions`, `settings` | rules about modes and owners, about `user.harvestfs.*` |
-//! | `operation` | what operators changed while the cluster ran |
-//! | `usage`, `trash` | what is below each directory, and quotas; removed files that are kept |
+//! | `permissions`, `settings` | modes and owners; the attributes `user.harvestfs.*` |
+//! | `operation` | changes that operators made while the cluster ran |
+//! | `usage`, `trash` | usage of each directory tree, and quotas; removed files that are kept |
 //! | `frozen` | snapshots of directories |
-//! | `edition` | how commands are carried out, and from where on |
-//! | `version` | what there may be in records and snapshots |
-//! | `epochs` | the timeline, and which ids were given in each epoch of it |
-//! | `upkeep` | what is done at its time: more replicas, the end of a lifetime |
+//! | `edition` | the rules by which commands are carried out, and the record from which they apply |
+//! | `version` | the version of the cluster, which limits what records and snapshots may contain |
+//! | `epochs` | the timeline, and which ids were allocated in each of its epochs |
+//! | `upkeep` | timed work: raising replication, ending lifetimes |
 //! | `tree`, `rename`, `attributes`, `content`, `xattr`, `query` | the operations |
-//! | `compaction` | sparse blocks, and moving what is left in them |
+//! | `compaction` | sparse blocks, and moving the data that is still used in them |
 //! | `snapshot`, `check` | the state as bytes, and its invariants |
 
 mod attributes;
@@ -98,16 +98,16 @@ pub struct Namespace {
     epochs: Vec<EpochView>,
     /// Inodes without a name that a session holds open.
     orphans: BTreeSet<InodeId>,
-    /// Orphans that no session holds: directories in which something counts.
+    /// Orphans that no session holds: directories that something is still charged to.
     unheld: BTreeSet<InodeId>,
-    /// Unheld ones in which nothing counts any more; empty between commands.
+    /// Unheld directories that nothing is charged to any more; empty between commands.
     emptied: Vec<InodeId>,
     /// The directories that name each file with several names: ascending, one for each name.
     further_names: BTreeMap<InodeId, Vec<InodeId>>,
     trash: Trash,
-    /// Files that are to get more replicas.
+    /// Files that will get more replicas later.
     to_raise: BTreeSet<InodeId>,
-    /// Directories with a lifetime for what is in them.
+    /// Directories that set a lifetime for their entries.
     with_lifetime: BTreeSet<InodeId>,
 
     // Sums, to answer without a walk.
@@ -119,12 +119,12 @@ pub struct Namespace {
     names: Count,
     spilled_pieces: Count,
 
-    /// What the edit under way does to the use of blocks; empty between edits, kept for its
-    /// memory.
+    /// Changes in the use of blocks by the edit in progress; empty between edits, and kept to reuse
+    /// its allocation.
     changes: UseChanges,
 }
 
-/// What a mutation comes with.
+/// The context of a mutation.
 struct Call<'a> {
     session: SessionId,
     credentials: &'a Credentials,
@@ -133,7 +133,8 @@ struct Call<'a> {
 }
 
 impl<'a> Call<'a> {
-    /// Of the namenode itself, which alone knows what is held. `root` are the credentials of root.
+    /// A call by the namenode itself. Inodes count as held, since only the server knows which are. `root`
+    /// are the credentials of root.
     fn of_namenode(root: &'a Credentials, now: Timestamp) -> Self {
         Self {
             session: SessionId(0),
@@ -145,7 +146,7 @@ impl<'a> Call<'a> {
 }
 
 impl Namespace {
-    /// An empty namespace; [`Command::Format`] comes first.
+    /// An empty namespace; its first command must be [`Command::Format`].
     #[must_use]
     pub fn new() -> Self {
         Self::default()
@@ -155,7 +156,7 @@ impl Namespace {
     /// before and on the command only. A mutation that was applied before is answered from memory.
     ///
     /// # Errors
-    /// Why the command was refused; the namespace is unchanged then.
+    /// The reason why the command was refused; the namespace is then unchanged.
     pub fn apply(&mut self, command: &Command) -> Result<Applied, FsError> {
         let mut effects = Effects::default();
         assert!(
@@ -192,8 +193,8 @@ impl Namespace {
         ]
     }
 
-    /// A command that was refused has changed nothing: it is in no journal, and what it left half done
-    /// would be missing after a restart.
+    /// Asserts that a refused command has changed nothing: it is in no journal, so a partial change would
+    /// be missing after a restart.
     fn assert_unchanged(&self, before: [u64; 9], error: &FsError) {
         let after = self.extent_of_tables();
         assert_eq!(
@@ -387,7 +388,7 @@ impl Namespace {
         reply.map(Outcome::Meta)
     }
 
-    /// What [`Command::Format`] laid down; none before it.
+    /// The parameters that [`Command::Format`] set; none before it.
     #[must_use]
     pub fn formatted(&self) -> Option<Formatted> {
         self.formatted
@@ -404,7 +405,7 @@ impl Namespace {
         )
     }
 
-    /// The outcome of a mutation that was applied before and that the client has not confirmed.
+    /// The outcome of a mutation that was already applied and that the client has not confirmed.
     #[must_use]
     pub fn remembered_reply(&self, session: SessionId, sequence: u64) -> Option<&Outcome> {
         self.sessions.get(session).ok()?.remembered(sequence)
@@ -425,7 +426,7 @@ impl Namespace {
         self.inodes.get(ino).is_ok()
     }
 
-    /// The rules for the blocks of a file, as its settings and the cluster's defaults have them.
+    /// The rules for the blocks of a file: its settings, completed by the cluster's defaults.
     ///
     /// # Errors
     /// [`FsError::Stale`] when there is no such inode.
@@ -438,7 +439,7 @@ impl Namespace {
         self.blocks.iter()
     }
 
-    /// How many blocks a session writes; not counted beyond `max`.
+    /// The number of blocks that a session writes; counting stops at `max`.
     #[must_use]
     pub fn blocks_written_by(&self, session: SessionId, max: usize) -> usize {
         self.blocks.count_written_by(session, max)

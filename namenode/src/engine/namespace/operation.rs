@@ -1,4 +1,4 @@
-//! What operators changed while the cluster ran, so that it outlives a restart.
+//! Changes that operators made while the cluster ran; they are journaled, so that they survive a restart.
 
 use harvestfs_protocol::error::FsError;
 use harvestfs_protocol::ids::NodeId;
@@ -9,21 +9,21 @@ use serde::{Deserialize, Serialize};
 
 use super::servers::Server;
 
-/// Longest name of a policy in bytes: they are words.
+/// The longest name of a policy in bytes: names are words.
 const POLICY_BYTES_MAX: usize = 64;
 
-/// What an operator chose instead of what was configured.
+/// A value that an operator chose instead of the configured one.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Choice<T> {
-    /// What the configuration said then. Once it says something else, that holds: it was
-    /// edited later.
+    /// The value in the configuration at that time. Once the configuration has another value, it was
+    /// edited later, and that value applies.
     pub configured: T,
-    /// What holds until then.
+    /// The value that applies until then.
     pub chosen: T,
 }
 
 impl<T: PartialEq> Choice<T> {
-    /// What holds while the configuration says this; none when that does.
+    /// The chosen value, if the configuration has not changed since; none if the configured value applies.
     #[must_use]
     pub fn instead_of(&self, configured: &T) -> Option<&T> {
         (self.configured == *configured).then_some(&self.chosen)
@@ -33,32 +33,31 @@ impl<T: PartialEq> Choice<T> {
 /// An operator's change.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Operation {
-    /// Which servers replicas go to: the name of a policy.
+    /// The placement policy for replicas, by name.
     Policy(Choice<String>),
-    /// The budgets of repair.
+    /// The limits of repair.
     Repair(Choice<RepairLimits>),
-    /// Whether a server gets nothing new and what it has is copied elsewhere. Ends by itself when
-    /// one of its volumes is reimaged or taken away.
+    /// Whether a server gets no new replicas and those that it has are copied elsewhere. Ends by itself when
+    /// one of its volumes is reimaged or removed.
     Hold {
         /// The server's number.
         node: NodeId,
-        /// Whether.
+        /// Whether it is held.
         held: bool,
     },
-    /// Until when a server may be away without its blocks being repaired; if it was to be, `None` ends
-    /// that.
+    /// Until when a server may be unreachable without its blocks being repaired; `None` ends a maintenance.
     Maintenance {
         /// The server's number.
         node: NodeId,
         /// By the wall clock.
         until: Option<Timestamp>,
     },
-    /// How much fuller than a server a volume may be before replicas move, in thousandths; 0 for any.
+    /// By how much a volume may be fuller than a server before replicas move, in thousandths; 0 for any amount.
     BalanceSpread(Choice<u32>),
 }
 
 impl Operation {
-    /// The first version of a cluster that may have it in its journal.
+    /// The first version of the cluster whose journal may contain it.
     pub(super) fn since(&self) -> Version {
         match self {
             Self::Policy(_)
@@ -70,8 +69,8 @@ impl Operation {
     }
 }
 
-/// What holds of the changes, beside what the table of servers says. (The first two are a part of the
-/// state as bytes of before the other.)
+/// The changes in effect, except those kept in the table of servers. (The first two fields were serialized
+/// before the third existed, so they are encoded without it.)
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Operations {
     pub policy: Option<Choice<String>>,
@@ -81,19 +80,19 @@ pub(super) struct Operations {
 }
 
 impl super::Namespace {
-    /// What an operator chose instead of the configured policy.
+    /// An operator's choice instead of the configured policy.
     #[must_use]
     pub fn chosen_policy(&self) -> Option<&Choice<String>> {
         self.operations.policy.as_ref()
     }
 
-    /// What an operator chose instead of the configured budgets of repair.
+    /// An operator's choice instead of the configured limits of repair.
     #[must_use]
     pub fn chosen_repair(&self) -> Option<&Choice<RepairLimits>> {
         self.operations.repair.as_ref()
     }
 
-    /// What an operator chose instead of how evenly servers are configured to be filled, in thousandths.
+    /// An operator's choice instead of the configured spread of fill levels among servers, in thousandths.
     #[must_use]
     pub fn chosen_balance_spread(&self) -> Option<&Choice<u32>> {
         self.operations.balance_spread.as_ref()

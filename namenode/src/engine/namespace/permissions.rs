@@ -1,4 +1,4 @@
-//! Permissions, as POSIX and Linux have them.
+//! Permissions, as in POSIX and Linux.
 
 use harvestfs_protocol::error::FsError;
 use harvestfs_protocol::types::Credentials;
@@ -17,18 +17,18 @@ pub(super) fn in_group(credentials: &Credentials, gid: u32) -> bool {
     credentials.gid == gid || credentials.groups.contains(&gid)
 }
 
-/// Whether the caller may do what only the owner may.
+/// Whether the caller has the owner's rights.
 pub(super) fn owns(credentials: &Credentials, inode: &Inode) -> bool {
     is_root(credentials) || credentials.uid == inode.uid
 }
 
-/// Checks the mode bits for everything in `mask`; no caller may write what is in a snapshot.
+/// Checks the mode bits for everything in `mask`; no caller may write an inode in a snapshot.
 pub(super) fn check(credentials: &Credentials, inode: &Inode, mask: u8) -> Result<(), FsError> {
     if mask & WRITE != 0 && inode.is_frozen() {
         return Err(FsError::ReadOnly);
     }
     let granted = if is_root(credentials) {
-        // Root may do all, but runs only what some user may run.
+        // Root may do everything, but may execute only files that some user may execute.
         if inode.is_directory() || inode.mode & 0o111 != 0 {
             READ | WRITE | EXECUTE
         } else {
@@ -52,8 +52,8 @@ pub(super) fn check(credentials: &Credentials, inode: &Inode, mask: u8) -> Resul
     }
 }
 
-/// Checks that the caller may take `victim`'s name out of a directory: in a sticky one, only the
-/// owner of either.
+/// Checks that the caller may remove `victim`'s name from a directory: in a sticky one, only the
+/// owner of either may.
 pub(super) fn check_removal(
     credentials: &Credentials,
     directory: &Inode,
@@ -66,8 +66,8 @@ pub(super) fn check_removal(
     Ok(())
 }
 
-/// What running the file would give to the users that run it goes away when the file changes hands or
-/// content.
+/// Drops the privileges that running the file would grant (set-id bits and capabilities), as its owner or
+/// content changes.
 pub(super) fn drop_privileges(credentials: &Credentials, inode: &mut Inode) {
     assert!(
         !inode.is_frozen(),
@@ -82,7 +82,7 @@ pub(super) fn drop_privileges(credentials: &Credentials, inode: &mut Inode) {
     inode.drop_capabilities();
 }
 
-/// The content of a file changes: unless root does it, the file loses its privileges.
+/// Drops the privileges of a file whose content changes; if root changes it, only its capabilities.
 pub(super) fn content_written(credentials: &Credentials, inode: &mut Inode) {
     assert!(
         !inode.is_frozen(),

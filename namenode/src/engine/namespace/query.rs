@@ -16,10 +16,10 @@ use super::permissions::{self, EXECUTE, READ, WRITE};
 
 impl Namespace {
     /// Answers a read-only operation. `Opened.located` and `Located` are left empty, and the sizes
-    /// in `StatFs` are what quotas leave: the rest is not the namespace's.
+    /// in `StatFs` reflect quotas only: the rest is not known to the namespace.
     ///
     /// # Errors
-    /// Why the operation was refused.
+    /// The reason why the operation was refused.
     pub fn query(&self, credentials: &Credentials, op: &Query) -> Result<MetaReply, FsError> {
         match op {
             Query::Lookup(op) => {
@@ -79,7 +79,8 @@ impl Namespace {
         })
     }
 
-    /// Without a quota there is no limit here: the server knows what the datanodes have.
+    /// Totals as limited by quotas. Without a quota there is no limit on bytes here: the server knows the
+    /// space of the datanodes.
     fn stat_fs(&self, ino: InodeId) -> Result<StatFs, FsError> {
         let room = self.room(ino)?;
         let (total_bytes, free_bytes) = room.bytes.unwrap_or((u64::MAX, u64::MAX));
@@ -102,11 +103,11 @@ impl Namespace {
     pub fn directories_of(&self, facts: &MutationFacts<'_>) -> Vec<Attr> {
         let [first, second] = facts.entries.map(|entry| entry.map(|(dir, _)| dir));
         let dirs = first.into_iter().chain(second.filter(|_| first != second));
-        // One that has no name left may be gone.
+        // A directory without a name may have been removed.
         dirs.filter_map(|dir| self.attr(dir).ok()).collect()
     }
 
-    /// The attributes of what a name leads to.
+    /// The attributes of the inode that a name leads to.
     ///
     /// # Errors
     /// [`FsError::NotFound`], [`FsError::PermissionDenied`] and others.
@@ -183,7 +184,7 @@ impl Namespace {
         Ok(file)
     }
 
-    /// The blocks that are in the file where the caller says.
+    /// Those of the given blocks that are in the file at the given offset.
     ///
     /// # Errors
     /// [`FsError::PermissionDenied`] when the caller may not read the file, [`FsError::Stale`] when
@@ -226,7 +227,7 @@ impl Namespace {
     }
 }
 
-/// The extents at and after an offset that fit in a reply, and whether these are all.
+/// The extents from an offset on that fit in a reply, and whether no extent follows.
 fn extents_from(file: &FileData, offset: u64) -> (Vec<Extent>, bool) {
     let mut rest = file.extents.from(offset);
     let extents: Vec<Extent> = rest

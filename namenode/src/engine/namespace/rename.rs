@@ -29,11 +29,11 @@ impl Namespace {
         mode: RenameMode,
         effects: &mut Effects,
     ) -> Result<MetaReply, FsError> {
-        // Both ways are walked before either name is looked up, as Linux does.
+        // Both directories are checked before either name is looked up, as in Linux.
         let (old_inode, old_directory) = self.searchable(call.credentials, old.parent)?;
         let (new_inode, new_directory) = self.searchable(call.credentials, new.parent)?;
         if old_inode.nlink == 0 || new_inode.nlink == 0 {
-            // One was removed, and is only held.
+            // One of the directories was removed and is only held open.
             return Err(FsError::NotFound);
         }
         let source = old_directory.get(old.name).ok_or(FsError::NotFound)?;
@@ -47,8 +47,8 @@ impl Namespace {
             self.check_loop(target, new, old)?;
         }
         if target == Some(source) {
-            // Two names of one file: both stay. Whoever made them so may wait for its reply, and has to know when this one
-            // returns.
+            // Two names of one file: both stay. The client whose mutation made them so may still wait for its
+            // reply, and must learn of it by the time this rename returns.
             effects.inodes.push(source);
             return Ok(MetaReply::Renamed {
                 moved: self.inodes.get(source)?.attr(source),
@@ -67,8 +67,8 @@ impl Namespace {
         let mut moves = self.plan_rename(call, (source, old), (target, new), exchange)?;
         // Nothing is refused from here on.
         let names = self.names;
-        // Charged as planned: while both are still where they were. Together, since one may subtract
-        // what the other adds.
+        // Charged as planned, while both inodes are still in their old places. Charged together, since one
+        // may subtract what the other adds.
         let charges = moves
             .iter_mut()
             .flat_map(|planned| std::mem::take(&mut planned.charges));
@@ -107,7 +107,7 @@ impl Namespace {
         })
     }
 
-    /// Checks that a directory does not get into itself, and not too deep.
+    /// Checks that a directory is not moved into itself, nor too deep.
     fn check_loop(&self, moved: InodeId, from: Place, to: Place) -> Result<(), FsError> {
         if from.parent == to.parent || !self.inodes.get(moved)?.is_directory() {
             return Ok(());
@@ -168,7 +168,7 @@ impl Namespace {
         Ok(())
     }
 
-    /// What the rename does to the accounts; [`FsError::QuotaExceeded`] when a quota refuses it.
+    /// Plans the changes of usage by the rename; [`FsError::QuotaExceeded`] when a quota refuses it.
     fn plan_rename(
         &self,
         call: &Call,
@@ -179,7 +179,7 @@ impl Namespace {
         let mut moves = vec![self.plan_move(source, Some(old.parent), Some(new.parent), true)];
         if let Some(target) = target {
             let back = exchange.then_some(old.parent);
-            // One may be a file that counts in the other, by another name that it has there.
+            // One may be a file that is charged below the other, through another name that it has there.
             let left = self.change_within(target, &moves[0].charges);
             let stays = self.is_counted_after(self.inodes.known(target), left);
             let stays = stays || call.held_elsewhere;
@@ -205,7 +205,7 @@ impl Namespace {
         effects: &mut Effects,
     ) -> Option<Attr> {
         let is_directory = self.inodes.known(source).is_directory();
-        // A directory replaces a directory only: the links to the new parent stay as many.
+        // A directory only replaces a directory: the link count of the new parent does not change.
         let replaces_directory = is_directory && target.is_some();
         self.remove_name(old.parent, old.name, is_directory, call.now, effects);
         self.add_name(
@@ -257,7 +257,7 @@ impl Namespace {
     }
 }
 
-/// Moving a directory to another one changes its `..`, which needs the right to write it.
+/// Checks that the caller may write a directory that moves to another parent, since its `..` changes.
 fn check_dotdot(call: &Call, moved: &Inode, moves: bool) -> Result<(), FsError> {
     if moves && moved.is_directory() {
         permissions::check(call.credentials, moved, WRITE)?;

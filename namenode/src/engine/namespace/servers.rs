@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 use super::command::Outcome;
 use super::views::ServerView;
 
-/// Reimages that are remembered of one server: years of the most often reimaged one.
+/// The most reimages remembered for one server: enough for years of the most often reimaged one.
 const REIMAGES_MAX: usize = 1_024;
 
 /// All servers.
@@ -32,9 +32,9 @@ pub(super) struct Server {
     pub registered: Timestamp,
     /// One entry for each volume found reimaged, oldest first.
     pub reimages: VecDeque<Timestamp>,
-    /// Whether an operator has it emptied before it is reimaged.
+    /// Whether an operator is having it emptied before it is reimaged.
     pub held: bool,
-    /// Until when an operator lets it be away. Snapshots have it in a record of its own.
+    /// The end of the maintenance that an operator announced. Snapshots store it in a record of its own.
     #[serde(skip)]
     pub maintenance_until: Option<Timestamp>,
 }
@@ -94,7 +94,7 @@ impl ServerTable {
                 }
                 server.reimages.push_back(now);
             }
-            // That was what it was held for.
+            // A hold ends when one of the volumes was reimaged or removed.
             server.held &= server.storages.iter().all(|it| storages.contains(it));
             server.description = description.clone();
             server.storages = storages;
@@ -129,7 +129,7 @@ impl ServerTable {
     }
 }
 
-/// Numbers count from 1.
+/// The index of a server in the table: numbers count from 1.
 fn index_of(node: NodeId) -> Option<usize> {
     (node.0 as usize).checked_sub(1)
 }
@@ -157,8 +157,8 @@ fn check(description: &ServerDescription, storages: &[StorageId]) -> Result<(), 
     Ok(())
 }
 
-/// How many volumes came back with another id. A volume that is only new, or only gone, was not
-/// reimaged.
+/// The number of volumes that came back with another id. A volume that was only added, or only removed,
+/// was not reimaged.
 fn reimaged(before: &[StorageId], now: &[StorageId]) -> usize {
     let gone = before.iter().filter(|storage| !now.contains(storage));
     let new = now.iter().filter(|storage| !before.contains(storage));

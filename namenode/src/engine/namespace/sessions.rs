@@ -25,11 +25,11 @@ pub(super) struct SessionTable {
 pub(super) struct Session {
     pub client: String,
     pub opened: Timestamp,
-    /// The client has the replies to all mutations below.
+    /// The client has received the replies to all mutations below this number.
     pub answered_below: u64,
-    /// Outcomes of the mutations that are not answered for sure, by ascending sequence number.
+    /// Outcomes whose replies the client has not confirmed, by ascending sequence number.
     pub replies: VecDeque<(u64, Outcome)>,
-    /// Its lease has run out, and it has not come back since. A later leader does not wait for it, and refuses what it
+    /// Its lease has expired, and it has not come back since. A later leader does not wait for it, and refuses what it
     /// replays.
     pub has_lapsed: bool,
 }
@@ -72,7 +72,7 @@ impl Session {
         }
     }
 
-    /// Adds a reply behind the others, as a snapshot has it. False when it is out of order.
+    /// Appends a reply from a snapshot. Returns false when it is out of order.
     pub fn restore_reply(&mut self, sequence: u64, outcome: Outcome) -> bool {
         let ordered = self.replies.back().is_none_or(|(last, _)| *last < sequence);
         self.replies.push_back((sequence, outcome));
@@ -80,7 +80,7 @@ impl Session {
     }
 
     fn remember(&mut self, sequence: u64, outcome: Outcome) {
-        // Mostly the greatest so far, so that this is a push to the end.
+        // Usually the greatest so far, so this is a push to the end.
         let index = self
             .replies
             .partition_point(|(number, _)| *number < sequence);
@@ -106,7 +106,7 @@ impl SessionTable {
         self.sessions.get(&session).ok_or(FsError::SessionExpired)
     }
 
-    /// Checks the number of a mutation that was not applied before.
+    /// Checks the sequence number of a mutation that was not applied before.
     pub fn check_sequence(
         &self,
         session: SessionId,
@@ -131,7 +131,7 @@ impl SessionTable {
         Ok(())
     }
 
-    /// Remembers the outcome of a mutation, whose number [`Self::check_sequence`] has checked.
+    /// Remembers the outcome of a mutation whose number [`Self::check_sequence`] has accepted.
     pub fn answered(
         &mut self,
         session: SessionId,
@@ -173,8 +173,8 @@ impl Namespace {
         Ok(Outcome::Session(id))
     }
 
-    /// Whether the lease of a session has run out, and it has not come back since. A later leader knows by this that it
-    /// need not wait for the session.
+    /// Whether the lease of a session has expired, and the session has not come back since. From this, a later leader
+    /// knows that it need not wait for the session.
     #[must_use]
     pub fn has_lapsed(&self, session: SessionId) -> bool {
         let session = self.sessions.sessions.get(&session);

@@ -1,5 +1,5 @@
-//! Settings of files and directories: the extended attributes `user.harvestfs.*`. Some say how blocks
-//! are placed, and are inherited; quotas and lifetimes are of the directory on which they are set.
+//! Settings of files and directories: the extended attributes `user.harvestfs.*`. Those for the placement
+//! of blocks are inherited; quotas and lifetimes belong to the directory on which they are set.
 
 use std::num::{NonZeroU8, NonZeroU32};
 use std::str::FromStr;
@@ -9,28 +9,28 @@ use harvestfs_protocol::limits::REPLICATION_MAX;
 use harvestfs_protocol::types::{Durability, PlacementRules, StorageClass};
 use serde::{Deserialize, Serialize};
 
-/// Every setting starts with it.
+/// The prefix of the name of every setting.
 pub(super) const PREFIX: &[u8] = b"user.harvestfs.";
 
-/// Which setting.
+/// A setting.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Setting {
     Replication,
     Durability,
     Class,
-    /// How many replicas a file gets in the end.
+    /// The final number of replicas of a file.
     RaiseReplication,
-    /// How long after the file's last change.
+    /// The time from the file's last change until it gets them.
     RaiseAfterSeconds,
     QuotaBytes,
     QuotaFiles,
-    /// How long what is in a directory stays after its last change.
+    /// How long each entry of a directory stays after its last change.
     LifetimeSeconds,
-    /// How long the trash keeps what is removed from a directory.
+    /// How long the trash keeps files removed from a directory.
     TrashSeconds,
-    /// Where something in the trash was: read-only.
+    /// The former path of an inode in the trash: read-only.
     TrashOrigin,
-    /// Until when it can be restored: read-only.
+    /// The time until which it can be restored: read-only.
     TrashExpires,
     /// Bytes below a directory: read-only.
     UsedBytes,
@@ -72,7 +72,7 @@ impl Setting {
         }
     }
 
-    /// Whether files get it from the directories above.
+    /// Whether files inherit it from the directories above.
     fn is_inherited(self) -> bool {
         use Setting::{Class, Durability, RaiseAfterSeconds, RaiseReplication, Replication};
         matches!(
@@ -90,12 +90,12 @@ impl Setting {
     }
 }
 
-/// Seconds after its last change until a file gets the replicas that it is to have in the end, unless a
-/// setting says otherwise: more than the time between two commits of a file that is being written.
+/// Seconds after its last change until a file gets its final number of replicas, unless a setting
+/// overrides it: more than the time between two commits of a file that is being written.
 const RAISE_AFTER_S: u32 = 60;
 
-/// The settings of one inode that say how blocks are placed; none by default. (The first three are a
-/// part of the state as bytes of before the others.)
+/// The settings of one inode for the placement of blocks; none by default. (The first three fields were
+/// serialized before the others existed, so they are encoded without them.)
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Settings {
     replication: Option<NonZeroU8>,
@@ -120,7 +120,7 @@ impl Settings {
             .all(|setting| self.is_set(setting))
     }
 
-    /// These, and those of `other` where these say nothing.
+    /// These settings, and those of `other` where these have none.
     pub fn or(self, other: Self) -> Self {
         Self {
             replication: self.replication.or(other.replication),
@@ -131,15 +131,15 @@ impl Settings {
         }
     }
 
-    /// How many replicas a file with these gets in the end, and how many seconds after its last change;
-    /// none when it has as many already.
+    /// The final number of replicas of a file with these settings, and the seconds after its last change
+    /// until it gets them; none when it has as many already.
     pub fn raise(self, default: PlacementRules) -> Option<(NonZeroU8, u32)> {
         let replication = self.raise_replication?;
         let after_s = self.raise_after_s.map_or(RAISE_AFTER_S, NonZeroU32::get);
         (replication.get() > self.rules(default).replication).then_some((replication, after_s))
     }
 
-    /// These, when what was to be raised is.
+    /// These settings after the replication was raised.
     pub fn raised(self) -> Self {
         assert!(
             self.raise_replication.is_some(),
@@ -153,7 +153,7 @@ impl Settings {
         }
     }
 
-    /// What is to be raised, for the state as bytes.
+    /// The settings for raising, for the serialized state.
     pub fn raise_parts(self) -> (Option<NonZeroU8>, Option<NonZeroU32>) {
         (self.raise_replication, self.raise_after_s)
     }
@@ -163,7 +163,7 @@ impl Settings {
         (self.raise_replication, self.raise_after_s) = parts;
     }
 
-    /// The number that was set, of those that are no rules.
+    /// The value of a setting for raising, if it is set; none for the placement rules.
     pub fn number(self, setting: Setting) -> Option<u64> {
         match setting {
             Setting::RaiseReplication => self.raise_replication.map(|it| it.get().into()),
@@ -172,7 +172,7 @@ impl Settings {
         }
     }
 
-    /// Those from which these rules, which [`check_rules`] has checked, follow.
+    /// The settings that result in these rules, which [`check_rules`] has accepted.
     pub fn from_rules(rules: &PlacementRules) -> Self {
         assert_ne!(rules.replication, 0, "{rules:?} ask for no replica");
         Self {
@@ -183,7 +183,7 @@ impl Settings {
         }
     }
 
-    /// The rules that follow for blocks.
+    /// The placement rules for blocks that result from these settings.
     pub fn rules(self, default: PlacementRules) -> PlacementRules {
         PlacementRules {
             replication: self.replication.map_or(default.replication, NonZeroU8::get),
@@ -212,7 +212,7 @@ impl Settings {
         }
     }
 
-    /// Sets one from its text.
+    /// Sets a setting from its text.
     pub fn set(&mut self, setting: Setting, value: &[u8]) -> Result<(), FsError> {
         match setting {
             Setting::Replication => self.replication = Some(parse_replication(value)?),
@@ -272,7 +272,7 @@ fn parse_replication(value: &[u8]) -> Result<NonZeroU8, FsError> {
         .ok_or_else(replication_error)
 }
 
-/// A quota or a time: the text of a number, of one from 1 where 0 makes no sense.
+/// Parses the text of a quota or a time; the type excludes 0 where it makes no sense.
 pub(super) fn parse_number<T: FromStr>(value: &[u8]) -> Result<T, FsError> {
     std::str::from_utf8(value)
         .ok()

@@ -1,12 +1,12 @@
 //! The trash: removed files and trees that can be restored for a while.
 //!
-//! Each user has the directory `/.trash/UID`, which is no other user's: a user who could not reach
-//! something in its place does not reach it there. What is in it keeps its inode, so that nothing of it has to be copied;
-//! its name there starts with the number of the inode. Names come into these directories only by
-//! removals, and leave them by rename (restored) or removal (purged). When their time is over,
+//! Each user has a private directory `/.trash/UID`: a user who could not reach a file in its old place
+//! cannot reach it there either. A removed file keeps its inode, so nothing has to be copied; its name in
+//! the trash starts with the number of the inode. Names enter these directories only by removal, and leave
+//! them by rename (restored) or removal (purged). When their retention is over,
 //! [`Command::PurgeTrash`](super::Command) removes them.
 //!
-//! In edition 0 everything was in `/.trash` itself.
+//! In edition 0, everything was in `/.trash` itself.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -29,18 +29,18 @@ use super::{Call, Namespace, permissions};
 
 const NAME: &[u8] = b".trash";
 const MODE: u16 = 0o755;
-/// Of the directory of a user.
+/// The mode of a user's directory.
 const MODE_OF_USER: u16 = 0o700;
-/// In edition 0: each user could take out what was theirs.
+/// The mode of `/.trash` in edition 0: each user could take out their own files.
 const MODE_OF_ALL: u16 = 0o777 | STICKY;
 const NANOSECONDS_PER_SECOND: i64 = 1_000_000_000;
 
-/// What is in the trash.
+/// The trash: its directories and entries.
 #[derive(Debug, Default)]
 pub(super) struct Trash {
     /// `/.trash`, once something was removed.
     pub directory: Option<InodeId>,
-    /// The directory in it of each user who removed something.
+    /// For each user who removed something, the directory in `/.trash`.
     of_users: BTreeMap<u32, InodeId>,
     /// All these directories.
     parts: BTreeSet<InodeId>,
@@ -51,24 +51,24 @@ pub(super) struct Trash {
 /// Something in the trash.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Trashed {
-    /// Its path before; empty when that was longer than a path may be.
+    /// Its former path; empty when that exceeded the length limit.
     pub origin: Box<[u8]>,
-    /// When it may be removed for good.
+    /// When it may be removed permanently.
     pub expires: Timestamp,
     /// The directory of the trash that it is in.
     pub directory: InodeId,
-    /// The directory that it was in, where it still counts; none for what edition 0 removed.
+    /// The directory that it was in, where it still counts; none if it was removed in edition 0.
     pub counted_in: Option<InodeId>,
 }
 
 impl Trash {
-    /// Takes over the directory `/.trash`. False when there was one.
+    /// Sets the directory `/.trash`. Returns false when there was one.
     pub fn set_directory(&mut self, directory: InodeId) -> bool {
         self.parts.insert(directory);
         self.directory.replace(directory).is_none()
     }
 
-    /// Takes over the directory of a user. False when there was one.
+    /// Sets the directory of a user. Returns false when there was one.
     pub fn set_directory_of(&mut self, uid: u32, directory: InodeId) -> bool {
         self.parts.insert(directory);
         self.of_users.insert(uid, directory).is_none()
@@ -81,12 +81,12 @@ impl Trash {
             .map(|(&uid, &directory)| (uid, directory))
     }
 
-    /// Whether a directory is the trash, or that of a user in it.
+    /// Whether a directory is `/.trash` or a user's directory in it.
     pub fn is_part(&self, dir: InodeId) -> bool {
         self.parts.contains(&dir)
     }
 
-    /// The directories that names in the trash are in.
+    /// `/.trash` and the directories of users in it.
     pub fn parts(&self) -> impl Iterator<Item = InodeId> {
         self.parts.iter().copied()
     }
@@ -119,14 +119,14 @@ impl Trash {
     }
 }
 
-/// What the name of something in the trash starts with. The names of no others do.
+/// The unique prefix of the name of an inode in the trash.
 pub(super) fn name_before(ino: InodeId) -> Vec<u8> {
     format!("{:016x}", ino.0).into_bytes()
 }
 
-/// When what is removed now, and kept for so long, may be removed for good.
+/// When a file that is removed now, and kept for `retention_s`, may be removed permanently.
 fn expiry(now: Timestamp, retention_s: u32) -> Timestamp {
-    // Four billion seconds fit. What the clock says need not leave room for them.
+    // Four billion seconds fit into an i64 of nanoseconds, but the sum with `now` might not.
     let retention_ns = i64::from(retention_s) * NANOSECONDS_PER_SECOND;
     Timestamp(now.0.saturating_add(retention_ns))
 }
@@ -140,13 +140,13 @@ fn name_in_trash(ino: InodeId, name: &Name) -> Name {
 }
 
 impl Namespace {
-    /// Whether a directory is `/.trash`, or that of a user in it.
+    /// Whether a directory is `/.trash` or a user's directory in it.
     #[must_use]
     pub fn is_part_of_trash(&self, dir: InodeId) -> bool {
         self.trash.is_part(dir)
     }
 
-    /// What in the trash may be removed for good, the oldest first.
+    /// The inodes in the trash that may be removed permanently, in the order of their expiry.
     pub fn expired_trash(&self, now: Timestamp) -> impl Iterator<Item = InodeId> {
         let expired = self.trash.by_expiry.iter();
         expired
@@ -154,8 +154,8 @@ impl Namespace {
             .map(|(_, ino)| *ino)
     }
 
-    /// Seconds for which what is removed from a directory is kept; none when it is not, and for what
-    /// is in the trash.
+    /// Seconds for which files removed from a directory are kept; none when they are not, and for
+    /// directories in the trash.
     pub(super) fn retention_s(&self, dir: InodeId) -> Option<u32> {
         if self.directories_with_trash == 0 {
             return None;
@@ -176,7 +176,7 @@ impl Namespace {
         above.any(|(ino, _)| Some(ino) == self.trash.directory)
     }
 
-    /// Refuses what only removals may do: names come into the trash by them, and it stays.
+    /// Refuses to change the directories of the trash: names enter them only by removal, and they stay.
     pub(super) fn check_not_trash(&self, ino: InodeId) -> Result<(), FsError> {
         if self.trash.is_part(ino) {
             return Err(FsError::NotPermitted);
@@ -184,9 +184,9 @@ impl Namespace {
         Ok(())
     }
 
-    /// A mutation as it is to be carried out: a removal to the trash of a file that another user has there takes the name
-    /// alone, where it would shorten for how long that user has it. To be asked before it becomes a record, since those of
-    /// earlier releases are carried out as they are.
+    /// The mutation to carry out for `op`: if another user has the file in the trash, and a removal to the trash
+    /// would shorten the time for which that user has it, only the name is removed. To be called before the
+    /// mutation becomes a record, since records of earlier releases are carried out as they are.
     #[must_use]
     pub fn to_carry_out(
         &self,
@@ -216,7 +216,7 @@ impl Namespace {
             && !self.is_trash_or_below(op.parent)
     }
 
-    /// Removes a file, or a tree, to the trash, because the caller asks for it.
+    /// Removes a file or a tree to the trash at the caller's request.
     pub(super) fn remove_to_trash(
         &mut self,
         call: &Call,
@@ -242,7 +242,7 @@ impl Namespace {
         self.put_into_trash(call, ino, Place { parent, name }, retention_s, effects)
     }
 
-    /// Moves to the trash what may be removed, if that has room.
+    /// Moves an inode that may be removed to the trash, if the quotas leave room.
     pub(super) fn put_into_trash(
         &mut self,
         call: &Call,
@@ -251,7 +251,7 @@ impl Namespace {
         retention_s: u32,
         effects: &mut Effects,
     ) -> Result<MetaReply, FsError> {
-        // Later, what is in the trash counts as before.
+        // In later editions, inodes in the trash count as before.
         if self.edition < ACCOUNTS_KEPT
             && let Some(directory) = self.trash.directory
         {
@@ -263,8 +263,8 @@ impl Namespace {
         Ok(MetaReply::Removed(Some(attr)))
     }
 
-    /// Moves something to the trash, also above its quota: to `directory`, which [`Self::make_trash`]
-    /// has made.
+    /// Moves an inode to `directory` in the trash, which [`Self::make_trash`] has made, even above a
+    /// quota.
     pub(super) fn move_to_trash(
         &mut self,
         call: &Call,
@@ -280,8 +280,8 @@ impl Namespace {
         if origin.len() > SYMLINK_BYTES_MAX {
             origin.clear();
         }
-        // A file may be there already, by another of its names: one is enough. It stays with the
-        // user who removed it first.
+        // A file may be in the trash already, under another of its names. It stays with the user who
+        // removed it first: no name is added in another user's directory, nor the same name twice.
         let known = self.trash.get(ino);
         let (kept_in, counted_in) = match known {
             Some(known) => {
@@ -326,7 +326,7 @@ impl Namespace {
         inode.attr(ino)
     }
 
-    /// The directory of the caller in the trash; made when it is needed first.
+    /// The caller's directory in the trash; made when it is first needed.
     pub(super) fn make_trash(
         &mut self,
         call: &Call,
@@ -348,7 +348,7 @@ impl Namespace {
                 above
             }
             None => {
-                // Both are made, or none.
+                // Either both directories are made, or none.
                 self.check_room_for_directories(InodeId::ROOT, 2)?;
                 self.make_directory_of_trash(call.now, effects)?
             }
@@ -411,8 +411,8 @@ impl Namespace {
         made
     }
 
-    /// Gives what edition 0 has in one directory to its owners. Quotas are not asked: all of it is there
-    /// already, and what is refused here would keep the namenode from starting.
+    /// Moves the entries that edition 0 kept in one directory to directories of their owners. Quotas are not
+    /// checked: the entries count already, and a refusal here would keep the namenode from starting.
     ///
     /// # Errors
     /// [`FsError::NoSpace`] when the table of inodes has no room for a directory of each owner; nothing
@@ -429,7 +429,7 @@ impl Namespace {
         let entries: Vec<(Name, InodeId, u32)> = entries
             .map(|(name, ino)| (name_of_entry(name), ino, self.inodes.known(ino).uid))
             .collect();
-        // In the order of their first entries, as always: their directories get the same inodes whenever the
+        // In the order of their first entries, so that their directories get the same inodes whenever the
         // record is replayed.
         let mut seen = BTreeSet::new();
         let owners = entries.iter().map(|(_, _, uid)| *uid);
@@ -460,7 +460,7 @@ impl Namespace {
         Ok(())
     }
 
-    /// The path of a directory from the root, without the last slash.
+    /// The path of a directory from the root, without a trailing slash.
     fn path_of(&self, dir: InodeId) -> Vec<u8> {
         let names: Vec<&[u8]> = self
             .ancestors(dir)
@@ -475,8 +475,8 @@ impl Namespace {
         path
     }
 
-    /// Removes from the trash for good, deepest first and a bounded number of inodes; the rest stays
-    /// for the next command. What is removed becomes an orphan: only the server knows whether it is
+    /// Removes inodes from the trash permanently, deepest first and up to a bound; the rest is left
+    /// for the next command. Removed inodes become orphans: only the server knows whether they are
     /// held.
     pub(super) fn purge_trash(
         &mut self,
@@ -524,7 +524,7 @@ impl Namespace {
         Some((name_of_entry(name), child))
     }
 
-    /// The name of what is in the trash: it starts with its number.
+    /// The name of an inode in the trash, which starts with its number.
     fn name_of(&self, directory: InodeId, ino: InodeId) -> Name {
         let before = name_of_entry(&name_before(ino));
         let mut behind = self.inodes.known_directory(directory).after(Some(&before));

@@ -16,7 +16,7 @@ use super::settings::Settings;
 use super::usage::Usage;
 use super::{Call, Namespace};
 
-/// What a new inode gets from its creator and its directory.
+/// The attributes that a new inode takes from its creator and its directory.
 struct Birth {
     gid: u32,
     /// The directory has the set-group-id bit.
@@ -37,8 +37,8 @@ impl Namespace {
         Ok((inode, directory))
     }
 
-    /// What a name leads to in a directory that the caller may search. A directory that was
-    /// removed, and is only held, has no names and gets none: [`FsError::NotFound`].
+    /// Looks up a name in a directory that the caller may search. A directory that was removed and is
+    /// only held open has no names and can get none: [`FsError::NotFound`].
     fn look_up(
         &self,
         credentials: &Credentials,
@@ -82,19 +82,19 @@ impl Namespace {
     /// The directory and its ancestors, up to the root.
     pub(super) fn ancestors(&self, ino: InodeId) -> impl Iterator<Item = (InodeId, &Inode)> {
         let mut next = Some(ino);
-        // It ends: no directory is ever moved into itself. The depth limit holds where directories
-        // are added; moving a tree can exceed it.
+        // This terminates: no directory is ever moved into itself. The depth limit is enforced where
+        // directories are added; moving a tree can exceed it.
         std::iter::from_fn(move || {
             let ino = next?;
             let inode = self.inodes.get(ino).ok()?;
             inode.directory().ok()?;
-            // A removed directory is below nothing any more.
+            // A removed directory has no ancestors any more.
             next = (inode.parent != ino && inode.nlink > 0).then_some(inode.parent);
             Some((ino, inode))
         })
     }
 
-    /// Checks that a directory below this one is not too deep.
+    /// Checks that a new directory in this one would not be too deep.
     pub(super) fn check_depth(&self, parent: InodeId) -> Result<(), FsError> {
         if self.ancestors(parent).count() > DIRECTORY_DEPTH_MAX {
             return Err(FsError::TooDeep);
@@ -102,8 +102,8 @@ impl Namespace {
         Ok(())
     }
 
-    /// The settings that a file created in a directory gets: for each, that of the nearest
-    /// directory above that has it.
+    /// The settings of a file created in a directory: each one from the nearest ancestor, the directory
+    /// included, that sets it.
     fn inherited_settings(&self, parent: InodeId) -> Settings {
         let mut settings = Settings::default();
         if self.directories_with_settings == 0 {
@@ -184,7 +184,7 @@ impl Namespace {
         self.check_new_name(call.credentials, parent, name)?;
         self.check_depth(parent)?;
         let mut birth = self.birth(call, parent)?;
-        // Files look further up themselves.
+        // A file inherits from all ancestors, so directories need no copy.
         birth.settings = Settings::default();
         let mut mode = mode & (0o777 | STICKY);
         if birth.group_of_directory {
@@ -253,8 +253,8 @@ impl Namespace {
         Ok(MetaReply::Attr(attr))
     }
 
-    /// Adds a directory of the file system's own, with the group of the one that it is in. It counts
-    /// there, also above a quota: that, and whether there is room for an inode, the caller has checked.
+    /// Adds a directory that belongs to the file system itself, with the group of its parent. It is charged
+    /// to the parent even above a quota: the caller has checked the quota and the room for an inode.
     pub(super) fn add_own_directory(
         &mut self,
         (parent, name): (InodeId, &Name),
@@ -269,7 +269,8 @@ impl Namespace {
         ino
     }
 
-    /// As [`Self::insert_inode`], after [`InodeTable::room`](super::inode::InodeTable::room) was asked.
+    /// As [`Self::insert_inode`], after the caller has checked
+    /// [`InodeTable::room`](super::inode::InodeTable::room).
     pub(super) fn insert_inode_with_room(&mut self, inode: Inode) -> InodeId {
         match self.insert_inode(inode) {
             Ok(ino) => ino,
@@ -343,7 +344,7 @@ impl Namespace {
         {
             let old = Place { parent, name };
             match self.put_into_trash(call, ino, old, retention_s, effects) {
-                // Where there is no room for the trash, what is removed is gone.
+                // Without room in the trash, the file is removed permanently.
                 Err(FsError::QuotaExceeded) => {}
                 done => return done,
             }
@@ -427,7 +428,8 @@ impl Namespace {
         note_entry(parent, name, effects);
     }
 
-    /// An inode has lost a name (a directory, its only one). Gives its attributes afterwards.
+    /// Drops a link of an inode that has lost a name (a directory, its only one). Returns its attributes
+    /// afterwards.
     pub(super) fn lose_name(&mut self, call: &Call, ino: InodeId, effects: &mut Effects) -> Attr {
         let inode = self.inodes.known_mut(ino);
         assert!(inode.nlink > 0, "inode {ino} loses a name, but has none");
@@ -440,7 +442,7 @@ impl Namespace {
         let attr = inode.attr(ino);
         effects.inodes.push(ino);
         if attr.nlink == 0 {
-            // What counts without a name is an orphan already.
+            // An inode that is still charged without a name is an orphan already.
             match (call.held_elsewhere, self.orphans.contains(&ino)) {
                 (true, _) => _ = self.orphans.insert(ino),
                 (false, true) => self.release_orphans(&[ino], effects),
@@ -450,7 +452,7 @@ impl Namespace {
         attr
     }
 
-    /// Removes orphans that no session holds; a directory in which something counts, later.
+    /// Removes orphans that no session holds; a directory that something is still charged to goes later.
     pub(super) fn release_orphans(&mut self, inodes: &[InodeId], effects: &mut Effects) {
         for &ino in inodes {
             let Some(inode) = self
@@ -473,7 +475,7 @@ impl Namespace {
         }
     }
 
-    /// Takes an inode without names out of the table, and its use of blocks with it.
+    /// Removes an inode without names from the table, together with its use of blocks.
     fn forget(&mut self, ino: InodeId) {
         let Some(inode) = self.inodes.remove(ino) else {
             return;

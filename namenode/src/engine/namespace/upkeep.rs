@@ -1,8 +1,9 @@
-//! What is done to files at their time, without a request: replicas are raised, and what has
-//! outlived its lifetime goes.
+//! Timed work on files, without a request: replication is raised, and entries whose lifetime is over
+//! are removed.
 //!
-//! Both count from the last change of an inode (`ctime`, which is the namenode's clock). The server
-//! looks again and again, a bounded number of inodes at a time, and has the rest done by a command.
+//! Both times count from the last change of an inode (`ctime`, by the namenode's clock). The server
+//! scans periodically, a bounded number of inodes at a time, and applies a command for those that are
+//! due.
 
 use std::num::NonZeroU32;
 
@@ -20,7 +21,7 @@ use super::{Call, Namespace};
 
 const NANOSECONDS_PER_SECOND: i64 = 1_000_000_000;
 
-/// Where to look on: behind a name in a directory, or at its first one.
+/// The position at which a scan continues: after a name in a directory, or at its first name.
 pub type EntryCursor = (InodeId, Option<Name>);
 
 fn is_over(since: Timestamp, seconds: u32, now: Timestamp) -> bool {
@@ -29,8 +30,8 @@ fn is_over(since: Timestamp, seconds: u32, now: Timestamp) -> bool {
 }
 
 impl Namespace {
-    /// Of at most `limit` files that are to get more replicas, from `from` on: those whose time has
-    /// come, and where to look on; none when these were the last.
+    /// Scans at most `limit` of the files that will get more replicas, from `from` on. Returns those that
+    /// are due, and where to continue; none at the end.
     #[must_use]
     pub fn due_raises(
         &self,
@@ -44,7 +45,7 @@ impl Namespace {
         (due.collect(), rest.next())
     }
 
-    /// Whether it is time for one of the files that are to get more replicas.
+    /// Whether one of the files that will get more replicas is due.
     fn is_raise_due(&self, ino: InodeId, now: Timestamp) -> bool {
         let inode = self.inodes.known(ino);
         let Some((_, after_s)) = inode.settings.raise(self.default_rules()) else {
@@ -56,7 +57,7 @@ impl Namespace {
         is_over(inode.ctime, after_s, now)
     }
 
-    /// Keeps the list of files to raise, after a file came or its settings changed.
+    /// Updates the list of files to raise, after a file was added or its settings changed.
     pub(super) fn note_raise(&mut self, ino: InodeId, kind: FileKind, settings: Settings) {
         if kind == FileKind::Regular && settings.raise(self.default_rules()).is_some() {
             self.to_raise.insert(ino);
@@ -80,7 +81,7 @@ impl Namespace {
         }
     }
 
-    /// Sets how long what is in a directory stays; none: for ever.
+    /// Sets the lifetime of a directory's entries; none: they stay forever.
     pub(super) fn set_lifetime(
         &mut self,
         ino: InodeId,
@@ -102,8 +103,8 @@ impl Namespace {
         Ok(())
     }
 
-    /// Of at most `limit` names in directories that say how long these stay, from `from` on: those
-    /// whose time is over, and where to look on; none when these were the last.
+    /// Scans at most `limit` names in directories that set a lifetime, from `from` on. Returns those whose
+    /// lifetime is over, and where to continue; none at the end.
     #[must_use]
     pub fn expired_entries(
         &self,
@@ -132,8 +133,8 @@ impl Namespace {
         (expired, None)
     }
 
-    /// What a name leads to, if its time is over. Names that start with a dot are left alone: they are
-    /// of the directory's owner.
+    /// The inode of a name, if its lifetime is over. Names that start with a dot are left alone: they are
+    /// for the directory's owner.
     fn expired(&self, dir: InodeId, name: &Name, now: Timestamp) -> Option<InodeId> {
         let directory = self.inodes.get(dir).ok()?.directory().ok()?;
         let seconds = directory.lifetime_s?.get();
@@ -157,7 +158,7 @@ impl Namespace {
                     parent: *parent,
                     name,
                 };
-                // It is refused for the first one, before anything is changed, or for none.
+                // Fails for the first entry, before anything is changed, or for none.
                 let directory = self.make_trash(&call, effects)?;
                 self.move_to_trash(&call, ino, place, (directory, 0), effects);
             }

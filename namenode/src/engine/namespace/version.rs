@@ -1,9 +1,9 @@
-//! The version of the cluster: what may be in its journal and in its snapshots.
+//! The version of the cluster, which limits what its journal and its snapshots may contain.
 //!
-//! A program writes nothing that exists since a later version than the cluster's ([`Command::since`]), so
-//! that one which has no more than that can go on with the same directory. An operator raises the version
-//! when all programs have it. A release that carries out commands otherwise than the one before does so
-//! from that record on: editions ([`super::edition`]) are what did it before there were versions.
+//! A program writes nothing that was added after the cluster's version ([`Command::since`]), so that a
+//! program of that version can continue with the same directory. An operator raises the version when all
+//! programs support it. A release that carries out commands differently from the one before does so from
+//! the record of that raise on; editions ([`super::edition`]) served this purpose before there were versions.
 
 use harvestfs_protocol::error::FsError;
 use harvestfs_protocol::version::{Unfit, Version, Versions};
@@ -18,14 +18,14 @@ impl Namespace {
         self.version
     }
 
-    /// How many records of the next version there are.
+    /// The number of records of the next version that were applied.
     #[cfg(feature = "next-version")]
     #[must_use]
     pub fn probes(&self) -> u64 {
         self.probes
     }
 
-    /// Refuses what exists since a later version than the cluster's.
+    /// Refuses a command that was added after the cluster's version.
     pub(super) fn check_exists(&self, command: &Command) -> Result<(), FsError> {
         let (since, cluster) = (command.since(), self.version);
         if since <= cluster {
@@ -35,8 +35,8 @@ impl Namespace {
         }
     }
 
-    /// Raises the version. One that this program does not have is refused; an old one is not, since records
-    /// of then can be read as long as they are.
+    /// Raises the version. Refuses one that this program does not support, but not an old one: old records
+    /// must stay readable for as long as they exist.
     pub(super) fn raise_version(&mut self, version: Version) -> Result<Outcome, FsError> {
         check_not_newer(version).map_err(FsError::Unfit)?;
         if version <= self.version {

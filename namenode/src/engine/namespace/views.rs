@@ -1,20 +1,20 @@
-//! What the rest of the namenode sees of the namespace's tables.
+//! Views of the namespace's tables for the rest of the namenode.
 
 use harvestfs_protocol::ids::{BlockId, ClusterId, NodeId, SessionId, StorageId};
 use harvestfs_protocol::node::ServerDescription;
 use harvestfs_protocol::types::{PlacementRules, Timestamp};
 use serde::{Deserialize, Serialize};
 
-/// What the namespace knows of a block.
+/// The namespace's state of a block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct BlockView {
     /// The block.
     pub block: BlockId,
     /// Bytes that a replica must have, counted from the block's start.
     pub committed_bytes: u64,
-    /// Bytes that files use, each use counted.
+    /// Bytes that files use; bytes that several files share count once for each.
     pub live_bytes: u64,
-    /// How to place it.
+    /// The rules for its placement.
     pub rules: PlacementRules,
     /// The session that may commit data in it; none once that has ended.
     pub writer: Option<SessionId>,
@@ -30,7 +30,7 @@ impl BlockView {
     }
 }
 
-/// What the namespace knows of a datanode.
+/// The namespace's state of a datanode.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ServerView<'a> {
     /// Its number.
@@ -43,9 +43,9 @@ pub struct ServerView<'a> {
     pub registered: Timestamp,
     /// When its volumes were found reimaged, one entry for each volume, oldest first.
     pub reimages: Vec<Timestamp>,
-    /// Whether an operator has it emptied before it is reimaged.
+    /// Whether an operator is having it emptied before it is reimaged.
     pub held: bool,
-    /// Until when an operator lets it be away, which may be over.
+    /// The end of the maintenance that an operator announced, which may be in the past.
     pub maintenance_until: Option<Timestamp>,
 }
 
@@ -77,13 +77,13 @@ pub struct Counts {
     pub sessions: u64,
     /// Datanodes ever registered.
     pub servers: u64,
-    /// Bytes that files use of blocks, each use counted, one copy.
+    /// Bytes of blocks that files use, without replication; shared bytes count once for each use.
     pub live_bytes: u64,
     /// Memory of the tables in bytes, estimated.
     pub memory_bytes: u64,
 }
 
-/// What [`super::Command::Format`] laid down.
+/// The parameters that [`super::Command::Format`] set.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Formatted {
     /// The cluster.

@@ -16,7 +16,7 @@ use super::permissions::{self, READ, WRITE};
 use super::settings::{self, Setting};
 use super::{Call, Namespace};
 
-/// File capabilities: they go away when the file changes, as set-user-id does.
+/// File capabilities: they are dropped when the file changes, as the set-user-id bit is.
 const CAPABILITY: &[u8] = b"security.capability";
 
 /// The extended attributes of one inode; settings are not among them.
@@ -37,7 +37,7 @@ impl Xattrs {
             .map(|(name, value)| (name.as_ref(), value.as_ref()))
     }
 
-    /// Refuses what would exceed the limits.
+    /// Refuses an attribute that would exceed the limits.
     fn check_room(&self, name: &[u8], value: &[u8]) -> Result<(), FsError> {
         let replaced = self.get(name).map_or(0, |old| cost(name, old));
         if value.len() > XATTR_VALUE_BYTES_MAX
@@ -67,7 +67,7 @@ impl Xattrs {
             };
             self.total_bytes = left;
         }
-        // Each has a name, and so some bytes.
+        // Each attribute has a name, so its size is not 0.
         assert_eq!(
             self.total_bytes == 0,
             self.values.is_empty(),
@@ -78,7 +78,7 @@ impl Xattrs {
     }
 }
 
-/// As `listxattr` counts the name, with its NUL.
+/// The size of an attribute; its name is counted as by `listxattr`, with its NUL.
 fn cost(name: &[u8], value: &[u8]) -> usize {
     name.len() + 1 + value.len()
 }
@@ -141,7 +141,7 @@ fn check_write(credentials: &Credentials, inode: &Inode, kind: Kind) -> Result<(
     }
 }
 
-/// What is to become of an attribute that is or is not there.
+/// Checks whether an attribute may be created or replaced.
 fn check_mode(mode: SetXattrMode, exists: bool) -> Result<(), FsError> {
     match mode {
         SetXattrMode::Create if exists => Err(FsError::Exists),
@@ -151,7 +151,7 @@ fn check_mode(mode: SetXattrMode, exists: bool) -> Result<(), FsError> {
 }
 
 impl Inode {
-    /// Forgets the file capabilities, if there are any.
+    /// Removes the file capabilities, if there are any.
     pub(super) fn drop_capabilities(&mut self) {
         if let Some(xattrs) = &mut self.xattrs {
             xattrs.remove(CAPABILITY);
@@ -176,8 +176,8 @@ impl Namespace {
         let kind = kind_of(name)?;
         let inode = self.inodes.get(ino)?;
         if let Some(value) = self.of_trash(ino, name) {
-            // Also of symlinks and others that have no attributes of users: or they could not be
-            // restored.
+            // Also for symlinks and other inodes that have no user attributes: otherwise they could not
+            // be restored.
             if !permissions::owns(credentials, inode) {
                 permissions::check(credentials, inode, READ)?;
             }
@@ -192,7 +192,7 @@ impl Namespace {
         value.map(MetaReply::Bytes).ok_or(FsError::NoAttribute)
     }
 
-    /// What the trash knows of something in it.
+    /// An attribute that the trash provides for an inode in it.
     fn of_trash(&self, ino: InodeId, name: &[u8]) -> Option<Vec<u8>> {
         let trashed = self.trash.get(ino)?;
         match Setting::by_name(name)? {
@@ -205,7 +205,7 @@ impl Namespace {
         }
     }
 
-    /// A setting: what holds for a file, what is set on a directory.
+    /// The value of a setting: the one in effect for a file, the one that is set for a directory.
     fn setting(&self, inode: &Inode, name: &[u8]) -> Option<Vec<u8>> {
         let setting = Setting::by_name(name)?;
         if let Body::Directory(directory) = &inode.body {
@@ -337,7 +337,7 @@ impl Namespace {
         Ok(self.xattr_changed(call, ino, effects))
     }
 
-    /// Sets or removes a quota. What is there already stays, also when it is more.
+    /// Sets or removes a quota. Existing files stay, even if they exceed it.
     fn set_quota(
         &mut self,
         call: &Call,
@@ -366,7 +366,7 @@ impl Namespace {
         Ok(())
     }
 
-    /// Sets how long the trash keeps what is removed from a directory; none leaves it to ancestors.
+    /// Sets how long the trash keeps files removed from a directory; with none, the ancestors decide.
     fn set_retention(&mut self, ino: InodeId, seconds: Option<u32>) -> Result<(), FsError> {
         let Body::Directory(directory) = &mut self.inodes.get_mut(ino)?.body else {
             return Err(FsError::NotADirectory);

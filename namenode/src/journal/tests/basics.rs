@@ -1,4 +1,4 @@
-//! What works on a healthy real directory.
+//! The journal in a healthy, real directory.
 
 use std::fs;
 use std::io::{Read, Write};
@@ -240,7 +240,7 @@ fn the_writer_queue_is_bounded() {
         ..JournalWriterOptions::default()
     };
     let writer = JournalWriter::start(journal, writer_options).unwrap();
-    // Holds the journal thread up inside the answer to the first batch.
+    // Blocks the journal thread inside the completion of the first batch.
     let (release, released) = mpsc::channel::<()>();
     let (entered, in_answer) = mpsc::channel();
     let holding = Batch {

@@ -15,7 +15,7 @@ const SEEDS: std::ops::Range<u64> = 0..12;
 const ACTIONS: u32 = 60;
 /// Images per cut.
 const IMAGES: u64 = 3;
-/// Every so many images, all cuts of the recovery are tried as well.
+/// Once per this many images, all cuts of the recovery are tried as well.
 const RECOVERY_EVERY: u64 = 20;
 
 /// The content that all tests give to the snapshot up to `lsn`.
@@ -36,7 +36,7 @@ fn restart(disk: &SimDisk, rng: &mut SmallRng) -> Journal {
             disk.fail(next_sync_fails());
         }
         if let Ok((journal, _)) = open(disk) {
-            // All that was found is relied upon.
+            // Everything that was found is relied upon.
             disk.note(Op::Acknowledged(journal.durable_lsn()));
             disk.fail(Faults::default());
             return journal;
@@ -97,7 +97,7 @@ fn run_history(disk: &SimDisk, rng: &mut SmallRng) {
     }
 }
 
-/// What a recovery is compared with.
+/// The state with which a recovery is compared.
 #[derive(Clone, Default)]
 struct Expected {
     /// The last record whose append had begun.
@@ -115,7 +115,7 @@ impl Expected {
         record_in_epoch(lsn, epoch)
     }
 
-    /// Recovers, checks what must hold, goes on from there, and returns the last record found.
+    /// Recovers, checks what must hold, continues from there, and returns the last record found.
     fn check(&self, disk: &SimDisk) -> Lsn {
         let (mut journal, recovered) = open(disk).unwrap();
         let last_lsn = recovered.last_lsn;

@@ -212,7 +212,7 @@ fn a_failed_writer_answers_everyone_and_says_why() {
     assert!(writer.shutdown().is_err());
 }
 
-/// What comes behind the removal of the records before it would be taken for others.
+/// Records handed in after the ones before them were removed would otherwise be mistaken for others.
 #[tokio::test]
 #[should_panic(expected = "records from 4 on are handed to the journal, in which 3 is")]
 async fn records_get_the_numbers_that_they_were_given() {
@@ -334,7 +334,7 @@ fn another_cluster_and_a_newer_format_are_refused() {
     ));
 }
 
-/// What would be acknowledged into it would be gone with the process.
+/// Records acknowledged into a removed journal would be lost when the process ends.
 #[test]
 fn a_journal_that_is_removed_acknowledges_nothing_more() {
     let dir = tempfile::tempdir().unwrap();

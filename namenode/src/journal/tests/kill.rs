@@ -41,7 +41,7 @@ fn child_process() {
         };
         lsn += count;
         assert!(submit(&writer, batch));
-        // Two batches under way, so that a kill can hit a group.
+        // Two batches in flight, so that a kill can hit a group.
         if count % 2 == 0 {
             for _ in 0..2 {
                 println!("acknowledged {}", answered.recv().unwrap().unwrap());

@@ -1,5 +1,5 @@
-//! Removing a suffix, reading while the journal is open, a snapshot from a peer, purging: on a disk
-//! that works.
+//! Removing a suffix, reading while the journal is open, a snapshot from a peer, purging: on a healthy
+//! disk.
 
 use std::io::{Read, Write};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -201,7 +201,7 @@ fn reading_backwards_does_not_read_everything_again_and_again() {
     let most = 2 * all_bytes as u64 + pieces * (256 << 10);
     assert!(read_bytes < most, "{read_bytes} bytes, more than {most}");
 
-    // What is known of places ends with a truncation.
+    // Remembered offsets are dropped by a truncation.
     journal.truncate_after(20_000).unwrap();
     append_synced(&mut journal, 40_000, 1);
     for first in [39_000, 20_001, 19_990, 1] {

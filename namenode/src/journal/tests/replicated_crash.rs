@@ -16,19 +16,19 @@ const SEEDS: std::ops::Range<u64> = 0..16;
 const ACTIONS: u32 = 50;
 /// Images per cut.
 const IMAGES: u64 = 3;
-/// Every so many images, all cuts of the recovery are tried as well.
+/// Once per this many images, all cuts of the recovery are tried as well.
 const RECOVERY_EVERY: u64 = 25;
 
-/// What the journal holds.
+/// The contents of the journal.
 #[derive(Debug, Clone, Default)]
 struct World {
     snapshot_lsn: Lsn,
-    /// For each record appended, from 1 on, how often one of its number could have been before.
+    /// For each record appended, from 1 on, how many others may have had its number before.
     epochs: Vec<usize>,
     durable_lsn: Lsn,
 }
 
-/// What a recovery found.
+/// The result of a recovery.
 struct Found {
     snapshot: Option<(Lsn, Vec<u8>)>,
     last_lsn: Lsn,
@@ -75,7 +75,7 @@ impl World {
         self.epochs.len() as Lsn
     }
 
-    /// Whether this is what was found; what was not durable may be missing at the end.
+    /// Whether this is what was found; records that were not durable may be missing at the end.
     fn is(&self, found: &Found) -> bool {
         let snapshot_lsn = found.snapshot.as_ref().map_or(0, |(lsn, _)| *lsn);
         let is_ours = |records: &[(Lsn, Vec<u8>)], first_lsn: Lsn| {
@@ -186,7 +186,7 @@ impl History {
         self.marks.push(worlds);
     }
 
-    /// From here on, what is there is `world` alone.
+    /// From here on, `world` is the only possible state.
     fn settle(&mut self, world: World) {
         self.world = world.clone();
         self.mark(vec![world]);
@@ -224,7 +224,7 @@ impl History {
         }
     }
 
-    /// Does what leads from one world to the other, or fails on the way.
+    /// Carries out the operation that leads from one world to the other, or fails on the way.
     fn change(
         &mut self,
         mut journal: Journal,
@@ -330,7 +330,7 @@ impl History {
     }
 }
 
-/// Recovers, goes on from there, recovers again, and returns what was there at first.
+/// Recovers, continues from there, recovers again, and returns what the first recovery found.
 fn check(disk: &SimDisk, possible: &[World], epoch: usize) -> World {
     let (mut journal, found) = recover(disk).unwrap();
     let world = pick(possible, &found).as_found(&found);

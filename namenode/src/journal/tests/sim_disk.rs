@@ -4,8 +4,8 @@
 //! What a power loss keeps: everything synced; of the rest, each 512-byte sector in any of the
 //! states it went through since the last sync of its file, and each change of a name or not.
 //!
-//! A sync that fails does to the file what a power loss does, except that nobody sees it before
-//! there is one: reads return what was written, but no later sync writes it.
+//! A failed sync does to the file what a power loss does, except that this does not show before the
+//! next power loss: reads return what was written, but no later sync writes it.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -60,7 +60,7 @@ pub(super) enum Op {
     Acknowledged(Lsn),
     /// The snapshot up to this record is installed.
     Installed(Lsn),
-    /// From here on, the test expects other things: those that it has under this index.
+    /// From here on, the test has other expectations: those that it keeps at this index.
     Mark(usize),
 }
 
@@ -97,7 +97,7 @@ struct State {
     read_bytes: u64,
 }
 
-/// See the module. Clones share the disk.
+/// A simulated disk in memory (see the module). Clones share the disk.
 #[derive(Clone, Default)]
 pub(super) struct SimDisk(Arc<Mutex<State>>);
 
@@ -124,7 +124,7 @@ impl SimDisk {
         self.0.lock().faults = faults;
     }
 
-    /// How many bytes were read.
+    /// The number of bytes that were read.
     pub(super) fn read_bytes(&self) -> u64 {
         self.0.lock().read_bytes
     }
@@ -344,8 +344,8 @@ impl ReplayedFile {
             content.resize(self.unsynced_len, 0);
         }
         let keep = chance(rng);
-        // A sector that did not reach the disk once may do so with a later write, and then
-        // holds the earlier ones as well; that is: it stops at some write.
+        // A sector that an earlier write did not bring to the disk may reach it with a later write, and
+        // then includes the earlier writes too; in other words, its content stops at some write.
         let mut latest = content.clone();
         let mut stopped = std::collections::BTreeSet::new();
         for (offset, bytes) in &self.unsynced {

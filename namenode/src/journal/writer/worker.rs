@@ -1,4 +1,4 @@
-//! What the journal thread does, or the user's thread in its place.
+//! The work of the journal thread, or of the user's thread in its place.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -10,12 +10,12 @@ use harvestfs_protocol::machine;
 use super::{Batch, Command, Completion, JournalWriterOptions, Operation, Queued, Shared};
 use crate::journal::{Journal, JournalError, Lsn};
 
-/// What runs on the journal thread.
+/// The journal thread.
 pub(super) struct Worker {
     shared: Arc<Shared>,
     options: JournalWriterOptions,
     receiver: Receiver<Queued>,
-    /// Taken from the queue, but did not fit into the group before.
+    /// A command taken from the queue that did not fit into the previous group.
     carried: Option<Command>,
 }
 
@@ -24,11 +24,12 @@ pub(super) struct Worker {
 pub(super) struct Group {
     /// The records of all batches.
     records: Vec<Vec<u8>>,
-    /// The numbers that records have already, and how many `records` are before them.
+    /// For each batch that was numbered before: the count of `records` before it, and its first number.
     numbers: Vec<(usize, Lsn)>,
     bytes: usize,
     wants_durable: bool,
-    /// Commands that were queued: the batches, unless they never were, and an operation.
+    /// The number of its commands that came from the queue: batches (one of `commit_here` does not), and an
+    /// operation.
     commands: u64,
     /// For each batch, the count of `records` up to its end, and its completion.
     answers: Vec<(usize, Completion)>,
@@ -46,7 +47,7 @@ impl Group {
 }
 
 impl Shared {
-    /// Does one command on this thread, which is that of a simulation.
+    /// Executes a command on this thread, in a simulation.
     pub(super) fn execute_here(self: &Arc<Self>, command: Command, lazy_sync: Duration) {
         self.execute(command, &mut self.journal.lock());
         let shared = Arc::downgrade(self);
@@ -62,7 +63,7 @@ impl Shared {
         });
     }
 
-    /// Does one command.
+    /// Executes a command.
     fn execute(&self, command: Command, journal: &mut Journal) {
         if let Some(failure) = self.failure.get().cloned() {
             return command.refuse(failure);
@@ -71,14 +72,14 @@ impl Shared {
             Command::Append(batch) => {
                 let mut group = Group::default();
                 group.add(batch);
-                // The answer says if it failed.
+                // The completion receives the error, if any.
                 let _ = self.commit(journal, group, false);
             }
             Command::Other(operation) => self.operate(journal, operation),
         }
     }
 
-    /// Does an operation and answers it. The journal stops if that left it unusable.
+    /// Runs an operation and answers it. The journal stops if that left it unusable.
     fn operate(&self, journal: &mut Journal, operation: Operation) {
         let answer = operation.run(journal);
         if let Err(error) = journal.check_not_failed() {
@@ -88,8 +89,8 @@ impl Shared {
         answer();
     }
 
-    /// Writes a group, syncs if anyone waits for that or if it is `overdue`, and answers
-    /// everyone.
+    /// Writes a group, syncs if a batch wants durability or a sync is `overdue`, and answers all
+    /// batches.
     pub(super) fn commit(
         &self,
         journal: &mut Journal,
@@ -148,11 +149,11 @@ impl Shared {
         if journal.durable_lsn() == journal.last_lsn() {
             return Ok(());
         }
-        // By the clock of the machine: how long it takes decides where the next batch is committed.
+        // With a clock that a simulation controls: the duration decides where the next batch is committed.
         let started = tokio::time::Instant::now();
         journal.sync()?;
         let sync_us = started.elapsed().as_micros() as u64;
-        // One slow sync among many quick ones does not make a slow disk.
+        // An average, since one slow sync among many quick ones does not mean that the disk is slow.
         let average = self.sync_us.load(Ordering::Relaxed);
         self.sync_us
             .store((average * 7 + sync_us) / 8, Ordering::Relaxed);
@@ -248,7 +249,7 @@ impl Worker {
         queued.map(|queued| queued.command)
     }
 
-    /// Commits what is queued from `first` on. Whether something is left to be synced later.
+    /// Commits the queued commands from `first` on. Returns whether records are left to be synced later.
     fn commit(&mut self, first: Option<Command>, overdue: bool) -> Result<bool, Arc<JournalError>> {
         let shared = Arc::clone(&self.shared);
         let mut journal = shared.journal.lock();
@@ -264,7 +265,7 @@ impl Worker {
         outcome.map(|()| journal.durable_lsn() != journal.last_lsn())
     }
 
-    /// Takes what arrived in the meantime: up to `group_bytes` of batches, or up to the next
+    /// Takes the commands that arrived in the meantime: up to `group_bytes` of batches, or up to the next
     /// operation.
     fn collect(
         &mut self,
@@ -298,11 +299,11 @@ impl Worker {
         (group, None)
     }
 
-    /// Answers every further command with `failure` until the last handle is gone.
+    /// Answers every further command with `failure` until the handle is dropped.
     ///
     /// Also after a failure that left the journal itself usable (a full disk, a record that is
     /// too large): the submitter of the records has applied them already, so a journal that
-    /// went on without them would not describe that state.
+    /// continued without them would not describe that state.
     fn refuse_everything(mut self, failure: &Arc<JournalError>) {
         while let Ok(command) = self.wait(None) {
             command.refuse(Arc::clone(failure));

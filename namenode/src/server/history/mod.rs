@@ -1,9 +1,9 @@
 //! The history of the primary tenants, beside the engine.
 //!
-//! A thread of low priority, the historian, has the history, its files and the daily analysis; the
-//! owner of the engine only collects what heartbeats report and hands over a batch every two
-//! minutes. However long the historian takes, it holds up no request: what it cannot take in
-//! time waits in a bounded place here, and the oldest slots are given up and counted.
+//! A low-priority thread, the historian, owns the history, its files and the daily analysis. The owner of the engine
+//! only collects what heartbeats report and hands over a batch every two minutes. However long the historian takes,
+//! it delays no request: what it cannot take in time waits here in bounded space, and the oldest slots are dropped
+//! and counted.
 
 mod requests;
 mod store;
@@ -30,12 +30,12 @@ pub(super) use self::requests::{pattern, permille, tenant_name};
 use self::worker::Worker;
 use super::metrics::Responder;
 
-/// Messages that wait for the historian.
+/// Maximum number of messages that wait for the historian.
 const QUEUED_MAX: usize = 64;
-/// Slots that wait for room in the queue: an hour.
+/// Maximum number of slots that wait for room in the queue: an hour.
 const SLOTS_WAITING_MAX: usize = 30;
 
-/// A server, as the journal knows it.
+/// A server as the journal knows it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct KnownServer {
     pub name: String,
@@ -48,7 +48,7 @@ pub(super) struct KnownServer {
 
 /// Messages to the historian.
 enum Message {
-    /// Servers that registered, or are known from the journal; with the time of that.
+    /// Servers that registered, or are known from the journal, with the time of the message.
     Servers(u32, BTreeMap<NodeId, KnownServer>),
     /// What servers used in a slot that is over.
     Slot(Slot, Vec<ServerMean>),
@@ -64,7 +64,7 @@ pub(super) enum Finished {
     Analysis(Arc<Analysis>),
 }
 
-/// The owner's side.
+/// The owner's handle on the historian.
 pub(super) struct Historian {
     messages: Option<std_mpsc::SyncSender<Message>>,
     finished: mpsc::Receiver<Finished>,
@@ -72,7 +72,7 @@ pub(super) struct Historian {
     slots_lost: Arc<std::sync::atomic::AtomicU64>,
     thread: Option<JoinHandle<()>>,
     collector: Collector,
-    /// Not yet handed over. Bounded by the number of servers.
+    /// Servers not handed over yet. Bounded by the number of servers.
     servers: BTreeMap<NodeId, KnownServer>,
     slots: VecDeque<(Slot, Vec<ServerMean>)>,
 }
@@ -81,7 +81,7 @@ impl Historian {
     /// Starts the thread, which reads the files first.
     ///
     /// # Errors
-    /// When the system gives no thread.
+    /// If the system cannot provide a thread.
     pub(super) fn start(dir: PathBuf, analysis_interval: Duration) -> std::io::Result<Self> {
         let (messages, inbox) = std_mpsc::sync_channel(QUEUED_MAX);
         let (outbox, finished) = mpsc::channel(QUEUED_MAX);
@@ -95,7 +95,7 @@ impl Historian {
             cancelled: Arc::clone(&cancelled),
             slots_lost: Arc::clone(&slots_lost),
         };
-        // A simulation is of hours, and history of weeks: it has none.
+        // A simulation covers hours, and history weeks: a simulated namenode has none.
         let simulated = machine::is_simulated();
         let thread = if simulated {
             None
@@ -115,12 +115,12 @@ impl Historian {
         })
     }
 
-    /// A server registered, or is known from the journal.
+    /// Notes a server that registered, or is known from the journal.
     pub(super) fn server(&mut self, node: NodeId, server: KnownServer) {
         self.servers.insert(node, server);
     }
 
-    /// A heartbeat reported what the primary tenant uses.
+    /// Notes the CPU use of the primary tenant from a heartbeat.
     pub(super) fn observe(&mut self, node: NodeId, cpu_permille: u16) {
         self.collector.observe(node.0, cpu_permille);
     }
@@ -152,7 +152,7 @@ impl Historian {
         }
     }
 
-    /// Hands over a request; it is answered by [`Finished::Answer`], or here when too many wait.
+    /// Hands over a request. It is answered by [`Finished::Answer`], or here if too many requests wait.
     pub(super) fn request(&mut self, request: HistoryRequest, responder: Responder) {
         if let Err(Message::Request(_, responder)) = self.send(Message::Request(request, responder))
         {
@@ -173,17 +173,17 @@ impl Historian {
         }
     }
 
-    /// What is finished next. Cancellation-safe.
+    /// The next result. Cancellation-safe.
     pub(super) async fn finished(&mut self) -> Option<Finished> {
         self.finished.recv().await
     }
 
-    /// Hands over what is left and waits for the thread, which gives up an analysis under way.
-    /// Blocks, for a second or so at most.
+    /// Hands over what is left and waits for the thread, which abandons a running analysis. Blocks for about a second
+    /// at most.
     pub(super) fn stop(&mut self, now_s: u32) {
         self.tick(now_s);
         self.cancelled.store(true, Ordering::Relaxed);
-        // Or it could not hand over its results.
+        // Otherwise the thread could not hand over its results.
         self.finished.close();
         self.messages = None;
         if let Some(thread) = self.thread.take()

@@ -1,4 +1,4 @@
-//! What operators ask of history, and what they add to it.
+//! Operators' queries about history, and what they import into it.
 
 use std::ops::Bound;
 
@@ -21,7 +21,7 @@ use super::worker::Historic;
 
 const _: () = assert!(NAME_BYTES_MAX == LABEL_BYTES_MAX);
 
-/// What an import has to write.
+/// What an import has to write to the files.
 #[derive(Default)]
 struct Additions {
     counts: ImportCounts,
@@ -128,8 +128,7 @@ impl Historic {
         Ok(())
     }
 
-    /// One page. Servers, reimages and rates are current; what comes from CPU use is from the last
-    /// analysis.
+    /// Returns one page. Servers, reimages and rates are current; figures about CPU use are from the last analysis.
     pub(super) fn tenants(&self, after: Option<TenantName>, now_s: u32) -> HistoryReply {
         let months = Months::count(&self.history, now_s);
         let rates = rates(&months, &Estimator::default());
@@ -232,6 +231,6 @@ pub(in crate::server) fn pattern(pattern: Pattern) -> TenantPattern {
 }
 
 pub(in crate::server) fn permille(share: f64) -> u16 {
-    // 0 to 1000 by the limits.
+    // Between 0 and 1000, by the clamp.
     (share.clamp(0.0, 1.0) * 1_000.0).round() as u16
 }

@@ -1,16 +1,15 @@
-//! The files of history, beside the journal.
+//! The files of history, stored beside the journal.
 //!
 //! | name | is |
 //! |---|---|
 //! | `servers` | the owners of each server, and when it was reimaged |
-//! | `day-00` to `day-30` | CPU use of one day each; a day has the file of its number modulo 31, so no clock makes them more |
-//! | `*.damaged` | a file in which something could not be read, as it was found; the newest of each |
+//! | `day-00` to `day-30` | CPU use of one day each; the file number is the day modulo 31, which bounds their number |
+//! | `*.damaged` | a copy of a file, as it was found, in which something could not be read; the newest of each |
 //!
-//! Files are appended to in checksummed frames (see `harvestfs_telemetry::history::records`) and
-//! written anew when they have grown to a multiple of what they say, were damaged, or a write or sync
-//! of them failed. Nothing is appended to a file that was found at the start either: what can be
-//! read of it may not be on the disk, and no sync would write it. Nothing of this is needed to
-//! serve files: every failure is reported and leaves a gap in history.
+//! Files are appended to in checksummed frames (see `harvestfs_telemetry::history::records`). They are rewritten when
+//! they have grown to a multiple of their contents, were damaged, or a write or sync of them failed. A file that was
+//! found at the start is not appended to, either: what can be read from it may not be on the disk, and no sync would
+//! write it. None of this is needed to serve files: every failure is reported and leaves a gap in history.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, File, OpenOptions};
@@ -24,16 +23,16 @@ use harvestfs_telemetry::history::{DAYS_KEPT, History, Level, SLOTS_PER_DAY, Slo
 
 /// Largest file that is read, in bytes: a hundred times what a large cluster needs.
 const FILE_BYTES_MAX: u64 = 1 << 30;
-/// What a file may grow by beyond what it needs before it is written anew, in bytes.
+/// How much a file may grow, in bytes, beyond twice its last rewritten size before it is rewritten.
 const SLACK_BYTES: u64 = 1 << 20;
 /// Days of history.
 const DAYS: usize = DAYS_KEPT as usize;
 /// Slots of a day.
 const DAY_SLOTS: u32 = SLOTS_PER_DAY as u32;
-/// Problems that are kept for the operator.
+/// Maximum number of problems that are kept for the operator.
 const PROBLEMS_MAX: usize = 16;
 
-/// The files, open for more.
+/// The files of history, open for appending.
 pub(super) struct Store {
     dir: PathBuf,
     servers: Option<Grown>,
@@ -45,7 +44,7 @@ pub(super) struct Store {
 struct Grown {
     file: File,
     bytes: u64,
-    /// Its size when it was last written anew.
+    /// Its size when it was last rewritten.
     compact_bytes: u64,
 }
 
@@ -53,12 +52,12 @@ struct Grown {
 struct Day {
     number: u32,
     grown: Grown,
-    /// Tenants that were named in it since it was opened.
+    /// Number of tenants that were named in it since it was opened.
     named: usize,
 }
 
 impl Store {
-    /// Reads what is there. Anything wrong with it is a problem to report, never an error: what
+    /// Reads the existing files. Anything wrong with them is reported as a problem, never returned as an error: what
     /// cannot be read is missing in the history.
     pub(super) fn open(dir: PathBuf) -> (Self, History) {
         let mut store = Self {
@@ -109,7 +108,7 @@ impl Store {
         self.rewrite_servers(history);
     }
 
-    /// The day that must be written anew, if it is damaged.
+    /// Reads the file of a day. Returns the day if its file is damaged and must be rewritten.
     fn read_day(&mut self, index: usize, history: &mut History) -> Option<u32> {
         let path = self.day_path(index);
         let content = self.read(&path)?;
@@ -131,7 +130,7 @@ impl Store {
         Some(day)
     }
 
-    /// Adds records with their frames to the file of servers, durably; `history` has them already.
+    /// Appends framed records to the file of servers, durably; `history` contains them already.
     pub(super) fn append_servers(&mut self, records: &[u8], history: &History) {
         if records.is_empty() {
             return;
@@ -146,7 +145,7 @@ impl Store {
         }
     }
 
-    /// Adds one slot of all tenants, durably.
+    /// Appends one slot of all tenants, durably.
     pub(super) fn append_slot(&mut self, slot: Slot, levels: Vec<u8>, history: &History) {
         let record = DayRecord::Slot {
             slot: (slot % DAY_SLOTS) as u16,
@@ -157,7 +156,7 @@ impl Store {
         self.append_day(slot / DAY_SLOTS, bytes, history);
     }
 
-    /// Adds slots of one tenant, in ascending order, durably.
+    /// Appends slots of one tenant, in ascending order, durably.
     pub(super) fn append_spans(&mut self, spans: &[(u32, Vec<(Slot, Level)>)], history: &History) {
         let mut days: BTreeMap<u32, Vec<u8>> = BTreeMap::new();
         for (tenant, slots) in spans {
@@ -221,7 +220,7 @@ impl Store {
         });
     }
 
-    /// Writes a file anew and opens it to append to it; `None` is tried again with the next record.
+    /// Rewrites a file and opens it for appending. If that fails, it is attempted again with the next record.
     fn write_anew(&mut self, path: &Path, content: &[u8]) -> Option<Grown> {
         let written = durable::replace_file(path, content, 0o600);
         match written.and_then(|()| OpenOptions::new().append(true).open(path)) {
@@ -248,7 +247,7 @@ impl Store {
             Ok(content) => Some(content),
             Err(error) if error.kind() == io::ErrorKind::NotFound => None,
             Err(error) => {
-                // It is written anew with the next record: what it holds stays for another try.
+                // It is rewritten with the next record: what it holds is kept for another attempt to read it.
                 let moved = durable::rename(path, &aside(path));
                 self.problem(path, "cannot be read", &error);
                 if let Err(error) = moved {
@@ -274,7 +273,7 @@ impl Store {
     }
 
     fn report(&mut self, problem: String) {
-        // Once is enough of what goes wrong every two minutes.
+        // What goes wrong every two minutes is reported only once.
         if self.problems.contains(&problem) {
             return;
         }
@@ -285,7 +284,7 @@ impl Store {
         self.problems.push(problem);
     }
 
-    /// What went wrong, oldest first.
+    /// The problems, oldest first.
     pub(super) fn problems(&self) -> &[String] {
         &self.problems
     }
@@ -319,7 +318,7 @@ impl Grown {
     }
 }
 
-/// Where a file is kept that cannot be read, or not all of it.
+/// Where a file that cannot be read completely is kept.
 fn aside(path: &Path) -> PathBuf {
     let mut name = path.file_name().unwrap_or_default().to_owned();
     name.push(".damaged");

@@ -20,10 +20,10 @@ use super::store::Store;
 use super::{Finished, KnownServer, Message};
 use crate::server::clock;
 
-/// Niceness of the thread, as of checkpoints: not noticed, and still making progress.
+/// Niceness of the thread, as for checkpoints: low enough to go unnoticed while still making progress.
 const NICENESS: i32 = 10;
 
-/// What the thread starts with.
+/// The inputs of the thread.
 pub(super) struct Worker {
     pub dir: PathBuf,
     pub analysis_interval: Duration,
@@ -37,7 +37,7 @@ pub(super) struct Worker {
 pub(super) struct Historic {
     pub history: History,
     pub store: Store,
-    /// Numbers in history of the nodes that registered.
+    /// The numbers in history of the nodes that registered.
     nodes: Vec<Option<ServerId>>,
     pub analysis: Option<Arc<Analysis>>,
     pub analysis_ms: u64,
@@ -64,7 +64,7 @@ impl Worker {
             analysis_ms: 0,
             slots_recorded: 0,
         };
-        // The result of the run before is gone, so that the first one is due at once.
+        // The result of the previous run is lost, so the first analysis is due immediately.
         let mut due = Instant::now();
         loop {
             if Instant::now() >= due {
@@ -79,7 +79,7 @@ impl Worker {
                     let first = historic.nodes.is_empty();
                     historic.servers(at_s, &servers);
                     if first && historic.analysis.is_none() {
-                        // Of a new cluster, or one without history: at least the reimages count.
+                        // The cluster is new, or has no history: at least its reimages count.
                         due = Instant::now();
                     }
                 }
@@ -120,18 +120,18 @@ impl Worker {
     }
 
     fn tell(&self, finished: Finished) {
-        // The owner is gone only when the namenode stops.
+        // The receiver is dropped only when the namenode stops.
         let _ = self.outbox.blocking_send(finished);
     }
 }
 
 impl Historic {
-    /// Servers registered: their owners, and reimages that are new.
+    /// Notes servers that registered: their owners, and new reimages.
     fn servers(&mut self, at_s: u32, servers: &BTreeMap<NodeId, KnownServer>) {
         let mut records = Vec::new();
         for (node, server) in servers {
             if let Err(error) = self.server(at_s, server, &mut records) {
-                // Of the kind that there are too many.
+                // There are too many servers or tenants, for instance.
                 tracing::warn!(server = server.name, %error, "history passes over a server");
             }
             let index = node.0 as usize;
@@ -149,7 +149,7 @@ impl Historic {
         server: &KnownServer,
         records: &mut Vec<u8>,
     ) -> Result<(), HistoryError> {
-        // The tenant that gave it away had it when it was reimaged just now.
+        // A reimage found just now happened while the server still belonged to the tenant that gave it away.
         let known = self.history.find_server(&server.name);
         let known = known.and_then(|id| self.history.servers().get(id.0 as usize));
         let owner = known.and_then(|known| known.owner());
@@ -180,7 +180,7 @@ impl Historic {
         Ok(())
     }
 
-    /// A slot is over.
+    /// Records a slot that is over.
     fn slot(&mut self, slot: Slot, means: &[ServerMean]) {
         let servers = means.iter().filter_map(|mean| {
             let server = self.nodes.get(mean.server as usize).copied().flatten()?;

@@ -1,13 +1,14 @@
-//! Changes from before this namenode began to lead, whose answers are asked for again.
+//! Changes from before this namenode began to lead, whose replies are requested again.
 
 use harvestfs_protocol::ids::SessionId;
 
 use super::{Announcement, Leases, NoticeId, WaitId};
 
 impl Leases {
-    /// `author` asks again for the answer to a change that this namenode found made. The one that led before may have been
-    /// waiting until others had forgotten what was there before it, and which they are is not known any more: those that
-    /// may still show anything of that time have to forget all. Returns what [`Leases::changed`] does.
+    /// Handles `author` asking again for the reply to a change that this namenode found already made. The previous
+    /// leader may have been waiting until other sessions had forgotten the earlier state, and which sessions these
+    /// are is no longer known: all that may still show anything from that time have to forget everything. Returns
+    /// what [`Leases::changed`] does.
     pub(crate) fn found_changed(
         &mut self,
         now_ms: u64,

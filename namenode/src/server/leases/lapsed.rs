@@ -5,8 +5,8 @@ use harvestfs_protocol::ids::{InodeId, SessionId};
 use super::{Announcement, Followed, Forget, Leases};
 
 impl Leases {
-    /// A session whose lease had run out before this namenode began to lead, and that has not come back since: it has
-    /// nothing cached.
+    /// Adds a session whose lease had run out before this namenode began to lead, and that has not come back since:
+    /// it has nothing cached.
     pub(crate) fn restored_lapsed(&mut self, now_ms: u64, session: SessionId) {
         self.insert(now_ms, session);
         if let Some(lease) = self.sessions.get_mut(&session) {
@@ -14,8 +14,8 @@ impl Leases {
         }
     }
 
-    /// What a session is told of inodes that it must not cache, since another leader would not wait for it: to forget them,
-    /// before the reply about them.
+    /// The notice that makes a session forget inodes before it receives the reply about them. It must not cache them,
+    /// since another leader would not wait for it.
     pub(crate) fn forget(
         &mut self,
         now_ms: u64,

@@ -1,20 +1,19 @@
 //! Leases: what sessions may have cached, and must forget before a mutation is acknowledged.
 //!
-//! What a reply says to a session about an inode or about the entries of a directory, the session
-//! may cache while its lease lasts. Every message from the session renews the lease, which ends
-//! when the session was silent for too long. A mutation asks [`Leases::changed`] which other
-//! sessions must be notified; its reply waits until each has acknowledged the notice or its lease is over.
+//! What a reply says about an inode or about the entries of a directory, the session may cache while its lease lasts.
+//! Every message from the session renews the lease, which ends when the session was silent for too long. A mutation
+//! asks [`Leases::changed`] which other sessions must be notified; its reply waits until each of them has
+//! acknowledged the notice or its lease has run out.
 //!
-//! A session's cache is followed in one of two ways:
+//! A session's cache is tracked (`Followed`) in one of two ways:
 //!
 //! - *exactly*: each grant is an entry in a table;
-//! - *as everything*: the session counts as holding everything, so each mutation of others is
-//!   announced to it. Costs nothing while no other session changes anything. A session is followed
-//!   so when it starts alone, was resumed after a restart of the namenode, or its grants no longer
-//!   fit in the table. After [`ANNOUNCED_MAX`] announcements it gets one notice to forget
-//!   everything, and is followed exactly from then on.
+//! - *as everything*: the session counts as holding everything, so each mutation by others is announced to it. This
+//!   costs nothing while no other session changes anything. A session is tracked this way when it starts alone, when
+//!   it was resumed after a restart of the namenode, or when its grants no longer fit in the table. After
+//!   [`ANNOUNCED_MAX`] announcements it gets one notice to forget everything, and is tracked exactly from then on.
 //!
-//! Pure: time comes from the caller, notices go to the caller. Memory is bounded by the size of the
+//! The code is pure: time comes from the caller, notices go to the caller. Memory is bounded by the size of the
 //! table, and by the mutations that wait.
 
 mod before;
@@ -32,13 +31,13 @@ use rustc_hash::{FxHashMap, FxHashSet};
 
 use self::unheard::Unheard;
 
-/// Announcements to a session that counts as holding everything, before one notice to forget
-/// everything replaces them. A short-lived session that changes a few files must not cost a mount
-/// its cache; one that goes on changing must not cost a message for each change.
+/// Announcements to a session that counts as holding everything, before one notice to forget everything replaces
+/// them. A short-lived session that changes a few files must not cost a mount its cache; one that keeps changing
+/// files must not cost a message for each change.
 const ANNOUNCED_MAX: u32 = 64;
 
-/// A session that is alive has this many leases to acknowledge a notice: what it has to commit before may wait for the end of
-/// another session's lease.
+/// Number of lease durations within which a session that is alive must acknowledge a notice. It may have to commit
+/// something first, which may wait for the end of another session's lease.
 const ACKNOWLEDGED_WITHIN_LEASES: u64 = 2;
 
 /// A reply that waits for acknowledgements; the number is the caller's.
@@ -47,19 +46,19 @@ pub(crate) type WaitId = u64;
 /// Unique among all sessions.
 type NoticeId = u64;
 
-/// A time during which a session's grants were followed exactly. Forgetting it forgets all of them.
+/// A time during which a session's grants were tracked exactly. Dropping it drops all of them.
 type Period = u32;
 
 /// A notice and the session that gets it.
 pub(crate) type Announcement = (SessionId, Notice);
 
-/// What the clock changed.
+/// What has expired by the clock.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(crate) struct Expired {
     /// Replies that need not wait any longer.
     pub released: Vec<WaitId>,
     /// Sessions that are alive but have not acknowledged a notice for [`ACKNOWLEDGED_WITHIN_LEASES`].
-    /// They break the protocol and must be ended, or others would wait for them for ever.
+    /// They break the protocol and must be ended, or others would wait for them forever.
     pub unresponsive: Vec<SessionId>,
 }
 
@@ -76,13 +75,13 @@ pub(crate) struct Leases {
     grants: BTreeSet<(Cached, Period)>,
     next_notice: NoticeId,
     unacked: BTreeMap<NoticeId, Unacked>,
-    /// Notices not yet acknowledged that named this.
+    /// Unacknowledged notices, by what they named.
     unacked_by_cached: FxHashMap<Cached, Vec<NoticeId>>,
-    /// Of changes of this, whatever was named.
+    /// Unacknowledged notices, by the inodes whose change caused them, whatever they named.
     unacked_by_changed: FxHashMap<InodeId, Vec<NoticeId>>,
-    /// [`Notice::InvalidateAll`]s not yet acknowledged.
+    /// Unacknowledged [`Notice::InvalidateAll`]s.
     unacked_everything: BTreeSet<NoticeId>,
-    /// How many notices a reply still waits for.
+    /// The number of notices that a reply still waits for.
     waits: FxHashMap<WaitId, usize>,
     unheard: Unheard,
 }
@@ -106,15 +105,15 @@ enum Followed {
     HoldsNothing,
 }
 
-/// A notice that was sent and not acknowledged yet.
+/// A notice that was sent and is not acknowledged yet.
 #[derive(Debug)]
 struct Unacked {
     session: SessionId,
     sent_ms: u64,
-    /// Whose change it is about, and which.
+    /// The session that made the change the notice is about; `changed` says which inodes.
     author: SessionId,
     changed: Vec<InodeId>,
-    /// Empty for everything.
+    /// Empty for a notice to forget everything.
     named: Vec<Cached>,
     waits: Vec<WaitId>,
 }
@@ -147,13 +146,13 @@ impl Leases {
         }
     }
 
-    /// A session that has nothing cached.
+    /// Adds a session that has nothing cached.
     pub(crate) fn opened(&mut self, now_ms: u64, session: SessionId) {
         self.insert(now_ms, session);
         self.follow_anew(session);
     }
 
-    /// A session that may have anything cached: it was open before the namenode restarted.
+    /// Adds a session that may have anything cached: it was open before the namenode restarted.
     pub(crate) fn restored(&mut self, now_ms: u64, session: SessionId) {
         self.insert(now_ms, session);
         self.follow_as_everything(session);
@@ -169,8 +168,8 @@ impl Leases {
         self.sessions.insert(session, lease);
     }
 
-    /// A message came from a session: its lease begins anew. Returns the replies that need not
-    /// wait any longer.
+    /// Notes that a message from a session arrived: its lease is renewed. Returns the replies that need not wait any
+    /// longer.
     pub(crate) fn heard(&mut self, now_ms: u64, session: SessionId) -> Vec<WaitId> {
         let Some(lease) = self.sessions.get_mut(&session) else {
             return Vec::new();
@@ -189,8 +188,7 @@ impl Leases {
         released
     }
 
-    /// The session has ended and has nothing cached. Returns the replies that need not wait any
-    /// longer.
+    /// Removes a session that has ended and has nothing cached. Returns the replies that need not wait any longer.
     pub(crate) fn closed(&mut self, session: SessionId) -> Vec<WaitId> {
         let released = self.lapse(session);
         self.sessions.remove(&session);
@@ -200,15 +198,15 @@ impl Leases {
         released
     }
 
-    /// The namenode ended the session, which may use what it has cached until its lease runs out.
-    /// Nothing renews the lease any more.
+    /// Notes that the namenode ended the session, which may use what it has cached until its lease runs out. Nothing
+    /// renews the lease any more.
     pub(crate) fn revoke(&mut self, session: SessionId) {
         if let Some(lease) = self.sessions.get_mut(&session) {
             lease.revoked = true;
         }
     }
 
-    /// A reply says something about this to `session`.
+    /// Notes that a reply lets `session` cache this.
     pub(crate) fn granted(&mut self, session: SessionId, cached: Cached) {
         let Some(lease) = self.sessions.get(&session) else {
             return;
@@ -217,15 +215,15 @@ impl Leases {
             return;
         };
         if self.grants.len() >= self.grants_max {
-            // To follow no session exactly is always right, and the table fills anew with what is
-            // asked for now.
+            // Tracking no session exactly is always correct, and the table fills up again with what is requested from
+            // now on.
             self.follow_no_session_exactly();
             return;
         }
         self.grants.insert((cached, period));
     }
 
-    /// `author` has changed inodes and entries. Returns the notices to send, and whether the reply
+    /// Notes that `author` has changed inodes and entries. Returns the notices to send, and whether the reply
     /// numbered `wait` has to wait for acknowledgements.
     pub(crate) fn changed(
         &mut self,
@@ -246,7 +244,7 @@ impl Leases {
         for cached in named {
             awaited.extend(self.unacked_by_cached.get(&cached).into_iter().flatten());
         }
-        // And of what others have changed: who has not acknowledged may not know that it is there.
+        // And notices about changes by others: a session that has not acknowledged one may not know of the change.
         for ino in inodes {
             let noticed = self.unacked_by_changed.get(ino).into_iter().flatten();
             awaited.extend(noticed.filter(|id| self.unacked[id].author != author));
@@ -266,7 +264,7 @@ impl Leases {
         (announcements, waits)
     }
 
-    /// Has the reply numbered `wait` wait until these are acknowledged; whether there are any.
+    /// Makes the reply numbered `wait` wait until these notices are acknowledged. Returns whether there are any.
     fn wait_for(&mut self, wait: WaitId, notices: Vec<NoticeId>) -> bool {
         for id in &notices {
             if let Some(unacked) = self.unacked.get_mut(id) {
@@ -279,7 +277,8 @@ impl Leases {
         !notices.is_empty()
     }
 
-    /// `author` has changed inodes and entries by its mutation `sequence`, and heard of those below `answered_below`.
+    /// Notes that `author` has changed inodes and entries with its mutation `sequence`, and has the replies to all
+    /// below `answered_below`.
     pub(crate) fn changed_by(
         &mut self,
         author: SessionId,
@@ -291,8 +290,7 @@ impl Leases {
         self.unheard.add((author, sequence), inodes, entries);
     }
 
-    /// The session has forgotten what the notice named. Returns the replies that need not wait any
-    /// longer.
+    /// Notes that the session has forgotten what the notice named. Returns the replies that need not wait any longer.
     pub(crate) fn acked(&mut self, session: SessionId, id: NoticeId) -> Vec<WaitId> {
         let mut released = Vec::new();
         if self.unacked.get(&id).is_some_and(|u| u.session == session) {
@@ -301,15 +299,15 @@ impl Leases {
         released
     }
 
-    /// What `session` has not acknowledged yet, as one notice: for a new connection, since the old
-    /// one may have taken notices with it.
+    /// What `session` has not acknowledged yet, as one notice. For a new connection: notices may have been lost with
+    /// the old one.
     pub(crate) fn repeat(&mut self, now_ms: u64, session: SessionId) -> Option<Notice> {
         let old = self.sessions.get(&session)?.unacked.clone();
         if old.is_empty() {
             return None;
         }
         let (id, notice) = self.announce_everything(now_ms, session);
-        // One acknowledgement of it settles all before it.
+        // Its acknowledgement settles all notices before it.
         let mut waits = BTreeSet::new();
         for old_id in old {
             let unacked = self.remove_unacked(old_id);
@@ -356,7 +354,7 @@ impl Leases {
         expired
     }
 
-    /// Which sessions, other than the author, have to forget what.
+    /// What each session other than the author has to forget.
     fn holders(
         &mut self,
         now_ms: u64,
@@ -387,7 +385,7 @@ impl Leases {
                 if holder == Some(author) {
                     continue;
                 }
-                // Forgotten means no longer held; later replies grant it anew.
+                // It will be forgotten, so it is no longer held; later replies grant it again.
                 self.grants.remove(&(cached, period));
                 if let Some(session) = holder.filter(|&s| self.is_alive(now_ms, s)) {
                     holders.entry(session).or_default().inodes.push(ino);
@@ -414,7 +412,7 @@ impl Leases {
             .collect()
     }
 
-    /// Later changes of `changed` by others than `author` wait for this notice too.
+    /// Makes later changes of `changed` by others than `author` wait for this notice, too.
     fn announce(
         &mut self,
         now_ms: u64,
@@ -457,7 +455,7 @@ impl Leases {
         (id, notice)
     }
 
-    /// From here on the session is followed exactly: it starts with nothing.
+    /// From here on the session is tracked exactly, starting with nothing.
     fn announce_everything(&mut self, now_ms: u64, session: SessionId) -> (NoticeId, Notice) {
         self.follow_exactly(session);
         let id = self.next_notice;
@@ -482,7 +480,7 @@ impl Leases {
         self.unacked.insert(id, unacked);
     }
 
-    /// Nothing that the session cached counts any more.
+    /// Nothing that the session cached counts any longer.
     fn lapse(&mut self, session: SessionId) -> Vec<WaitId> {
         let mut released = Vec::new();
         self.unheard.heard_below(session, u64::MAX);
@@ -529,7 +527,7 @@ impl Leases {
         Some(unacked)
     }
 
-    /// Follows a session that has nothing cached, in the cheaper way.
+    /// Tracks a session that has nothing cached, in the cheaper way.
     fn follow_anew(&mut self, session: SessionId) {
         if self.sessions.len() <= 1 {
             self.follow_as_everything(session);
@@ -544,13 +542,13 @@ impl Leases {
 
     fn follow_exactly(&mut self, session: SessionId) {
         let period = self.next_period;
-        // After 2^32 periods nothing is left of the oldest: the table was cleared in between.
+        // After 2^32 periods no grants of the oldest are left: the table was cleared in between.
         self.next_period = self.next_period.wrapping_add(1);
         self.follow(session, Followed::Exactly(period));
     }
 
-    /// All that was known of the session's cache is forgotten. Its grants stay in the table as
-    /// remains that count against its size but for no session.
+    /// Drops all that was known of the session's cache. Its grants remain in the table, where they count against its
+    /// size but for no session.
     fn follow(&mut self, session: SessionId, followed: Followed) {
         let Some(lease) = self.sessions.get_mut(&session) else {
             return;

@@ -96,7 +96,7 @@ fn a_silent_session_delays_for_its_lease_and_no_longer() {
     leases.heard(9_000, A);
     assert_eq!(leases.expire(13_999), Expired::default());
     assert_eq!(leases.expire(14_000).released, vec![7]);
-    // And is not asked afterwards.
+    // And is not notified afterwards.
     assert_eq!(leases.changed(14_001, A, &[FILE], &[], 8), (vec![], false));
     // When it comes back, it starts with nothing.
     leases.heard(15_000, A);
@@ -111,7 +111,7 @@ fn a_session_that_does_not_acknowledge_is_found_out() {
     let mut leases = two_sessions();
     leases.granted(B, Cached::Inode(FILE));
     leases.changed(0, A, &[FILE], &[], 7);
-    // What it has to do before may wait for the end of another lease.
+    // What it has to do first may wait for the end of another lease.
     for now_ms in (0..2 * LEASE_MS).step_by(1_000) {
         leases.heard(now_ms, B);
         leases.heard(now_ms, A);
@@ -120,7 +120,7 @@ fn a_session_that_does_not_acknowledge_is_found_out() {
     leases.heard(2 * LEASE_MS, B);
     assert_eq!(leases.expire(2 * LEASE_MS).unresponsive, vec![B]);
     leases.revoke(B);
-    // It may believe its cache for as long as it was last answered.
+    // It may trust its cache for a lease after it was last answered.
     leases.heard(2 * LEASE_MS + 5_000, B);
     assert_eq!(leases.expire(3 * LEASE_MS - 1), Expired::default());
     assert_eq!(leases.expire(3 * LEASE_MS).released, vec![7]);
@@ -225,8 +225,8 @@ fn ending_a_session_ends_what_waits_for_it() {
     assert!(leases.unacked_by_cached.is_empty());
 }
 
-/// One step of the random test. Sessions are indices; so are things that can be cached: an even one
-/// is an inode, an odd one the entries of a directory.
+/// One step of the random test. Sessions are indices; so are cacheable things: an even index is an inode, an odd one
+/// the entries of a directory.
 #[derive(Clone, Debug)]
 enum Step {
     Open(u8),
@@ -235,7 +235,7 @@ enum Step {
     Read(u8, u8),
     /// A request that changes something.
     Change(u8, u8),
-    /// The session takes its oldest notice and acknowledges it.
+    /// The session receives its oldest notice and acknowledges it.
     TakeNotice(u8),
     Reconnect(u8),
     Pass(u16),
@@ -274,8 +274,7 @@ struct World {
 }
 
 impl World {
-    /// The author is about to get the reply to its change: no other session may still believe an
-    /// older state.
+    /// The author is about to receive the reply to its change: no other session may still trust an older state.
     fn check_released(&self, author: u8, thing: u8, version: u64) {
         for (&session, client) in &self.clients {
             let believes = client.cache.get(&thing);
@@ -334,8 +333,8 @@ fn run(steps: Vec<Step>, grants_max: usize) {
                 if hear(&mut leases, &mut world, s) {
                     leases.granted(session_id(s), cached(thing));
                     let client = world.clients.get_mut(&s).expect("heard");
-                    // Notices sent before are older than this reply, and taken later: they make
-                    // it forget more than needed, never less.
+                    // Notices sent before are older than this reply, but arrive later: they make it forget more than
+                    // needed, never less.
                     client.cache.insert(thing, version);
                 }
             }

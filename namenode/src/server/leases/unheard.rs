@@ -1,8 +1,8 @@
-//! What sessions changed, and may not know yet: their own answers are under way.
+//! Changes that their own sessions may not know of yet, since the replies are still in flight.
 //!
-//! Others see a change of names as soon as it is made, and may go on from there. What they do with the file must not
-//! return while the session that made the change still believes in the names of before: when a change has returned,
-//! every mount shows it (`docs/SEMANTICS.md`).
+//! Others see a change of names as soon as it is made, and may build on it. What they do with the file must not
+//! return while the session that made the change still believes in the old names: when a change has returned, every
+//! mount shows it (`docs/SEMANTICS.md`).
 
 use std::collections::BTreeMap;
 
@@ -11,14 +11,14 @@ use harvestfs_protocol::name::Name;
 use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
 
-/// A change of names by a session.
+/// Identifies a change of names by its session and sequence number.
 type Number = (SessionId, u64);
 
-/// See the module.
+/// The changes whose sessions may not have received the replies yet.
 #[derive(Debug, Default)]
 pub(super) struct Unheard {
     changes: BTreeMap<Number, Change>,
-    /// By the inodes that have the names, or had them.
+    /// By the inodes that have or had the names.
     by_inode: FxHashMap<InodeId, SmallVec<[Number; 1]>>,
 }
 
@@ -29,7 +29,8 @@ struct Change {
 }
 
 impl Unheard {
-    /// A session has changed these names, those of `inodes` that are no directories of theirs, with its mutation `sequence`.
+    /// Adds the names `entries` that a session has changed with its mutation `sequence`. Of `inodes`, those that are
+    /// not the directories of these names count as the inodes that have or had them.
     pub(super) fn add(
         &mut self,
         (session, sequence): Number,
@@ -53,7 +54,7 @@ impl Unheard {
         self.changes.insert(number, change);
     }
 
-    /// The session has heard of its mutations before this one.
+    /// Notes that the session has received the replies to its mutations before this one.
     pub(super) fn heard_below(&mut self, session: SessionId, sequence: u64) {
         while let Some((&number, _)) = self.changes.range((session, 0)..(session, sequence)).next()
         {
@@ -61,8 +62,8 @@ impl Unheard {
         }
     }
 
-    /// The names that sessions other than `author` gave to an inode, or took from it. They have to forget what they know
-    /// of them, and are not asked again.
+    /// Takes out the names that sessions other than `author` gave to an inode, or removed from it. These sessions
+    /// have to forget what they know of the names, and need not be notified again.
     pub(super) fn take(
         &mut self,
         ino: InodeId,

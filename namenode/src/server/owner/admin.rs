@@ -22,41 +22,41 @@ use crate::server::log::Log;
 use crate::server::metrics::Responder;
 use crate::server::sessions::ConnectionId;
 
-/// Findings that a report carries.
+/// Maximum number of findings in a report.
 const FINDINGS_MAX: usize = 1_000;
-/// How long a backup waits until all that the namenode has is committed.
+/// How long a backup waits for all that the namenode has to be committed.
 const COMMITTED_WITHIN_MS: u64 = 10_000;
 
-/// Checkpoints under way and waited for.
+/// Checkpoints that are running or waited for.
 pub(super) struct Checkpoints {
     running: Option<Checkpoint>,
     wanted: VecDeque<Wanted>,
     results: mpsc::Receiver<Result<Outcome, CheckpointError>>,
     sender: mpsc::Sender<Result<Outcome, CheckpointError>>,
-    /// What waits for the running one.
+    /// What waits for the running checkpoint.
     waiting: Vec<Waiter>,
-    /// What the running one is of, if somebody waits for a backup.
+    /// Describes the running checkpoint, if anybody waits for a backup.
     content: Option<Box<BackupContent>>,
-    /// Where the last snapshot left off.
+    /// Where the last snapshot ended.
     last: Covered,
-    /// Where the one that is being written will have.
+    /// Where the running checkpoint will end.
     next: Covered,
     /// Size of the last snapshot.
     content_bytes: u64,
 }
 
-/// Something that waits for a checkpoint that has not begun.
+/// A caller that waits for a checkpoint that has not begun, and the kind of checkpoint.
 struct Wanted {
     purpose: Purpose,
     waiter: Waiter,
 }
 
-/// What waits for a checkpoint.
+/// A caller that waits for a checkpoint.
 enum Waiter {
     Operator(Responder),
-    /// An operator who wants a backup on this connection, and since when.
+    /// An operator that wants a backup on this connection, and since when.
     Backup(ConnectionId, Responder, u64),
-    /// A namenode is to be taken into the group.
+    /// A change of the group: another namenode is to be added.
     Group(oneshot::Sender<Result<(), FsError>>),
 }
 
@@ -66,13 +66,13 @@ impl Waiter {
             Self::Operator(responder) | Self::Backup(_, responder, _) => {
                 responder.send(&result.map(Reply::Admin));
             }
-            // It may have given up.
+            // The receiver may have given up.
             Self::Group(sender) => drop(sender.send(result.map(drop))),
         }
     }
 }
 
-/// What a snapshot covers.
+/// The end of a snapshot in the journal.
 #[derive(Clone, Copy, Debug, Default)]
 struct Covered {
     lsn: Lsn,
@@ -99,20 +99,20 @@ impl Checkpoints {
         }
     }
 
-    /// The result of the running one. Cancellation-safe.
+    /// The result of the running checkpoint. Cancellation-safe.
     pub(super) async fn finished(&mut self) -> Option<Result<Outcome, CheckpointError>> {
         self.results.recv().await
     }
 
-    /// Nobody waits for one any more.
+    /// Drops all that waits for a checkpoint.
     pub(super) fn let_go(&mut self) {
         self.wanted.clear();
         self.waiting.clear();
     }
 
-    /// Gives up what is running and waits for its thread.
+    /// Cancels the running checkpoint and waits for its thread.
     pub(super) async fn cancel(&mut self) {
-        // Or it could not hand over its result.
+        // Otherwise the thread could not hand over its result.
         self.results.close();
         if let Some(running) = self.running.take() {
             blocking(move || running.cancel()).await;
@@ -192,7 +192,7 @@ impl Owner {
         }
     }
 
-    /// Answers with what may show any change: another leader may never have one that is not committed.
+    /// Answers with data that may show any change: a change that is not committed may be missing on the next leader.
     fn answer_shown(&mut self, responder: Responder, reply: AdminReply) {
         let record = self.undurable.last();
         self.answer(responder, Ok(Reply::Admin(reply)), record);
@@ -235,8 +235,8 @@ impl Owner {
         }
     }
 
-    /// Combines the findings in the namespace with the cluster's counts. Goes over all blocks once,
-    /// a fraction of a microsecond for each.
+    /// Combines the findings in the namespace with the cluster's counts. Traverses all blocks once, a fraction of a
+    /// microsecond for each.
     fn fsck_report(&self, mut findings: Vec<FsckFinding>) -> FsckReport {
         let counts = self.namespace.counts();
         let replicas = self.cluster.fsck();
@@ -268,7 +268,7 @@ impl Owner {
             && replicas.lost_blocks == 0
             && replicas.orphan_replicas == 0
             && replicas.excess_replicas == 0;
-        // What is in the file system is healthy without them.
+        // Quarantined blocks do not affect the health of what is in the file system.
         if summary.quarantined_blocks > 0 {
             findings.push(finding(format!(
                 "{} blocks are in quarantine: this namenode never allocated them; \
@@ -290,7 +290,7 @@ impl Owner {
         }
     }
 
-    /// What is wrong with blocks, which files are concerned, and why it is not put right yet.
+    /// What is wrong with blocks, which files are affected, and why it is not repaired yet.
     fn block_findings(&self, findings_max: usize) -> Vec<FsckFinding> {
         let faults = self.cluster.faults(self.clock.now_ms(), findings_max);
         let mut users: BTreeMap<BlockId, InodeId> = BTreeMap::new();
@@ -315,7 +315,7 @@ impl Owner {
         faults.iter().map(finding).collect()
     }
 
-    /// Files that use what is lost at the end of blocks.
+    /// Findings about files that use the lost ends of blocks.
     fn lost_end_findings(&self) -> Vec<FsckFinding> {
         let shortened: BTreeMap<_, _> = self.cluster.shortened().map(|it| (it.block, it)).collect();
         // Going over all inodes of a larger namespace would hold up all requests.
@@ -339,7 +339,7 @@ impl Owner {
         users.iter().filter_map(finding).collect()
     }
 
-    /// Replicas that nothing uses, and what becomes of them.
+    /// Findings about replicas that nothing uses, and what becomes of them.
     fn orphan_findings(&self, findings_max: usize) -> Vec<FsckFinding> {
         let orphans = self.cluster.orphans(findings_max);
         let finding = |orphan: &OrphanReplica| {
@@ -371,18 +371,18 @@ impl Owner {
             .push_back(Wanted { purpose, waiter });
     }
 
-    /// Writes a snapshot, for a namenode that is to take it.
+    /// Requests a snapshot for a namenode that is to be added to the group.
     pub(super) fn want_snapshot(&mut self, done: oneshot::Sender<Result<(), FsError>>) {
         self.want_checkpoint(Purpose::Snapshot, Waiter::Group(done));
     }
 
-    /// Writes a snapshot, for a backup.
+    /// Requests a snapshot for a backup.
     pub(super) fn want_backup(&mut self, connection: ConnectionId, responder: Responder) {
         let waiter = Waiter::Backup(connection, responder, self.clock.now_ms());
         self.want_checkpoint(Purpose::Snapshot, waiter);
     }
 
-    /// What this namenode has is not committed: who has waited for long for a backup of it is told.
+    /// Answers callers that have waited too long for a backup because what this namenode has is not committed.
     fn refuse_late_backups(&mut self) {
         let now_ms = self.clock.now_ms();
         let is_late = |wanted: &Wanted| matches!(wanted.waiter, Waiter::Backup(_, _, since_ms) if now_ms.saturating_sub(since_ms) >= COMMITTED_WITHIN_MS);
@@ -409,7 +409,7 @@ impl Owner {
             return;
         };
         if purpose == Purpose::Check && self.log.last_lsn() == self.checkpoints.last.lsn {
-            // The journal shows what it has only for something new: a record that changes nothing.
+            // The journal shows its contents only for something new: a record that changes nothing.
             let nothing = Command::ReleaseOrphans {
                 inodes: Vec::new(),
                 now: Timestamp::now(),
@@ -419,14 +419,15 @@ impl Owner {
             }
             self.log.flush().await;
         }
-        // A snapshot covers nothing that other namenodes may never have. If that is not certain yet, it begins later.
+        // A snapshot must not cover anything that other namenodes may never have. If that is not certain yet, it
+        // begins later.
         let is_committed = self.log.all_committed().await;
         self.on_progress();
         if !is_committed {
             self.refuse_late_backups();
             return;
         }
-        // One checkpoint serves all operators that wait for the same.
+        // One checkpoint serves all callers that wait for the same kind.
         let waiting = std::mem::take(&mut self.checkpoints.wanted);
         for wanted in waiting {
             if wanted.purpose == purpose {
@@ -453,7 +454,7 @@ impl Owner {
                 self.log.journal().begin_snapshot(lsn, begin).await;
             }
             Err(error) => {
-                // Not before as much again has been written.
+                // The next attempt comes only when as much again has been written.
                 self.checkpoints.last = self.checkpoints.next;
                 self.checkpoint_failed(&format!("no thread for it: {error}"));
             }
@@ -483,7 +484,7 @@ impl Owner {
         // The thread has nothing left to do.
         finished.cancel();
         if purpose == Purpose::Snapshot {
-            // After a failure too: the next attempt comes when as much again has been written.
+            // After a failure, too: the next attempt comes when as much again has been written.
             self.checkpoints.last = self.checkpoints.next;
         }
         let reply = match result {
@@ -505,7 +506,7 @@ impl Owner {
                     self.begin_backup(connection, content.clone(), responder);
                 }
                 (Waiter::Backup(..), None) => unreachable!("it is known what a backup is of"),
-                // It shows more than was committed when the check began.
+                // It shows more than what was committed when the check began.
                 (Waiter::Operator(responder), _) => self.answer_shown(responder, reply.clone()),
                 (other, _) => other.answer(Ok(reply.clone())),
             }

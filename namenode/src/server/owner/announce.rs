@@ -1,4 +1,4 @@
-//! Which sessions changes are announced to, and what waits for them; and who is told where the namenodes of the group listen.
+//! Announcing changes to sessions, and the addresses of the group's namenodes to sessions and datanodes.
 
 use std::net::SocketAddr;
 
@@ -15,8 +15,8 @@ use crate::server::leases::{Announcement, WaitId};
 pub(super) const NO_SESSION: SessionId = SessionId(0);
 
 impl Owner {
-    /// Sends notices to the connections of their sessions. A session without one cannot be
-    /// notified; its lease runs out, or it comes back and is notified then.
+    /// Sends notices on the connections of their sessions. A session without a connection cannot be notified; either
+    /// its lease runs out, or it comes back and is notified then.
     pub(super) fn announce(&self, announcements: Vec<Announcement>) {
         for (id, notice) in announcements {
             let connection = self.sessions.get(id).and_then(|session| session.connection);
@@ -39,10 +39,11 @@ impl Owner {
         self.announce(announcements);
     }
 
-    /// The members of the group may be others now: clients are told. Datanodes are with each heartbeat.
+    /// Announces the members of the group to clients if they have changed. Datanodes receive them with each
+    /// heartbeat.
     pub(super) fn note_namenodes(&mut self) {
         let members = self.log.group().status().members;
-        // One that listens everywhere does not know how others reach it.
+        // A member that listens on all addresses does not know how others reach it.
         let addrs = members.iter().map(|it| it.addr);
         let reachable = addrs.filter(|it| !it.ip().is_unspecified());
         let all: Vec<SocketAddr> = reachable.take(NAMENODES_TOLD_MAX).collect();
@@ -62,14 +63,15 @@ impl Owner {
         }
     }
 
-    /// Tells a session that begins. The only namenode is known to it, perhaps by another address.
+    /// Sends the members to a session that begins. It knows the only namenode of a cluster, perhaps by another
+    /// address.
     pub(super) fn tell_namenodes(&self, session: SessionId) {
         if self.namenodes.len() > 1 {
             self.announce(vec![(session, self.namenodes_notice())]);
         }
     }
 
-    /// No other session's cache holds back these replies any more.
+    /// Releases replies that no other session's cache holds back any more.
     pub(super) fn release(&mut self, waits: Vec<WaitId>) {
         for wait in waits {
             if let Some(answer) = self.gate.acknowledged(wait) {
@@ -78,7 +80,7 @@ impl Owner {
         }
     }
 
-    /// What datanodes are told, if others can reach this namenode.
+    /// The members for datanodes, if others can reach this namenode.
     pub(super) fn namenodes_command(&self) -> Option<NodeCommand> {
         let this = self.options.listen;
         (!this.ip().is_unspecified()).then(|| NodeCommand::Namenodes {
@@ -87,8 +89,8 @@ impl Owner {
         })
     }
 
-    /// On whose behalf a change is announced. A client does not know what its removal does in the
-    /// trash, nor where snapshots are, so that it is notified like every other.
+    /// The session on whose behalf a change is announced. A client does not know what its removal does in the trash,
+    /// nor where snapshots are, so for such a change it is notified like every other session.
     pub(super) fn author_of(&self, effects: &Effects, session: SessionId) -> SessionId {
         let is_unknown =
             |ino: InodeId| self.namespace.is_part_of_trash(ino) || self.namespace.is_frozen(ino);

@@ -1,4 +1,4 @@
-//! Backups: a snapshot is written for the one who asks, and stays open until all of it was read.
+//! Backups: a snapshot is written for an operator, and stays open until all of it was read.
 
 use std::sync::Arc;
 
@@ -16,22 +16,21 @@ use crate::server::metrics::Responder;
 use crate::server::sessions::ConnectionId;
 use crate::server::{clock, data_dir};
 
-/// Snapshots that are being read, by who reads them. Their files can be read also when the journal has removed them.
+/// Snapshots that are being read, by connection. Their files remain readable even when the journal has removed them.
 #[derive(Default)]
 pub(super) struct Backups {
     open: FxHashMap<ConnectionId, Arc<SnapshotFile>>,
-    /// The record with which an operator accepted what the backup lacks that this namenode was restored from, until it
-    /// is committed.
+    /// The record with which an operator accepted what this namenode's backup lacks, until the record is committed.
     accepted: Option<Lsn>,
 }
 
 impl Backups {
-    /// Who read it is gone.
+    /// The connection that read a snapshot is closed.
     pub(super) fn disconnected(&mut self, connection: ConnectionId) {
         self.open.remove(&connection);
     }
 
-    /// An operator accepts with this record what the backup lacks that this namenode was restored from.
+    /// Notes that with this record an operator accepts what the backup lacks that this namenode was restored from.
     pub(super) fn accepted(&mut self, record: Lsn) {
         self.accepted = Some(record);
     }
@@ -55,7 +54,7 @@ impl Owner {
                     responder.send(&Err(FsError::InvalidArgument(what)));
                     return;
                 };
-                // The disk may be slow, and others are served meanwhile.
+                // The disk may be slow, and others must be served meanwhile.
                 tokio::spawn(async move {
                     let part = blocking(move || file.part(offset)).await;
                     let part = part.map_err(|error| FsError::Internal(error.to_string()));
@@ -66,7 +65,8 @@ impl Owner {
         }
     }
 
-    /// After the next start nobody need accept again what the backup lacks that this namenode was restored from.
+    /// Once the acceptance is committed, no operator has to accept again, after the next start, what the backup
+    /// lacks.
     pub(super) fn forget_backup(&mut self, committed: Lsn) {
         if self
             .backups
@@ -81,7 +81,7 @@ impl Owner {
         }
     }
 
-    /// What a snapshot is of that begins now.
+    /// Describes the snapshot that begins now.
     pub(super) fn backup_content(&self) -> BackupContent {
         let group = self.log.group();
         let status = group.status();
@@ -110,7 +110,7 @@ impl Owner {
         }
     }
 
-    /// The snapshot is there.
+    /// Starts serving a backup, once its snapshot is written.
     pub(super) fn begin_backup(
         &mut self,
         connection: ConnectionId,
@@ -118,7 +118,7 @@ impl Owner {
         responder: Responder,
     ) {
         if !self.connections.contains_key(&connection) {
-            // Dropping the responder is an answer that nobody hears.
+            // The responder is dropped: nobody would receive the answer.
             return;
         }
         let reply = match self.log.group().journal().newest_snapshot() {

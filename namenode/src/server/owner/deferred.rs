@@ -1,4 +1,4 @@
-//! Questions that wait until a file's creator has committed what it closed.
+//! Calls that wait until a file's creator has committed what it closed.
 
 use harvestfs_protocol::error::FsError;
 use harvestfs_protocol::ids::{InodeId, SessionId};
@@ -11,13 +11,14 @@ use crate::server::delegations::Standing;
 use crate::server::metrics::Responder;
 use crate::server::sessions::ConnectionId;
 
-/// Questions that may wait. One more is answered `Busy`, and so is one whose session has lost its lease meanwhile.
+/// Maximum number of waiting calls. One more is answered with `Busy`, as is a call whose session loses its lease
+/// meanwhile.
 const DEFERRED_MAX: usize = 4_096;
 const BUSY: FsError = FsError::Busy {
     retry_after_ms: 100,
 };
 
-/// A question that waits.
+/// A call that waits.
 pub(super) struct Deferred {
     connection: ConnectionId,
     call: MetaCall,
@@ -25,8 +26,8 @@ pub(super) struct Deferred {
 }
 
 impl Owner {
-    /// Whether closed content of any of the files is not committed yet; then it is recalled from
-    /// the session that has to commit it. The files are not looked at while nothing is delegated.
+    /// Whether closed content of any of the files is not committed yet; if so, it is recalled from the session that
+    /// has to commit it. `shown` is not evaluated while nothing is delegated.
     pub(super) fn is_ahead_of_commits(
         &mut self,
         asker: SessionId,
@@ -89,8 +90,8 @@ impl Owner {
                     .into_iter()
                     .collect()
             }
-            // Which of them are below the directory is not worth finding out. There may be others,
-            // of sessions from before a restart: the directory counts for them.
+            // It is not worth finding out which of them are below the directory. There may be others, of sessions
+            // from before a restart, for which the directory itself is listed.
             Awaits::Below(dir) => {
                 let delegated = self.delegations.inodes();
                 let file = |ino| Shown {
@@ -99,7 +100,7 @@ impl Owner {
                 };
                 delegated.chain([dir]).map(file).collect()
             }
-            // Sessions from before a restart may have changed any of them, and say so when they come back.
+            // Sessions from before a restart may have changed any of them, and declare them when they come back.
             Awaits::Files(inodes) => {
                 let file = |ino| Shown {
                     ino,
@@ -115,7 +116,7 @@ impl Owner {
         self.delegations.is_empty() && !self.sessions.any_missing()
     }
 
-    /// Keeps a question until it can be answered.
+    /// Keeps a call until it can be answered.
     pub(super) fn defer(&mut self, connection: ConnectionId, call: MetaCall, responder: Responder) {
         if self.deferred.len() >= DEFERRED_MAX {
             return responder.send(&Err(BUSY));
@@ -127,8 +128,8 @@ impl Owner {
         });
     }
 
-    /// Something was committed or returned, or time has passed: asks again. That renews no lease, since nothing was heard
-    /// of who has asked; without a lease, what an answer grants would not be noted.
+    /// Retries the deferred calls after a commit, a returned delegation or a tick. This renews no lease, since the
+    /// callers sent nothing; without a lease, what an answer grants would not be noted.
     pub(super) fn ask_deferred(&mut self) {
         if !self.may_answer() {
             return;
@@ -144,7 +145,7 @@ impl Owner {
         }
     }
 
-    /// The session has committed a file of its delegation, or has given the delegation up.
+    /// Notes that the session has committed a file of its delegation, or has given the delegation up.
     pub(super) fn delegation_returned(&mut self, session: SessionId, ino: InodeId) {
         if self.delegations.returned(session, ino) {
             // All of it was replayed.
@@ -156,7 +157,7 @@ impl Owner {
     }
 }
 
-/// A file of which a reply shows the size or the content.
+/// A file whose size or content a reply shows.
 pub(super) struct Shown {
     ino: InodeId,
     /// A session from before a restart may have committed it, or closed it to commit it later.
@@ -172,8 +173,7 @@ impl Shown {
     }
 }
 
-/// The files of which a reply to a query shows the size or the content. `content` is the file of the
-/// extents in it.
+/// The files whose size or content the reply to a query shows. `content` is the file of the extents in it.
 pub(super) fn files_shown(content: Option<InodeId>, reply: &MetaReply) -> Vec<Shown> {
     let without_content = matches!(reply, MetaReply::Extents { extents, .. } if extents.is_empty());
     let content = content.map(|ino| Shown {

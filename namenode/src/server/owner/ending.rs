@@ -21,7 +21,7 @@ const SHUTDOWN_DEADLINE: Duration = Duration::from_secs(5);
 pub(crate) enum Stop {
     /// Answer what is in flight first.
     Gracefully,
-    /// As if the process were killed.
+    /// End as if the process were killed.
     AtOnce,
 }
 
@@ -29,36 +29,38 @@ pub(crate) enum Stop {
 pub(crate) enum Ended {
     /// As it was asked to.
     Stopped,
-    /// It does not lead any more, or what it has was replaced. What it has may be right all the same.
+    /// It no longer leads, or what its engine had was replaced. Carries the engine's state if that may still be
+    /// right.
     Deposed(Option<Box<Kept>>),
 }
 
-/// Drops what was in memory. Of ten million files that takes a third of a second, in which nobody would hear that this
-/// namenode does not lead any more.
+/// Drops in-memory state on another thread. With ten million files that takes a third of a second, during which this
+/// namenode could not tell anyone that it no longer leads.
 fn drop_elsewhere(memory: impl Send + 'static) {
     let dropping = move || drop(memory);
     if let Err(error) = thread::Builder::new()
         .name("drop".to_owned())
         .spawn(dropping)
     {
-        // Then it was dropped here.
+        // The closure was dropped here.
         tracing::debug!(%error, "no thread to drop the namespace on");
     }
 }
 
 impl Owner {
-    /// Ends what it has, after what it did ended.
+    /// Closes everything, after the work has ended.
     pub(super) async fn end(
         self,
         worked: Result<(), NamenodeError>,
     ) -> Result<Ended, NamenodeError> {
         if matches!(worked, Err(NamenodeError::Deposed)) {
-            // Whether the next leader was heard of, or nobody took over in time.
+            // Both when the next leader is known and when nobody took over in time.
             self.leave_if_removed().await;
         }
         let led = self.log.last_led();
         let is_replaced = self.log.is_replaced();
-        // First: nobody takes what is committed any more, and openraft would wait for ever until there is room for it.
+        // First of all: nobody receives committed entries any more, and openraft would wait forever for room for
+        // them.
         drop(self.committed);
         // Replies that are still held are given up: their mutations may be repeated.
         let closed = self.log.close().await;
@@ -78,13 +80,13 @@ impl Owner {
         }
         drop_elsewhere(namespace);
         match worked {
-            // To begin anew is of no use without what the disk refused.
+            // Starting over is of no use without what the disk refused to store.
             Err(NamenodeError::Deposed) => closed.map(|()| Ended::Deposed(None)),
             worked => worked.and(closed).map(|()| Ended::Stopped),
         }
     }
 
-    /// Drops what has connections of peers open.
+    /// Drops what keeps connections of peers open.
     pub(super) fn let_go(&mut self) {
         self.connections.clear();
         self.gate = Gate::new();
@@ -93,7 +95,7 @@ impl Owner {
         self.checkpoints.let_go();
     }
 
-    /// Takes what has arrived before the stop and waits until it is answered.
+    /// Takes what arrived before the stop and waits until it is answered.
     pub(super) async fn answer_what_is_in_flight(&mut self, mut events: mpsc::Receiver<Event>) {
         let deadline = tokio::time::Instant::now() + SHUTDOWN_DEADLINE;
         let commits = self.log.commits();

@@ -1,4 +1,4 @@
-//! Epochs: their beginning, and recovery when datanodes know more than this namenode.
+//! Epochs: how they begin, and recovery when datanodes know more than this namenode.
 
 use harvestfs_protocol::admin::QuarantinedBlock;
 use harvestfs_protocol::error::FsError;
@@ -16,10 +16,10 @@ use crate::journal::Lsn;
 use crate::server::clock;
 use crate::server::timeline::{Verdict, next_number};
 
-/// When so few blocks, or sessions, are left in an epoch, another one begins.
+/// Another epoch begins when fewer blocks or sessions than this are left in the current one.
 const IDS_LEFT_MIN: u64 = Epoch::BLOCKS_MAX / 4;
 
-/// What may be executed in recovery: what reading needs, and what ends it.
+/// Whether a command may be executed in recovery: those that reading needs, and those that end recovery.
 pub(super) fn is_allowed_in_recovery(command: &Command) -> bool {
     matches!(
         command,
@@ -32,10 +32,10 @@ pub(super) fn is_allowed_in_recovery(command: &Command) -> bool {
     ) || matches!(command, Command::ReleaseOrphans { inodes, .. } if inodes.is_empty())
 }
 
-/// An epoch that follows a namespace's epochs and others with these numbers.
+/// Returns an epoch that follows a namespace's epochs and foreign ones with these numbers.
 ///
 /// # Errors
-/// As those of [`next_number`].
+/// Those of [`next_number`].
 pub(super) fn following(
     namespace: &Namespace,
     foreign: impl IntoIterator<Item = u32>,
@@ -43,7 +43,7 @@ pub(super) fn following(
     let before = namespace.last_number().into_iter().chain(foreign);
     Ok(Epoch {
         number: next_number(clock::unix_now_s().into(), before)?,
-        // Never from a seed: a copy of this namenode has the same.
+        // Never from a seed: a copy of this namenode has the same seed.
         id: machine::random(),
     })
 }
@@ -51,16 +51,16 @@ pub(super) fn following(
 /// Checks that an epoch could follow now.
 ///
 /// # Errors
-/// As those of [`following`].
+/// Those of [`following`].
 pub(super) fn check_clock(namespace: &Namespace) -> Result<(), FsError> {
     next_number(clock::unix_now_s().into(), namespace.last_number()).map(drop)
 }
 
 impl Owner {
-    /// Begins an epoch. What comes of it is announced when its record is durable.
+    /// Begins an epoch. What follows from it is announced when its record is durable.
     pub(super) fn enter_epoch(&mut self, epoch: Epoch, gives_up: bool) -> Result<Lsn, FsError> {
-        // With the term, whose first entry comes before this record: in a copy, that has the place of a record that it
-        // lacks.
+        // The epoch begins with the term, whose first entry precedes this record: in a copy of this namenode, that
+        // entry takes the position of a record that the copy lacks.
         let before = self.namespace.epochs().last();
         let first_record = before
             .and_then(|it| self.log.term_after_epoch(it.first_record))
@@ -79,7 +79,7 @@ impl Owner {
         Ok(lsn)
     }
 
-    /// From here on commands are carried out as this release does it.
+    /// Makes commands from here on execute as in this release.
     pub(super) fn enter_edition(&mut self) -> Result<(), FsError> {
         let before = self.namespace.edition();
         if before == EDITION {
@@ -94,7 +94,7 @@ impl Owner {
         Ok(())
     }
 
-    /// Begins another epoch before there are no numbers left in the current one.
+    /// Begins another epoch before the current one runs out of IDs.
     pub(super) fn renew_epoch(&mut self) {
         let left = (self.namespace.blocks_left()).min(self.namespace.sessions_left());
         if left >= IDS_LEFT_MIN {
@@ -123,8 +123,8 @@ impl Owner {
         self.timeline.judge(obeyed, settled)
     }
 
-    /// Judges what datanodes know that registered while another namenode led. Now this one has all that was committed: what
-    /// they obeyed and it lacks was lost by all of them.
+    /// Judges the positions of datanodes that registered while another namenode led. This one now has all that was
+    /// committed: what they obeyed and it lacks was lost by all namenodes.
     pub(super) fn judge_registered(&mut self) {
         let registered = self
             .node_connections
@@ -134,7 +134,7 @@ impl Owner {
                 Some((*node, connected.peer.name.clone(), connected.obeyed))
             });
         let mut registered: Vec<_> = registered.collect();
-        // In one order, whatever the seed.
+        // Ordered, so that a run with the same seed is repeatable.
         registered.sort_unstable_by_key(|(node, ..)| *node);
         self.timeline.takes_over();
         let judged = registered.into_iter().map(|(node, name, obeyed)| {
@@ -162,7 +162,7 @@ impl Owner {
         }
     }
 
-    /// Blocks in quarantine after one, with the right to read them.
+    /// Lists blocks in quarantine after the given one, with tokens to read them.
     pub(super) fn quarantined(&self, after: BlockId) -> Vec<QuarantinedBlock> {
         let now_ms = self.clock.now_ms();
         let blocks = (self.cluster).quarantined(now_ms, after, QUARANTINED_PER_REPLY_MAX);
@@ -177,8 +177,8 @@ impl Owner {
         blocks.into_iter().map(tell).collect()
     }
 
-    /// Ends recovery: goes on without what is missing, or without the records of another namenode
-    /// that runs or ran beside this one.
+    /// Ends recovery: continues without what is missing, or without the records of another namenode that runs or ran
+    /// beside this one.
     pub(super) fn accept_loss(&mut self) -> Result<Lsn, FsError> {
         if !self.timeline.is_behind() {
             return Err(FsError::InvalidArgument(

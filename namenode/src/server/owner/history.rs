@@ -1,4 +1,4 @@
-//! What the owner sends the historian, and what it gets back.
+//! What the owner sends to the historian, and what it receives from it.
 
 use harvestfs_protocol::admin::AdminReply;
 use harvestfs_protocol::classes::Classes;
@@ -14,7 +14,7 @@ use crate::server::classes::{LiveServer, classes};
 use crate::server::history::{Finished, KnownServer};
 
 impl Owner {
-    /// Something that the historian had to do is done.
+    /// Handles a task that the historian has finished.
     pub(super) fn on_history(&mut self, finished: Finished) {
         match finished {
             Finished::Answer(reply, responder) => {
@@ -35,7 +35,7 @@ impl Owner {
         }
     }
 
-    /// The utilisation classes, with the servers that are alive and what their owners use. O(nodes).
+    /// The utilisation classes, with the servers that are alive and what their primary tenants use. O(nodes).
     pub(crate) fn classes(&self) -> Classes {
         let mut nodes = self.cluster.nodes(self.clock.now_ms());
         nodes.retain(|node| node.alive);
@@ -51,7 +51,7 @@ impl Owner {
         classes(self.analysis.as_deref(), servers.collect())
     }
 
-    /// A datanode registered: its server may have changed hands or been reimaged.
+    /// Notifies the historian of a datanode that registered: its server may have changed hands or been reimaged.
     pub(super) fn tell_historian(&mut self, node: NodeId, name: &str) {
         if let Some(view) = self.namespace.server(name) {
             self.historian.server(node, known(&view));
@@ -59,7 +59,7 @@ impl Owner {
     }
 }
 
-/// What history needs of a server.
+/// What the historian needs to know of a server.
 pub(super) fn known(view: &ServerView<'_>) -> KnownServer {
     KnownServer {
         name: view.server.name.clone(),

@@ -1,4 +1,4 @@
-//! Where blocks are, and the right to use them.
+//! Where blocks are, and the tokens to use them.
 
 use std::collections::BTreeSet;
 use std::fmt::Write;
@@ -19,7 +19,7 @@ use crate::server::sessions::OpenTo;
 /// The extended attribute that shows where a file's replicas are.
 pub(super) const LOCATIONS_XATTR: &[u8] = b"user.harvestfs.locations";
 
-/// Blocks that the reply to an `Open` locates: what a reader wants first. The rest is asked for.
+/// Blocks that the reply to an `Open` locates: those that a reader wants first. The rest is requested later.
 const BLOCKS_PER_OPEN: usize = 16;
 
 /// The last line when the rest does not fit.
@@ -31,7 +31,8 @@ impl Owner {
         self.namespace.check_readable(credentials, ino).is_ok()
     }
 
-    /// The credentials for the content of what a session has open: its permission was checked then.
+    /// The credentials for the content of a file that a session has open: its permission was checked when it was
+    /// opened.
     pub(super) fn opener(
         &self,
         session: SessionId,
@@ -76,7 +77,7 @@ impl Owner {
         self.located(first, reader)
     }
 
-    /// New blocks with the nodes that they are to be written to.
+    /// Returns new blocks with the nodes that they are to be written to.
     pub(super) fn located_for_writing(
         &self,
         pipelines: Vec<(BlockId, PlacementRules, Vec<NodeId>)>,
@@ -153,7 +154,7 @@ impl Owner {
     }
 }
 
-/// The changes that report a block that exists already to the cluster.
+/// The changes that introduce an existing block to the cluster.
 pub(super) fn changes_of(view: &BlockView) -> Vec<BlockChange> {
     let block = view.block;
     let allocated = BlockChange::Allocated {

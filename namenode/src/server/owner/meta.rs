@@ -18,10 +18,10 @@ use super::locate::LOCATIONS_XATTR;
 use crate::server::metrics::Responder;
 use crate::server::sessions::{ConnectionId, OpenTo};
 
-/// When a client may try again that has too much in flight.
+/// When a client with too much in flight may try again.
 pub(super) const TOO_MUCH_RETRY_AFTER_MS: u32 = 100;
 
-/// How long a session that compacts has to come back for more before another may.
+/// How long a session that compacts may take to ask for more before another session gets its turn.
 const COMPACTION_TURN_MS: u64 = 600_000;
 
 /// The session that asks, and the address that it asks from.
@@ -39,7 +39,7 @@ impl Owner {
         }
     }
 
-    /// The same for a call that came now, or a while ago and had to wait.
+    /// Handles a call that has just arrived, or arrived earlier and had to wait.
     pub(super) fn meta_now(
         &mut self,
         connection: ConnectionId,
@@ -179,7 +179,7 @@ impl Owner {
         }
     }
 
-    /// Compaction is one session's at a time: two would copy the same data.
+    /// Lets one session compact at a time: two would copy the same data.
     fn take_compaction_turn(&mut self, session: SessionId) -> Result<(), FsError> {
         let now_ms = self.clock.now_ms();
         match self.compactor {
@@ -210,7 +210,7 @@ impl Owner {
         })
     }
 
-    /// Cuts what quotas leave down to the space that the cluster has.
+    /// Caps the space that quotas leave at the space that the cluster has.
     fn with_space(&self, reply: MetaReply) -> MetaReply {
         let MetaReply::StatFs(quotas) = reply else {
             return reply;

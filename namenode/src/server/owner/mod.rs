@@ -1,10 +1,9 @@
-//! The owner: the one task that has the engine.
+//! The owner: the one task that owns the engine.
 //!
-//! It takes what has arrived, applies or answers it, hands the records of the round to the
-//! journal together, and goes on with the next round while the journal works. Replies leave when
-//! the journal has their records on stable storage and other sessions have forgotten what was
-//! changed (see [`super::gate`] and [`super::leases`]). There is no lock: no other task has the
-//! engine.
+//! It takes what has arrived, applies or answers it, hands the records of the round to the journal together, and
+//! starts the next round while the journal works. Replies leave when the journal has their records on stable storage
+//! and other sessions have forgotten what was changed (see [`super::gate`] and [`super::leases`]). There is no lock:
+//! no other task has access to the engine.
 
 mod admin;
 mod announce;
@@ -75,25 +74,25 @@ use crate::engine::cluster::{Cluster, Happening};
 use crate::engine::namespace::{Applied, BlockChange, Command, Effects, Formatted, Namespace};
 use crate::journal::Lsn;
 
-/// Events taken in one round. More would delay the first of them; fewer would cost a wake-up of the
+/// Maximum number of events taken in one round. More would delay the first of them; fewer would cost a wake-up of the
 /// journal for each.
 const ROUND_EVENTS_MAX: usize = 256;
 
 /// How often to check whether keys of block tokens have to change.
 const KEY_CHECK_INTERVAL_MS: u64 = 10_000;
 
-/// How often a leader without a lease looks whether it has one.
+/// How often a leader without a lease checks whether it has regained one.
 const LEASE_POLL: Duration = Duration::from_millis(5);
 
-/// What the owner is asked.
+/// What arrives for the owner.
 pub(crate) struct Asked {
-    /// By peers.
+    /// From peers.
     pub events: mpsc::Receiver<Event>,
-    /// By those who look at it.
+    /// From observers.
     pub questions: mpsc::Receiver<Question>,
 }
 
-/// The engine and everything around it that need not survive.
+/// The engine, and all state around it that need not survive a restart.
 pub(crate) struct Owner {
     options: NamenodeOptions,
     clock: Clock,
@@ -105,47 +104,48 @@ pub(crate) struct Owner {
     tokens: TokenKeys,
     next_key_check_ms: u64,
     last_tick_ms: u64,
-    /// When a tick saw that it had a lease, or had just started. Its own clock does not count the time without one.
+    /// The last tick at which this namenode had a lease; its start at first. An `Instant`, since its own clock does
+    /// not count the time without a lease.
     last_lease: Instant,
     connections: FxHashMap<ConnectionId, Connected>,
-    /// The connection on which a datanode registered last.
+    /// The connection on which each datanode registered last.
     node_connections: FxHashMap<NodeId, ConnectionId>,
     sessions: Sessions,
     leases: Leases,
     delegations: Delegations,
-    /// Questions that wait for commits.
+    /// Calls that wait for commits.
     deferred: Vec<Deferred>,
-    /// Some of them may be answered now.
+    /// Some deferred calls may be answerable now.
     deferred_due: bool,
     overtaken: Overtaken,
     gate: Gate<Answer>,
     undurable: Undurable,
     answered_early: AnsweredEarly,
-    /// Changes that have datanodes remove or cut replicas: the cluster gets them only when their
-    /// record is durable, or a crash would bring a block back without its data.
+    /// Changes that make datanodes remove or truncate replicas. The cluster gets them only when their record is
+    /// durable, or a crash would bring a block back without its data.
     destructive: VecDeque<(Lsn, BlockChange)>,
-    /// Orphans from before the restart are still to be looked at.
+    /// Orphans from before the restart have not been swept yet.
     sweep_due: bool,
-    /// Only what helps to answer earlier requests is still taken.
+    /// Only what helps to answer earlier requests is still accepted.
     stopping: bool,
     checkpoints: Checkpoints,
     backups: Backups,
     historian: Historian,
-    /// What the historian found last.
+    /// The latest result of the historian.
     analysis: Option<Arc<Analysis>>,
     timeline: Timeline,
     part: Part,
     leadership: LeadershipReceiver,
     group: Group,
-    /// Where its members listen, as others were told last.
+    /// Addresses of the group's members, as they were last announced.
     namenodes: Vec<SocketAddr>,
-    /// What others committed.
+    /// What other namenodes committed.
     committed: mpsc::Receiver<Committed>,
-    /// The last term that began, as far as the engine has followed.
+    /// The last term that began, as far as the engine has followed the log.
     begun_term: Option<Term>,
     /// The record that raised the version of the cluster, and the version before it.
     raised: Option<(Lsn, Version)>,
-    /// The record that began the current epoch: no peer learns of the epoch before it is durable.
+    /// The record that began the current epoch: no peer learns of the epoch before this is durable.
     epoch_record: Lsn,
     /// The session that compacts, and until when no other may.
     compactor: Option<(SessionId, u64)>,
@@ -161,7 +161,7 @@ struct Connected {
     notices: NoticeSender<Notice>,
     session: Option<SessionId>,
     node: Option<NodeId>,
-    /// What the datanode had obeyed when it registered.
+    /// The position that the datanode had obeyed when it registered.
     obeyed: Option<Position>,
     /// How far the datanode's clock was ahead of ours at its last heartbeat.
     clock_ahead_ms: Option<i64>,
@@ -177,7 +177,7 @@ struct Answer {
     mutation: Option<(SessionId, u64)>,
 }
 
-/// What [`Owner::new`] is made of.
+/// The parts that [`Owner::new`] assembles.
 pub(super) struct Parts {
     pub options: NamenodeOptions,
     pub namespace: Namespace,
@@ -185,7 +185,7 @@ pub(super) struct Parts {
     pub cluster: Cluster,
     pub log: Log,
     pub records_since_snapshot: u64,
-    /// The last record that raised the version of the cluster and may not be committed, and the version before it.
+    /// The last record that raised the version of the cluster, which may not be committed, and the version before it.
     pub raised: Option<(Lsn, Version)>,
     pub from_backup: Option<Lsn>,
     pub tokens: TokenKeys,
@@ -197,7 +197,7 @@ pub(super) struct Parts {
 }
 
 impl Owner {
-    /// As a standby, until it is elected.
+    /// Begins as a standby, until it is elected.
     pub(super) fn new(parts: Parts) -> Self {
         let Parts {
             options,
@@ -248,7 +248,7 @@ impl Owner {
             stopping: false,
             historian,
             analysis: None,
-            // Until it leads, it is in none.
+            // Until it leads, it is in no epoch.
             timeline: Timeline::new(
                 Epoch::default(),
                 from_backup.map_or(restored, |record| record.min(restored)),
@@ -271,8 +271,8 @@ impl Owner {
         owner
     }
 
-    /// Works until it is stopped, is deposed, or the journal fails. `ready` is called as soon as it serves, and again. Peers
-    /// are let go when `holding` is dropped.
+    /// Works until it is stopped or deposed, or the journal fails. `ready` is called in each round in which it
+    /// serves. Connections of peers end when `holding` is dropped.
     pub(crate) async fn run(
         mut self,
         mut asked: Asked,
@@ -285,7 +285,7 @@ impl Owner {
             self.checkpoints.cancel().await;
             self.answer_what_is_in_flight(asked.events).await;
         } else {
-            // Peers look for another namenode, and do not wait until a slow disk has all that is still to be written.
+            // Peers look for another namenode, and must not wait for a slow disk to write all that is pending.
             drop((asked, holding));
             self.let_go();
             self.checkpoints.cancel().await;
@@ -332,13 +332,14 @@ impl Owner {
                 Some(question) = questions.recv() => question(self),
             }
             self.take_over_if_elected()?;
-            // Asked again: it may have waited for longer than its lease was.
+            // Checked again: it may have waited for longer than its lease lasted.
             if self.may_answer() {
                 for event in round.drain(..) {
                     self.on_event(event);
                 }
             }
-            // Also when there are always requests, and when none is taken for want of a lease.
+            // So that questions are answered even under a constant load of requests, and while none is taken for lack
+            // of a lease.
             if let Ok(question) = questions.try_recv() {
                 question(self);
             }
@@ -392,7 +393,7 @@ impl Owner {
         }
     }
 
-    /// Which roles may ask what. What is not named here is denied.
+    /// Decides which roles may make which requests. What is not listed here is denied.
     fn on_request(&mut self, connection: ConnectionId, request: Request, responder: Responder) {
         let Some(role) = self.connections.get(&connection).map(|c| c.peer.role) else {
             // Every connection is announced before its first request and lives until its last.
@@ -474,7 +475,7 @@ impl Owner {
         self.note_happenings();
         self.ask_deferred();
         self.historian.tick(clock::unix_now_s());
-        // Without a lease openraft takes no records: they would only pile up.
+        // Without a lease openraft accepts no records: they would only pile up.
         if self.leads() && self.may_answer() && !self.timeline.is_recovering() {
             self.end_silent_sessions(now_ms);
             self.keep_up();
@@ -491,7 +492,7 @@ impl Owner {
         }
     }
 
-    /// Keeps the engine's happenings for operators.
+    /// Keeps the cluster's happenings for operators.
     fn note_happenings(&mut self) {
         let now_s = clock::unix_now_s();
         let happenings: Vec<Happening> = self.cluster.take_happenings().collect();
@@ -515,7 +516,7 @@ impl Owner {
         self.undurable.last()
     }
 
-    /// The journal may have more on stable storage than when we looked last.
+    /// Acts on what has become committed since the last call.
     fn on_progress(&mut self) {
         let lsn = self.log.committed_lsn();
         self.undurable.durable(lsn);
@@ -533,8 +534,8 @@ impl Owner {
         }
     }
 
-    /// Applies a command and adds it to the round's records. With `awaited`, something waits for it
-    /// to become durable. Returns what it did and its record.
+    /// Applies a command and adds it to the round's records. With `awaited`, something waits for the record to become
+    /// durable. Returns the result and the number of the record.
     fn execute(&mut self, command: &Command, awaited: bool) -> Result<(Applied, Lsn), FsError> {
         if !epochs::is_allowed_in_recovery(command) {
             self.timeline.check_serving()?;
@@ -572,7 +573,7 @@ impl Owner {
         Ok((applied, lsn))
     }
 
-    /// Sends a response once `record` is durable, if given.
+    /// Sends a response; if `record` is given, once it is durable.
     fn answer(&mut self, responder: Responder, response: Response, record: Option<Lsn>) {
         let id = self.gate.next_id();
         let answer = Answer {

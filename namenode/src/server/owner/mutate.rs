@@ -27,7 +27,7 @@ struct Done {
     /// Its number at the gate.
     id: u64,
     mutated: Mutated,
-    /// What its reply has to wait for.
+    /// The record that its reply has to wait for.
     record: Option<Lsn>,
     waits_for_others: bool,
 }
@@ -91,9 +91,9 @@ impl Owner {
         }
     }
 
-    /// Whether a change may be lost in a crash: of all but the size of a file that never had content
-    /// and is delegated to the session. While it is written down that the session's lease has run out,
-    /// whoever leads next would refuse to have it replayed.
+    /// Whether a change may be lost in a crash: any attribute but the size, of a file that never had content and is
+    /// delegated to the session. Not while it is recorded that the session's lease has run out: the next leader would
+    /// refuse a replay of the change.
     fn may_be_relaxed(&self, session: SessionId, mutation: &Mutation) -> bool {
         let Mutation::SetAttr(SetAttr { ino, changes }) = mutation else {
             return false;
@@ -108,14 +108,14 @@ impl Owner {
             && never_had_content()
     }
 
-    /// Whether a commit that is answered at once would be lost with this namenode, while another one goes on within a
-    /// moment: others could build on what is there without it before its client has replayed it.
+    /// Whether a commit that is answered immediately would be lost with this namenode, while another takes over
+    /// within a moment: other sessions could build on the state without the commit before its client has replayed it.
     fn is_lost_with_leader(&self, mutation: &Mutation) -> bool {
         !self.log.is_alone() && matches!(mutation, Mutation::Commit(_))
     }
 
-    /// Answers a mutation that was executed before, and gives the responder back otherwise. What the
-    /// directories are by now is not part of the answer.
+    /// Answers a mutation that was executed before, and gives the responder back otherwise. The current state of the
+    /// directories is not part of the answer.
     fn answer_repeated(
         &mut self,
         asker: Asker,
@@ -123,7 +123,7 @@ impl Owner {
         responder: Responder,
     ) -> Option<Responder> {
         let session = self.sessions.get(asker.session)?;
-        // A session that resumed has named what it holds, and did not know of what it was creating.
+        // A resumed session has declared what it holds, and did not know of the file that it was creating.
         let held_file = |reply: &MetaReply| {
             let created = reply.attrs().next().map(|attr| attr.ino);
             created.filter(|_| creates == Creates::HeldFile)
@@ -131,7 +131,7 @@ impl Owner {
         if let Some(&waiting) = session.unanswered.get(&sequence)
             && let Some(answer) = self.gate.get_mut(waiting)
         {
-            // The first attempt's connection is gone, or its client would not ask again.
+            // The first attempt's connection is lost, or its client would not ask again.
             answer.responder = responder;
             if let Ok(Reply::Mutated(mutated)) = &answer.response
                 && let Some(ino) = held_file(&mutated.reply)
@@ -276,7 +276,7 @@ impl Owner {
             let changed = effects.inodes.iter().copied();
             self.answered_early.note(asker.session, lsn, changed);
         }
-        // The answer may show what another session was promised to be durable before it is seen.
+        // The answer may show a change of another session, which must not be seen before it is durable.
         let shown = self.undurable.record_of(effects.inodes.iter().copied());
         let author = self.author_of(&effects, asker.session);
         let now_ms = self.clock.now_ms();
@@ -298,7 +298,8 @@ impl Owner {
         let directories = self.namespace.directories_of(&facts);
         self.grant(asker.session, &facts, &reply, &directories);
         self.note_changed(asker.session, &mutation, is_replay);
-        // A replayed commit need not be the last one: the session returns the delegation when it has replayed all.
+        // A replayed commit need not be the last one: the session returns the delegation when it has replayed
+        // everything.
         let reply = if is_replay {
             reply
         } else {
@@ -332,7 +333,7 @@ impl Owner {
         }
     }
 
-    /// What the server itself has to do after a mutation.
+    /// Does what the server itself has to do after a mutation.
     fn follow_mutation(
         &mut self,
         session: SessionId,
@@ -374,7 +375,7 @@ impl Owner {
         let Ok(rules) = self.namespace.rules_of(attr.ino) else {
             return MetaReply::Attr(attr);
         };
-        // A quota may refuse what is written, which `close` has to report.
+        // A quota may refuse what is written, and `close` has to report that.
         let delegated =
             !self.namespace.is_limited(attr.ino) && self.delegations.give(session, attr.ino);
         MetaReply::Created {
@@ -406,9 +407,9 @@ impl Owner {
         MetaReply::Located(self.located_for_writing(located))
     }
 
-    /// The answer to a repeated allocation: the blocks as they were placed, or placed anew, when a restart has
-    /// forgotten where that was, or when so many of those servers are gone that a new block would not be written
-    /// to the others alone. Nothing can have been written to them without it.
+    /// Returns the answer to a repeated allocation: the blocks with their placement. A block is placed again if a
+    /// restart has forgotten where it was placed, or if so many of those servers are unreachable that a new block
+    /// would not be written to the others alone. Nothing can have been written to the block without this answer.
     fn locate_again(&mut self, asker: Asker, blocks: Vec<BlockId>) -> Result<MetaReply, FsError> {
         let mut located = Vec::with_capacity(blocks.len());
         for block in blocks {
@@ -420,7 +421,7 @@ impl Owner {
             let is_unwritten = view.committed_bytes == 0;
             if nodes.is_empty() || is_unwritten && nodes.len() < needed {
                 let placed = self.place(asker, 1, &view.rules, &[]);
-                // Those that are left are better than none.
+                // The remaining nodes are better than none.
                 if nodes.is_empty() || placed.is_ok() {
                     nodes = placed?.concat();
                     self.cluster.set_pipeline(block, &nodes);

@@ -37,7 +37,7 @@ impl Owner {
                     self.answer(responder, Ok(reply), record);
                 }
                 Err(error) => {
-                    // One that stands by refuses each of them whenever it starts.
+                    // A standby refuses each of them whenever it starts.
                     if !matches!(error, FsError::NotLeader { .. }) {
                         tracing::warn!(connection, %error, "a datanode was not registered");
                     }
@@ -46,8 +46,8 @@ impl Owner {
             };
         }
         let reply = self.registered_node_request(connection, request);
-        // A leader that was just elected may still lose the epoch that it says it is in, and with it all records that it has
-        // not committed: a datanode that had obeyed it would know more than every later leader.
+        // A leader that was just elected may still lose the epoch that it announces, and with it all records that it
+        // has not committed: a datanode that had obeyed it would know more than every later leader.
         let is_command = self.leads() && matches!(reply, Ok(NodeReply::Heartbeat(_)));
         let record = is_command.then_some(self.epoch_record);
         self.answer(responder, reply.map(Reply::Node), record);
@@ -126,7 +126,7 @@ impl Owner {
         }
         let last_number = self.namespace.last_number();
         check_obeyed(clock::unix_now_s().into(), last_number, register.obeyed)?;
-        // A standby commands nobody, and lags behind what datanodes obeyed. It judges when it takes over.
+        // A standby commands nobody, and lags behind what datanodes obeyed. It judges them when it takes over.
         let verdict = if self.leads() {
             self.judge_position(register.obeyed)
         } else {
@@ -144,7 +144,7 @@ impl Owner {
         let now_ms = self.clock.now_ms();
         self.cluster
             .register(now_ms, node, server, &register.volumes);
-        // It may have been reimaged while the namenode did not run.
+        // The datanode may have been reimaged while the namenode did not run.
         let held = self
             .namespace
             .server(&server.name)
@@ -170,8 +170,8 @@ impl Owner {
         Ok((registered, record.max(Some(self.epoch_record))))
     }
 
-    /// The server's number, and the record to wait for. A server that comes back as it was is not
-    /// journaled again.
+    /// Returns the server's number, and the record to wait for. A server that comes back unchanged is not journaled
+    /// again.
     fn journal_server(
         &mut self,
         server: &ServerDescription,
@@ -226,8 +226,8 @@ impl Owner {
             let ahead_ms = i128::from(heartbeat.unix_ms) - i128::from(now_unix_ms);
             connected.clock_ahead_ms = i64::try_from(ahead_ms).ok();
         }
-        // Each time: whether an earlier reply came in time is not known, and a datanode without the
-        // newest key would refuse all clients, one that knows no namenode any more would be lost.
+        // Each time, since an earlier reply may have been lost: a datanode without the newest key would refuse all
+        // clients, and one that knows no current namenode would be lost.
         commands.extend(self.namenodes_command());
         let keys = Some(self.tokens.all());
         Ok(HeartbeatReply {
@@ -248,7 +248,7 @@ fn check_count(what: &str, count: usize, max: usize) -> Result<(), FsError> {
     )))
 }
 
-/// Two directories with one id: each full report of one would take away what the other has.
+/// Refuses two directories with one ID: each full report of one would remove what the other has.
 fn check_distinct(volumes: &[VolumeStatus]) -> Result<(), FsError> {
     let mut ids: Vec<StorageId> = volumes.iter().map(|volume| volume.storage).collect();
     ids.sort_unstable();

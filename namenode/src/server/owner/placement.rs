@@ -14,9 +14,9 @@ use harvestfs_protocol::types::{Credentials, Timestamp};
 use super::Owner;
 use crate::engine::namespace::{Choice, Command, Operation};
 
-/// Most budget that can be set: more than any disk can do in a window.
+/// Largest budget that can be set: more than any disk can do in a window.
 const REPAIRS_MAX: u32 = 1_000_000;
-/// When to ask again while datanodes report.
+/// When to ask again while datanodes are still reporting.
 const REPORTS_RETRY_MS: u32 = 500;
 
 impl Owner {
@@ -133,11 +133,11 @@ impl Owner {
         }
     }
 
-    /// What operators chose before the restart.
+    /// Restores what operators chose before the restart.
     pub(super) fn restore_operations(&mut self) {
         let configured = self.options.policy.name().to_owned();
         let chosen = self.namespace.chosen_policy();
-        // A name that no policy has was written by another release: the configuration holds.
+        // A name that no policy has was written by another release: then the configured policy applies.
         let kind = chosen.and_then(|it| it.instead_of(&configured)?.parse().ok());
         if let Some(kind) = kind {
             self.choose_policy(kind);
@@ -191,7 +191,7 @@ impl Owner {
     fn hold_servers(&mut self, servers: &[String], held: bool) -> Result<(), FsError> {
         let now_ms = self.clock.now_ms();
         for node in self.nodes_named(servers)? {
-            // An operator that waits until it is safe asks again and again.
+            // An operator who waits until it is safe asks again and again.
             if self.cluster.is_draining(node) != held {
                 self.operate(Operation::Hold { node, held })?;
                 self.cluster.set_draining(now_ms, node, held);
@@ -235,8 +235,8 @@ impl Owner {
         self.execute(&Command::Operate(operation), true).map(|_| ())
     }
 
-    /// Right after a start, or after another namenode led, nothing may be known of what servers have: no server is
-    /// safe to take away then.
+    /// Fails right after a start, or after another namenode led, when it may not be known yet which replicas servers
+    /// have: no server is safe to take away then.
     fn check_reported(&self, nodes: &[NodeId]) -> Result<(), FsError> {
         if self.cluster.have_reported(nodes) {
             return Ok(());
@@ -270,7 +270,7 @@ impl Owner {
     }
 }
 
-/// How much longer a server may be away, in milliseconds, if it may.
+/// How much longer a server may be away, in milliseconds; `None` if it may not.
 pub(super) fn left_ms(until: Option<Timestamp>) -> Option<u64> {
     let left_ns = until?.0.saturating_sub(Timestamp::now().0);
     u64::try_from(left_ns / 1_000_000)

@@ -1,4 +1,4 @@
-//! Commits that were answered before, and that clients replay since they may be forgotten.
+//! Commits that were answered before, and that clients replay because a crash may have lost them.
 
 use harvestfs_protocol::error::FsError;
 use harvestfs_protocol::ids::{BlockId, InodeId, SessionId};
@@ -11,7 +11,7 @@ use super::Owner;
 use crate::server::overtaken::Part;
 use crate::server::sessions::Returning;
 
-/// What no commit may have. A file with it is refused also by whoever reads the journal.
+/// An extent that no commit may have. A file with it is refused, also when the command is replayed from the journal.
 const REFUSED: Extent = Extent {
     file_offset: 0,
     length_bytes: 0,
@@ -24,7 +24,7 @@ pub(super) fn is_replay(call: &MutationCall) -> bool {
     call.relaxed && matches!(call.mutation, Mutation::Commit(_))
 }
 
-/// Whether a call may be one that is replayed. Only commits say so.
+/// Whether a call may be a replay. Only commits are marked as such.
 fn may_be_replay(call: &MetaOp) -> bool {
     match call {
         MetaOp::Mutation(call) => call.relaxed || matches!(call.mutation, Mutation::SealBlocks(_)),
@@ -33,8 +33,8 @@ fn may_be_replay(call: &MetaOp) -> bool {
 }
 
 impl Owner {
-    /// A session comes back. Which of the files that it declares others have changed since they were told of it last; it has
-    /// nothing to replay of those that it does not declare.
+    /// Handles a session that comes back: determines which of the files that it declares others have changed since it
+    /// last knew of them. It has nothing to replay for the files that it does not declare.
     pub(super) fn note_overtaken(&mut self, id: SessionId, declared: &[InodeId]) {
         if !self.sessions.is_missing(id) {
             if let Some(session) = self.sessions.get_mut(id) {
@@ -53,10 +53,11 @@ impl Owner {
         }
     }
 
-    /// A session changes files, and nobody waits any more for what others have to replay of them: they are missing or silent,
-    /// or were asked for it in vain. That is written down before the change: without it, the next leader would take what hides
-    /// the change. False while it is not durable: in a crash it could be lost with the change, and then both would be replayed
-    /// in any order.
+    /// Handles a change of files on which other sessions may still have changes to replay, although nobody waits for
+    /// them any more: these sessions are missing or silent, or were asked in vain. That their leases have lapsed is
+    /// recorded before the change: otherwise the next leader would accept a replay that hides the change. Returns
+    /// false while that is not durable: a crash could lose it together with the change, and then both would be
+    /// replayed in any order.
     pub(super) fn note_lapsed_before(&mut self, author: SessionId, call: &MutationCall) -> bool {
         let Awaits::Files(inodes) = call.mutation.facts().awaits else {
             return true;
@@ -66,9 +67,9 @@ impl Owner {
         }
         let now_ms = self.clock.now_ms();
         let holders = inodes.iter().flat_map(|ino| self.delegations.holders(ino));
-        // One that is back, and silent again or slow. The slow one has been asked for a whole lease since it came back: it
-        // believes nothing of before, and has heard nothing since that it may cache. Once it has done more than replay, it
-        // has nothing to replay, and what it may have cached then is waited for.
+        // Sessions that are back, but silent again or slow. A slow one has been asked for a whole lease since it came
+        // back: it trusts nothing from before, and has received nothing since that it may cache. Once it has done
+        // more than replay, it has nothing left to replay, and what it may have cached since is waited for.
         let asked = holders.filter(|it| *it != author);
         let mut lapsed: Vec<_> = self.sessions.missing().chain(asked).collect();
         lapsed.retain(|it| !self.leases.is_alive(now_ms, *it) || self.only_replays(*it));
@@ -91,9 +92,9 @@ impl Owner {
         lapsed.into_iter().all(is_noted)
     }
 
-    /// Whether a call has to wait, since its session came back after its lease had run out: the first that is no replay, and
-    /// what comes behind it, wait until it is durable that the session has a lease again. Another leader would not wait for
-    /// it else.
+    /// Whether a call has to wait because its session came back after its lease had run out. The first call that is
+    /// not a replay, and all after it, wait until it is durable that the session has a lease again. Otherwise another
+    /// leader would not wait for the session.
     pub(super) fn waits_for_lease(&mut self, session: SessionId, call: &MetaOp) -> bool {
         let returning = self.sessions.get(session).map(|it| it.returning);
         let next = match returning {
@@ -121,19 +122,20 @@ impl Owner {
     }
 
     /// Whether a session is back and has only replayed so far, so that another leader may not wait for it. It may set
-    /// attributes, which does not say whether it is replayed, but must not cache what it is answered.
+    /// attributes, since such a call does not say whether it is a replay, but must not cache the reply.
     pub(super) fn only_replays(&self, session: SessionId) -> bool {
         let session = self.sessions.get(session);
         session.is_some_and(|session| session.returning == Returning::Replays)
     }
 
-    /// Whether a session may have been answered a call before. It waits for nothing that others replay, or each might wait for
-    /// the other: what one was answered before it was durable followed nothing of others that was not.
+    /// Whether the call may already have been answered to this session. Such a call waits for nothing that others
+    /// replay, or two sessions might wait for each other. Whatever was answered before it was durable depended on
+    /// nothing of other sessions that was not durable.
     pub(super) fn may_replay(&self, session: SessionId, call: &MutationCall) -> bool {
         is_replay(call) || call.relaxed && self.only_replays(session)
     }
 
-    /// A mutation was executed. What is replayed was there before, and overtakes nothing.
+    /// Notes an executed mutation. A replayed change was there before, and overtakes nothing.
     pub(super) fn note_changed(&mut self, author: SessionId, mutation: &Mutation, is_replay: bool) {
         let any_missing = self.sessions.any_missing();
         if !any_missing {
@@ -144,7 +146,7 @@ impl Owner {
         }
         let facts = mutation.facts();
         for &part in Part::changed_by(mutation) {
-            // One that is back, and had not replayed all before nobody waited for it any more.
+            // Sessions that are back, but had not replayed everything when others stopped waiting for them.
             for ino in facts.inodes.iter() {
                 let holders = self.delegations.holders(ino);
                 for holder in holders.filter(|it| *it != author) {
@@ -159,10 +161,12 @@ impl Owner {
         }
     }
 
-    /// What a session replays of files that others have changed meanwhile would hide that. Appends hide nothing.
+    /// Refuses a replay for files that others have changed meanwhile, since it would hide their changes. Appends hide
+    /// nothing.
     ///
     /// # Errors
-    /// It replays attributes, or sets them before it has said that all is replayed: then it does so once more, to be durable.
+    /// The session replays attributes, or sets them before it has reported that all is replayed: in that case it sets
+    /// them again, durably.
     pub(super) fn refuse_overtaken(
         &self,
         id: SessionId,

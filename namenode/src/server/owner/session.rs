@@ -16,10 +16,10 @@ use crate::journal::Lsn;
 use crate::server::metrics::Responder;
 use crate::server::sessions::{ConnectionId, OpenTo, Returning};
 
-/// When a client may try again that found too many sessions.
+/// When a client that was refused for too many sessions may try again.
 const SESSIONS_RETRY_AFTER_MS: u32 = 1_000;
 
-/// Leases of which it is written down in one tick that they have run out.
+/// Maximum number of expired leases that are recorded in one tick.
 const LAPSED_PER_TICK_MAX: usize = 64;
 /// Blocks with one replica left whose silent writers are ended in one tick.
 const EXPOSED_PER_TICK_MAX: usize = 1_000;
@@ -27,7 +27,7 @@ const EXPOSED_PER_TICK_MAX: usize = 1_000;
 /// Orphans released with one command.
 const ORPHANS_PER_COMMAND_MAX: usize = 1_024;
 
-/// A peer has as many of something as one may have.
+/// The error for a peer that has reached its limit of something.
 pub(super) fn peer_limit(what: &str, max: usize) -> FsError {
     FsError::PeerLimit {
         what: what.to_owned(),
@@ -59,7 +59,7 @@ impl Owner {
         self.set_holds(id, open.holds);
         self.note_overtaken(id, open.delegations.as_deref().unwrap_or_default());
         if has_lapsed {
-            // Others did not wait for it any more, and do so again: it has all the time for what is recalled.
+            // Others no longer waited for it, and now do again: it gets the full time to answer a recall.
             self.delegations.ended(id);
         }
         match &open.delegations {
@@ -90,7 +90,7 @@ impl Owner {
                 "this connection has a session; close it first".into(),
             ));
         }
-        // Without a number left, the namenode is about to begin another epoch.
+        // Without an ID left, the namenode is about to begin another epoch.
         if self.sessions.len() >= SESSIONS_MAX || self.namespace.sessions_left() == 0 {
             return Err(FsError::Busy {
                 retry_after_ms: SESSIONS_RETRY_AFTER_MS,
@@ -115,7 +115,7 @@ impl Owner {
         let now_ms = self.clock.now_ms();
         self.sessions.opened(now_ms, id, client, connection);
         self.leases.opened(now_ms, id);
-        // Only the client waits for this record: the namespace shows nothing of it.
+        // Only the client waits for this record: the namespace shows no trace of it.
         Ok((id, Some(lsn)))
     }
 
@@ -151,7 +151,7 @@ impl Owner {
             );
             return Err(FsError::SessionExpired);
         }
-        // The connection that it had may be alive still; it has no session from now on.
+        // Its old connection may still be alive; from now on it has no session.
         session.connection = Some(connection);
         if is_missing || self.namespace.has_lapsed(id) {
             session.returning = Returning::Replays;
@@ -164,8 +164,8 @@ impl Owner {
         Ok((id, self.undurable.last()))
     }
 
-    /// A session is back. If its lease had run out, another leader would not wait for it: that has to change before it
-    /// hears anything that it may cache.
+    /// Notes that a session is back. If its lease had run out, another leader would not wait for it: that has to
+    /// change before the session receives anything that it may cache.
     pub(super) fn returned(&mut self, session: SessionId) -> Result<Option<Lsn>, FsError> {
         if !self.namespace.has_lapsed(session) {
             return Ok(None);
@@ -178,14 +178,14 @@ impl Owner {
         Ok(Some(lsn))
     }
 
-    /// The session of a connection; its lease begins anew.
+    /// Returns the session of a connection and renews its lease.
     pub(super) fn session_of(&mut self, connection: ConnectionId) -> Result<SessionId, FsError> {
         let id = self.session_on(connection)?;
         self.heard(id);
         Ok(id)
     }
 
-    /// The session of a connection, of which nothing is heard now.
+    /// Returns the session of a connection without renewing its lease.
     pub(super) fn session_on(&self, connection: ConnectionId) -> Result<SessionId, FsError> {
         let id = self.connections.get(&connection).and_then(|c| c.session);
         let id = id.ok_or(FsError::SessionExpired)?;
@@ -231,7 +231,7 @@ impl Owner {
         }
     }
 
-    /// Checks the clock for leases and sessions.
+    /// Checks which leases and sessions have expired.
     pub(super) fn end_silent_sessions(&mut self, now_ms: u64) {
         let expired = self.leases.expire(now_ms);
         self.release(expired.released);
@@ -257,8 +257,8 @@ impl Owner {
         self.end_silent_writers(now_ms);
     }
 
-    /// Writes down whose leases have run out. A leader that takes over would have to wait for these sessions with each
-    /// change, since it does not know when they were heard of last.
+    /// Records which leases have run out. Otherwise a leader that takes over would have to wait for these sessions
+    /// with each change, since it does not know when they were last heard.
     fn note_lapsed(&mut self, now_ms: u64) {
         let lapsed = self
             .sessions
@@ -289,9 +289,9 @@ impl Owner {
         }
     }
 
-    /// A block is repaired once it is sealed, which its writer does, or the end of the writer's session. Where a
-    /// single replica is left of one, a writer that has lost its lease is not waited for any longer: it may be gone, and
-    /// each restart of the namenode begins its time anew.
+    /// Ends silent writers of blocks with a single replica left. A block is repaired once it is sealed, either by its
+    /// writer or by the end of the writer's session. For these blocks, a writer that has lost its lease is not waited
+    /// for any longer: it may be gone, and each restart of the namenode restarts its session timeout.
     fn end_silent_writers(&mut self, now_ms: u64) {
         let lease_ms = u64::try_from(self.options.lease.as_millis());
         let lease_ms = lease_ms.unwrap_or(u64::MAX);
@@ -310,8 +310,8 @@ impl Owner {
         }
     }
 
-    /// Ends a session that may have been heard of a moment ago. It may use what it has cached until its lease runs out, and
-    /// another leader waits for sessions only that it finds open.
+    /// Ends a session that may have been heard a moment ago. It may use what it has cached until its lease runs out,
+    /// and another leader waits only for sessions that it finds open, so the end is recorded only then.
     pub(super) fn expel_when_lapsed(&mut self, id: SessionId) {
         self.leases.revoke(id);
         if let Some(session) = self.sessions.get_mut(id) {
@@ -320,7 +320,7 @@ impl Owner {
         self.disconnect(id);
     }
 
-    /// No connection speaks for the session any more.
+    /// Detaches the session from its connection.
     fn disconnect(&mut self, id: SessionId) {
         let session = self.sessions.get_mut(id);
         let connection = session.and_then(|session| session.connection.take());
@@ -352,8 +352,8 @@ impl Owner {
         Ok(lsn)
     }
 
-    /// The holds that an opened or resumed session declares are all that it has. That it was
-    /// permitted to open them is believed, as credentials are.
+    /// Replaces the session's holds with those that it declared when it was opened or resumed. That it was permitted
+    /// to open them is trusted, as credentials are.
     fn set_holds(&mut self, id: SessionId, holds: Vec<InodeId>) {
         let declared: BTreeSet<InodeId> = holds.into_iter().collect();
         let dropped = self.sessions.held_beside(id, &declared);
@@ -380,7 +380,7 @@ impl Owner {
     /// Removes the inodes that have no name left and that no session holds.
     pub(super) fn release_orphans(&mut self, candidates: Vec<InodeId>) {
         if self.timeline.is_recovering() {
-            // They are looked at again when that is over.
+            // They are swept again when recovery is over.
             self.sweep_due = true;
             return;
         }
@@ -393,7 +393,7 @@ impl Owner {
                 inodes: chunk.to_vec(),
                 now: Timestamp::now(),
             };
-            // No reply waits for it: after a crash it is done again.
+            // No reply waits for this: after a crash it is done again.
             if let Err(error) = self.execute(&command, false) {
                 tracing::error!(%error, "orphans cannot be released");
             }
@@ -440,8 +440,8 @@ impl Owner {
     }
 }
 
-/// The engine answered a command with another's outcome. The command is in the journal, so that no
-/// error could be true: the process stops.
+/// Stops the process: the engine answered a command with the outcome of another kind. The command is in the journal
+/// already, so no error could be true.
 pub(super) fn unexpected_outcome(outcome: &Outcome) -> ! {
     panic!("the engine answered {outcome:?} to another command");
 }

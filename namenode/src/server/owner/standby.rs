@@ -1,5 +1,5 @@
-//! While another namenode leads: the engine follows what is committed, datanodes report, and everybody else is sent to
-//! the leader. And how this namenode takes over.
+//! Standby mode, and taking over. While another namenode leads, the engine follows what is committed, datanodes
+//! report, and everybody else is redirected to the leader.
 
 use harvestfs_protocol::admin::AdminRequest;
 use harvestfs_protocol::error::FsError;
@@ -14,7 +14,7 @@ use crate::journal::Lsn;
 use crate::server::NamenodeError;
 use crate::server::metrics::Responder;
 
-/// What this namenode is in its group.
+/// The role of this namenode in its group.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Part {
     /// Another one leads, or none.
@@ -28,12 +28,12 @@ impl Owner {
         matches!(self.part, Part::Leader(_))
     }
 
-    /// Whether it does what it is for: it leads, or follows others.
+    /// Whether it fulfils its role: it leads, or follows as one of several.
     pub(super) fn serves(&self) -> bool {
         self.leads() || !self.log.is_alone()
     }
 
-    /// Whether it may answer just now: what leads and may have been deposed answers nothing until it knows.
+    /// Whether it may answer just now: a leader that may have been deposed answers nothing until it knows.
     pub(super) fn may_answer(&self) -> bool {
         !self.leads() || self.log.has_lease()
     }
@@ -47,7 +47,7 @@ impl Owner {
         FsError::NotLeader { leader }
     }
 
-    /// Refuses what only the leader answers. Gives back the rest.
+    /// Refuses requests that only the leader answers. Returns the others.
     pub(super) fn unless_standby(
         &self,
         request: Request,
@@ -56,8 +56,8 @@ impl Owner {
         if self.leads() || matches!(request, Request::Node(_)) {
             return Some((request, responder));
         }
-        // Any of them may be asked for a backup, and who the members are: it believes in a leader that is gone until
-        // there is another one, and whoever asks has to learn of the others.
+        // Any of them may be asked for a backup and for the list of members: a standby believes in a failed leader
+        // until there is another one, and the caller has to learn of the other members.
         if let Request::Admin(AdminRequest::Backup(_) | AdminRequest::Group(GroupRequest::List)) =
             request
         {
@@ -67,13 +67,13 @@ impl Owner {
         None
     }
 
-    /// Something is committed that this namenode did not execute.
+    /// Handles a committed entry that this namenode did not execute.
     pub(super) fn on_committed(&mut self, committed: Committed) -> Result<(), NamenodeError> {
         self.check_not_replaced()?;
         match committed {
             Committed::Command { lsn, command } => self.follow(lsn, &command)?,
             Committed::Term { lsn, term } => {
-                // A successor's entries may be committed before this member is told that it does not lead any more.
+                // A successor's entries may be committed before this member learns that it no longer leads.
                 if matches!(self.part, Part::Leader(own) if own < term) {
                     return Err(NamenodeError::Deposed);
                 }
@@ -114,7 +114,7 @@ impl Owner {
         Ok(())
     }
 
-    /// What the engine has may have been replaced by another leader: then it starts again, from the journal.
+    /// Fails if the engine may have applied what another leader replaced: then it starts again, from the journal.
     fn check_not_replaced(&self) -> Result<(), NamenodeError> {
         if self.log.is_replaced() {
             return Err(NamenodeError::Deposed);
@@ -122,7 +122,7 @@ impl Owner {
         Ok(())
     }
 
-    /// Whether this namenode was elected and has all that was committed before.
+    /// Takes over if this namenode was elected and has all that was committed before. Fails if it was deposed.
     pub(super) fn take_over_if_elected(&mut self) -> Result<(), NamenodeError> {
         self.check_not_replaced()?;
         let leadership = *self.leadership.borrow();
@@ -135,7 +135,7 @@ impl Owner {
                 self.take_over().map_err(NamenodeError::TakeOver)
             }
             (Part::Leader(led), now) if now != Leadership::This(led) => Err(NamenodeError::Deposed),
-            // Nobody would be told of the next leader as long as a slow disk has something to write.
+            // Otherwise nobody would learn of the next leader as long as a slow disk has something to write.
             (Part::Leader(_), _) if self.log.is_outvoted() => Err(NamenodeError::Deposed),
             _ => Ok(()),
         }
@@ -143,7 +143,7 @@ impl Owner {
 
     fn take_over(&mut self) -> Result<(), FsError> {
         let epoch = epochs::following(&self.namespace, [])?;
-        // First: no two timelines have different records with the same position.
+        // First of all: no two timelines may have different records at the same position.
         self.enter_epoch(epoch, false)?;
         self.enter_edition()?;
         let now_ms = self.clock.now_ms();
@@ -177,7 +177,7 @@ impl Owner {
         Ok(())
     }
 
-    /// What follows from the namespace: servers and blocks that are known to exist.
+    /// Restores what follows from the namespace: the servers and blocks that are known to exist.
     pub(super) fn restore_soft_state(&mut self) {
         let now_ms = self.clock.now_ms();
         for server in self.namespace.servers() {
@@ -194,7 +194,7 @@ impl Owner {
         self.note_allocated();
         self.note_version();
         self.cluster.set_recovering(true);
-        // Before it could ask to lead.
+        // Before it could stand for election.
         self.stay_out_if_clock_is_wrong();
     }
 

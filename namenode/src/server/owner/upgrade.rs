@@ -1,4 +1,4 @@
-//! The version of the cluster: which ones its parts have, and raising it.
+//! The version of the cluster: which versions its parts support, and raising it.
 
 use std::collections::BTreeMap;
 
@@ -50,7 +50,7 @@ impl Owner {
         }
     }
 
-    /// What is shown: as much of it as an answer has room for.
+    /// The status to show: as much of it as fits in a reply.
     fn upgrade_status(&self) -> UpgradeStatus {
         let clients = self.connections.values().filter(|it| it.session.is_some());
         let clients = clients.map(|client| {
@@ -60,7 +60,7 @@ impl Owner {
         shown(self.servers_status(), clients)
     }
 
-    /// All namenodes and datanodes, and what is missing; without clients, which nothing waits for.
+    /// All namenodes and datanodes, and what an upgrade waits for; without clients, since nothing waits for them.
     fn servers_status(&self) -> UpgradeStatus {
         UpgradeStatus::of(
             self.namespace.version(),
@@ -70,7 +70,7 @@ impl Owner {
         )
     }
 
-    /// The newest version that a namenode or datanode has.
+    /// The newest version that a namenode or datanode supports.
     pub(super) fn newest_version(&self) -> Version {
         self.servers_status().newest
     }
@@ -100,7 +100,7 @@ impl Owner {
         parts.collect()
     }
 
-    /// Raises the version of the cluster, if all parts have a newer one.
+    /// Raises the version of the cluster, if all parts support a newer one.
     fn finish_upgrade(&mut self) -> Result<Option<Lsn>, FsError> {
         let status = self.servers_status();
         if !status.is_under_way() {
@@ -135,7 +135,7 @@ impl Owner {
         Ok(Some(record))
     }
 
-    /// The version of the cluster, for those who write by it: not before its record is durable.
+    /// The version of the cluster for peers that write in it: a raised one only once its record is durable.
     pub(super) fn settled_version(&self) -> Version {
         self.cluster_version().settled(self.log.commits().last())
     }
@@ -147,7 +147,7 @@ impl Owner {
         }
     }
 
-    /// Namenodes that do not have the version of the cluster are refused from here on.
+    /// From here on, namenodes that do not support the version of the cluster are refused.
     pub(super) fn note_version(&self) {
         self.log.set_cluster_version(self.cluster_version());
     }
@@ -163,21 +163,21 @@ impl Owner {
     }
 }
 
-/// Parts that a refusal names.
+/// Maximum number of parts that a refusal names.
 const MISSING_NAMED_MAX: usize = 16;
 
-// With the longest names, all of these together are about half of what an answer has room for.
-/// Datanodes that are shown one by one.
+// With the longest names, all of these together fill about half of a reply.
+/// Maximum number of datanodes shown individually.
 const DATANODES_SHOWN_MAX: usize = 2_000;
-/// Clients that are shown one by one: of one certificate on one machine, together.
+/// Maximum number of clients shown individually; those of one certificate on one machine are shown together.
 const CLIENTS_SHOWN_MAX: usize = 1_000;
-/// Parts that are shown as missing.
+/// Maximum number of parts shown as missing.
 const MISSING_SHOWN_MAX: usize = 1_000;
-/// What those may run that are not shown one by one, by release and version.
+/// Maximum number of lines, one per release and version, for parts that are not shown individually.
 const OTHERS_SHOWN_MAX: usize = 16;
 
-/// A status with clients, of which there may be tens of thousands, and with as many of the parts as an answer has room
-/// for.
+/// Adds clients, of which there may be tens of thousands, to a status, and limits it to as many parts as fit in a
+/// reply.
 fn shown(all: UpgradeStatus, clients: impl Iterator<Item = (String, Running)>) -> UpgradeStatus {
     let newest = all.newest;
     let mut grouped: BTreeMap<_, (UpgradePart, usize)> = BTreeMap::new();
@@ -214,8 +214,8 @@ fn shown(all: UpgradeStatus, clients: impl Iterator<Item = (String, Running)>) -
     }
 }
 
-/// Parts, each of which stands for so many: if there are more than `most`, first those that do not have the newest
-/// version, and in the place of those beyond how many there are of each release.
+/// Limits a list of parts, each of which represents the given number of parts, to `most`. Those that lack the newest
+/// version come first; those beyond the limit are replaced with their number per release.
 fn fitting(mut parts: Vec<(UpgradePart, usize)>, newest: Version, most: usize) -> Vec<UpgradePart> {
     let mut others: BTreeMap<_, (UpgradePart, usize)> = BTreeMap::new();
     if parts.len() > most {

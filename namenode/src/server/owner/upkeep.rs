@@ -1,4 +1,4 @@
-//! What the namenode does to files at their time: raises replicas, ends lifetimes, empties the trash.
+//! What the namenode does to files when it is due: raising replication, ending lifetimes, emptying the trash.
 
 use harvestfs_protocol::ids::InodeId;
 use harvestfs_protocol::limits::{TRASH_INODES_PER_COMMAND_MAX, UPKEEP_INODES_PER_TICK_MAX};
@@ -10,7 +10,7 @@ use crate::engine::namespace::{Command, EntryCursor};
 /// Ticks further apart than this show that the namenode did not run in between.
 const PAUSE_MIN_MS: u64 = 2_000;
 
-/// How far the rounds are.
+/// How far the rounds through the namespace are.
 #[derive(Debug)]
 pub(super) struct Upkeep {
     raises_from: InodeId,
@@ -27,8 +27,8 @@ impl Default for Upkeep {
 }
 
 impl Owner {
-    /// Before anything is found late: time that does not count. Whoever is not answered is not silent, and a leader that
-    /// reaches no majority hears nobody, for as long as that takes.
+    /// Takes time that must not count out of the clock, before anything is found to be late. A peer that gets no
+    /// answer is not silent, and a leader that reaches no majority hears nobody for as long as that lasts.
     pub(super) fn take_out_pause(&mut self) {
         let since_last_ms = self.clock.now_ms().saturating_sub(self.last_tick_ms);
         let has_paused = since_last_ms > PAUSE_MIN_MS;
@@ -67,7 +67,7 @@ impl Owner {
     }
 
     fn do_upkeep(&mut self, command: &Command) {
-        // No reply waits for it: after a crash it is done again.
+        // No reply waits for this: after a crash it is done again.
         match self.execute(command, false) {
             Ok((applied, _)) => {
                 self.announce_to_all(&applied.effects);

@@ -1,4 +1,4 @@
-//! What the owner shows on its page and to Prometheus. Changes nothing.
+//! What the owner shows on its page and to Prometheus. Nothing here changes state.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -18,15 +18,15 @@ use crate::server::overview::{
     RepairOverview, Watched, WatchedNode,
 };
 
-/// How long nothing may have said that the one leads which is taken for the leader: elections take a tenth of it.
+/// How long a leader may be silent before nobody counts as leading: elections take a tenth of it.
 const LEADER_SILENT_MAX: Duration = Duration::from_secs(2);
-/// Datanodes that are shown.
+/// Maximum number of datanodes shown.
 const NODES_MAX: usize = 1_000;
-/// Blocks at risk that are shown.
+/// Maximum number of blocks at risk shown.
 const AT_RISK_MAX: usize = 50;
-/// Files that are named as users of blocks.
+/// Maximum number of files named as users of blocks.
 const USERS_MAX: usize = 1_000;
-/// Entries of a directory that are shown at a time.
+/// Maximum number of directory entries shown at a time.
 const ENTRIES_MAX: u32 = 200;
 const _: () = assert!(ENTRIES_MAX as usize <= ENTRIES_PER_REPLY_MAX);
 
@@ -63,7 +63,7 @@ impl Owner {
         }
     }
 
-    /// The namenodes that agree.
+    /// The members of the group.
     fn group_overview(&self) -> GroupOverview {
         let view = self.log.group().status();
         let part = self.part_of(&view);
@@ -103,7 +103,7 @@ impl Owner {
         part(view, self.leads(), silent)
     }
 
-    /// Everything that the page shows of the cluster, with what happened after a number.
+    /// Everything that the page shows of the cluster, with the happenings after a number.
     pub(crate) fn watched(&self, since: u64) -> Watched {
         let now_ms = self.clock.now_ms();
         let mut nodes = self.cluster.nodes(now_ms);
@@ -131,7 +131,7 @@ impl Owner {
         }
     }
 
-    /// Entries of a directory in the order of their names, after a name.
+    /// Lists entries of a directory in the order of their names, after a name.
     pub(crate) fn listing(&self, path: &[u8], after: Option<&[u8]>) -> Result<Listing, FsError> {
         let read = ReadDir {
             ino: self.find(path)?.ino,
@@ -159,7 +159,7 @@ impl Owner {
         })
     }
 
-    /// Where a file is.
+    /// Where the blocks of a file are.
     pub(crate) fn file_places(&self, path: &[u8]) -> Result<FilePlaces, FsError> {
         let attr = self.find(path)?;
         let blocks = self.blocks_of_file(attr.ino)?;
@@ -169,8 +169,7 @@ impl Owner {
         })
     }
 
-    /// Paths of files that use blocks; `None` in a namespace that is too large to be gone through while
-    /// others wait.
+    /// Paths of files that use blocks; `None` if the namespace is too large to be traversed while requests wait.
     pub(crate) fn block_users(&self, blocks: &BTreeSet<BlockId>) -> Option<Vec<BlockUser>> {
         if self.namespace.counts().inodes > self.options.fsck_in_place_max {
             return None;
@@ -187,7 +186,7 @@ impl Owner {
         Some(named.take(USERS_MAX).collect())
     }
 
-    /// The inode with an absolute path. Symlinks are not followed.
+    /// Returns the inode at an absolute path. Symlinks are not followed.
     pub(super) fn find(&self, path: &[u8]) -> Result<Attr, FsError> {
         let root = Credentials::root();
         let mut attr = self.namespace.attr(InodeId::ROOT)?;
@@ -201,8 +200,8 @@ impl Owner {
     }
 }
 
-/// What a namenode is in its group. It takes another one for the leader until there is a new one, and itself as well: who
-/// leads shows only in what others hear, or acknowledge.
+/// The role of a namenode in its group. It takes a failed leader, even itself, for the leader until there is a new
+/// one: whether one really leads shows only in what others receive, or acknowledge.
 fn part(view: &GroupStatus, leads: bool, silent: Duration) -> GroupPart {
     match view.leader {
         None => GroupPart::NobodyLeads,

@@ -3,7 +3,7 @@
 use super::members::{check_files, copy, create_files};
 use super::*;
 
-/// Gives each directory the files that a copy of it has.
+/// Gives each directory new files, as a copy of it would have.
 fn copy_to_servers(group: &Group) {
     for at in 0..group.addrs.len() {
         let (dir, copied) = (group.data_dir(at), group.dir.path().join("copied"));
@@ -12,7 +12,7 @@ fn copy_to_servers(group: &Group) {
     }
 }
 
-/// Whether none of these leads for a while in which one would have been elected.
+/// Whether none of these leads during a time in which one would have been elected.
 async fn nobody_leads(group: &Group, of: &[usize]) {
     for _ in 0..20 {
         for &at in of {
@@ -33,7 +33,7 @@ async fn directories_that_were_copied_to_their_servers_make_a_group() {
     nobody_leads(&group, &[0, 1]).await;
     group.start(2).await;
     let mut names = create_files(&group, "before", 5).await;
-    // From now on it is a group as any other.
+    // From now on it is a group like any other.
     let leader = group.leader().await;
     group.kill(leader).await;
     names.extend(create_files(&group, "after", 5).await);
@@ -41,7 +41,7 @@ async fn directories_that_were_copied_to_their_servers_make_a_group() {
     check_files(&group, &names).await;
 }
 
-/// How the directories of a group were before anything was done.
+/// The directories of a group before anything happened.
 fn keep_beginnings(group: &Group) -> Vec<PathBuf> {
     let begun = |at| {
         let begun = group.dir.path().join(format!("begun-{at}"));
@@ -51,7 +51,8 @@ fn keep_beginnings(group: &Group) -> Vec<PathBuf> {
     (0..group.addrs.len()).map(begun).collect()
 }
 
-/// The directory of one is put back, and the others are started and killed in such a way that it could do harm.
+/// The directory of one member is put back, and the others are started and killed in an order in which that could do
+/// harm.
 async fn check_put_back(group: &mut Group, begun: &[PathBuf], put_back: usize) {
     let mut names = create_files(group, "before", 5).await;
     group.kill(put_back).await;
@@ -59,14 +60,14 @@ async fn check_put_back(group: &mut Group, begun: &[PathBuf], put_back: usize) {
     let leader = group.leader().await;
     let third = 3 - put_back - leader;
     copy(&begun[put_back], &group.data_dir(put_back));
-    // The one that knows what it promised is away; the other one may never have heard of it.
+    // The member that knows its promise is away; the other one may never have received it.
     group.kill(leader).await;
     group.start(put_back).await;
     nobody_leads(group, &[put_back, third]).await;
     group.start(leader).await;
     names.extend(create_files(group, "without", 5).await);
     check_files(group, &names).await;
-    // With the others there, it still does not.
+    // Even with the others running, it still does not.
     for _ in 0..60 {
         let acknowledged = group.acknowledged(put_back).await;
         assert!(acknowledged.is_none_or(|lsn| lsn == 0), "it takes part");

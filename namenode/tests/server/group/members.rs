@@ -10,7 +10,7 @@ use harvestfs_protocol::backup::BackupRequest;
 use super::*;
 use crate::backup;
 
-/// Creates files, as a client of the one that leads, and gives their names.
+/// Creates files, as a client of the leader, and returns their names.
 pub(super) async fn create_files(group: &Group, prefix: &str, count: usize) -> Vec<String> {
     let (mut client, _) = group.client(prefix, None).await;
     let mut names = Vec::new();
@@ -30,7 +30,7 @@ pub(super) async fn check_files(group: &Group, names: &[String]) {
     }
 }
 
-/// A member that does not lead counts: without one of the others, changes are committed with it.
+/// A standby counts: without one of the others, changes are committed with it.
 async fn check_counts(group: &mut Group, at: usize, mut names: Vec<String>) {
     let leader = group.leader().await;
     let other = (0..3).find(|it| *it != leader && *it != at).unwrap();
@@ -39,7 +39,7 @@ async fn check_counts(group: &mut Group, at: usize, mut names: Vec<String>) {
     check_files(group, &names).await;
 }
 
-/// Has the leader write a snapshot, three times with something new: the first records are purged then.
+/// Makes the leader write three snapshots, each with something new: then the first records are purged.
 async fn purge(group: &Group, prefix: &str) -> Vec<String> {
     let mut names = Vec::new();
     for round in 0..3 {
@@ -50,7 +50,7 @@ async fn purge(group: &Group, prefix: &str) -> Vec<String> {
     names
 }
 
-/// More than one message between namenodes takes: files, each with an attribute as large as one may be.
+/// More than one message between namenodes can carry: files, each with an attribute of maximum size.
 async fn create_large_files(group: &Group, prefix: &str) -> Vec<String> {
     const FILES: usize = 40;
     let names = create_files(group, prefix, FILES).await;
@@ -119,7 +119,8 @@ async fn a_member_that_lacks_what_the_others_purged_takes_a_snapshot() {
     panic!("it never led");
 }
 
-/// Who was away for a moment is not sent the whole namespace: records are kept since the last snapshot but one.
+/// A member that was away for a moment is not sent the whole namespace: records since the last snapshot but one are
+/// kept.
 #[tokio::test]
 async fn a_snapshot_takes_no_records_from_a_member_that_lags() {
     let mut group = Group::new(3).await;
@@ -241,7 +242,7 @@ async fn one_namenode_becomes_three_and_one_again() {
         matches!(again, Err(FsError::InvalidArgument(_))),
         "{again:?}"
     );
-    // Any of them may go.
+    // Any of them may be removed.
     for round in 0..3 {
         let leader = group.leader().await;
         group.kill(leader).await;
@@ -265,7 +266,7 @@ async fn one_namenode_becomes_three_and_one_again() {
     check_files(&group, &names).await;
 }
 
-/// As two operators do, or a script.
+/// As two operators, or a script, would do.
 #[tokio::test]
 async fn two_namenodes_that_are_added_at_once_both_become_members() {
     let mut group = Group::of_addresses(3);
@@ -300,7 +301,7 @@ async fn leadership_is_handed_over() {
     assert!(group.group(nobody).await.is_err());
 }
 
-/// Puts a directory back to what a copy has.
+/// Puts a directory back to the contents of a copy.
 pub(super) fn copy(from: &Path, to: &Path) {
     if to.exists() {
         fs::remove_dir_all(to).unwrap();
@@ -323,11 +324,11 @@ async fn a_member_that_was_put_back_to_a_copy_takes_part_in_nothing_until_it_is_
     group.kill(copied).await;
     copy(&aside, &dir);
     group.start(copied).await;
-    // The others go on.
+    // The others continue.
     names.extend(create_files(&group, "without", 5).await);
     // With it alone there is no majority: nothing may be committed.
     group.kill(third).await;
-    // The leader does not lead any more as soon as it notices, and the other one must not.
+    // The leader steps down as soon as it notices, and the other one must not lead.
     let mut alice = group.try_client(leader, "alice", None).await;
     for _ in 0..20 {
         let forgetful = group.try_client(copied, "alice", None).await;
@@ -358,7 +359,7 @@ async fn a_member_that_was_put_back_to_a_copy_takes_part_in_nothing_until_it_is_
         .iter()
         .find(|it| it.addr == group.addrs[copied]);
     assert_ne!(member.unwrap().id, id_before, "it is a new member");
-    // What it had is kept for the operator, and it counts again.
+    // Its old journal is kept for the operator, and it counts again.
     let is_kept = fs::read_dir(&dir).unwrap().any(|entry| {
         let name = entry.unwrap().file_name();
         name.to_string_lossy().starts_with("journal-replaced-")
@@ -409,7 +410,7 @@ async fn what_cannot_be_added_is_refused_with_the_reason() {
     assert_eq!(removed, Ok(AdminReply::Done));
 }
 
-/// A leader that is gone is believed in until there is another one.
+/// A failed leader is believed in until there is another one.
 #[tokio::test]
 async fn one_that_is_left_alone_says_who_the_members_are() {
     let mut group = Group::new(3).await;

@@ -1,4 +1,4 @@
-//! Namenodes that agree.
+//! Groups of namenodes.
 
 mod founding;
 mod members;
@@ -43,7 +43,7 @@ struct Group {
 }
 
 impl Group {
-    /// With addresses for so many, none of which is made.
+    /// With addresses for this many namenodes, none of which is made.
     fn of_addresses(count: usize) -> Self {
         // Held together, so that they differ, and free again when they are dropped.
         let sockets: Vec<UdpSocket> = (0..count)
@@ -68,7 +68,7 @@ impl Group {
         group
     }
 
-    /// Made together, as `init cluster` does, and not started.
+    /// Made together, as by `init cluster`, and not started.
     fn made(count: usize) -> Self {
         let group = Self::of_addresses(count);
         let now = Timestamp::now();
@@ -109,7 +109,8 @@ impl Group {
         let mut options = NamenodeOptions::new(self.data_dir(at), self.addrs[at], identity);
         options.segment_bytes = 4 << 20;
         options.tick = Duration::from_millis(10);
-        // Clients go without a word here, and what they may have cached holds changes back until then.
+        // Clients leave without notice here, and what they may have cached holds changes back until their leases run
+        // out.
         options.lease = Duration::from_millis(300);
         if let Some(timeout) = self.session_timeout {
             options.session_timeout = timeout;
@@ -126,7 +127,7 @@ impl Group {
         self.namenodes[at].take().unwrap().kill().await.unwrap();
     }
 
-    /// Makes and starts one that is to be taken into the group.
+    /// Makes and starts a namenode that is to be added to the group.
     async fn start_outside(&mut self, at: usize) {
         let options = format_options();
         let dir = self.data_dir(at);
@@ -134,7 +135,7 @@ impl Group {
         self.start(at).await;
     }
 
-    /// Asks the one that leads, as an operator.
+    /// Makes a request to the leader, as an operator.
     async fn admin(&self, request: AdminRequest) -> Result<AdminReply, FsError> {
         let deadline = tokio::time::Instant::now() + ELECTED_WITHIN;
         loop {
@@ -147,7 +148,7 @@ impl Group {
                 };
                 let asked = link.try_ask(Request::Admin(request.clone()));
                 match tokio::time::timeout(Duration::from_secs(20), asked).await {
-                    // Who the members are is said by each of them.
+                    // Every one of them answers which members there are.
                     Ok(Ok(Ok(Reply::Admin(AdminReply::Group(group)))))
                         if group.leader != Some(group.this) => {}
                     Ok(Ok(Ok(Reply::Admin(reply)))) => return Ok(reply),
@@ -172,14 +173,14 @@ impl Group {
         }
     }
 
-    /// What one of them has acknowledged to the leader.
+    /// The last record that one of them has acknowledged to the leader.
     async fn acknowledged(&self, at: usize) -> Option<u64> {
         let members = self.list().await.members;
         let member = members.iter().find(|it| it.addr == self.addrs[at]);
         member.and_then(|it| it.acknowledged)
     }
 
-    /// Which one leads.
+    /// Returns the index of the leader.
     async fn leader(&self) -> usize {
         let deadline = tokio::time::Instant::now() + ELECTED_WITHIN;
         loop {
@@ -191,13 +192,13 @@ impl Group {
             if let Some(leads) = leads {
                 return self.addrs.iter().position(|it| *it == leads.addr).unwrap();
             }
-            // One that is in no election yet answered.
+            // A namenode that has not taken part in an election yet answered.
             assert!(tokio::time::Instant::now() < deadline, "none leads");
             tokio::time::sleep(Duration::from_millis(10)).await;
         }
     }
 
-    /// A client of the one that leads, and which that is.
+    /// A client of the leader, and the leader's index.
     async fn client(&self, name: &str, resume: Option<SessionId>) -> (Client, usize) {
         let deadline = tokio::time::Instant::now() + ELECTED_WITHIN;
         loop {
@@ -239,7 +240,7 @@ impl Group {
             delegations: None,
             seen: None,
         });
-        // One that lost its majority answers nothing.
+        // A leader that lost its majority answers nothing.
         let answer = tokio::time::timeout(Duration::from_secs(2), link.try_ask(open)).await;
         match answer.ok()? {
             Ok(Ok(Reply::SessionOpened(opened))) => {
@@ -280,7 +281,7 @@ async fn what_was_acknowledged_is_there_when_the_leader_is_killed() {
     }
 }
 
-/// One that leads hears nobody while it reaches no majority: sessions are not silent then.
+/// A leader hears nobody while it reaches no majority: sessions do not count as silent then.
 #[tokio::test]
 async fn sessions_outlive_a_time_without_a_majority() {
     let mut group = Group::made(3);
@@ -312,7 +313,7 @@ async fn what_only_a_leader_without_the_others_wrote_is_gone_when_it_comes_back(
     for &at in &others {
         group.kill(at).await;
     }
-    // It writes that down, and can never say that it is done.
+    // It writes the change to its journal, but can never report it as done.
     let call = alice.number(create(ROOT, "alone"));
     let answer = tokio::time::timeout(Duration::from_secs(1), meta(&alice.link, call)).await;
     assert!(!matches!(answer, Ok(Ok(_))), "nobody agreed: {answer:?}");
@@ -324,7 +325,7 @@ async fn what_only_a_leader_without_the_others_wrote_is_gone_when_it_comes_back(
     bob.create(ROOT, "without-it").await;
     group.start(first).await;
     bob.create(ROOT, "with-it").await;
-    // Whoever leads, and then the first one.
+    // First the leader, whichever it is, then the first one.
     for _ in 0..20 {
         let (mut carol, leader) = group.client("carol", None).await;
         for (name, is_there) in [
@@ -339,7 +340,7 @@ async fn what_only_a_leader_without_the_others_wrote_is_gone_when_it_comes_back(
         if leader == first {
             return;
         }
-        // It may be refused as long as it has not heard of everything.
+        // It may be refused as long as the namenode has not received everything.
         let to = GroupRequest::Transfer(Some(group.addrs[first]));
         let asked = group.admin(AdminRequest::Group(to)).await;
         println!("{first} is to lead instead of {leader}: {asked:?}");

@@ -1,4 +1,4 @@
-//! What was said before a failover and is said again after it, word for word.
+//! Requests sent before a failover and repeated after it, word for word.
 
 use harvestfs_protocol::ids::StorageId;
 use harvestfs_protocol::meta::{FileCommit, Mutation, mutation};
@@ -39,7 +39,7 @@ async fn what_is_said_again_to_the_next_leader_is_not_done_again() {
     assert_eq!(alice.lookup(ROOT, "a").await, Err(FsError::NotFound));
     alice.create(ROOT, "c").await;
 
-    // An operator's to one that does not lead any more, a datanode's to one that it did not register with.
+    // An operator's request to a namenode that no longer leads, a datanode's to one that it did not register with.
     group.start(first).await;
     let standby = (0..3).find(|at| *at != leader).unwrap();
     let (link, _notices) = group.link(standby, Role::Admin, "operator").await.unwrap();
@@ -63,7 +63,7 @@ async fn what_is_said_again_to_the_next_leader_is_not_done_again() {
     assert_eq!(voters_of(&group.list().await), 3);
 }
 
-/// Else another client could build on what is there without it, before this one has replayed it.
+/// Otherwise another client could build on the state without it, before this one has replayed it.
 #[tokio::test]
 async fn a_commit_is_answered_when_it_outlives_the_leader() {
     let mut group = Group::new(3).await;

@@ -1,4 +1,4 @@
-//! All namenodes were put back to an older copy, which none of them can see: datanodes know more.
+//! All namenodes were put back to an older copy, which none of them can detect: datanodes know more.
 
 use harvestfs_protocol::admin::ClusterStatus;
 use harvestfs_protocol::timeline::{Epoch, Position};
@@ -13,7 +13,7 @@ async fn status(group: &Group) -> ClusterStatus {
     }
 }
 
-/// Registers a datanode with one of them, as soon as that knows its server.
+/// Registers a datanode with one of the namenodes, as soon as that knows its server.
 async fn register(group: &Group, at: usize, name: &str, obeyed: Option<Position>) -> Datanode {
     let mut registered = None;
     until("the server is known", async || {
@@ -31,7 +31,7 @@ async fn register(group: &Group, at: usize, name: &str, obeyed: Option<Position>
     registered.expect("waited for")
 }
 
-/// Registers a new server with the one that leads, which on a busy machine may be another one than a moment ago.
+/// Registers a new server with the leader, which on a busy machine may have changed a moment ago.
 async fn register_new(group: &Group, name: &str) -> (usize, Datanode) {
     let mut registered = None;
     until("the server is known", async || {
@@ -50,7 +50,7 @@ async fn register_new(group: &Group, name: &str) -> (usize, Datanode) {
     registered.expect("waited for")
 }
 
-/// What no namenode of the group ever wrote.
+/// A position that no namenode of the group ever wrote.
 async fn foreign(group: &Group) -> Position {
     let epoch = status(group).await.epoch;
     Position {
@@ -86,7 +86,7 @@ async fn whoever_leads_next_is_in_recovery_too_until_the_loss_is_accepted() {
     }
     check_recovering(&group, "the first one").await;
 
-    // One that takes over knows it from what the datanode said to it while it followed.
+    // A namenode that takes over knows it from what the datanode reported while it followed.
     group.kill(first).await;
     let second = group.leader().await;
     check_recovering(&group, "the one after a crash").await;
@@ -99,7 +99,7 @@ async fn whoever_leads_next_is_in_recovery_too_until_the_loss_is_accepted() {
     check_recovering(&group, "the one that was handed over to").await;
     assert!(nodes[third].heartbeat().await.authority.recovering);
 
-    // Then an operator says so, once for all of them.
+    // Then an operator accepts the loss, once for all of them.
     let accepted = group.admin(AdminRequest::AcceptLoss).await;
     assert_eq!(accepted, Ok(AdminReply::Done));
     drop(register(&group, first, "dn-1", Some(obeyed)).await);
@@ -121,7 +121,7 @@ async fn a_datanode_that_registered_before_anybody_led_is_heard() {
     drop(node);
     let obeyed = foreign(&group).await;
     let next = (first + 1) % 3;
-    // The one that leads never hears of it.
+    // The leader is never notified of it.
     let node = register(&group, next, "dn-1", Some(obeyed)).await;
     assert_eq!(status(&group).await.recovery, None);
     let to = GroupRequest::Transfer(Some(group.addrs[next]));

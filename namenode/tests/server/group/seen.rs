@@ -1,4 +1,4 @@
-//! What pages and metrics say of the group.
+//! What pages and metrics show about the group.
 
 use std::time::Duration;
 
@@ -9,7 +9,7 @@ use harvestfs_protocol::group::GroupRequest;
 use super::{ELECTED_WITHIN, Group, ROOT};
 use crate::harness::{create, meta};
 
-/// What one of them answers, as text.
+/// The answer of one of them, as text.
 async fn text(group: &Group, at: usize, path: &str) -> String {
     let namenode = group.namenodes[at].as_ref().expect("it runs");
     let page = Page::new(namenode.observer());
@@ -18,7 +18,7 @@ async fn text(group: &Group, at: usize, path: &str) -> String {
     format!("{:?}", answer.expect("it answers in time"))
 }
 
-/// Waits until all of this is said.
+/// Waits until all of this is shown.
 async fn says(group: &Group, at: usize, path: &str, all: &[&str]) {
     let deadline = tokio::time::Instant::now() + ELECTED_WITHIN;
     loop {
@@ -32,7 +32,7 @@ async fn says(group: &Group, at: usize, path: &str, all: &[&str]) {
     }
 }
 
-/// As it is written in what `text` returns.
+/// As formatted in the result of `text`.
 const LEADS: &str = "harvestfs_namenode_leads 1\\n";
 const LEADS_NOT: &str = "harvestfs_namenode_leads 0\\n";
 const KNOWS_LEADER: &str = "harvestfs_namenode_knows_leader 1\\n";
@@ -59,7 +59,7 @@ async fn a_leader_that_is_left_says_that_it_leads_no_more() {
     for other in [1, 2].map(|it| (leader + it) % 3) {
         group.kill(other).await;
     }
-    // What it cannot have agreed on does not hold up what it says of itself.
+    // Changes that cannot be agreed on do not delay what it reports about itself.
     let call = alice.number(create(ROOT, "alone"));
     let answer = tokio::time::timeout(Duration::from_secs(1), meta(&alice.link, call)).await;
     assert!(!matches!(answer, Ok(Ok(_))), "nobody agreed: {answer:?}");

@@ -1,4 +1,4 @@
-//! Members that are none, and messages and files of members that are not as they should be.
+//! Non-members, and messages and files of members that are not as they should be.
 
 use std::fs;
 
@@ -12,7 +12,7 @@ use super::*;
 
 async fn ask(link: &Link, request: PeerRequest) -> Result<PeerReply, FsError> {
     let call = PeerCall {
-        // None of the group.
+        // Not a member of the group.
         from: 0x5ca1_ab1e,
         to: None,
         memory: Memory {
@@ -94,7 +94,7 @@ async fn entries_that_no_leader_can_have_sent_are_refused_and_change_nothing() {
                 "{what}: {refused:?}"
             );
         }
-        // Of a leader that nobody elected, of a term that is over.
+        // From a leader that nobody elected, of a term that is over.
         let old = PeerRequest::Append {
             ballot: Ballot {
                 term: 0,
@@ -137,7 +137,7 @@ async fn a_member_whose_vote_cannot_be_read_does_not_start_and_says_so() {
         };
         assert!(error.to_string().contains("member"), "{what}: {error}");
     }
-    // The others go on, and it does when the file is back.
+    // The others continue, and it does when the file is back.
     let (mut client, _) = group.client("alice", None).await;
     client.create(ROOT, "without").await;
     fs::write(&path, good).unwrap();

@@ -27,7 +27,7 @@ impl Datanode {
         Self::register_after(cluster, name, None).await.unwrap()
     }
 
-    /// Of a datanode that has obeyed a namenode.
+    /// For a datanode that has obeyed a namenode.
     pub async fn register_after(
         cluster: &Cluster,
         name: &str,
@@ -37,7 +37,7 @@ impl Datanode {
         Self::register_on(link, name, obeyed).await
     }
 
-    /// On a connection that there is.
+    /// On an existing connection.
     pub async fn register_on(
         link: Link,
         name: &str,

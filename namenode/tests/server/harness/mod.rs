@@ -62,7 +62,7 @@ impl Cluster {
         cluster
     }
 
-    /// On a directory with a data directory `nn`.
+    /// Starts on a directory with a data directory `nn`.
     pub async fn on(dir: TempDir) -> Self {
         let mut cluster = Self {
             authority: CertificateAuthority::in_memory().unwrap(),
@@ -179,7 +179,7 @@ impl Cluster {
         self.open_as(name, resume, holds, None).await
     }
 
-    /// A client that takes delegations, and has these.
+    /// A client that takes delegations, and declares these.
     pub async fn open_as(
         &self,
         name: &str,
@@ -237,7 +237,7 @@ pub fn format_options() -> FormatOptions {
     }
 }
 
-/// A connection that requests are made on. The endpoint lives as long.
+/// A connection on which requests are made. The endpoint lives as long.
 #[derive(Clone)]
 pub struct Link {
     pub rpc: Rpc,
@@ -257,7 +257,7 @@ impl Link {
         self.rpc.call(&request, DEADLINE).await
     }
 
-    /// The connection is gone, and the namenode sees it at once.
+    /// Closes the connection, which the namenode notices immediately.
     pub fn cut(&self) {
         self.endpoint.close("cut by the test");
     }
@@ -354,7 +354,7 @@ impl Client {
         assert_eq!(self.link.ask(Request::CloseSession).await, Ok(Reply::Done));
     }
 
-    /// From now on, all notices are acknowledged as they come.
+    /// From now on, all notices are acknowledged as they arrive.
     pub fn acknowledge_all(&mut self) {
         let (_, nothing) = mpsc::channel(1);
         let mut notices = std::mem::replace(&mut self.notices, nothing);
@@ -385,8 +385,8 @@ impl Client {
     }
 }
 
-/// Makes a call as numbered, again where the namenode is busy: it is where the lease of the caller, who sends no keepalives,
-/// ran out on a slow machine.
+/// Makes a call as numbered, again if the namenode is busy: it is if the lease of the caller, which sends no
+/// keepalives, ran out on a slow machine.
 pub async fn meta(link: &Link, call: MetaCall) -> Result<MetaReply, FsError> {
     let started = Instant::now();
     loop {
@@ -401,7 +401,7 @@ pub async fn meta(link: &Link, call: MetaCall) -> Result<MetaReply, FsError> {
     }
 }
 
-/// The mutation of a call, to change how it is numbered.
+/// The mutation of a call, to change its number.
 pub fn numbered(call: &mut MetaCall) -> &mut MutationCall {
     match &mut call.op {
         MetaOp::Mutation(numbered) => numbered,

@@ -1,9 +1,9 @@
-//! Evens out how full servers are: replicas move from the fullest volumes to the emptiest servers that
-//! can have them without a block being spread worse, within the budget for moves, and only while no block
-//! that waits for something else can be helped.
+//! Evens out how full servers are. Replicas move from the fullest volumes to the emptiest servers that
+//! can have them without a block being spread worse, within the budget for moves, and only while no
+//! other repair or move is due.
 //!
-//! A move is a repair whose source gives its replica up afterwards. None is begun that would leave the
-//! target fuller than the source, so that the differences only become smaller.
+//! A move is a repair whose source gives its replica up afterwards. No move is begun that would leave
+//! the target fuller than the source, so the differences only become smaller.
 
 mod report;
 
@@ -18,28 +18,28 @@ use super::repair::Waited;
 use super::table::{NodeIx, ReplicaState, Slot, Storage, StorageIx};
 use super::{Cluster, RepairEnd};
 
-/// Blocks of a volume that one round looks at for one that may move.
+/// Blocks of a volume that one round looks at to find one that may move.
 const BLOCKS_TRIED: usize = 32;
 /// Servers that are tried for one block, the emptiest first.
 const TARGETS_TRIED: usize = 16;
 
 const CLASSES: [StorageClass; 3] = [StorageClass::Disk, StorageClass::Ssd, StorageClass::Memory];
 
-/// What balancing does, and what came of it.
+/// The state of balancing, and its results.
 #[derive(Debug, Default)]
 pub(super) struct Balance {
     /// Replicas on their way to emptier servers: block, and the node that gives its replica up.
     pub(super) moving: FxHashMap<Slot, NodeIx>,
     next_ms: u64,
-    /// The volumes that were too full in the last round, by class and the fullest first, and what became
-    /// of each; none while balancing pauses.
+    /// The volumes that were too full in the last round, by class and the fullest first, and the
+    /// outcome for each; empty while balancing pauses.
     last_round: Vec<(StorageIx, BalanceOutcome)>,
     pub(super) moves_done: u64,
     moves_failed: u64,
 }
 
 impl Balance {
-    /// The volumes of the last round by what came of it.
+    /// The number of volumes of the last round with each outcome.
     pub(super) fn too_full(&self) -> [u64; BalanceOutcome::ALL.len()] {
         let mut counts = [0; BalanceOutcome::ALL.len()];
         for (_, outcome) in &self.last_round {
@@ -49,7 +49,7 @@ impl Balance {
     }
 }
 
-/// How full something is, as datanodes say: it may be anything.
+/// How full something is, as reported by datanodes, which may report any numbers.
 #[derive(Clone, Copy, Debug, Default)]
 struct Fill {
     used_bytes: u64,
@@ -69,7 +69,7 @@ impl Fill {
         self.quota_bytes = self.quota_bytes.saturating_add(other.quota_bytes);
     }
 
-    /// Used, in thousandths; full without a quota.
+    /// The used share in thousandths; full if there is no quota.
     fn permille(self) -> u64 {
         let used = u128::from(self.used_bytes) * 1_000;
         let permille = used.checked_div(u128::from(self.quota_bytes));
@@ -105,7 +105,7 @@ impl Cluster {
         Some((fills().max()?, fills().min()?))
     }
 
-    /// From now on, replicas move when a volume is fuller than a server by more than this, in
+    /// Sets when replicas move from now on: when a volume is fuller than a server by more than this, in
     /// thousandths of their quotas; 0 for never.
     pub fn set_balance_spread(&mut self, now_ms: u64, permille: u32) {
         self.advance(now_ms);
@@ -113,7 +113,7 @@ impl Cluster {
         self.balance.next_ms = self.now_ms;
     }
 
-    /// Begins the moves of a round.
+    /// Begins the moves of a round, when one is due.
     pub(super) fn balance(&mut self, rng: &mut dyn Rng) {
         if self.now_ms < self.balance.next_ms {
             return;
@@ -128,7 +128,7 @@ impl Cluster {
         }
     }
 
-    /// Why no replica moves at all.
+    /// Why balancing pauses; `None` if it does not.
     fn balance_pause(&self) -> Option<BalancePause> {
         if self.options.balance_spread_permille == 0 {
             Some(BalancePause::Off)
@@ -145,7 +145,8 @@ impl Cluster {
         }
     }
 
-    /// Volumes of a class are compared with servers by their volumes of that class.
+    /// Begins moves from the volumes of a class. They are compared with servers by the volumes of that
+    /// class.
     fn balance_class(&mut self, class: StorageClass, rng: &mut dyn Rng) {
         let spread_permille = u64::from(self.options.balance_spread_permille);
         let mut volumes: Vec<(StorageIx, Fill)> = Vec::new();
@@ -177,7 +178,8 @@ impl Cluster {
         }
     }
 
-    /// Counts what is on its way as if it had arrived, and what is to go as gone.
+    /// Counts replicas on their way as if they had arrived, and those that are to leave as if they had
+    /// left.
     fn count_moves(&self, volumes: &mut [(StorageIx, Fill)], nodes: &mut FxHashMap<NodeIx, Fill>) {
         for (&slot, &from) in &self.balance.moving {
             let bytes = u64::from(self.table.known(slot).required_bytes);
@@ -199,8 +201,8 @@ impl Cluster {
         }
     }
 
-    /// Begins the move of one block from a volume, if one can move. Returns the
-    /// outcome that came nearest to a move, of all that was tried.
+    /// Begins the move of one block from a volume, if one can move. Returns the outcome that came
+    /// nearest to a move, of all that was tried.
     fn move_one(
         &mut self,
         volume: StorageIx,
@@ -245,8 +247,8 @@ impl Cluster {
         nearest
     }
 
-    /// The holders of a block that has a sealed replica on a volume and nothing to be mended, and its
-    /// length in bytes.
+    /// The holders of a block and its length in bytes, if it has a sealed replica on the volume and
+    /// needs no repair or removal.
     fn movable(&self, slot: Slot, volume: StorageIx) -> Option<(SmallVec<[NodeIx; 8]>, u64)> {
         let block = self.table.get(slot)?;
         let index = self.table.replica_in(slot, volume)?;
@@ -266,9 +268,9 @@ impl Cluster {
             .then(|| (tally.holders, u64::from(block.required_bytes)))
     }
 
-    /// Begins a move if the server can have the block's replica instead of another one, with no
-    /// constraint that holds being broken and on no tenant that is reimaged more often, and if the
-    /// budgets have room.
+    /// Begins a move if the target can have the replica instead of `from`, without breaking a
+    /// constraint that holds and on no tenant that is reimaged more often, and if the budgets have
+    /// room.
     fn try_move(
         &mut self,
         slot: Slot,
@@ -322,7 +324,7 @@ impl Cluster {
         }
     }
 
-    /// A move failed, or its source has given up its replica, or has to keep it.
+    /// Ends a move that failed, or whose source has given up its replica or has to keep it.
     pub(super) fn end_idle_move(&mut self, slot: Slot) {
         if self.balance.moving.is_empty()
             || self.in_flight.contains_key(&slot)

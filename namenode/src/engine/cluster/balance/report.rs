@@ -7,7 +7,7 @@ use rustc_hash::FxHashMap;
 use super::{CLASSES, Cluster, Fill, NodeIx};
 use crate::engine::cluster::places::grid_cell;
 
-/// Volumes that are too full, and servers that are too empty, that are named of each class.
+/// The number of too full volumes, and of too empty servers, that are named for each class.
 const NAMED_MAX: usize = 10;
 
 impl Cluster {

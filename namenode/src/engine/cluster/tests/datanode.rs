@@ -23,7 +23,7 @@ pub(super) struct Datanode {
     /// Registered, and its messages arrive.
     pub(super) connected: bool,
     pub(super) busy: bool,
-    /// Since when it was not heard of.
+    /// Since when nothing has been heard from it.
     pub(super) silent_since_ms: u64,
     /// Changes that are not reported yet.
     pub(super) changes: VecDeque<(StorageId, ReplicaChange)>,

@@ -211,7 +211,7 @@ fn repair_waits_while_many_nodes_are_silent_together() {
         (0, 0)
     );
 
-    // They stay away: after a while they are taken for lost.
+    // They stay away: after a while they count as lost.
     for node in 0..3 {
         world.stop(node);
     }
@@ -273,7 +273,7 @@ fn after_a_start_nothing_is_repaired_or_removed_before_all_have_reported() {
     assert_eq!(world.cluster.fsck(), Default::default());
     assert_eq!(world.commanded, []);
 
-    // A node that never turns up is waited for, but not for ever.
+    // The namenode waits for a node that never turns up, but not forever.
     world.restart_namenode();
     for node in 0..5 {
         world.connect(node);

@@ -447,7 +447,7 @@ fn check_tables(world: &World) {
             !storage.usable || storage.inventoried
         });
         if all_settled && reported && cluster.pipeline(slot).is_empty() {
-            // Kept up to date one event at a time, as if counted anew.
+            // Kept up to date one event at a time, with the same result as counting from scratch.
             let diversity = cluster.diversity(block, &cluster.holders(slot, block));
             assert_eq!(
                 (block.health.score(), block.health.misplaced),

@@ -115,7 +115,7 @@ fn nothing_is_known_of_a_server_that_has_not_reported() {
     let holder = *world.holders(single).first().expect("it has a replica");
     assert!(world.cluster.have_reported(&[holder]));
     world.restart_namenode();
-    // It looks as if nothing would be lost.
+    // Without reports, it looks as if nothing would be lost.
     assert_eq!(world.cluster.reimage_impact(&[holder]).lost, 0);
     assert!(!world.cluster.have_reported(&[holder]));
     for node in 0..9 {
@@ -432,7 +432,7 @@ fn a_report_tells_whether_a_failure_domain_can_be_lost_and_repaired() {
         let members = nodes.iter().filter(|node| within(node)).count();
         assert_eq!(loss.servers as usize, members);
     }
-    // What is lost with a dead server is not lost again.
+    // The data of a dead server cannot be lost again.
     let dead = report.losses[0].name.clone();
     let node = nodes.iter().position(|node| node.server.name == dead);
     world.disconnect(node.unwrap(), true);

@@ -163,8 +163,8 @@ fn a_replica_that_was_to_be_deleted_counts_again_when_its_datanode_has_registere
     assert_eq!(world.cluster.fsck(), Default::default());
 }
 
-/// Time passes in which nodes do everything but delete. Returns which nodes were commanded to, with the commands, and
-/// how many full reports were asked for.
+/// Lets time pass in which nodes do everything but delete. Returns which nodes were commanded to, with the commands,
+/// and how many full reports were requested.
 fn pass_without_deleting(
     world: &mut World,
     duration_ms: u64,
@@ -199,7 +199,8 @@ fn a_replica_whose_deletion_is_slow_never_counts_again() {
     let slow = waiting.first().expect("one is too many").0;
     let mut others = holders.clone();
     others.remove(&NodeId(slow as u32));
-    // Each time longer than until its node is asked what it has instead, and until what is too much goes.
+    // Each time longer than it takes until its node is asked for a report, and until excess replicas
+    // are removed.
     for _ in 0..15 {
         let (commanded, reports) = pass_without_deleting(&mut world, 6_000);
         assert!(reports > 0, "it is asked what it has");
@@ -211,7 +212,7 @@ fn a_replica_whose_deletion_is_slow_never_counts_again() {
         assert_eq!(world.holders(block), holders);
     }
     assert!(waiting.iter().all(|(node, _)| *node == slow));
-    // At last it does all that it was commanded.
+    // At last it executes all its commands.
     let commands = waiting.into_iter().map(|(_, command)| command);
     world.nodes[slow].commands.extend(commands);
     world.pass(1_000);
@@ -286,14 +287,14 @@ fn what_was_never_allocated_is_kept_for_a_while() {
     assert_eq!(of_both[0].length_bytes, CHUNK);
     assert_eq!(world.cluster.fsck().orphan_replicas, 0);
     world.pass(30_000);
-    // That a node registers again gives no more time.
+    // Registering again gives a node no more time.
     world.disconnect(1, false);
     world.connect(1);
     world.drain(1);
     assert_eq!(listed(&world)[0].nodes.len(), 2);
     assert!(listed(&world)[0].kept_ms <= 30_000);
     assert_eq!(world.cluster.summary(world.now_ms).quarantined_blocks, 1);
-    // Not while it is open whether the namenode knows enough.
+    // Nothing is removed while it is open whether the namenode knows enough.
     world.cluster.set_recovering(true);
     world.pass(60_000);
     assert_eq!(listed(&world)[0].nodes.len(), 2);
@@ -354,7 +355,7 @@ fn what_is_too_much_goes_after_a_takeover_also_when_commands_to_report_are_lost(
     assert_eq!(world.holders(block).len(), 2);
 }
 
-/// A report that is begun before would have to be followed by another one.
+/// A report that is begun earlier would have to be followed by another one.
 #[test]
 fn after_a_takeover_reports_are_asked_for_when_an_answer_has_arrived() {
     let mut world = World::new(3, 3, options(), 1);

@@ -8,7 +8,7 @@ use harvestfs_protocol::node::{NodeCommand, ReplicaChange};
 use super::world::{CHUNK, World, options, rules};
 use crate::engine::cluster::{ClusterOptions, FaultReason};
 
-/// The blocks of the repairs that a heartbeat of each node brings, and to whom.
+/// The blocks that the heartbeat of each node brings a command to copy, and the targets.
 fn commanded(world: &mut World) -> BTreeMap<BlockId, NodeId> {
     let mut commanded = BTreeMap::new();
     for node in 0..world.nodes.len() {
@@ -249,7 +249,7 @@ fn an_open_block_is_repaired_only_once_it_is_sealed() {
     world.pass(5_000);
     assert_eq!(world.commanded, []);
     assert_eq!(world.cluster.fsck().missing_replicas, 0);
-    // The writer notices, and goes on with what is left.
+    // The writer notices, and continues with the nodes that are left.
     world.append(block, CHUNK);
     assert!(world.blocks[&block].sealed);
     world.pass(1_000);
@@ -257,8 +257,9 @@ fn an_open_block_is_repaired_only_once_it_is_sealed() {
     assert_eq!(world.holders(block).len(), 3);
 }
 
-/// As when a mount is killed between the seals of datanodes and its word to the namenode, or while it writes: until its
-/// session ends, nothing is repaired, however long that takes; so it has to be known that one replica is left.
+/// As when a mount is killed after datanodes have sealed the block and before it reports this to the namenode, or
+/// while it writes: until its session ends, nothing is repaired, however long that takes; so it has to be visible
+/// that one replica is left.
 #[test]
 fn an_open_block_with_one_replica_left_is_exposed_until_its_writer_ends() {
     for sealed_on_disk in [true, false] {
@@ -273,11 +274,11 @@ fn an_open_block_with_one_replica_left_is_exposed_until_its_writer_ends() {
             }
         }
         world.pass(300);
-        // The third one's replica goes before it is sealed; then another one's.
+        // The replica of the third node is lost before it is sealed; then that of another node.
         lose_node(&mut world, pipeline[2].0 as usize);
         world.pass(1_000);
         assert_eq!(exposed(&world), [], "two are left");
-        // That the namenode is started again changes nothing.
+        // A restart of the namenode changes nothing.
         world.restart_namenode();
         assert_eq!(exposed(&world), [], "nothing is known yet");
         for node in 0..world.nodes.len() {

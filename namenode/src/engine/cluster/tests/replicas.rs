@@ -102,7 +102,7 @@ fn a_pipeline_counts_before_it_reports_and_readers_see_what_is_committed() {
     assert_eq!(world.cluster.summary(0).under_replicated_blocks, 1);
 }
 
-/// Else they would count as lost for ever, and be lost indeed when nothing replaces them.
+/// Otherwise they would count as lost forever, and really be lost when nothing replaces them.
 #[test]
 fn replicas_that_a_writer_cut_off_from_them_does_not_vouch_for_are_sealed() {
     let mut world = World::new(4, 2, options(), 1);
@@ -127,7 +127,7 @@ fn replicas_that_a_writer_cut_off_from_them_does_not_vouch_for_are_sealed() {
     assert_eq!(world.cluster.faults(world.now_ms, 10), []);
 }
 
-/// No other server could take a replica; they are the ones that could have them removed for it.
+/// No other server could take a replica, so these would be the ones to be removed to make room for it.
 #[test]
 fn replicas_that_may_be_complete_make_no_way_for_others() {
     for reached in 0..3 {
@@ -148,7 +148,8 @@ fn replicas_that_may_be_complete_make_no_way_for_others() {
     }
 }
 
-/// After another namenode led, nobody says who writes a block: that it is shorter than what is committed may be old news.
+/// After a change of leader, the writer of a block is not known: a report that the replica lacks committed bytes may
+/// be outdated.
 #[test]
 fn a_replica_that_was_shorter_when_it_was_reported_makes_no_way_for_others() {
     let mut world = World::new(3, 3, options(), 1);
@@ -159,7 +160,7 @@ fn a_replica_that_was_shorter_when_it_was_reported_makes_no_way_for_others() {
         world.connect(node);
     }
     world.pass(1_000);
-    // Reported before the last commit, and what was reported since is not here yet.
+    // It was reported before the last commit; later reports have not arrived yet.
     let late = NodeId(2);
     have(&mut world, late, block, CHUNK, false);
     let pipeline = world.blocks[&block].pipeline.clone();
@@ -381,7 +382,7 @@ fn a_node_that_is_named_twice_is_awaited_once() {
     assert_eq!(world.cluster.nodes[1].awaited, 0);
 }
 
-/// It hears of replicas before it is told of their block, and gives no commands.
+/// A follower receives reports of replicas before it learns of their block, and gives no commands.
 #[test]
 fn a_namenode_that_follows_keeps_no_list_of_what_another_one_does() {
     let mut world = World::new(4, 2, options(), 1);
@@ -398,7 +399,7 @@ fn a_namenode_that_follows_keeps_no_list_of_what_another_one_does() {
     world.end_writer(block);
     world.pass(3_000);
     assert!(world.cluster.nodes.iter().all(|node| node.seal.is_empty()));
-    // What is open is not forgotten by that.
+    // The open replica is not forgotten for that reason.
     world.cluster.set_recovering(false);
     world.pass(3_000);
     let mut replicas = world.nodes.iter().filter_map(|node| node.replica(block));

@@ -5,8 +5,8 @@ use harvestfs_protocol::ids::{BlockId, NodeId};
 use super::world::{CHUNK, World, options, rules};
 use crate::engine::cluster::{Happening, ShortenedBlock};
 
-/// A block of five chunks, written to three nodes by a writer that is gone, of which they have so many each after a loss of
-/// power.
+/// A block of five chunks, written to three nodes by a writer that is gone, and the nodes, which have this many
+/// chunks each after a loss of power.
 fn after_power_loss(world: &mut World, chunks: [u64; 3]) -> (BlockId, Vec<NodeId>) {
     let block = world.allocate(rules(3)).expect("room is left");
     world.append(block, 5 * CHUNK);
@@ -57,7 +57,7 @@ fn what_is_left_of_a_block_is_sealed_and_repaired() {
     assert_eq!(world.cluster.fsck(), Default::default());
 }
 
-/// Its server lost all of it: it is sealed with nothing in it, and makes room for a replica of what is left.
+/// Its server lost all of it: the replica is sealed empty, and makes room for a replica of what is left.
 #[test]
 fn an_empty_replica_of_a_shortened_block_is_removed() {
     let mut world = World::new(3, 3, options(), 3);
@@ -75,7 +75,7 @@ fn an_empty_replica_of_a_shortened_block_is_removed() {
     assert_eq!(replicas, [(2 * CHUNK, true); 3]);
 }
 
-/// What can still be read of it may be all that is left of the end.
+/// What can still be read of the corrupt replica may be all that is left of the end.
 #[test]
 fn a_corrupt_replica_of_a_shortened_block_is_kept_and_read_from_last() {
     let mut world = World::new(6, 6, options(), 4);

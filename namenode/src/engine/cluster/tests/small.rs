@@ -10,7 +10,7 @@ use super::places::{set_policy, strict, write};
 use super::world::{World, options, rules};
 use crate::engine::cluster::{Cluster, ClusterOptions};
 
-/// What is the matter with the first server.
+/// What is wrong with the first server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Fault {
     Busy,
@@ -21,10 +21,10 @@ enum Fault {
 
 const FAULTS: [Fault; 4] = [Fault::Busy, Fault::Dead, Fault::Drained, Fault::Full];
 const SIZES: [u32; 6] = [1, 2, 3, 4, 5, 9];
-/// Until no further servers are expected any more.
+/// Time until no further servers are expected any more.
 const GROWN_MS: u64 = 1_500;
 
-/// Until what is misplaced was tried again.
+/// Time until misplaced replicas have been tried again.
 const MENDED_MS: u64 = 2_000_000;
 
 /// Each server is of its own owner and in its own rack.
@@ -63,7 +63,7 @@ fn set_fault(world: &mut World, fault: Fault, on: bool) {
     world.pass(600);
 }
 
-/// What status, `df`, `doctor` and the page show agrees with what becomes of a write.
+/// Checks that what status, `df`, `doctor` and the page show agrees with what happens to a write.
 fn check_outlook(world: &mut World, possible: usize) -> WriteVerdict {
     let outlook = outlook(world);
     let (verdict, trouble) = (outlook.verdict, outlook.trouble());
@@ -292,7 +292,7 @@ fn files_that_prefer_space_still_need_the_fewest_replicas() {
         place(&mut world),
         Err(FsError::TooFewDatanodes(_))
     ));
-    // Of a full one nothing is expected: space comes before the number of replicas.
+    // A full server is not waited for: space comes before the number of replicas.
     world.start(0);
     world.start(1);
     world.pass(600);

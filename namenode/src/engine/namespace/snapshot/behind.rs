@@ -1,8 +1,9 @@
-//! What follows a snapshot in its file: whose leases have run out. The snapshots of 0.2.0 have no record for it.
+//! The part that follows a snapshot in its file: the sessions whose leases have expired. The snapshots of 0.2.0 have no
+//! record for them.
 //!
-//! Layout: frames as those of a snapshot, with [`Behind`] in postcard, up to the end of the file; none where there is
-//! nothing to say. 0.2.0 reads a snapshot up to its end and no further: it goes on without what follows, and waits for
-//! these sessions once more. So it is written whatever the version of the cluster is.
+//! Layout: frames like those of a snapshot, with [`Behind`] in postcard, up to the end of the file; none if there are
+//! no such sessions. 0.2.0 reads a snapshot up to its end and no further: it continues without this part, and waits for
+//! these sessions once more. So the part is written regardless of the version of the cluster.
 
 use std::io::{Read, Write};
 
@@ -15,12 +16,12 @@ use crate::engine::namespace::Namespace;
 
 #[derive(Debug, Serialize, Deserialize)]
 enum Behind {
-    /// Sessions whose leases have run out, and that have not come back since.
+    /// Sessions whose leases have expired, and that have not come back since.
     Lapsed(Vec<SessionId>),
 }
 
 impl Namespace {
-    /// Writes what follows [`Namespace::write_snapshot`].
+    /// Writes the part that follows the output of [`Namespace::write_snapshot`].
     ///
     /// # Errors
     /// [`SnapshotError::Io`].
@@ -42,8 +43,8 @@ impl Namespace {
         frames.flush()
     }
 
-    /// Reads what [`Namespace::write_behind_snapshot`] wrote, up to the end of the file, after [`Namespace::read_snapshot`].
-    /// Whoever has the file knows whether it is whole.
+    /// Reads the output of [`Namespace::write_behind_snapshot`], up to the end of the file, after
+    /// [`Namespace::read_snapshot`]. It cannot tell whether the file is complete; the caller must know.
     ///
     /// # Errors
     /// See [`SnapshotError`].

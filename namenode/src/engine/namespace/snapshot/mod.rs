@@ -1,11 +1,11 @@
-//! The whole state as bytes, written and read as a stream.
+//! Snapshots of the namespace: the whole state as bytes, written and read as a stream.
 //!
 //! Layout: the magic, the version (u32), then frames: length (u32), CRC32 (u32), payload; numbers
 //! are little-endian. A payload is a sequence of [`Record`]s in postcard; no record spans frames.
-//! The record [`Record::End`] comes last and counts the others. What may follow it in a file is in `behind`.
+//! The record [`Record::End`] comes last and counts the others. `behind` describes what may follow it in a file.
 //!
-//! Sums and what files use of blocks are not written: they are added up anew when the snapshot is
-//! read, and [`Namespace::check`] has to find nothing wrong before it is used.
+//! Sums and the use of blocks by files are not written: they are recomputed when the snapshot is
+//! read, and [`Namespace::check`] must report no finding before it is used.
 
 mod behind;
 mod read;
@@ -28,11 +28,12 @@ use super::usage::Quota;
 use super::{BlockView, EpochView, Formatted, Namespace, Outcome, directory};
 
 const MAGIC: [u8; 8] = *b"HARVNAME";
-/// The version of what follows the magic. No two differ in one bit: no checksum covers it.
+/// The version of the format after the magic. No two versions differ in a single bit, since no checksum
+/// covers this field.
 const VERSION: u32 = 11;
-/// Versions before, which are read too: 1 had neither quotas nor trash, nor what operators changed; 2
-/// had neither raised replicas nor lifetimes, 4 had no epochs, 7 no editions, 8 no version of the cluster. Since
-/// that is there, it says which records there may be.
+/// Earlier versions that can still be read: 1 had no quotas, no trash and no changes by operators; 2 had
+/// no raised replication and no lifetimes, 4 no epochs, 7 no editions, 8 no version of the cluster. Since
+/// then, the version of the cluster determines which records there may be.
 const VERSIONS_BEFORE: [u32; 5] = [1, 2, 4, 7, 8];
 const _: () = {
     let [a, b, c, d, e] = VERSIONS_BEFORE;
@@ -46,8 +47,8 @@ const _: () = {
 };
 /// A frame is closed when it has this many bytes.
 const FRAME_BYTES: usize = 256 << 10;
-/// No frame is longer: the largest record (a part of a directory with the longest names) fits
-/// behind an almost full frame.
+/// The most bytes in a frame: the largest record (a part of a directory with the longest names) still
+/// fits after almost `FRAME_BYTES`.
 const FRAME_BYTES_MAX: usize = 1 << 20;
 /// Extents, entries or numbers in one record.
 const ITEMS_PER_RECORD: usize = 1_024;
@@ -58,13 +59,13 @@ pub enum SnapshotError {
     /// Reading or writing failed; a snapshot that ends early is `UnexpectedEof`.
     #[error("cannot read or write the snapshot: {0}")]
     Io(#[from] std::io::Error),
-    /// Another version wrote it, or it is no snapshot.
+    /// It was written in another version of the format, or is no snapshot.
     #[error("not a snapshot that this software reads: {0}")]
     Version(String),
     /// A checksum does not match, or the content contradicts itself.
     #[error("the snapshot is damaged: {0}")]
     Damaged(String),
-    /// It is of a newer cluster than this program can be a part of.
+    /// Its cluster has a newer version than this program supports.
     #[error(transparent)]
     Unfit(#[from] Unfit),
 }
@@ -73,8 +74,9 @@ fn damaged(why: impl Into<String>) -> SnapshotError {
     SnapshotError::Damaged(why.into())
 }
 
-/// A part of the state. Records come in the order of the variants, but for the later ones at the end;
-/// those between `Inode` and `Free`, and these, repeat for each slot of the table of inodes.
+/// A part of the state. Records come in the order of the variants, except for the variants after `End`,
+/// which were added later; their comments name the order where it matters. `Vacant` or `Inode`, with the
+/// records of that inode, repeats for each slot of the table of inodes.
 #[derive(Debug, Serialize, Deserialize)]
 enum Record {
     Header {
@@ -89,7 +91,7 @@ enum Record {
         opened: Timestamp,
         answered_below: u64,
     },
-    /// Of the session before.
+    /// A remembered reply of the preceding session.
     Reply {
         sequence: u64,
         outcome: Outcome,
@@ -98,17 +100,17 @@ enum Record {
         view: BlockView,
         committed: ChunkSet,
     },
-    /// The next slot has no inode.
+    /// The next slot, which holds no inode.
     Vacant {
         generation: u32,
     },
     /// The inode in the next slot.
     Inode(InodeRecord),
-    /// Of the inode before.
+    /// Extents of the preceding inode.
     Extents(Vec<Extent>),
-    /// Of the inode before.
+    /// Entries of the preceding inode.
     Entries(Vec<(Name, InodeId)>),
-    /// Of the inode before.
+    /// An extended attribute of the preceding inode.
     Xattr {
         name: Vec<u8>,
         value: Vec<u8>,
@@ -118,13 +120,13 @@ enum Record {
     End {
         records: u64,
     },
-    /// Of the inode before.
+    /// Settings of the preceding inode.
     DirectorySettings {
         quota_bytes: Option<u64>,
         quota_inodes: Option<u64>,
         trash_s: Option<u32>,
     },
-    /// Comes behind the inodes, and before what is in it.
+    /// Comes after the inodes, and before the entries of the trash.
     TrashDirectory(InodeId),
     Trashed {
         ino: InodeId,
@@ -132,43 +134,43 @@ enum Record {
         expires: Timestamp,
     },
     Operations(Operations),
-    /// Of the inode before.
+    /// Settings of the preceding inode.
     Raise {
         replication: Option<NonZeroU8>,
         after_s: Option<NonZeroU32>,
     },
-    /// Of the inode before.
+    /// A setting of the preceding inode.
     Lifetime {
         seconds: NonZeroU32,
     },
-    /// Of a server before: until when it may be away.
+    /// The end of the maintenance of a preceding server.
     Maintenance {
         node: NodeId,
         until: Timestamp,
     },
-    /// Comes behind `Operations`.
+    /// Comes after `Operations`.
     BalanceSpread(Choice<u32>),
-    /// In order.
+    /// Epochs come in order.
     Epoch(EpochView),
     Edition(u8),
-    /// Comes behind `TrashDirectory`.
+    /// Comes after `TrashDirectory`.
     TrashOfUser {
         uid: u32,
         directory: InodeId,
     },
-    /// Of something in the trash, behind it.
+    /// Comes after the `Trashed` record of the same inode.
     TrashedFrom {
         ino: InodeId,
         directory: InodeId,
         counted_in: Option<InodeId>,
     },
-    /// Where something counts that has no name and is no directory.
+    /// Inodes without a name that are not directories, each with the directory in which it counts.
     Nameless(Vec<(InodeId, InodeId)>),
     /// Orphans that no session holds.
     Unheld(Vec<InodeId>),
-    /// The version of the cluster. Comes behind the header, before what it brings.
+    /// The version of the cluster. Comes right after the header, before the records that it adds.
     Version(Version),
-    /// Of the next version. Always the last one.
+    /// A record of the next version. Always the last variant.
     #[cfg(feature = "next-version")]
     Probes(u64),
 }

@@ -19,12 +19,12 @@ use crate::engine::namespace::usage::{NOWHERE, Quota};
 use crate::engine::namespace::version::check_not_newer;
 use crate::engine::namespace::{EDITION, EpochView, Namespace, settings};
 
-/// No counter gets that far in the life of a cluster, and each can go on from there.
+/// A bound that no counter reaches in the life of a cluster, and from which each can still grow.
 const COUNTER_MAX: u64 = u64::MAX / 2;
 
 impl Namespace {
-    /// Reads what [`Namespace::write_snapshot`] wrote, up to its end and no further. Never panics,
-    /// and never allocates what a damaged snapshot merely claims.
+    /// Reads the output of [`Namespace::write_snapshot`], up to its end and no further. Never panics,
+    /// and never allocates as much as a damaged snapshot merely claims to hold.
     ///
     /// # Errors
     /// See [`SnapshotError`].
@@ -58,7 +58,7 @@ impl Namespace {
 
 impl InodeRecord {
     fn slot(self) -> Slot {
-        // Of what is no directory, it follows from the names.
+        // For inodes other than directories, it is derived from the names later.
         let parent = match self.body {
             BodyRecord::Directory { parent } => parent,
             _ => InodeId::ROOT,
@@ -220,7 +220,7 @@ impl Reader {
                 expires,
             } => match namespace.trash.directory {
                 Some(directory) if namespace.trash.get(ino).is_none() => {
-                    // As edition 0 has it, unless the next record says otherwise.
+                    // As in edition 0, unless the next record overrides it.
                     let trashed = Trashed {
                         origin: origin.into(),
                         expires,
@@ -328,7 +328,7 @@ impl Reader {
             let Some(piece) = Piece::new(extent) else {
                 return false;
             };
-            // Behind the ones before: nothing may be hidden.
+            // Extents must be ascending: none may overwrite an earlier one.
             if file.extents.from(piece.file_offset).next().is_some() {
                 return false;
             }
@@ -400,7 +400,7 @@ impl Reader {
 }
 
 impl Namespace {
-    /// Adds up what snapshots leave out. False when a file uses an unknown block.
+    /// Adds up the sums that snapshots leave out. Returns false when a file uses an unknown block.
     fn add_up(&mut self) -> bool {
         let default_rules = self.default_rules();
         let blocks = &mut self.blocks;

@@ -1,4 +1,4 @@
-//! What of answers is compared with the model.
+//! The parts of answers that are compared with the model.
 
 use std::mem::discriminant;
 

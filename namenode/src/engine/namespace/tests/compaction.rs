@@ -1,4 +1,4 @@
-//! Sparse blocks, and moving what is left in them.
+//! Sparse blocks, and moving the data that is still used in them.
 
 use super::*;
 use harvestfs_protocol::limits::{INODES_PER_SEARCH_MAX, RELOCATIONS_PER_REQUEST_MAX};
@@ -149,7 +149,7 @@ fn what_changed_meanwhile_stays_as_it_is() {
         .unwrap();
     fixture.truncate("/b", 0).unwrap();
     let files = [a, b, elsewhere].map(|ino| fixture.extents(ino));
-    // A file that is gone, a copy that is not whole, and the scratch file itself.
+    // A file that was removed, an incomplete copy, and the scratch file itself.
     fixture.file("/gone");
     let gone = fixture.ino("/gone");
     fixture.unlink("/gone").unwrap();
@@ -224,7 +224,7 @@ fn a_search_goes_on_where_it_stopped() {
             mode: FILE,
             rdev: 0,
         }));
-        // Without the check of everything after each.
+        // Without checking all invariants after each.
         fixture.namespace.apply(&command).unwrap();
         fixture.sequence += 1;
     }

@@ -1,4 +1,4 @@
-//! Extents, blocks and what files use of them.
+//! Extents and blocks, and the use of blocks by files.
 
 use super::*;
 use harvestfs_protocol::limits::{BLOCK_BYTES_MAX, CHUNK_BYTES};
@@ -361,7 +361,7 @@ fn a_block_is_freed_when_no_file_needs_it() {
 
 #[test]
 fn what_was_written_but_not_committed_keeps_a_block() {
-    // Two small files share the block; the first is gone before the second is committed.
+    // Two small files share the block; the first is removed before the second is committed.
     let (mut fixture, ino, block) = with_block();
     let second = fixture.file("/second");
     fixture.commit(ino, &[extent(0, 10, block, 0)]).unwrap();
@@ -374,7 +374,7 @@ fn what_was_written_but_not_committed_keeps_a_block() {
     fixture.unlink("/second").unwrap();
     assert_eq!(fixture.effects.blocks, [BlockChange::Freed { block }]);
 
-    // The same, but the second one is never committed: its writer says so.
+    // The same, but the second one is never committed: its writer reports that.
     let (mut fixture, ino, _) = with_block();
     fixture.commit(ino, &[extent(0, 10, block, 0)]).unwrap();
     fixture.seal(block, CHUNK + 20).unwrap();
@@ -382,7 +382,7 @@ fn what_was_written_but_not_committed_keeps_a_block() {
     fixture.seal(block, 0).unwrap();
     assert_eq!(fixture.effects.blocks, [BlockChange::Freed { block }]);
 
-    // It may say so while the block is in use, too.
+    // It may also report that while the block is in use.
     let (mut fixture, ino, _) = with_block();
     fixture.commit(ino, &[extent(0, 10, block, 0)]).unwrap();
     fixture.seal(block, CHUNK + 20).unwrap();

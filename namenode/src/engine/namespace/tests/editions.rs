@@ -8,8 +8,8 @@ use crate::engine::namespace::SnapshotError;
 
 const QUOTA_BYTES: &str = "user.harvestfs.quota_bytes";
 
-/// As an earlier release left it: two users' files in the trash, one without a name, one in a directory
-/// that is gone.
+/// The state that an earlier release left: two users' files in the trash, a file without a name, and one in
+/// a directory that was removed.
 fn of_before() -> (Fixture, [InodeId; 4]) {
     let mut fixture = Fixture::before_editions();
     fixture.dir("/d");
@@ -68,7 +68,7 @@ fn what_was_before_an_edition_is_as_it_was_then() {
         (used_bytes(&fixture, "/d"), used_bytes(&fixture, "/.trash")),
         ("0".into(), "20".into())
     );
-    // What has no name counts nowhere, so that no quota stops it.
+    // A file without a name counts nowhere, so no quota stops it.
     fixture.set_xattr("/", QUOTA_BYTES, b"20", ANY).unwrap();
     let block = fixture.allocate(1)[0];
     fixture
@@ -91,8 +91,8 @@ fn an_edition_gives_the_trash_to_its_users_and_counts_what_has_no_name() {
         fixture.ino(&format!("/.trash/0/{:016x}-root", of_root.0)),
         of_root
     );
-    // The origin of what was in the trash is not known; what has no name counts where it was, or at
-    // the root.
+    // The origin of the entries in the trash is not known; files without a name count where they were, or
+    // at the root.
     let counts = ["/d", "/.trash", "/"].map(|path| used_bytes(&fixture, path));
     assert_eq!(counts, ["10", "20", "40"]);
     fixture.set_xattr("/d", QUOTA_BYTES, b"10", ANY).unwrap();
@@ -153,8 +153,8 @@ fn an_edition_makes_the_directories_of_users_in_the_order_of_what_they_removed()
     assert!(of_2.0 < of_1.0, "{of_2} {of_1}");
 }
 
-/// The directories of users come on top of what is in the trash: were they refused, the namenode would
-/// never start again.
+/// The directories of users come on top of the entries of the trash: if they were refused, the namenode
+/// would never start again.
 #[test]
 fn an_edition_begins_also_where_quotas_are_used_up() {
     let (mut fixture, [_, of_user, ..]) = of_before();
@@ -170,7 +170,7 @@ fn an_edition_begins_also_where_quotas_are_used_up() {
             .set_xattr(path, QUOTA_BYTES, bytes.as_bytes(), ANY)
             .unwrap();
     }
-    // As it is replayed: the commands of before, from a snapshot, and then the edition.
+    // As in a replay: the earlier commands, from a snapshot, and then the edition.
     let bytes = fixture.snapshot();
     fixture.namespace = Namespace::read_snapshot(&mut &bytes[..]).unwrap();
     fixture.apply(&edition_command()).unwrap();

@@ -45,7 +45,7 @@ fn a_timeline_knows_where_it_has_been() {
     for (position, is_known) in [
         (at(7, 70, 10), true),
         (at(7, 70, 19), true),
-        // Another timeline went on in this epoch.
+        // Another timeline continued in this epoch.
         (at(7, 70, 20), false),
         (at(9, 90, 25), true),
         (at(9, 90, 26), false),
@@ -111,7 +111,7 @@ fn epochs_repeat_no_ids() {
     fixture.file("/before");
     let bytes = snapshot(&fixture.namespace);
     let mut given = std::collections::BTreeSet::new();
-    // Two copies of one namespace go on, each in epochs of its own.
+    // Copies of one namespace continue, each in epochs of its own.
     for number in [10, 20, 30] {
         let namespace = Namespace::read_snapshot(&mut bytes.as_slice()).unwrap();
         fixture.namespace = namespace;

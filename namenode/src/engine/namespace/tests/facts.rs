@@ -1,9 +1,9 @@
-//! What the table of operations says of a mutation agrees with what the mutation does.
+//! The facts in the table of operations agree with the effects of each mutation.
 
 use super::*;
 
-/// The session that asked forgets what the table names, and nothing else; the effects are announced
-/// to the others. What changes in the trash and in snapshots is announced to it, too.
+/// The calling session invalidates what the table names, and nothing else; the effects are announced
+/// to the others. Changes in the trash and in snapshots are announced to the caller, too.
 pub fn check(namespace: &Namespace, mutation: &Mutation, reply: &Outcome, effects: &Effects) {
     let is_reported_as_others = effects
         .inodes

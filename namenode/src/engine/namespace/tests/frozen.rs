@@ -25,7 +25,7 @@ impl Fixture {
         }))
     }
 
-    /// Removes for good what is in the trash for long enough.
+    /// Permanently removes the entries of the trash whose retention is over.
     fn empty_trash(&mut self) {
         let now = Timestamp(self.now);
         let inodes = self.namespace.expired_trash(now).collect();
@@ -337,7 +337,7 @@ fn the_directory_of_snapshots_has_the_mode_and_owner_of_the_directory_above() {
         fixture.query(op).unwrap();
     }
     assert_eq!(fixture.query(&access(2)), Err(FsError::ReadOnly));
-    // What was kept has the mode of then.
+    // The copies have the mode that the originals had then.
     assert_eq!(fixture.attr("/d/.snapshot/open").mode, MODE_FROZEN | 0o755);
 }
 

@@ -1,4 +1,4 @@
-//! What is too much is refused, by name.
+//! Requests that exceed a limit are refused, each with a specific error.
 
 use super::*;
 use harvestfs_protocol::limits::{
@@ -8,7 +8,7 @@ use harvestfs_protocol::limits::{
 };
 use harvestfs_protocol::meta::FallocateMode;
 
-/// Without the check of all invariants after each step, for the long way to a limit.
+/// Runs a mutation without checking all invariants after it, since it takes many to reach a limit.
 fn run_unchecked(fixture: &mut Fixture, op: Mutation) -> Result<Attr, FsError> {
     fixture.now += 1;
     fixture.sequence += 1;
@@ -153,7 +153,7 @@ fn clones_have_a_greatest_number_of_pieces() {
     };
     assert!(refused(clone(copy, 0, u64::MAX)) && refused(clone(copy, 7, max + 1)));
     assert!(!refused(clone(copy, 7, max)));
-    // What it is refused for by itself, it is told.
+    // A clone that is refused anyway gets that error.
     assert!(!refused(clone(ino, 1, u64::MAX)) && !refused(clone(copy, u64::MAX, max + 1)));
     // Records of earlier releases are carried out.
     let mut there = 0;

@@ -1,4 +1,4 @@
-//! Tests of the namespace through its public face.
+//! Tests of the namespace through its public interface.
 
 mod answers;
 mod commands;
@@ -49,7 +49,7 @@ pub(super) const RULES: PlacementRules = PlacementRules {
     class: None,
 };
 
-/// What a regular file is made with where the rest does not matter.
+/// The arguments for a regular file where the details do not matter.
 pub(super) const FILE: u16 = 0o644;
 
 pub(super) fn format_command() -> Command {
@@ -111,7 +111,7 @@ impl Fixture {
         fixture
     }
 
-    /// As earlier releases have it: without an edition.
+    /// A fixture as in earlier releases: without an edition.
     pub fn before_editions() -> Self {
         let mut fixture = Self::new();
         fixture.namespace = Namespace::new();
@@ -185,7 +185,7 @@ impl Fixture {
         }
     }
 
-    /// Runs a mutation that has nothing to say.
+    /// Runs a mutation that returns no value.
     pub fn done(&mut self, op: Mutation) -> Result<(), FsError> {
         assert_eq!(self.run(op)?, Outcome::Meta(MetaReply::Done));
         Ok(())
@@ -195,7 +195,7 @@ impl Fixture {
         self.namespace.query(&self.caller, op)
     }
 
-    /// Goes on as a user of one group.
+    /// Continues as a user of one group.
     pub fn become_user(&mut self, uid: u32) {
         self.caller = user(uid, uid, &[]);
     }

@@ -1,5 +1,5 @@
-//! A small and obvious namespace: maps, and for each byte of a file where it is found. Everything
-//! countable is counted anew each time. It knows the rules of POSIX in its own words.
+//! A small and obvious namespace: maps, and for each byte of a file its location. All counts are
+//! recomputed each time. It implements the rules of POSIX independently of the engine.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -22,7 +22,7 @@ pub struct Model {
     pub orphans: BTreeSet<InodeId>,
     /// Orphans that no session holds: directories in which something counts.
     pub unheld: BTreeSet<InodeId>,
-    /// Where it was, of what is in the trash or has no name.
+    /// For each inode that is in the trash or has no name, the directory that it was in.
     pub counted_in: BTreeMap<InodeId, InodeId>,
     pub trash_directory: Option<InodeId>,
     pub trash_of_users: BTreeMap<u32, InodeId>,
@@ -40,7 +40,7 @@ pub struct ModelBlock {
     pub rules: PlacementRules,
 }
 
-/// What comes with an operation.
+/// The context of an operation.
 pub struct Context<'a> {
     pub caller: &'a Credentials,
     pub session: SessionId,
@@ -50,8 +50,8 @@ pub struct Context<'a> {
     pub fresh: InodeId,
     /// The numbers that the directory of the trash has, and the caller's in it, once they are there.
     pub trash: [InodeId; 2],
-    /// The numbers of what a new snapshot consists of, by path below the directory of snapshots; its
-    /// own is at the empty path.
+    /// The numbers of the inodes of a new snapshot, by path below the directory of snapshots; the number
+    /// of that directory is at the empty path.
     pub copies: &'a BTreeMap<Vec<Name>, InodeId>,
 }
 
@@ -234,7 +234,7 @@ impl Model {
         self.reply(context.fresh)
     }
 
-    /// A name that led here from a directory is gone.
+    /// Handles the removal of a name that led here from a directory.
     pub fn dropped(&mut self, context: &Context, ino: InodeId, dir: InodeId) -> Attr {
         let named = self.parent_of(ino).is_some();
         let node = self.node_mut(ino);
@@ -256,7 +256,7 @@ impl Model {
         attr
     }
 
-    /// No session holds an orphan any more. It is gone unless something counts in it.
+    /// Handles that no session holds an orphan any more: it is removed unless something counts in it.
     pub fn release(&mut self, ino: InodeId) {
         assert!(self.orphans.contains(&ino));
         self.unheld.insert(ino);
@@ -268,7 +268,7 @@ impl Model {
         }
     }
 
-    /// Removes the directories that were kept for something that is gone.
+    /// Removes directories that were kept for inodes that have been removed.
     pub fn release_emptied(&mut self) {
         while let Some(&ino) = self.unheld.iter().find(|&&ino| self.used(ino) == (0, 0)) {
             self.release(ino);

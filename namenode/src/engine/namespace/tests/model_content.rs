@@ -187,7 +187,7 @@ impl Model {
         }
     }
 
-    /// How many bytes of each block files use, and by which rules.
+    /// The bytes of each block that files use, by the rules of these files.
     pub fn uses(&self) -> BTreeMap<BlockId, (u64, Vec<PlacementRules>)> {
         let mut uses: BTreeMap<BlockId, (u64, Vec<PlacementRules>)> = BTreeMap::new();
         let block_of = |byte: &Option<(BlockId, u64)>| byte.map(|(block, _)| block);
@@ -204,7 +204,7 @@ impl Model {
         uses
     }
 
-    /// After each command: the rules of blocks follow, and blocks that are not used go.
+    /// Ends a command: updates the rules of blocks, and removes unused blocks.
     pub fn settle(&mut self) {
         let uses = self.uses();
         for (id, block) in &mut self.blocks {

@@ -62,7 +62,7 @@ impl Model {
                 .any(|(dir, name)| self.leads_to_frozen(dir, name))
     }
 
-    /// What a listing of a directory shows.
+    /// The entries that a listing of a directory shows.
     pub fn listed(&self, dir: InodeId) -> BTreeMap<Name, InodeId> {
         let node = &self.inodes[&dir];
         let mut listed = node.entries.clone();
@@ -138,7 +138,7 @@ impl Model {
         (node.mode, node.uid, node.gid) = (mode, uid, gid);
     }
 
-    /// What a copy is called by the engine; anything else when that refused.
+    /// The engine's number of a copy; an arbitrary one when the engine refused.
     fn number_of(&self, context: &Context, path: &[Name]) -> InodeId {
         let known = context.copies.get(path).copied();
         known.unwrap_or_else(|| InodeId(u64::MAX - self.inodes.len() as u64))

@@ -22,8 +22,8 @@ pub struct Node {
     pub xattrs: BTreeMap<Vec<u8>, Vec<u8>>,
     /// It is a part of a snapshot.
     pub frozen: bool,
-    /// Of the directory of snapshots of a directory: the mode and owner that the latter had then. It has these again when it
-    /// has no name any more.
+    /// For `.snapshot` of a directory: the mode and owner that the directory had when `.snapshot` was made. They apply
+    /// again when `.snapshot` has no name any more.
     pub made_with: Option<(u16, u32, u32)>,
 }
 

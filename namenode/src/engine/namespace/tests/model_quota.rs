@@ -33,7 +33,7 @@ impl Model {
         was_in.filter(|_| elsewhere).or(parent)
     }
 
-    /// Whether what is in `dir` counts in `above`.
+    /// Whether the contents of `dir` count in `above`.
     pub fn counts_within(&self, dir: InodeId, above: InodeId) -> bool {
         std::iter::successors(Some(dir), |&ino| self.account_of(ino)).any(|ino| ino == above)
     }

@@ -7,7 +7,7 @@ use super::*;
 pub const TRASH_S: &[u8] = b"user.harvestfs.trash_s";
 
 impl Model {
-    /// Seconds for which what is removed from a directory is kept.
+    /// Seconds for which files removed from a directory are kept.
     pub fn kept_s(&self, dir: InodeId) -> Option<u32> {
         if self.is_trash_or_below(dir) {
             return None;
@@ -115,7 +115,7 @@ impl Model {
         self.touch_dir(dir, context.now);
     }
 
-    /// Forgets what left the trash.
+    /// Forgets inodes that left the trash.
     pub fn look_into_trash(&mut self) {
         let parts = self.trash_of_users.values();
         let there = parts.flat_map(|part| self.inodes[part].entries.values().copied());

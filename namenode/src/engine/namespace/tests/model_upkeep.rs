@@ -1,4 +1,4 @@
-//! What the model does to files at their time.
+//! The model's timed work on files.
 
 use super::model::{Context, Model};
 use super::model_node::Node;

@@ -134,7 +134,7 @@ fn what_has_no_name_counts_where_it_was_until_no_session_holds_it() {
     fixture.write(file, 100, 50).unwrap();
     fixture.file("/q/g");
     assert_eq!(fixture.put("/q/g", 0, 1), Err(FULL));
-    // Also once its directory is gone, which is kept for that.
+    // Also after its directory was removed, which is kept for that.
     fixture.held_elsewhere = false;
     fixture.remove_dir("/q/d").unwrap();
     assert_eq!(fixture.try_ino("/q/d"), Err(FsError::NotFound));

@@ -73,7 +73,7 @@ impl World {
         }
     }
 
-    /// What changed must be among the effects.
+    /// Checks that everything that changed is among the effects.
     fn check_effects(&mut self, effects: &Effects, command: &Command) {
         let mut now = Cache::default();
         for (ino, inode) in self.namespace.inodes.iter() {
@@ -386,7 +386,7 @@ impl World {
         [self.namespace.trash.directory, of_user].map(|it| it.unwrap_or(InodeId(0)))
     }
 
-    /// What a snapshot consists of, and the directory that it is in.
+    /// The inodes of a snapshot, and the directory that it is in.
     fn copies(&self, top: InodeId) -> BTreeMap<Vec<Name>, InodeId> {
         let mut copies = BTreeMap::new();
         let parent = self.namespace.inodes.get(top).unwrap().parent;
@@ -551,7 +551,7 @@ fn long_random_histories_are_as_the_model_says() {
         0 => vec![1, 2, 3, 4],
         seed => vec![seed],
     };
-    // Side by side; a panic names its thread, and so what repeats it.
+    // In parallel; a panic names its thread, and thereby the seed that repeats it.
     std::thread::scope(|scope| {
         for seed in seeds {
             std::thread::Builder::new()

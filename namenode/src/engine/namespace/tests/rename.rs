@@ -152,7 +152,7 @@ fn two_names_of_one_file_both_stay() {
             assert_eq!(fixture.rename(old, new, mode), Ok(None));
             assert_eq!(fixture.attr(old), before);
             assert_eq!(fixture.attr(new), before);
-            // Nothing is changed. Others that may not know yet that these are its names are to be told.
+            // Nothing is changed. Clients that may not know yet that these are its names must be notified.
             let of_file = Effects {
                 inodes: vec![before.ino],
                 ..Effects::default()

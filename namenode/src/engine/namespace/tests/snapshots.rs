@@ -7,7 +7,7 @@ use crate::engine::namespace::inode::{Body, Inode};
 use harvestfs_protocol::meta::SetXattrMode;
 use proptest::prelude::*;
 
-/// Snapshots do not say what counts in a directory: one of a release that counted wrongly is right once
+/// Snapshots do not contain the usage of directories: one of a release that counted wrongly is right once
 /// it is read.
 #[test]
 fn what_was_counted_wrongly_is_counted_anew_when_a_snapshot_is_read() {
@@ -29,7 +29,7 @@ fn what_was_counted_wrongly_is_counted_anew_when_a_snapshot_is_read() {
     assert_eq!(read.check(), []);
 }
 
-/// What followed from a wrong count is refused, with the inode that it is about.
+/// State that resulted from a wrong count is refused, and the error names the inode.
 #[test]
 fn a_removed_directory_that_was_kept_because_of_a_wrong_count_is_refused() {
     let mut fixture = Fixture::new();
@@ -54,7 +54,7 @@ fn a_removed_directory_that_was_kept_because_of_a_wrong_count_is_refused() {
     assert!(reason.contains(&format!("{dir:?}")), "{reason}");
 }
 
-/// A namespace with something of everything.
+/// A namespace with at least one object of every kind.
 fn full() -> Fixture {
     let mut fixture = Fixture::new();
     let directory = fixture.make_dir("/d", 0o2755).unwrap().ino;

@@ -1,4 +1,4 @@
-//! The trash: what gets there, how it leaves, and what no user may do to it.
+//! The trash: how files enter and leave it, and what no user may do to it.
 
 use super::xattrs::ANY;
 use super::*;
@@ -293,7 +293,7 @@ fn something_else_of_its_name_is_left_alone() {
     fixture.ino("/d/f");
 }
 
-/// A file that counts by another of its names does not keep the directory that it was removed from.
+/// A file that counts through another of its names does not keep the directory that it was removed from.
 #[test]
 fn what_was_removed_from_a_directory_that_is_gone_counts_in_the_trash() {
     let mut fixture = Fixture::new();

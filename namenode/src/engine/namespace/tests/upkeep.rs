@@ -1,4 +1,4 @@
-//! What is done to files at their time.
+//! Timed work on files: raising replication, ending lifetimes.
 
 use super::xattrs::ANY;
 use super::*;
@@ -18,7 +18,7 @@ impl Fixture {
         due
     }
 
-    /// Does what is due at a time.
+    /// Carries out the work that is due at a time.
     fn keep_up(&mut self, now: i64) {
         let inodes = self.due(now);
         let now = Timestamp(now);

@@ -250,7 +250,7 @@ fn settings_are_checked_and_shown() {
             Err(FsError::NotPermitted)
         );
     }
-    // What holds is shown on files, what is set on directories.
+    // Files show the settings in effect, directories those that are set.
     assert_eq!(fixture.get_xattr("/f", REPLICATION).unwrap(), "3");
     assert_eq!(fixture.get_xattr("/f", DURABILITY).unwrap(), "strict");
     assert_eq!(fixture.get_xattr("/f", CLASS), Err(FsError::NoAttribute));
@@ -306,7 +306,7 @@ fn files_inherit_from_the_nearest_directory_that_says_something() {
     assert_eq!(fixture.get_xattr("/a/b/c/f", CLASS).unwrap(), "memory");
     assert_eq!(fixture.get_xattr("/a/b/c/f", DURABILITY).unwrap(), "strict");
     assert_eq!(fixture.get_xattr("/a/b/before", REPLICATION).unwrap(), "3");
-    // What a file got at its creation, it keeps.
+    // A file keeps the settings that it got at its creation.
     fixture.set_xattr("/a/b", REPLICATION, b"4", ANY).unwrap();
     fixture
         .rename("/a/b/c/f", "/f", RenameMode::Replace)

@@ -1,12 +1,13 @@
-//! What is below each directory, and the quotas that limit it.
+//! The usage of each directory tree, and the quotas that limit it.
 //!
-//! Every directory knows how many bytes and inodes are below it, so that a change costs a walk up to
-//! the root, however much is there. A file with several names counts once: in the directory with the
-//! smallest number among those that name it, so that adding up anew gives the same.
+//! Every directory keeps the number of bytes and inodes below it, so that a change costs a walk up to
+//! the root, however large the tree is. A file with several names counts once: in the directory with the
+//! smallest inode number among those that name it, so that a recount gives the same result.
 //!
-//! Removing frees nothing while the space is still used: what is in the trash, and what has no name but
-//! is held, counts in the directory that it was in. A directory that was removed itself stays in the
-//! table until nothing counts in it any more. Before the edition [`ACCOUNTS_KEPT`] it was not so.
+//! A removal frees no quota while the space is still used: an inode that is in the trash, or that has no
+//! name but is held open, counts in the directory that it was in. If that directory is removed itself, it
+//! stays in the table until nothing counts in it any more. Before edition [`ACCOUNTS_KEPT`], such inodes
+//! did not count there.
 
 mod restore;
 
@@ -21,26 +22,26 @@ use super::extents::Piece;
 use super::inode::{Body, Inode};
 use super::{Call, Namespace};
 
-/// What has no name and is said to count here counts nowhere: it is no user's.
+/// The directory recorded for inodes without a name that belong to no user: they count nowhere.
 pub(super) const NOWHERE: InodeId = InodeId(0);
 
-/// What counts against quotas.
+/// Amounts that count against quotas.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Usage {
-    /// Bytes of blocks that files use, each use counted, one copy.
+    /// Bytes of blocks that files use, without replication; shared bytes count once for each use.
     pub bytes: u64,
     /// Inodes of all kinds.
     pub inodes: u64,
 }
 
 impl Usage {
-    /// A file without data, or anything else that has none.
+    /// The usage of a file without data, or of any other kind of inode.
     pub const EMPTY_INODE: Self = Self {
         bytes: 0,
         inodes: 1,
     };
 
-    /// Only what was added before is subtracted.
+    /// The usage after a change. Panics if more is subtracted than was added before.
     #[track_caller]
     pub fn with(self, change: Change) -> Self {
         let bytes = self.bytes.checked_add_signed(change.bytes);
@@ -73,7 +74,7 @@ pub(super) struct Change {
     pub inodes: i64,
 }
 
-/// A change of what is in a directory itself; it counts in those above too.
+/// A change of usage directly in a directory; it also counts in all directories above.
 pub(super) type Charge = (InodeId, Change);
 
 /// The quotas of one directory; none by default.
@@ -84,7 +85,7 @@ pub(super) struct Quota {
 }
 
 impl Quota {
-    /// Whether there is none.
+    /// Whether no quota is set.
     pub fn is_unlimited(self) -> bool {
         self == Self::default()
     }
@@ -99,20 +100,20 @@ impl Quota {
     }
 }
 
-/// What becomes of an inode's place in the accounts when it gets or loses a name.
+/// The planned change of where an inode counts when it gains or loses a name.
 pub(super) struct Move {
     ino: InodeId,
-    /// The directories that name it then, ascending, one for each name.
+    /// The directories that name it afterwards, ascending, one for each name.
     parents: Vec<InodeId>,
-    /// Where it counts then; without a name, where it counted before.
+    /// The directory in which it counts afterwards; without a name, that in which it counted before.
     counted_in: InodeId,
-    /// It has no name then, and counts.
+    /// Whether it has no name afterwards, but still counts.
     is_kept: bool,
     pub charges: Vec<Charge>,
 }
 
 impl Move {
-    /// What moves counts for more, or less, than when it was planned.
+    /// Adjusts the charges to an inode that counts for more, or less, than when the move was planned.
     pub fn change_weight(&mut self, change: Change) {
         for (_, charge) in &mut self.charges {
             let sign = charge.inodes.signum();
@@ -123,14 +124,15 @@ impl Move {
 }
 
 impl Namespace {
-    /// Whether what is in the trash, or has no name, counts where it was.
+    /// Whether inodes in the trash, or without a name, count in the directory that they were in.
     fn keeps_accounts(&self) -> bool {
         self.edition >= ACCOUNTS_KEPT
     }
 
-    /// Where an inode counts that the directory `dir` names, or named last. What is in the trash counts
-    /// where it was while that is there. (A directory in which something counts stays; but a file that
-    /// counts by another of its names does not keep the one that it was removed from.)
+    /// The directory in which an inode counts that `dir` names, or named last. An inode in the trash counts
+    /// in the directory that it was in, as long as that exists. (A directory in which something counts is
+    /// kept; but a file that counts through another of its names does not keep the one that it was removed
+    /// from.)
     fn counted_by(&self, ino: InodeId, dir: InodeId) -> InodeId {
         let trashed = self.trash.is_part(dir).then(|| self.trash.get(ino));
         let counted_in = trashed.flatten().and_then(|it| it.counted_in);
@@ -144,7 +146,7 @@ impl Namespace {
         self.inodes.get(ino).is_ok_and(Inode::is_directory)
     }
 
-    /// The directory in which an inode counts; none for the root, and for what does not count.
+    /// The directory in which an inode counts; none for the root, and for inodes that do not count.
     pub(super) fn counted_in(&self, ino: InodeId) -> Option<InodeId> {
         let inode = self.inodes.get(ino).ok()?;
         let counts_nameless = self.keeps_accounts() && inode.parent != NOWHERE;
@@ -152,17 +154,17 @@ impl Namespace {
         counts.then(|| self.counted_by(ino, inode.parent))
     }
 
-    /// The directories in which something counts: `dir`, and those in which that counts.
+    /// The directories in which an inode counts that counts in `dir`: `dir`, and those in which `dir` counts.
     fn accounts_from(&self, dir: InodeId) -> impl Iterator<Item = InodeId> {
         std::iter::successors(Some(dir), |&ino| self.counted_in(ino))
     }
 
-    /// Whether what is in `dir` counts in `above`.
+    /// Whether the contents of `dir` count in `above`.
     pub(super) fn counts_within(&self, dir: InodeId, above: InodeId) -> bool {
         self.accounts_from(dir).any(|ino| ino == above)
     }
 
-    /// What charges do to a directory and all below, together.
+    /// The total change that charges make to the usage of a directory.
     pub(super) fn change_within(&self, dir: InodeId, charges: &[Charge]) -> Change {
         let within = (charges.iter()).filter(|charge| self.counts_within(charge.0, dir));
         within.fold(Change::default(), |sum, (_, change)| Change {
@@ -171,7 +173,7 @@ impl Namespace {
         })
     }
 
-    /// Bytes and inodes that an inode counts for, itself included.
+    /// The bytes and inodes for which an inode counts, itself included.
     pub(super) fn weight(inode: &Inode) -> Usage {
         match &inode.body {
             Body::Regular(file) => Usage {
@@ -186,8 +188,8 @@ impl Namespace {
         }
     }
 
-    /// What happens when an inode loses a name in one directory, or gets one in another, or both.
-    /// `stays`: also without a name.
+    /// Plans the loss of a name in one directory, the gain of one in another, or both. `stays`: whether the
+    /// inode continues to exist without a name.
     pub(super) fn plan_move(
         &self,
         ino: InodeId,
@@ -199,13 +201,13 @@ impl Namespace {
         self.plan_move_counted(ino, lost, gained, stays, &counted_by)
     }
 
-    /// What happens when an inode loses a name for good, because a call asks for it.
+    /// Plans the permanent loss of a name by a call.
     pub(super) fn plan_removal(&self, call: &Call, ino: InodeId, lost: InodeId) -> Move {
         let stays = call.held_elsewhere || self.is_counted_in(self.inodes.known(ino));
         self.plan_move(ino, Some(lost), None, stays)
     }
 
-    /// The same into the directory `trash` of the trash, where it counts in `counted_in`.
+    /// Plans a move to the directory `trash` of the trash, after which the inode counts in `counted_in`.
     pub(super) fn plan_move_to_trash(
         &self,
         ino: InodeId,
@@ -269,14 +271,14 @@ impl Namespace {
         self.is_counted_after(inode, Change::default())
     }
 
-    /// The same after a change of what counts in it.
+    /// Whether something counts in a directory after a change of its usage.
     pub(super) fn is_counted_after(&self, inode: &Inode, change: Change) -> bool {
         let directory = inode.directory();
         directory.is_ok_and(|it| it.used.with(change) != Usage::default())
     }
 
-    /// Does what was planned. The parent of what has no name any more is where it counts; so `..` of a
-    /// directory leads there that is only held.
+    /// Carries out a plan. The parent of an inode that has no name any more is the directory in which it
+    /// counts; so the `..` of a directory that is only held open leads there.
     pub(super) fn carry_out(&mut self, planned: Move) {
         self.charge(&planned.charges);
         self.inodes.known_mut(planned.ino).parent = match planned.parents.first() {
@@ -297,7 +299,7 @@ impl Namespace {
         }
     }
 
-    /// What had no name is gone: it counts no more.
+    /// Ends the counting of an inode without a name that is being removed.
     pub(super) fn uncharge_nameless(&mut self, ino: InodeId) {
         let Some(dir) = self.counted_in(ino) else {
             return;
@@ -311,8 +313,8 @@ impl Namespace {
         self.charge(&[(dir, change)]);
     }
 
-    /// Counts changes in their directories and in all above. What one of them subtracts another one may
-    /// have added, so additions come first.
+    /// Applies changes to their directories and to all above. One change may subtract what another one adds,
+    /// so additions come first.
     pub(super) fn charge(&mut self, charges: &[Charge]) {
         let is_subtraction = |change: Change| change.bytes < 0 || change.inodes < 0;
         for subtracts in [false, true] {
@@ -336,7 +338,7 @@ impl Namespace {
         }
     }
 
-    /// Refuses what would bring a directory above its quota, or further above it.
+    /// Refuses charges that would bring a directory above its quota, or further above it.
     pub(super) fn check_quotas(&self, charges: &[Charge]) -> Result<(), FsError> {
         let grows = charges
             .iter()
@@ -361,8 +363,8 @@ impl Namespace {
         Ok(())
     }
 
-    /// Refuses pieces that a file has no quota for, when they are put over what it has in their
-    /// place, and over what it has in `cleared`.
+    /// Checks the quotas for pieces that are written to a file, where they replace the data in their
+    /// ranges and in `cleared`.
     pub(super) fn check_growth(
         &self,
         ino: InodeId,
@@ -394,14 +396,14 @@ impl Namespace {
         self.check_quotas(&[(counted_in, change)])
     }
 
-    /// Whether a quota limits what is written to a file or directory.
+    /// Whether a quota limits the bytes of a file or directory.
     #[must_use]
     pub fn is_limited(&self, ino: InodeId) -> bool {
         self.directories_with_quota > 0 && self.room(ino).is_ok_and(|room| room.bytes.is_some())
     }
 
-    /// Total and free bytes, and total and free inodes, as far as quotas limit them, for what is in
-    /// a directory or for a file.
+    /// Total and free bytes and inodes for a file or for the contents of a directory, as far as quotas
+    /// limit them.
     pub(super) fn room(&self, ino: InodeId) -> Result<Room, FsError> {
         let mut room = Room::default();
         let inode = self.inodes.get(ino)?;
@@ -428,8 +430,8 @@ impl Namespace {
     /// Checks that data of a file, or of files in a directory, could be stored: that quotas leave room for
     /// it, or that the file has data which can be overwritten.
     ///
-    /// An inode that is gone has no quota: files of a session share blocks, and the commit of this one
-    /// says so.
+    /// An inode that was removed passes: the files of a session share blocks, and the commit of this one
+    /// reports the error.
     ///
     /// # Errors
     /// [`FsError::QuotaExceeded`].
@@ -446,14 +448,15 @@ impl Namespace {
     }
 }
 
-/// What quotas leave: total and free, where one is set.
+/// Total and free amounts as limited by quotas; none where no quota is set.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Room {
     pub bytes: Option<(u64, u64)>,
     pub inodes: Option<(u64, u64)>,
 }
 
-/// Takes a quota further up into account: the nearest one is the total, the tightest one counts.
+/// Takes a quota of a directory further up into account: the nearest quota is the total, and the tightest
+/// one determines what is free.
 fn narrow(room: &mut Option<(u64, u64)>, quota: Option<u64>, used: u64) {
     let Some(quota) = quota else {
         return;
@@ -483,8 +486,8 @@ mod tests {
 
     use super::super::tests::Fixture;
 
-    /// What the exchange subtracts from `/far` it has added first: the file, which counts in the
-    /// directory that leaves when it has lost its first name.
+    /// The exchange subtracts from `/far` what it has added before: the file, which, once it has lost its
+    /// first name, counts in the directory that leaves.
     #[test]
     fn a_file_may_come_to_count_in_the_directory_that_it_changes_places_with() {
         let mut fixture = Fixture::new();

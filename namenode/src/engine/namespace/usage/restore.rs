@@ -1,4 +1,4 @@
-//! The accounts made anew: from names and extents, for what is read from a snapshot, and to check them.
+//! Recounting usage from names and extents: after reading a snapshot, and to check the usage that is kept.
 
 use std::collections::BTreeMap;
 
@@ -9,12 +9,12 @@ use super::super::inode::{Body, parts};
 use super::Usage;
 
 impl Namespace {
-    /// Adds up what counts in each directory; by slot. Asks nothing of the accounts, and little of the
-    /// rest.
+    /// Adds up the usage of each directory, by slot. It does not use the usage that is kept, and relies
+    /// on little else.
     pub(in super::super) fn add_up_usage(&self) -> Vec<Usage> {
         let slot = |ino: InodeId| parts(ino).0 as usize;
         let mut sums = vec![Usage::default(); self.inodes.slots() as usize];
-        // How many directories count in each that are not added up yet.
+        // For each directory, the number of directories counted in it that are not added up yet.
         let mut missing = vec![0_u32; sums.len()];
         let mut above = BTreeMap::new();
         for (ino, inode) in self.inodes.iter() {
@@ -36,7 +36,7 @@ impl Namespace {
             .copied()
             .filter(|ino| is_complete(ino, &missing));
         let mut complete: Vec<InodeId> = complete.collect();
-        // Directories that count in each other are never complete, and have wrong sums.
+        // Directories that count in each other never become complete, and keep wrong sums.
         while let Some(ino) = complete.pop() {
             let with_itself = sums[slot(ino)].with(Usage::EMPTY_INODE.added());
             let Some(&dir) = above.get(&ino) else {
@@ -56,7 +56,7 @@ impl Namespace {
         sums
     }
 
-    /// Makes the accounts anew from names and extents.
+    /// Recounts the usage of all directories from names and extents.
     pub(in super::super) fn restore_usage(&mut self) {
         let names = self.names_of_files();
         for names in names.chunk_by(|one, next| one.0 == next.0) {
@@ -95,7 +95,7 @@ impl Namespace {
         }
     }
 
-    /// Each name of what is no directory, as the inode and the directory that names it, ascending.
+    /// Every name of an inode that is not a directory, as (inode, directory that names it), ascending.
     pub(in super::super) fn names_of_files(&self) -> Vec<(InodeId, InodeId)> {
         let mut names = Vec::new();
         for (dir, inode) in self.inodes.iter() {

@@ -1,4 +1,4 @@
-//! Taking a namenode into the group, and having one leave it, step by step.
+//! Adding a namenode to the group and removing one from it, step by step.
 
 use std::collections::BTreeSet;
 use std::net::SocketAddr;
@@ -11,23 +11,23 @@ use super::{Steps, answers, member_at};
 use crate::consensus::{Change, FindError, Found, GroupView, Member, MemberId, Refusal};
 use crate::journal::Lsn;
 
-/// How long a namenode that is added may take until it has what the others have.
+/// How long a namenode that is added may take to catch up with the others.
 const CATCH_UP_WITHIN: Duration = Duration::from_secs(3600);
-/// How long one that has caught up may take for one more step.
+/// How long a namenode that has caught up may take for one more step.
 const STEP_WITHIN: Duration = Duration::from_secs(60);
 const POLL: Duration = Duration::from_millis(50);
-/// A member that lacks so many records has caught up: it gets the rest while it gets a vote.
+/// A member that lacks at most this many records has caught up: it gets the rest while it gets a vote.
 const CAUGHT_UP_RECORDS: Lsn = 1_000;
-/// How often votes are given anew, where others changed them in between.
+/// How often a change of the voters is attempted if others changed them in between.
 const VOTE_ATTEMPTS: usize = 8;
-/// A change waits so long for the one before.
+/// How long a change waits for the one before it.
 const OTHER_CHANGE_WITHIN: Duration = Duration::from_secs(10);
-/// One that was removed learns of it so soon, by asking for votes.
+/// How long a removed member may take to learn of its removal, by asking for votes.
 const LEFT_WITHIN: Duration = Duration::from_secs(5);
-/// The leader hears of a member that was just started so soon.
+/// How long it may take until the leader hears from a member that was just started.
 const HEARD_WITHIN: Duration = Duration::from_secs(2);
 
-/// Takes the namenode at an address into the group.
+/// Adds the namenode at an address to the group.
 pub(super) async fn add(view: &GroupView, steps: &Steps, addr: SocketAddr) -> Result<(), FsError> {
     let status = once_unchanging(view).await?;
     let this = this_member(&status)?;
@@ -70,7 +70,7 @@ pub(super) async fn add(view: &GroupView, steps: &Steps, addr: SocketAddr) -> Re
     }
     for _ in 0..VOTE_ATTEMPTS {
         let status = once_unchanging(view).await?;
-        // One that had the address before was replaced by this one.
+        // A voter that had the address before is replaced by this one.
         let mut left = voters_where(&status, |it| it.addr != addr);
         left.insert(id);
         match vote(view, steps, &status, left).await {
@@ -82,8 +82,8 @@ pub(super) async fn add(view: &GroupView, steps: &Steps, addr: SocketAddr) -> Re
     Err(Refusal::Outdated.into())
 }
 
-/// The members without a vote at the address of this one, which has that now: their directories were lost before they got
-/// one.
+/// The other members without a vote at the address that this member has now: their directories were lost before they
+/// got one.
 pub(super) fn others_without_vote(
     status: &GroupStatus,
     id: MemberId,
@@ -94,16 +94,16 @@ pub(super) fn others_without_vote(
     others.map(|it| MemberId(it.id)).collect()
 }
 
-/// The member that leaves when one at this address is to: if there are several, one that was lost.
+/// Returns the member to remove when the one at this address is to leave: if there are several, one that was lost.
 pub(super) fn leaving(status: &GroupStatus, addr: SocketAddr) -> Result<&GroupMember, FsError> {
     member_at(status, addr, |it| (answers(status, it), it.is_voter))
 }
 
-/// Whether a member that was added has what the others have, so that a majority that needs it goes on.
+/// Whether an added member has what the others have, so that a majority that depends on it can continue.
 pub(super) fn has_caught_up(status: &GroupStatus, id: MemberId) -> bool {
     let member = status.members.iter().find(|it| it.id == id.0);
     member.is_some_and(|member| {
-        // Also of a group with few records: one that has acknowledged none may be there no more.
+        // Even in a group with few records: a member that has acknowledged none may no longer exist.
         let acknowledged = member.acknowledged.filter(|lsn| *lsn > 0);
         let is_near = acknowledged.is_some_and(|lsn| lsn + CAUGHT_UP_RECORDS >= status.last);
         is_near && answers(status, member)
@@ -119,7 +119,7 @@ fn voters_where(
     meant.map(|it| MemberId(it.id)).collect()
 }
 
-/// Finds the namenode at an address, which can be taken into the group.
+/// Finds the namenode at an address, and checks that it can be added to the group.
 async fn find(
     view: &GroupView,
     addr: SocketAddr,
@@ -145,7 +145,7 @@ async fn find(
                 );
             }
             (None, Condition::Member) if tokio::time::Instant::now() < deadline => {
-                // It was removed a moment ago, perhaps, and the others have not told it yet.
+                // Perhaps it was removed a moment ago, and the others have not notified it yet.
                 tokio::time::sleep(POLL).await;
             }
             (None, Condition::Member) => {
@@ -167,7 +167,7 @@ fn not_reached(addr: SocketAddr, error: &FindError) -> FsError {
     ))
 }
 
-/// Has the member at an address leave the group.
+/// Removes the member at an address from the group.
 pub(super) async fn remove(
     view: &GroupView,
     steps: &Steps,
@@ -201,7 +201,7 @@ pub(super) async fn remove(
     Err(Refusal::Outdated.into())
 }
 
-/// The group, once most of those answer that have a vote, but for this one.
+/// Returns the group once most of its voters other than `without` answer.
 async fn once_left_answer(
     view: &GroupView,
     without: MemberId,
@@ -228,9 +228,9 @@ async fn once_left_answer(
     }
 }
 
-/// Why others have no votes.
+/// Why the voters were not changed.
 enum VoteError {
-    /// Somebody else changed them first: what is to be done now has to be seen anew.
+    /// Another operator changed them first: what to do now has to be determined again.
     Outdated,
     Failed(FsError),
 }
@@ -241,7 +241,7 @@ impl From<FsError> for VoteError {
     }
 }
 
-/// Gives votes to these, if those have them that had in `seen`.
+/// Makes these members the voters, if the voters are still those in `seen`.
 async fn vote(
     view: &GroupView,
     steps: &Steps,
@@ -255,7 +255,7 @@ async fn vote(
     });
     match tokio::time::timeout(STEP_WITHIN, change).await {
         Ok(Err(Refusal::Outdated)) => Err(VoteError::Outdated),
-        // The first of its entries may be committed, so that it is completed without this.
+        // The first of its entries may be committed, in which case the change is completed without this task.
         Ok(Err(refused @ Refusal::NotLeading)) => {
             let status = once_unchanging(view).await?;
             if voters_where(&status, |_| true) == voters {
@@ -277,7 +277,7 @@ fn this_member(status: &GroupStatus) -> Result<&GroupMember, FsError> {
     this.ok_or_else(|| FsError::Internal("this namenode is not among the members".to_owned()))
 }
 
-/// The group, once no change of its members is under way. The one that leads now may be completing one.
+/// Returns the group once no change of its members is under way. The current leader may be completing one.
 async fn once_unchanging(view: &GroupView) -> Result<GroupStatus, FsError> {
     let deadline = tokio::time::Instant::now() + OTHER_CHANGE_WITHIN;
     loop {

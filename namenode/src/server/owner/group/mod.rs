@@ -1,8 +1,8 @@
-//! The group of namenodes: its members are listed and changed, and leadership is handed over.
+//! The group of namenodes: listing and changing its members, and handing leadership over.
 //!
-//! What takes long (a namenode takes a snapshot, catches up) is done by a task in the background, which
-//! asks the owner for one step after the other. The owner does not go on while openraft adds an entry:
-//! it gives numbers to records itself.
+//! What takes long (a namenode receives a snapshot, catches up) is done by a background task, which requests one step
+//! after another from the owner. The owner blocks while openraft adds an entry, since it assigns numbers to records
+//! itself.
 
 mod changes;
 #[cfg(test)]
@@ -26,65 +26,66 @@ use crate::server::NamenodeError;
 use crate::server::metrics::Responder;
 use crate::server::slow_disk::SlowDisk;
 
-/// A member that the leader has not heard of for so long does not answer.
+/// A member that the leader has not heard for this long counts as not answering.
 const SILENT_MS: u64 = 1_000;
-/// How long another member may take to lead when leadership is handed over to it: several times as long as it takes until
-/// anybody is elected who can be. Nothing is answered meanwhile.
+/// How long another member may take to lead when leadership is handed over to it: several times as long as an
+/// election takes if anybody can be elected. Nothing is answered meanwhile.
 const HAND_OVER_WITHIN: Duration = Duration::from_secs(2);
-/// How long one that the group has removed waits after it handed leadership over. It hears nothing of the next one, and is not
-/// needed: this is only so that the others may get what they lack. They ask for votes within half of it.
+/// How long a leader that the group has removed waits after it has handed leadership over. It is not notified of its
+/// successor, and is not needed: the wait only lets the others fetch what they lack. They ask for votes within half
+/// of it.
 const REMOVED_WITHIN: Duration = Duration::from_millis(2 * ELECTION_MS.1);
-/// Before a change is asked for again that could not be completed.
+/// Pause before a change that could not be completed is attempted again.
 const COMPLETE_PAUSE: Duration = Duration::from_millis(200);
 
-/// What the owner is asked to do next.
+/// The next step that the owner has to take.
 pub(super) enum Step {
-    /// To change the members. The answer comes when the change is committed.
+    /// Change the members. The answer is sent when the change is committed.
     Change(Change, oneshot::Sender<Result<(), Refusal>>),
-    /// To write a snapshot.
+    /// Write a snapshot.
     Snapshot(oneshot::Sender<Result<(), FsError>>),
     /// An entry of the change under way was committed.
     Committed,
 }
 
-/// What is under way in the group.
+/// Operations of the group that are under way.
 pub(super) struct Group {
     steps: mpsc::Receiver<Step>,
     sender: mpsc::Sender<Step>,
-    /// Tasks end with the owner.
+    /// Dropped with the owner, which ends the tasks.
     tasks: JoinSet<()>,
     changing: Option<UnderWay>,
     /// The task that completes a change.
     completing: Option<AbortHandle>,
-    /// The member that is to lead instead of this one.
+    /// The member to which leadership is to be transferred.
     transfer_to: Option<MemberId>,
     handing_over: HandingOver,
     disk: SlowDisk,
-    /// This one does not ask to lead, since its clock is wrong.
+    /// This namenode does not stand for election, since its clock is wrong.
     stays_out: bool,
 }
 
 struct UnderWay {
     changing: Changing,
     done: oneshot::Sender<Result<(), Refusal>>,
-    /// Its entry is committed, and it goes on.
+    /// Its entry is committed, and it continues.
     is_due: bool,
 }
 
-/// Leadership that is handed over, from when on. By the clock of the runtime: the namenode's own does not count the time
-/// in which it may not answer.
+/// The time since which leadership is being handed over. By the clock of the runtime: the namenode's own clock does
+/// not count the time in which it may not answer.
 #[derive(Default)]
 struct HandingOver {
     since: Option<Instant>,
 }
 
 impl HandingOver {
-    /// It is, perhaps to another member than before.
+    /// Notes that it is being handed over, perhaps to another member than before.
     fn begin(&mut self, now: Instant) {
         self.since.get_or_insert(now);
     }
 
-    /// Whether nobody took it over in time, as far as this member knows, which leads.
+    /// Whether no member took it over in time, as far as this member, which leads, knows.
     fn has_failed(&self, now: Instant, within: Duration) -> bool {
         self.since
             .is_some_and(|since| now.duration_since(since) >= within)
@@ -109,7 +110,7 @@ impl Default for Group {
 }
 
 impl Group {
-    /// What is to be done next. Cancellation-safe.
+    /// Waits for the next step. Cancellation-safe.
     pub(super) async fn next(&mut self) -> Step {
         match &self.changing {
             Some(UnderWay { is_due: true, .. }) => Step::Committed,
@@ -122,7 +123,7 @@ impl Group {
         }
     }
 
-    /// An entry with members is committed.
+    /// Notes that an entry with members is committed.
     pub(super) fn committed(&mut self) {
         if let Some(under_way) = &mut self.changing {
             under_way.is_due = true;
@@ -147,7 +148,7 @@ impl Owner {
                 responder.send(&Ok(Reply::Admin(AdminReply::Group(status))));
             }
             GroupRequest::Add(_) if self.timeline.is_from_backup() => {
-                // It would not know that it has to wait for an operator.
+                // The added namenode would not know that it has to wait for an operator.
                 let what = "this namenode was restored from a backup: accept first what that lacks, with \
                             `harvestfs admin recover --accept-loss`";
                 responder.send(&Err(FsError::InvalidArgument(what.to_owned())));
@@ -174,7 +175,7 @@ impl Owner {
         }
     }
 
-    /// Completes a change of the members that another leader began, or that this one did not go on with for want of a
+    /// Completes a change of the members that another leader began, or that this one did not continue for lack of a
     /// lease.
     pub(super) fn complete_change(&mut self) {
         let completing = self.group.completing.as_ref();
@@ -202,7 +203,7 @@ impl Owner {
                 return Ok(());
             }
             Step::Change(_, done) if !self.leads() => {
-                // It may have given up.
+                // The task may have given up.
                 let _ = done.send(Err(Refusal::NotLeading));
                 return Ok(());
             }
@@ -234,7 +235,7 @@ impl Owner {
             }
             Progress::Over(result) => {
                 let is_refused = result.is_err();
-                // It may have given up.
+                // The task may have given up.
                 let _ = under_way.done.send(result);
                 if is_refused {
                     self.complete_change();
@@ -244,7 +245,7 @@ impl Owner {
         Ok(())
     }
 
-    /// Leaves it to others to lead where this namenode is not fit for it.
+    /// Leaves leadership to others if this namenode is not fit for it.
     pub(super) fn mind_fitness(&mut self) {
         if self.leads() {
             self.step_down_if_slow();
@@ -254,8 +255,9 @@ impl Owner {
         }
     }
 
-    /// Does not ask to lead while no epoch could begin by this namenode's clock: elected, it would end, and the group lose
-    /// one that can vote, again and again. The only one with a vote is elected, and says then why it does not start.
+    /// Does not stand for election while the local clock lets no epoch begin: once elected, it would end, and the
+    /// group would lose a voter, again and again. A sole voter is elected anyway, and then reports why it does not
+    /// start.
     pub(super) fn stay_out_if_clock_is_wrong(&mut self) {
         let wrong = epochs::check_clock(&self.namespace).err();
         let wrong = wrong.filter(|_| !self.log.is_alone());
@@ -283,7 +285,7 @@ impl Owner {
         self.leave_to_another(&self.log.group().status(), &reason);
     }
 
-    /// Hands leadership over to whoever can lead, if anybody can.
+    /// Hands leadership over to the member that can lead best, if any can.
     fn leave_to_another(&mut self, status: &GroupStatus, reason: &str) {
         match successor(status, None) {
             Ok(to) => {
@@ -296,8 +298,9 @@ impl Owner {
         }
     }
 
-    /// Hands leadership over where the group that this namenode leads has removed it, as when it was elected in the middle of
-    /// that. openraft would do so too, but this one would go on answering beside the next one.
+    /// Hands leadership over if the group that this namenode leads has removed it, as when it was elected in the
+    /// middle of its removal. openraft would do so, too, but this namenode would continue to answer beside its
+    /// successor.
     fn step_down_if_removed(&mut self) {
         let group = &self.group;
         let is_handed_over = group.transfer_to.is_some() || group.handing_over.since.is_some();
@@ -312,8 +315,9 @@ impl Owner {
         self.leave_to_another(&status, "the group has removed it");
     }
 
-    /// Hands leadership over, if that is wanted. Where the other member was lost before it was elected, this one ends its
-    /// leadership by itself: openraft would neither lead nor ask for votes any more, and nobody else may be able to.
+    /// Hands leadership over if that is wanted. If the other member failed before it was elected, this namenode ends
+    /// its own leadership: openraft would neither lead nor ask for votes any more, and perhaps no other member can be
+    /// elected.
     pub(super) async fn transfer_if_asked(&mut self) -> Result<(), NamenodeError> {
         if self.leads() && self.group.handing_over.since.is_some() {
             self.check_handing_over()?;
@@ -323,12 +327,12 @@ impl Owner {
         };
         tracing::info!(%to, "leadership is handed over");
         self.log.transfer(to).await?;
-        // Not before: what is proposed is written first, which a slow disk takes its time for.
+        // Not earlier: what is proposed is written first, which a slow disk takes its time for.
         self.group.handing_over.begin(Instant::now());
         Ok(())
     }
 
-    /// Whether the next leader may still be heard of.
+    /// Whether the next leader may still appear.
     fn check_handing_over(&self) -> Result<(), NamenodeError> {
         let is_removed = self.log.is_removed();
         let within = if is_removed {
@@ -345,8 +349,8 @@ impl Owner {
         Err(NamenodeError::Deposed)
     }
 
-    /// Writes down that this namenode left, if the group has removed it while it led. Nobody else says so: it has the entry that
-    /// removed it, and if it only stood by from now on, it would do so for ever.
+    /// Records that this namenode left, if the group has removed it while it led. No other member notifies it: it has
+    /// the entry that removed it, and as a mere standby it would remain one forever.
     pub(super) async fn leave_if_removed(&self) {
         if self.leads() && self.log.is_removed() {
             tracing::info!("the group goes on without this namenode, which it has removed");
@@ -355,7 +359,7 @@ impl Owner {
     }
 }
 
-/// Which entries there are is not certain any more: the journal knows.
+/// It is no longer certain which entries exist: the journal knows.
 fn begin_anew(error: NamenodeError) -> NamenodeError {
     tracing::error!(%error, "the members could not be changed");
     NamenodeError::Deposed
@@ -374,7 +378,7 @@ impl From<Refusal> for FsError {
     }
 }
 
-/// Asks the owner for steps.
+/// A handle that requests steps from the owner.
 struct Steps {
     sender: mpsc::Sender<Step>,
 }
@@ -395,14 +399,14 @@ impl Steps {
         step: Step,
         answer: oneshot::Receiver<Result<(), E>>,
     ) -> Result<(), E> {
-        // It does not lead any more: the operator's command asks the one that does.
+        // This namenode no longer leads: the operator's command asks the one that does.
         let gone = || E::from(Refusal::NotLeading);
         self.sender.send(step).await.map_err(|_| gone())?;
         answer.await.map_err(|_| gone())?
     }
 }
 
-/// The member that is to lead next.
+/// Returns the member that is to lead next.
 fn successor(status: &GroupStatus, to: Option<SocketAddr>) -> Result<MemberId, FsError> {
     let member = match to {
         Some(addr) => member_at(status, addr, |it| (!it.is_voter, !answers(status, it)))?,
@@ -437,12 +441,13 @@ fn successor(status: &GroupStatus, to: Option<SocketAddr>) -> Result<MemberId, F
     Ok(MemberId(member.id))
 }
 
-/// Whether the leader has heard of a member lately.
+/// Whether the leader has heard a member recently.
 pub(super) fn answers(status: &GroupStatus, member: &GroupMember) -> bool {
     member.id == status.this || member.heard_ms.is_some_and(|ms| ms < SILENT_MS)
 }
 
-/// The member at an address; of several, since one lost its directory before it got a vote, that of the lowest `rank`.
+/// Returns the member at an address. Of several, since one lost its directory before it got a vote, the one of lowest
+/// `rank`.
 fn member_at(
     status: &GroupStatus,
     addr: SocketAddr,

@@ -9,7 +9,7 @@ use super::{HAND_OVER_WITHIN, HandingOver, REMOVED_WITHIN, successor};
 use crate::consensus::MemberId;
 use crate::journal::Lsn;
 
-/// One that leads, with this last record, and others.
+/// The status of a leader, with this last record, and others.
 fn status(last: Lsn, others: &[GroupMember]) -> GroupStatus {
     let leader = GroupMember {
         acknowledged: None,
@@ -28,7 +28,7 @@ fn status(last: Lsn, others: &[GroupMember]) -> GroupStatus {
     }
 }
 
-/// One that answers and has everything.
+/// A member that answers and has everything.
 fn member(id: u64, port: u16, is_voter: bool) -> GroupMember {
     GroupMember {
         id,
@@ -106,7 +106,7 @@ fn what_was_lost_at_an_address_leaves_when_another_one_is_added_there() {
     assert_eq!(lost, [MemberId(5)]);
 }
 
-/// The one that was to lead was lost, and then another one was asked to.
+/// The member that was to lead was lost, and then another one was asked to.
 #[test]
 fn leadership_that_nobody_takes_over_is_given_up_after_a_while_however_often_it_is_handed_over() {
     let begun = Instant::now();
