@@ -6,18 +6,18 @@ use harvestfs_protocol::error::{DataError, FsError};
 use harvestfs_protocol::ids::{BlockId, InodeId};
 use harvestfs_protocol::transport::TransportError;
 
-/// Why an operation failed. Clone, because every caller that waited for a shared flush gets it.
+/// Why an operation failed. `Clone`, because every caller that waited for a shared flush gets a copy.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ClientError {
-    /// The namenode refused it.
+    /// The namenode refused the operation.
     #[error(transparent)]
     Fs(#[from] FsError),
     /// No namenode answered in time. Whether a mutation was executed is unknown.
     #[error("no namenode answered within {} s: {reason}", waited.as_secs())]
     Unreachable {
-        /// How long it was tried.
+        /// How long the client tried.
         waited: Duration,
-        /// What happened last.
+        /// The last failure.
         reason: String,
     },
     /// This client's endpoint or certificate cannot be used, or the cluster refuses it.
@@ -28,13 +28,13 @@ pub enum ClientError {
     AllReplicasBusy {
         /// The block.
         block: BlockId,
-        /// How long it was tried.
+        /// How long the client tried.
         waited: Duration,
     },
     /// All servers that new data could go to are busy. `EAGAIN` from the API.
     #[error("all servers that new data could go to are busy; waited {} s", waited.as_secs())]
     AllServersBusy {
-        /// How long it was tried.
+        /// How long the client tried.
         waited: Duration,
     },
     /// No replica of a block could be read.
@@ -42,10 +42,10 @@ pub enum ClientError {
     NoReplica {
         /// The block.
         block: BlockId,
-        /// What the last replica said.
+        /// The failure of the last replica.
         reason: String,
     },
-    /// No pipeline to datanodes could be set up or kept.
+    /// No pipeline to datanodes could be set up or maintained.
     #[error("cannot write to datanodes: {0}")]
     Write(DataError),
     /// Data that an earlier write acknowledged was lost before it was made stable.
@@ -54,26 +54,26 @@ pub enum ClientError {
         /// How.
         reason: String,
     },
-    /// Fewer datanodes have written data on stable storage than are needed, and repair made no further replica in time.
+    /// Fewer datanodes than required have the data on stable storage, and repair added no replica in time.
     #[error("fewer datanodes than are needed have block {block} on stable storage; waited {} s", waited.as_secs())]
     TooFewReplicas {
         /// The block.
         block: BlockId,
-        /// How long it was tried.
+        /// How long the client tried.
         waited: Duration,
     },
-    /// Too much written data waits for its commit, and nothing of it could be committed in time.
+    /// Too much written data waits for its commit, and none of it could be committed in time.
     #[error("{waiting_bytes} bytes of written data could not be committed for {} s", waited.as_secs())]
     TooMuchDirtyData {
         /// Bytes that wait.
         waiting_bytes: u64,
-        /// How long it was tried.
+        /// How long the client tried.
         waited: Duration,
     },
-    /// The file was not opened for this.
+    /// The file was not opened for this kind of access.
     #[error("the file is not open for {0}")]
     NotOpenFor(&'static str),
-    /// The namenode answered an operation, called as in metrics, with something else than its answer.
+    /// The namenode answered an operation, named as in metrics, with a reply of the wrong kind.
     #[error("unexpected answer to {0}")]
     UnexpectedReply(&'static str),
     /// The client was closed.
@@ -82,7 +82,7 @@ pub enum ClientError {
     /// The caller has stopped waiting. Whether a mutation is executed is unknown.
     #[error("interrupted: the caller no longer waits")]
     Interrupted,
-    /// A block is not in a file any more where its extents said.
+    /// A block is no longer where the extents of a file placed it.
     #[error("block {block} is not in inode {ino} any more where it was")]
     LeftFile {
         /// The block.
@@ -90,7 +90,7 @@ pub enum ClientError {
         /// The file.
         ino: InodeId,
     },
-    /// Others change the content of a file faster than this client can find out what it is.
+    /// Others change the content of a file faster than this client can determine it.
     #[error("inode {ino} changes faster than it can be read")]
     ChangesTooFast {
         /// The file.
@@ -99,13 +99,13 @@ pub enum ClientError {
 }
 
 impl ClientError {
-    /// Whether what it was about is not there: it was removed, or never was.
+    /// Whether the object of the operation does not exist: it was removed, or never existed.
     #[must_use]
     pub fn is_gone(&self) -> bool {
         matches!(self, Self::Fs(FsError::NotFound | FsError::Stale))
     }
 
-    /// Whether there is no room for data that met it: it is stored only once somebody makes some.
+    /// Whether data was refused for lack of room: it cannot be stored until somebody makes some.
     pub(crate) fn refuses_data(&self) -> bool {
         matches!(
             self,
@@ -115,7 +115,7 @@ impl ClientError {
         )
     }
 
-    /// Whether trying the same again later may succeed without anything being changed.
+    /// Whether the same operation may succeed later without any intervention.
     #[must_use]
     pub fn is_transient(&self) -> bool {
         matches!(

@@ -1,8 +1,8 @@
-//! The client of HarvestFS: the file system for programs, and what the mount is built on.
+//! The HarvestFS client: a file system API for programs, and the foundation of the mount.
 //!
-//! A [`Client`] is a session with a cluster. Directories and attributes are read and changed through
-//! it; [`Client::open`] and [`Client::create_file`] give [`File`]s. Every operation names the
-//! [`Credentials`](harvestfs_protocol::types::Credentials) on whose behalf it is made.
+//! A [`Client`] is a session with a cluster. Directories and attributes are read and changed
+//! through it; [`Client::open`] and [`Client::create_file`] return [`File`]s. Every operation names
+//! the [`Credentials`](harvestfs_protocol::types::Credentials) on whose behalf it is made.
 //!
 //! ```no_run
 //! use bytes::Bytes;
@@ -33,24 +33,24 @@
 //! # }
 //! ```
 //!
-//! # What it promises
+//! # Guarantees
 //!
-//! - Within one client, reads see writes at once. Across clients, what [`File::flush`] returned for
-//!   is seen by every later open; metadata is always current.
-//! - [`File::sync`] returns when the data is on stable storage of every datanode of its blocks and
-//!   the journal has the commit. When datanodes fail, data goes to others before that.
-//! - A restart of the namenode is ridden out: operations wait and are executed once.
+//! - Within one client, reads see writes immediately. Across clients, data for which
+//!   [`File::flush`] returned is visible to every later open; metadata is always current.
+//! - [`File::sync`] returns once the data is on stable storage of every datanode of its blocks and
+//!   the journal has the commit. If datanodes fail, the data is written to others first.
+//! - A namenode restart is ridden out: operations wait and are executed once.
 //!
-//! # How it is built
+//! # Structure
 //!
-//! | module | is |
+//! | module | role |
 //! |---|---|
-//! | `api` | what programs use: [`Client`] and [`File`] |
-//! | `driver` | tasks, connections and clocks: it carries out what the engine decides |
-//! | `engine` | decisions, without I/O: what is cached, what is sent and committed when, what is read from where, what is tried again |
+//! | `api` | the interface for programs: [`Client`] and [`File`] |
+//! | `driver` | tasks, connections and clocks: carries out what the engine decides |
+//! | `engine` | decisions, without I/O: what is cached, sent, committed, retried and when, and which replica is read |
 //!
-//! Each uses only what is below it. The parts of the engine are tested against obvious models and in
-//! virtual time.
+//! Each module uses only those below it. The parts of the engine are tested against simple models
+//! and in virtual time.
 
 #![forbid(unsafe_code)]
 

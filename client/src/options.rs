@@ -8,41 +8,41 @@ use harvestfs_protocol::identity::Identity;
 /// How to reach a cluster, and how much memory and patience a client has.
 #[derive(Clone, Debug)]
 pub struct ClientOptions {
-    /// Where namenodes listen. Of several, one leads at a time. These need not be all: the ones that
-    /// answer say which others there are.
+    /// Addresses of namenodes, of which one leads at a time. The list need not be complete: a
+    /// namenode that answers names the others.
     pub namenodes: Vec<SocketAddr>,
     /// The name in the namenodes' certificate.
     pub namenode_name: String,
     /// The identity of this client.
     pub identity: Identity,
-    /// The local address to send from; by default any address and port of the family of the first
-    /// namenode.
+    /// The local address to send from. The default is any address and port, in the address family
+    /// of the first namenode.
     pub bind: Option<SocketAddr>,
-    /// Most bytes of written data that wait in memory for their commit, of all files together.
-    /// Writers wait beyond it.
+    /// Maximum number of bytes of written data, over all files, that may wait in memory for their
+    /// commit. Writers block beyond it.
     pub dirty_bytes_max: u64,
-    /// How old written data may become before it is flushed without being asked for.
+    /// How old written data may become before it is flushed unasked.
     pub dirty_age_max: Duration,
-    /// Most bytes that are read ahead of a sequential reader, for each open file.
+    /// Maximum number of bytes that are read ahead of a sequential reader, per open file.
     pub read_ahead_bytes: u64,
-    /// Most bytes that are read ahead, of all files together.
+    /// Maximum number of bytes that are read ahead, over all files.
     pub read_ahead_total_bytes: u64,
-    /// Replicas of new blocks; overrides the directory's.
+    /// Number of replicas of new blocks; overrides the directory's setting.
     pub replication: Option<u8>,
     /// How long an operation waits for datanodes that are all busy.
     pub busy_timeout: Duration,
-    /// How long an operation waits for a namenode or for datanodes that do not answer;
-    /// [`Duration::MAX`]: until they do.
+    /// How long an operation waits for namenodes or datanodes that do not answer; [`Duration::MAX`]
+    /// means indefinitely.
     pub unreachable_timeout: Duration,
-    /// Most inodes and directory entries that the metadata cache keeps.
+    /// Maximum number of inodes and directory entries in the metadata cache.
     pub cache_entries_max: usize,
-    /// Most closed files that the session goes on holding open at the namenode, so that opening
-    /// them again needs no round trip.
+    /// Maximum number of closed files that the session keeps open at the namenode, so that
+    /// reopening them needs no round trip.
     pub idle_holds_max: usize,
 }
 
 impl ClientOptions {
-    /// Options with their defaults.
+    /// Options with default values.
     #[must_use]
     pub fn new(
         namenodes: Vec<SocketAddr>,

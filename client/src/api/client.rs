@@ -1,5 +1,5 @@
-//! The file system as a program sees it: connecting, looking things up, opening files. What changes
-//! the namespace is in `namespace.rs`.
+//! The file system as a program sees it: connecting, looking things up, opening files. Operations
+//! that change the namespace are in `namespace.rs`.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -24,15 +24,15 @@ use crate::engine::write::file::Uncommitted;
 use crate::error::ClientError;
 use crate::options::ClientOptions;
 
-/// Flushing when the last handle of a client was dropped without closing it.
+/// Limit for flushing after the last handle of a client was dropped without closing it.
 const DROP_DEADLINE: Duration = Duration::from_secs(30);
-/// Attributes with this prefix are answers of the cluster, not stored values.
+/// Attributes with this prefix are computed by the cluster, not stored.
 const CLUSTER_XATTR: &[u8] = b"user.harvestfs.";
 
 /// A session with a cluster. Cheap to clone; see the crate's documentation.
 ///
-/// Operations fail with what the namenode says ([`ClientError::Fs`]), with
-/// [`ClientError::Unreachable`] when no namenode answers for the time in the options, and after
+/// Operations fail with the namenode's error ([`ClientError::Fs`]), with
+/// [`ClientError::Unreachable`] when no namenode answers within the time in the options, and after
 /// [`Client::close`] with [`ClientError::Closed`].
 #[derive(Clone)]
 pub struct Client {
@@ -72,7 +72,7 @@ impl Client {
     /// client then uses for its own tasks.
     ///
     /// # Errors
-    /// [`ClientError::Connect`] at once when trying again cannot help, for example because the
+    /// [`ClientError::Connect`] immediately when retrying cannot help, for example because the
     /// certificate is from another cluster; [`ClientError::Unreachable`].
     pub async fn connect(options: ClientOptions) -> Result<Self, ClientError> {
         let core = Core::connect(options).await?;
@@ -81,16 +81,16 @@ impl Client {
         })
     }
 
-    /// [`Client::close`] is to follow: from now on, [`File::write_back`] fails when [`File::write`] does.
+    /// Announces [`Client::close`]: from now on, [`File::write_back`] fails when [`File::write`] does.
     pub fn will_close(&self) {
         self.core().files.will_close.store(true, Ordering::Relaxed);
     }
 
-    /// Flushes all files and ends the session, which makes the namenode forget the leases and the
-    /// open files. Everything fails with [`ClientError::Closed`] from then on.
+    /// Flushes all files and ends the session, which makes the namenode drop its leases and open
+    /// files. From then on, every operation fails with [`ClientError::Closed`].
     ///
     /// # Errors
-    /// What kept written data from being stored; it is lost then.
+    /// The error that kept written data from being stored; that data is lost.
     pub async fn close(&self) -> Result<(), ClientError> {
         self.will_close();
         let flushed = self.core().files.flush_and_wait().await;
@@ -102,19 +102,19 @@ impl Client {
         &self.inner.core
     }
 
-    /// The listener that is notified of invalidations from now on.
+    /// Sets the listener that is notified of invalidations from now on.
     pub fn set_cache_listener(&self, listener: Arc<dyn CacheListener>) {
         self.core().session.set_listener(listener);
     }
 
-    /// How long what the client has cached stays valid if the namenode says nothing more.
+    /// How long the client's cache stays valid without further word from the namenode.
     #[must_use]
     pub fn lease_remaining(&self) -> Duration {
         self.core().session.lease_remaining()
     }
 
-    /// How long what the client answers may be cached if the namenode says nothing more: not at all while the outcome
-    /// of a change is not known for which no caller waits any more.
+    /// How long the client's answers may be cached without further word from the namenode: not at
+    /// all while the outcome of a change is unknown whose caller no longer waits.
     #[must_use]
     pub fn cacheable_for(&self) -> Duration {
         if self.core().session.cache.is_unsettled() {
@@ -123,14 +123,14 @@ impl Client {
         self.lease_remaining()
     }
 
-    /// Whether what was read of a file may be cached: not while the outcome of a change of it is not known for which no
-    /// caller waits any more.
+    /// Whether content read from a file may be cached: not while the outcome of a change to the
+    /// file is unknown whose caller no longer waits.
     #[must_use]
     pub fn may_cache_content(&self, ino: InodeId) -> bool {
         !self.core().session.cache.is_inode_unsettled(ino)
     }
 
-    /// The largest block in bytes.
+    /// The maximum size of a block, in bytes.
     #[must_use]
     pub fn block_bytes(&self) -> u64 {
         self.core().session.block_bytes()
@@ -145,7 +145,7 @@ impl Client {
         name: &Name,
     ) -> Option<Result<Attr, FsError>> {
         let cache = self.core().session.valid_cache()?;
-        // Without the right to search the directory, the namenode says which error it is.
+        // Without search permission on the directory, the namenode decides which error it is.
         if !permits(&cache.attr(parent)?, credentials, EXECUTE) {
             return None;
         }
@@ -157,7 +157,7 @@ impl Client {
         }
     }
 
-    /// Whether the cache knows that a name does not lead to an inode, or not any more.
+    /// Whether the cache knows that a name does not lead, or no longer leads, to an inode.
     #[must_use]
     pub fn leads_elsewhere(&self, parent: InodeId, name: &Name, ino: InodeId) -> bool {
         let cache = self.core().session.valid_cache();
@@ -172,7 +172,7 @@ impl Client {
         self.with_memory(&ticket, cache.attr(ino)?)
     }
 
-    /// Finds a name.
+    /// Looks up a name.
     ///
     /// # Errors
     /// [`FsError::NotFound`], [`FsError::NotADirectory`], [`FsError::PermissionDenied`] and others.
@@ -201,7 +201,7 @@ impl Client {
                     }
                     drop(ticket);
                     match self.getattr(credentials, ino).await {
-                        // It lost its name meanwhile: the name is gone, or leads to another file.
+                        // The inode lost its name meanwhile: the name was removed, or leads to another file.
                         Err(error) if error.is_gone() => {}
                         found => return found,
                     }
@@ -218,10 +218,10 @@ impl Client {
         Err(FsError::Stale.into())
     }
 
-    /// Attributes, with what this client has written and not yet committed.
+    /// Returns attributes that include what this client has written but not yet committed.
     ///
     /// # Errors
-    /// [`FsError::Stale`] when the inode is gone, and others.
+    /// [`FsError::Stale`] when the inode no longer exists, and others.
     pub async fn getattr(
         &self,
         credentials: &Credentials,
@@ -239,7 +239,7 @@ impl Client {
             if let Some(file) = core.files.get(ino).filter(|file| file.has_appends()) {
                 let needs_no_flush = !is_overtaken && file.uncommitted().lacks_only_a_try();
                 match core.files.flush_if_there_is_room(&file).await {
-                    // Whoever looks is not to pay for servers that only its writer needs.
+                    // A caller that only looks must not fail for lack of servers that only the file's writer needs.
                     Err(_) if needs_no_flush => return Ok(self.with_latest(attr)),
                     flushed => flushed?,
                 }
@@ -268,7 +268,7 @@ impl Client {
         session.query(credentials, op).await.map(|_| ())
     }
 
-    /// Lists a part of a directory in name order, after the name `after`.
+    /// Lists a part of a directory in name order, starting after the name `after`.
     ///
     /// # Errors
     /// [`FsError::NotADirectory`], [`FsError::PermissionDenied`] and others.
@@ -294,7 +294,7 @@ impl Client {
         Ok(page)
     }
 
-    /// The target of a symlink.
+    /// Returns the target of a symlink.
     ///
     /// # Errors
     /// [`FsError::InvalidArgument`] for anything else.
@@ -318,7 +318,7 @@ impl Client {
         }
     }
 
-    /// An extended attribute if the cache knows it, or that it does not exist, without waiting.
+    /// Returns an extended attribute if the cache knows it or knows that it does not exist, without waiting.
     #[must_use]
     pub fn try_getxattr(
         &self,
@@ -338,7 +338,7 @@ impl Client {
         Some(value.ok_or(FsError::NoAttribute))
     }
 
-    /// An extended attribute. `user.harvestfs.locations` says where a file's replicas are.
+    /// Returns an extended attribute. `user.harvestfs.locations` names the locations of a file's replicas.
     ///
     /// # Errors
     /// [`FsError::NoAttribute`] and others.
@@ -372,7 +372,7 @@ impl Client {
         }
     }
 
-    /// The names of all extended attributes.
+    /// Returns the names of all extended attributes.
     ///
     /// # Errors
     /// The errors of the namenode.
@@ -388,7 +388,7 @@ impl Client {
         }
     }
 
-    /// What counts in a directory with everything below it, and its own quotas.
+    /// Returns what counts toward a directory's quotas, including everything below it, and its own quotas.
     ///
     /// # Errors
     /// The errors of the namenode.
@@ -404,7 +404,7 @@ impl Client {
         }
     }
 
-    /// Totals of the file system, as far as the quotas at and above an inode leave them.
+    /// Returns the totals of the file system, limited by the quotas at and above an inode.
     ///
     /// # Errors
     /// The errors of the namenode.
@@ -483,7 +483,7 @@ impl Client {
         core.reads.learn(&located);
         let readable = flags.may_read() || permits(&attr, credentials, READ);
         if end {
-            // More of them would not be of the same moment.
+            // Further extents would not be from the same moment.
             let extents = session.extents(credentials, ino, extents, end).await?;
             ticket.learn_content(&attr, &extents);
         }
@@ -501,16 +501,16 @@ impl Client {
         Ok(file)
     }
 
-    /// Attributes, found since the ticket was taken, with what is written and not committed. None:
-    /// they were overtaken, perhaps by a commit, of which nothing is left in memory; or there are appends that are to be
-    /// tried first, behind others that were refused.
+    /// Combines attributes that were found since the ticket was taken with what is written but not
+    /// committed. Returns `None` if they were overtaken, perhaps by a commit that left nothing in
+    /// memory, or if there are appends, queued behind refused ones, that have yet to be tried.
     pub(crate) fn with_memory(&self, ticket: &Ticket, mut attr: Attr) -> Option<Attr> {
         if attr.kind != FileKind::Regular {
             return Some(attr);
         }
         let file = self.core().files.get(attr.ino);
         let uncommitted = file.map_or_else(Uncommitted::default, |file| file.uncommitted());
-        // After that look: the ticket has seen what left the memory before it.
+        // This check comes after the look at the memory: the ticket has seen whatever left it before.
         if ticket.is_overtaken(attr.ino) || !uncommitted.is_definite() {
             return None;
         }
@@ -518,9 +518,10 @@ impl Client {
         Some(attr)
     }
 
-    /// What a file is after a change that the namenode answered with `changed`: the result of
-    /// [`Client::with_memory`], or if that was overtaken, the namenode's answer. If the file was removed since, or that cannot be
-    /// found out, it was as `changed` says when it was changed: what was done must not fail. `name`: one that it was given.
+    /// Returns the attributes of a file after a change that the namenode answered with `changed`: the
+    /// result of [`Client::with_memory`], or if that was overtaken, a new answer of the namenode. Falls
+    /// back to `changed` if the file was removed since or the namenode cannot be asked: a change that
+    /// was made must not fail. `name` is a name that the change gave to the file.
     pub(crate) async fn known_or_queried(
         &self,
         credentials: &Credentials,
@@ -537,15 +538,15 @@ impl Client {
         let attr = match self.getattr(credentials, changed.ino).await {
             Ok(attr) => attr,
             Err(error) if error.is_gone() => changed,
-            // Others may have changed it since: the listener is notified, and the kernel does not keep what is told here.
+            // Others may have changed it since: the listener is notified, so that the kernel does not keep this answer.
             Err(_) => return self.with_latest(changed),
         };
         untold.told();
         attr
     }
 
-    /// As [`Client::with_memory`], for a file that changes all the time or a caller that looks at
-    /// many, or must not wait: what is known of the last commit.
+    /// As [`Client::with_memory`], but never fails: uses what is known of the last commit. For a
+    /// file that changes all the time, or a caller that looks at many files or must not wait.
     pub(crate) fn with_latest(&self, mut attr: Attr) -> Attr {
         let core = self.core();
         let file = core.files.get(attr.ino);
@@ -559,7 +560,7 @@ impl Client {
     }
 }
 
-/// A hold that is given up again unless the open it is for succeeds.
+/// A hold that is released unless the open that needs it succeeds.
 struct Hold<'a> {
     holds: &'a Holds,
     ino: InodeId,
@@ -576,7 +577,7 @@ impl<'a> Hold<'a> {
         }
     }
 
-    /// From now on the handle has it; `readable`: the namenode lets it read.
+    /// Passes the hold to the file handle. `readable`: the namenode permits reading through it.
     fn keep(mut self, readable: bool) {
         if readable {
             self.holds.lock().read_permitted(self.ino);

@@ -1,5 +1,5 @@
-//! Compaction copies what files still use of mostly unused blocks into new ones, so that the old
-//! blocks are freed. Content and times of the files stay as they are.
+//! Compaction copies the parts of mostly unused blocks that files still use into new blocks, so
+//! that the old blocks can be freed. The content and times of the files do not change.
 
 use std::time::Duration;
 
@@ -16,17 +16,17 @@ use crate::api::file::{File, OpenFlags};
 use crate::driver::read::reader::read_block;
 use crate::error::ClientError;
 
-/// Bytes that are copied before files switch to the copies: bounds what a failure wastes.
+/// Bytes that are copied before files switch to the copies. Bounds what a failure wastes.
 const BATCH_BYTES: u64 = 64 << 20;
 /// Bytes that are read at a time.
 const READ_BYTES: u64 = 4 << 20;
 
-/// What compaction did.
+/// The result of a compaction.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Compacted {
     /// Pieces of files that were found in mostly unused blocks.
     pub found_pieces: u64,
-    /// Pieces that were moved. Of the others, some changed meanwhile, some could not be read.
+    /// Pieces that were moved. Of the others, some changed meanwhile and some could not be read.
     pub moved_pieces: u64,
     /// Bytes that were copied.
     pub copied_bytes: u64,
@@ -36,7 +36,7 @@ pub struct Compacted {
 struct Pass<'a> {
     client: &'a Client,
     bytes_per_s: u64,
-    /// Blocks that could not be read: not tried again in this pass.
+    /// Blocks that could not be read; they are not retried in this pass.
     unreadable: FxHashSet<BlockId>,
     done: Compacted,
 }
@@ -46,8 +46,8 @@ impl Client {
     /// compacts at a time.
     ///
     /// # Errors
-    /// [`FsError::Busy`] while another session does; what keeps the copies from being stored. What was
-    /// moved until then stays moved.
+    /// [`FsError::Busy`] while another session compacts; the error that keeps the copies from being
+    /// stored. Pieces that were moved before the error stay moved.
     pub async fn compact(&self, bytes_per_s: u64) -> Result<Compacted, ClientError> {
         let mut pass = Pass {
             client: self,
@@ -76,7 +76,7 @@ impl Client {
     }
 }
 
-/// Pieces with the same rules, as many as are moved at a time.
+/// Groups pieces with the same rules into batches, each as large as may be moved at a time.
 fn batches(pieces: Vec<SparsePiece>) -> Vec<(PlacementRules, Vec<SparsePiece>)> {
     let mut open: FxHashMap<PlacementRules, (u64, Vec<SparsePiece>)> = FxHashMap::default();
     let mut full = Vec::new();
@@ -111,7 +111,7 @@ impl Pass<'_> {
                     scratch_offset: end,
                 });
             }
-            // What was copied of a piece that cannot be copied as a whole must not be taken for the next one.
+            // The copied part of a piece that cannot be copied as a whole must not be taken for the next piece.
             end += piece.extent.length_bytes;
         }
         if !relocations.is_empty() {
@@ -136,8 +136,8 @@ impl Pass<'_> {
         Ok(file)
     }
 
-    /// Copies a piece to an offset of the scratch file. False when it cannot be read: its file may be
-    /// gone, or its replicas.
+    /// Copies a piece to an offset of the scratch file. Returns false when the piece cannot be
+    /// read: its file may have been removed, or its replicas be unavailable.
     async fn copy_piece(
         &mut self,
         scratch: &File,
@@ -162,7 +162,7 @@ impl Pass<'_> {
             match read_block(reads, &root, (*ino, at), from..from + length, Vec::new).await {
                 Ok(data) => scratch.write(offset + copied, data).await?,
                 Err(error @ ClientError::Closed) => return Err(error),
-                // The file was changed, or is gone.
+                // The file was changed or removed.
                 Err(ClientError::LeftFile { .. } | ClientError::Fs(FsError::Stale)) => {
                     return Ok(false);
                 }
@@ -210,7 +210,7 @@ mod tests {
     use super::*;
     use crate::testing::{Cluster, Mood};
 
-    /// A file of its own client, and so of its own block, with one byte everywhere.
+    /// Stores a file filled with one byte, from its own client and therefore in its own block.
     async fn stored(cluster: &Cluster, text: &str, bytes: usize) -> (InodeId, Extent) {
         let (client, root) = (cluster.client(text).await, Credentials::root());
         let name = Name::new(text.as_bytes()).unwrap();
@@ -236,7 +236,7 @@ mod tests {
         let (long, mut extent) = stored(&cluster, "long", 5 << 20).await;
         let (short, unreadable) = stored(&cluster, "short", 1 << 20).await;
         assert_ne!(extent.block, unreadable.block);
-        // Its first part can be copied, and no other.
+        // Only its first part can be copied.
         extent.length_bytes = 12 << 20;
         let first = extent.block.0 as u32 % 3;
         let holder = unreadable.block.0 as u32 % 3;

@@ -1,27 +1,27 @@
-//! What a client counts, for monitoring.
+//! The counters of a client, for monitoring.
 
 use crate::api::client::Client;
 use crate::driver::session::LinkState;
 
-/// What a client has seen since it was connected.
+/// What a client has counted since it was connected.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ClientCounters {
     /// Written data in memory that is not yet committed, in bytes.
     pub dirty_bytes: u64,
-    /// Answers of datanodes that their owner needs the server.
+    /// Answers of datanodes that they are busy because their owner needs the server.
     pub denials: u64,
     /// Reads for which a second replica was asked because the first was slow.
     pub hedged_reads: u64,
     /// Bytes of blocks, in whole chunks, that datanodes sent.
     pub network_bytes: u64,
-    /// Bytes of blocks, in whole chunks, that were read from files that a datanode on this host lent.
+    /// Bytes of blocks, in whole chunks, that were read from files lent by a datanode on this host.
     pub short_circuit_bytes: u64,
     /// Whether the namenode can be reached.
     pub connected: bool,
 }
 
 impl Client {
-    /// What it has seen so far. Waits for nothing.
+    /// Returns the current counters, without waiting.
     #[must_use]
     pub fn counters(&self) -> ClientCounters {
         let core = self.core();

@@ -1,4 +1,4 @@
-//! What programs use.
+//! The API for programs.
 
 pub(crate) mod client;
 pub(crate) mod compaction;

@@ -1,4 +1,4 @@
-//! What changes the namespace.
+//! Operations that change the namespace.
 
 use std::sync::Arc;
 
@@ -19,11 +19,11 @@ use crate::error::ClientError;
 
 /// `S_ISUID` and `S_ISGID`.
 const SPECIAL_BITS: u16 = 0o6000;
-/// The capabilities that a program gets when it is run. Writing the file removes them.
+/// The capabilities that a program gets when it is run. Writing to the file removes them.
 const CAPABILITY: &[u8] = b"security.capability";
 
-/// Whether a commit that follows a change would undo some of it: the length, the time, bits that
-/// writing clears.
+/// Whether a commit that follows a change would undo part of it: the length, the modification time,
+/// or bits that writing clears.
 fn is_undone_by_commit(changes: &AttrChanges) -> bool {
     changes.size_bytes.is_some() || changes.mtime.is_some() || sets_special_bits(changes)
 }
@@ -33,14 +33,15 @@ fn sets_special_bits(changes: &AttrChanges) -> bool {
 }
 
 impl Client {
-    /// Changes attributes; `None` leaves one as it is. Returns them as they are then. The change
-    /// is durable, except of a new file whose first content is not committed yet: then, owner and
-    /// mode become durable with that content or within milliseconds.
+    /// Changes attributes; `None` leaves an attribute unchanged. Returns the resulting attributes. The change is
+    /// durable, except for two kinds of changes to a file with uncommitted data: a given modification time, and
+    /// owner and mode set to their current values, become durable with the next commit; owner and mode of a new
+    /// file, whose first content is not committed yet, become durable with that content or within milliseconds.
     ///
     /// # Errors
-    /// [`harvestfs_protocol::error::FsError::NotPermitted`] and others; what kept written data of
-    /// the file from being stored, where a commit that follows would undo the change. Data that there is
-    /// no room for does not keep a file from being cut.
+    /// [`harvestfs_protocol::error::FsError::NotPermitted`] and others; if a later commit would
+    /// undo the change, also the error that kept written data of the file from being stored. Data
+    /// that is refused for lack of room does not keep a file from being truncated.
     pub async fn setattr(
         &self,
         credentials: &Credentials,
@@ -64,7 +65,7 @@ impl Client {
                 }
                 _serial = Some(serial);
             } else {
-                // The journal has this before the content: if a crash loses it, it loses both.
+                // The journal gets this before the content: a crash that loses it loses both.
                 relaxed = self.core().session.delegations.has(ino);
             }
         }
@@ -73,14 +74,14 @@ impl Client {
         let session = &self.core().session;
         let (ticket, reply) = match (&file, cut) {
             (_, Some(cut)) => {
-                // Also if nobody waits for it any more: what is cut off is not to come back.
+                // This runs even if no caller waits any more: data that was cut off must not come back.
                 session
                     .mutate_and_tell(credentials, op, move |answer| cut.ended(answer))
                     .await?
             }
             (Some(file), None) if relaxed => {
                 match session.mutate_relaxed(credentials, op.clone()).await {
-                    // Just after a crash the namenode cannot tell it from one that is replayed.
+                    // Just after a crash the namenode cannot tell this request from a replayed one.
                     Err(ClientError::Fs(FsError::InvalidArgument(_))) => {
                         session.mutate(credentials, op).await?
                     }
@@ -104,8 +105,8 @@ impl Client {
         Ok(self.known_or_queried(credentials, attr, known, None).await)
     }
 
-    /// A flush met `error`. If that is for want of room, a file can be cut nevertheless: it makes room, and
-    /// what is cut off needs none.
+    /// Begins to truncate a file after its flush failed with `error`, if that was for lack of room:
+    /// truncation makes room, and the data that is cut off needs none.
     async fn begin_cut(
         &self,
         file: &Arc<FileState>,
@@ -122,9 +123,9 @@ impl Client {
         cut.ok_or(error)
     }
 
-    /// Leaves a change to the commit that is due anyway, if that does the same: the commit sets a
-    /// modification time, and counts as a change when owner or mode are set to what they are. Every
-    /// file that is unpacked from an archive gets these.
+    /// Leaves a change to the commit that is due anyway, if that has the same effect: the commit
+    /// can set the modification time, and is itself a change, as setting owner or mode to their
+    /// current values would be. Every file that is unpacked from an archive gets such changes.
     fn leave_to_commit(
         &self,
         credentials: &Credentials,
@@ -148,12 +149,12 @@ impl Client {
             ..AttrChanges::default()
         };
         let is_owner = credentials.uid == 0 || credentials.uid == attr.uid;
-        // A change of the owner clears these bits, even when it changes nothing else.
+        // A change of the owner clears these bits, even if it changes nothing else.
         let is_special = attr.permission_bits() & SPECIAL_BITS != 0;
         if *changes != as_it_is || !is_owner || is_special || !file.change_with_commit(mtime) {
             return None;
         }
-        // Appends behind refused ones are not tried for that: it would fail with them.
+        // Appends that are queued behind refused ones are not tried for this: the change would fail with them.
         (!ticket.is_overtaken(attr.ino)).then(|| self.with_latest(attr))
     }
 
@@ -200,8 +201,8 @@ impl Client {
         Ok(attr)
     }
 
-    /// Returns how the blocks of a regular file are to be placed, unless the namenode was asked
-    /// again and the file existed by then.
+    /// Returns how the blocks of a regular file are to be placed. That is unknown if the namenode
+    /// was asked again and the file already existed.
     async fn create(
         &self,
         credentials: &Credentials,
@@ -235,7 +236,7 @@ impl Client {
             reply => (attr_of(reply, "Create")?, None),
         };
         if kind == FileKind::Regular {
-            // The namenode opened it for us.
+            // The namenode opened it for this session.
             self.core().session.holds.lock().opened(attr.ino, true);
         }
         added(&ticket, parent, name, &attr, None);
@@ -286,7 +287,7 @@ impl Client {
         Ok(attr)
     }
 
-    /// Gives a file a further name.
+    /// Gives a file another name.
     ///
     /// # Errors
     /// As [`Client::create_file`].
@@ -311,7 +312,7 @@ impl Client {
         Ok(self.known_or_queried(credentials, attr, known, name).await)
     }
 
-    /// Removes a name that is not a directory's. Returns the attributes of what it named.
+    /// Removes a name that does not lead to a directory. Returns the attributes of the inode that it named.
     ///
     /// # Errors
     /// [`harvestfs_protocol::error::FsError::NotFound`] and others.
@@ -361,8 +362,8 @@ impl Client {
         Ok(())
     }
 
-    /// Removes a name to the trash, `/.trash`, where it stays for as long as a directory above says,
-    /// or else for `retention_s` seconds; a directory with everything below. Renaming it restores it.
+    /// Moves a name to the trash, `/.trash`; a directory moves with everything below it. It stays there for
+    /// the time that a directory above sets, or else for `retention_s` seconds. Renaming it restores it.
     ///
     /// # Errors
     /// [`harvestfs_protocol::error::FsError::NotFound`] and others.
@@ -387,9 +388,9 @@ impl Client {
         Ok(())
     }
 
-    /// Keeps a directory with everything below as it is now, as `.snapshot/NAME` in it. What was closed
-    /// is committed first, here and on other mounts; what open files have written and not flushed is
-    /// not in it. Returns the attributes of the copy.
+    /// Snapshots a directory with everything below it as `.snapshot/NAME` in it. Data of closed
+    /// files is committed first, here and on other mounts; data that open files have written but
+    /// not flushed is not included. Returns the attributes of the copy.
     ///
     /// # Errors
     /// [`harvestfs_protocol::error::FsError::Exists`] and others.
@@ -399,7 +400,7 @@ impl Client {
         directory: InodeId,
         name: &Name,
     ) -> Result<Attr, ClientError> {
-        // Others are asked by the namenode.
+        // The namenode asks the other clients.
         if !planted::is(Bug::SnapshotsCommitted) {
             self.core().files.commit_closed().await?;
         }
@@ -429,7 +430,7 @@ impl Client {
         Ok(())
     }
 
-    /// Renames; returns the attributes of what was replaced.
+    /// Renames; returns the attributes of the inode that was replaced.
     ///
     /// # Errors
     /// [`harvestfs_protocol::error::FsError::NotFound`] and others.
@@ -455,7 +456,7 @@ impl Client {
         };
         ticket.moved(&moved, new_parent);
         if other.is_none() && moved.nlink > 1 && moved.kind != FileKind::Directory {
-            // Two names of one file are both left alone.
+            // If both are names of one file, neither changes.
             ticket.unknown_entry(parent, name);
             ticket.unknown_entry(new_parent, new_name);
             return Ok(None);
@@ -499,7 +500,7 @@ impl Client {
             && name == CAPABILITY
             && file.has_data()
         {
-            // The commit of what was written before would take it away.
+            // The commit of earlier writes would remove it.
             _serial = Some(file.serial.lock().await);
             self.core().files.flush(file, false).await?;
         }
@@ -545,7 +546,7 @@ impl Client {
         self.core().session.mutate(credentials, op).await
     }
 
-    /// A name of an inode is gone, perhaps its last one.
+    /// Notes that an inode lost a name, perhaps its last one.
     fn lost_name(&self, ticket: &Ticket, attr: &Attr) {
         let gone = attr.nlink == 0 || attr.kind == FileKind::Directory;
         if !gone {
@@ -560,13 +561,13 @@ impl Client {
             ticket.removed(attr.ino);
             return;
         }
-        // It lives on without a name if it is open here, or was found by its name a moment ago and is
-        // about to be opened: so what is written is committed nevertheless.
+        // The inode lives on without a name if it is open here, or was just looked up by its name
+        // and is about to be opened. Therefore written data is committed nevertheless.
         ticket.changed_attr(attr);
     }
 }
 
-/// A new inode has a name.
+/// Adds a new inode and its name to the cache.
 fn added(ticket: &Ticket, parent: InodeId, name: &Name, attr: &Attr, target: Option<&[u8]>) {
     ticket.created(attr, target, parent);
     ticket.changed_entry(parent, name, Some(attr.ino));

@@ -1,4 +1,4 @@
-//! Paths, for programs. Every path starts at the root, with or without a leading `/`.
+//! Path operations, for programs. Every path starts at the root, with or without a leading `/`.
 
 use std::collections::VecDeque;
 
@@ -12,9 +12,9 @@ use crate::api::client::Client;
 use crate::api::file::{File, OpenFlags};
 use crate::error::ClientError;
 
-/// Symlinks that one path may lead through (as Linux).
+/// Maximum number of symlinks that one path may lead through (as in Linux).
 const SYMLINKS_MAX: usize = 40;
-/// What is read or written at once.
+/// Bytes that are read or written at a time.
 const PIECE_BYTES: usize = 4 << 20;
 
 impl Client {

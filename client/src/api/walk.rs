@@ -1,4 +1,4 @@
-//! Listing directories, for programs.
+//! Directory listings, for programs.
 
 use std::collections::VecDeque;
 
@@ -12,8 +12,8 @@ use crate::api::client::Client;
 use crate::error::ClientError;
 
 impl Client {
-    /// What is in a directory, names in order. What is added or removed meanwhile may be among it or
-    /// not.
+    /// Lists a directory in name order. Entries that are added or removed meanwhile may or may not
+    /// be included.
     #[must_use]
     pub fn entries(&self, credentials: &Credentials, directory: InodeId) -> Entries {
         Entries {
@@ -26,8 +26,8 @@ impl Client {
         }
     }
 
-    /// Everything at and below an inode, directories before what is in them, names in order. What is
-    /// added or removed meanwhile may be among it or not.
+    /// Visits an inode and everything below it, directories before their contents, in name order.
+    /// Entries that are added or removed meanwhile may or may not be included.
     #[must_use]
     pub fn walk(&self, credentials: &Credentials, start: InodeId) -> Walk {
         Walk {
@@ -52,8 +52,8 @@ pub struct Entries {
 }
 
 impl Entries {
-    /// The next entry with its attributes; none at the end. After an error it goes on behind what
-    /// failed.
+    /// Returns the next entry with its attributes, or `None` at the end. After an error the listing
+    /// continues behind the entry that failed.
     ///
     /// # Errors
     /// As [`Client::readdir`] and [`Client::getattr`].
@@ -77,7 +77,7 @@ impl Entries {
         }
     }
 
-    /// To the next page. A directory that cannot be listed has no more.
+    /// Fetches the next page. A directory that cannot be listed has no more pages.
     async fn turn(&mut self) -> Result<(), ClientError> {
         let (after, most) = (self.after.as_ref(), ENTRIES_PER_REPLY_MAX);
         let listed = self
@@ -92,7 +92,7 @@ impl Entries {
     }
 }
 
-/// What [`Walk::next`] finds.
+/// An entry that [`Walk::next`] returns.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct WalkEntry {
     /// Path below the start, `/`-separated; empty for the start itself.
@@ -101,8 +101,8 @@ pub struct WalkEntry {
     pub attr: Attr,
 }
 
-/// A walk over a tree; see [`Client::walk`]. Keeps one page of each directory on the way to where
-/// it is.
+/// A walk over a tree; see [`Client::walk`]. Keeps one page of each directory on the path to its
+/// current position.
 #[derive(Debug)]
 pub struct Walk {
     client: Client,
@@ -119,7 +119,7 @@ struct Level {
 }
 
 impl Walk {
-    /// The next entry; none at the end. After an error the walk goes on behind what failed.
+    /// Returns the next entry, or `None` at the end. After an error the walk continues behind the entry that failed.
     ///
     /// # Errors
     /// As [`Client::readdir`] and [`Client::getattr`].
@@ -130,7 +130,7 @@ impl Walk {
         }
         while let Some(level) = self.levels.last_mut() {
             let found = match level.entries.next().await {
-                // It was removed since the directory above named it.
+                // It was removed after the directory above listed it.
                 Err(error) if !level.path.is_empty() && error.is_gone() => None,
                 found => found?,
             };

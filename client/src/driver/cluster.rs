@@ -1,11 +1,11 @@
-//! The namenode and the datanodes, as the rest of the driver reaches them.
+//! Access to the namenode and the datanodes for the rest of the driver.
 
 use std::sync::Arc;
 
 use super::locations::Locations;
 use super::session::Session;
 
-/// See the module.
+/// The session with the namenode, and the locations of blocks on datanodes.
 pub(crate) struct Cluster {
     pub(crate) session: Arc<Session>,
     pub(crate) locations: Locations,

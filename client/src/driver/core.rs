@@ -1,4 +1,4 @@
-//! What all handles of a client share, and the tasks that keep it going.
+//! The state that all handles of a client share, and its background tasks.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -15,10 +15,10 @@ use crate::engine::read::recent::Recent;
 use crate::error::ClientError;
 use crate::options::ClientOptions;
 
-/// How often to look for files with old data.
+/// How often files are checked for old data.
 const FLUSH_INTERVAL: Duration = Duration::from_millis(500);
 
-/// See the module.
+/// The shared state of a client.
 pub(crate) struct Core {
     pub(crate) session: Arc<Session>,
     pub(crate) files: Arc<Files>,
@@ -47,7 +47,7 @@ impl Core {
     }
 }
 
-/// Flushes what was in memory for long, confirms commits, evicts and releases what is not needed.
+/// Periodically flushes old data, returns lent files that have expired, and confirms commits.
 async fn flush_old_data(core: Arc<Core>) {
     while !core.session.is_closed() {
         tokio::time::sleep(FLUSH_INTERVAL).await;
@@ -59,8 +59,8 @@ async fn flush_old_data(core: Arc<Core>) {
     }
 }
 
-/// Has files follow the session: what is recalled is committed, and when a new session has replaced
-/// an expired one, or none will come, writers learn of it.
+/// Keeps files in step with the session: commits what the namenode recalls, and notifies writers
+/// when a new session has replaced an expired one, or when none will follow.
 async fn follow_session(core: Arc<Core>, mut recalled: mpsc::Receiver<Recall>) {
     let mut changes = core.session.watch_link();
     let mut generation = core.session.generation();

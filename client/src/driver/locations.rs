@@ -1,4 +1,4 @@
-//! Where blocks are, the right to read them, and connections to datanodes.
+//! Locations of blocks, the tokens to read them, and connections to datanodes.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -21,10 +21,10 @@ use crate::engine::read::replicas::{Location, Replicas};
 use crate::error::ClientError;
 
 const DIAL_DEADLINE: Duration = Duration::from_secs(2);
-/// Connections to datanodes that are kept.
+/// Maximum number of connections to datanodes that are kept.
 const CONNECTIONS_MAX: usize = 512;
 
-/// See the module.
+/// The known locations, and the connections to their datanodes.
 pub(crate) struct Locations {
     replicas: Mutex<Replicas>,
     connections: ConnectionPool,
@@ -41,16 +41,16 @@ impl Locations {
         }
     }
 
-    /// What is known of replicas and datanodes.
+    /// Locks the known replicas and datanodes.
     pub(crate) fn replicas(&self) -> MutexGuard<'_, Replicas> {
         self.replicas.lock()
     }
 
-    /// Where a block of a file is. When it has to be asked for, `others` are asked for with it.
+    /// Returns the location of a block of a file. If the namenode has to be asked, `others` are located too.
     ///
     /// # Errors
     /// [`ClientError::LeftFile`] when the extents that named it are out of date;
-    /// [`ClientError::NoReplica`]; what keeps the namenode from answering.
+    /// [`ClientError::NoReplica`]; the error that keeps the namenode from answering.
     pub(crate) async fn locate(
         &self,
         session: &Session,
@@ -85,7 +85,7 @@ impl Locations {
         }
     }
 
-    /// A datanode failed. It is dialled anew when it is asked again.
+    /// Notes that a datanode failed. The next request to it uses a new connection.
     pub(crate) fn note_failure(&self, node: NodeId) {
         let known = self.replicas().note_failure(node, clock::now());
         if let Some(node) = known
@@ -95,7 +95,7 @@ impl Locations {
         }
     }
 
-    /// A datanode would not take or give what it was asked for.
+    /// Notes that a datanode refused a request.
     pub(crate) fn note_refusal(&self, node: NodeId, error: &DataError) {
         match error {
             DataError::Busy { retry_after_ms } => {
@@ -106,7 +106,7 @@ impl Locations {
         }
     }
 
-    /// A connection to a datanode.
+    /// Returns a connection to a datanode.
     pub(crate) async fn connect(&self, node: &NodeInfo) -> Result<Connection, TransportError> {
         self.connections.get(node.data_addr, &peer(node)?).await
     }
@@ -128,7 +128,7 @@ fn peer(node: &NodeInfo) -> Result<Peer, TransportError> {
     })
 }
 
-/// A datanode ended a stream that should go on.
+/// Returns the error for a datanode that ended a stream too early.
 pub(crate) fn ended_early() -> DataError {
     DataError::Protocol("the datanode ended the stream without a word".into())
 }

@@ -1,5 +1,5 @@
-//! What the client decides. Nothing here does I/O, looks at a clock or at a source of chance: events
-//! come in as calls, with the time where it matters, and what is to be done comes out.
+//! The decisions of the client. Nothing here does I/O or consults a clock or a source of randomness:
+//! events arrive as calls, with the time where it matters, and return what is to be done.
 
 pub(crate) mod cache;
 pub(crate) mod read;

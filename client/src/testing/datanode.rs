@@ -34,15 +34,15 @@ pub(crate) enum Mood {
     Busy,
     /// Answers reads with data that does not match its checksums.
     Corrupt,
-    /// Claims to have nothing.
+    /// Claims to have no replicas.
     Empty,
     /// Takes this long for each read.
     Slow(Duration),
     /// Fails each write at the packet with this number, from 1, and cannot seal.
     FailsAtPacket(u64),
-    /// Its disk is full: a pipeline is set up, and its first packet fails.
+    /// Its disk is full: a pipeline can be set up, but its first packet fails.
     Full,
-    /// Accepts streams and says nothing.
+    /// Accepts streams but never answers.
     Silent,
 }
 
@@ -61,7 +61,7 @@ impl Replica {
     }
 }
 
-/// See the module.
+/// A datanode in memory, which fails on demand.
 pub(crate) struct Datanode {
     info: NodeInfo,
     endpoint: Endpoint,
@@ -103,12 +103,12 @@ impl Datanode {
         *self.mood.lock() = mood;
     }
 
-    /// It is gone, for good.
+    /// Stops the datanode permanently.
     pub(crate) fn stop(&self) {
         self.endpoint.close("stopped");
     }
 
-    /// Loses what was not made stable, as when the power fails.
+    /// Loses data that was not made stable, as in a power failure.
     pub(crate) fn lose_unstable(&self) {
         for replica in self.replicas.lock().values_mut() {
             replica.data.truncate(replica.stable_bytes);
@@ -129,7 +129,7 @@ impl Datanode {
         self.replicas.lock().insert(block, copy);
     }
 
-    /// As the namenode commands it.
+    /// Seals a replica at a length, as the namenode would command.
     pub(crate) fn seal_at(&self, block: BlockId, length_bytes: u64) {
         let mut replicas = self.replicas.lock();
         replicas.get_mut(&block).unwrap().seal(length_bytes);

@@ -30,7 +30,7 @@ fn token_key() -> TokenKey {
     }
 }
 
-/// The whole of it.
+/// The whole cluster.
 pub(crate) struct Cluster {
     authority: CertificateAuthority,
     pub(crate) namenode: Namenode,
@@ -64,7 +64,7 @@ impl Cluster {
         }
     }
 
-    /// Options of a client that is impatient enough for a test.
+    /// Returns client options that are impatient enough for a test.
     pub(crate) fn options(&self, name: &str) -> ClientOptions {
         let identity = issue(&self.authority, Role::Client, name);
         let mut options = ClientOptions::new(vec![self.namenode.addr()], "namenode", identity);
@@ -77,13 +77,13 @@ impl Cluster {
         Client::connect(self.options(name)).await.unwrap()
     }
 
-    /// The datanode with a number from 1.
+    /// Returns the datanode with this number, from 1.
     pub(crate) fn datanode(&self, number: u32) -> &Arc<Datanode> {
         &self.datanodes[number as usize - 1]
     }
 }
 
-/// A moment, for what is tested in virtual time.
+/// Returns a moment, for tests in virtual time.
 pub(crate) fn some_time() -> Instant {
     Instant::now()
 }

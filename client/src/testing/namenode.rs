@@ -1,4 +1,4 @@
-//! A namenode with the real engine, a journal in memory, and replicas wherever a test wants them.
+//! A namenode with the real engine, a journal in memory, and replicas on whichever datanodes a test chooses.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::net::SocketAddr;
@@ -30,18 +30,18 @@ use tokio::sync::oneshot;
 use super::serving::{Part, accept};
 use super::{any_port, bind, token_key, unix_ms_now};
 
-/// How long the author of a mutation waits for caches elsewhere.
+/// How long the author of a mutation waits for other caches to be invalidated.
 const ACK_DEADLINE: Duration = Duration::from_secs(5);
 /// Extents in the reply to an `Open` and to a `GetExtents`: few, so that clients have to ask for the rest.
 const EXTENTS_PER_OPEN: usize = 2;
 const EXTENTS_PER_REPLY: usize = 3;
 
-/// See the module.
+/// The test namenode.
 pub(crate) struct Namenode {
     pub(super) shared: Arc<Shared>,
     pub(super) identity: Identity,
     addr: SocketAddr,
-    /// None while it is stopped.
+    /// `None` while it is stopped.
     endpoint: Mutex<Option<Endpoint>>,
 }
 
@@ -56,30 +56,30 @@ pub(super) struct State {
     namespace: Namespace,
     journal: Vec<Command>,
     position: Position,
-    /// So many commands survive a crash.
+    /// Number of commands that survive a crash.
     durable: usize,
-    /// Nanoseconds since 1970 of the last command.
+    /// Time of the last command, in nanoseconds since 1970.
     now_ns: i64,
     /// Inodes that some session holds open.
     held: HashSet<InodeId>,
     pub(super) sessions: HashMap<SessionId, Option<NoticeSender<Notice>>>,
-    /// Where replicas are.
+    /// The locations of replicas.
     blocks: HashMap<BlockId, Vec<NodeId>>,
-    /// Blocks and how long they are at most.
+    /// Sealed blocks and their maximum lengths.
     sealed: HashMap<BlockId, u64>,
     acks: HashMap<u64, oneshot::Sender<()>>,
     next_notice: u64,
-    /// Calls by the name of their operation.
+    /// Number of calls, by the name of their operation.
     calls: BTreeMap<&'static str, u64>,
-    /// So many mutations are executed and not answered: the connection breaks.
+    /// Number of mutations that are executed but not answered: the connection breaks.
     lose_replies: u32,
-    /// Nothing is invalidated.
+    /// Whether notices of invalidations are withheld.
     holds_notices: bool,
     /// Operations with this name are not answered.
     unanswered: Option<&'static str>,
     /// See [`Namenode::declared`].
     declared: Vec<InodeId>,
-    /// Bad replicas that were reported.
+    /// Bad replicas that were reported, and whether they are corrupt.
     bad: Vec<(BlockId, NodeId, bool)>,
 }
 
@@ -111,7 +111,7 @@ impl Namenode {
         self.addr
     }
 
-    /// Stops, and forgets what was not durable.
+    /// Stops, and loses everything that was not durable.
     pub(crate) async fn crash(&self) {
         let endpoint = self.endpoint.lock().take().unwrap();
         endpoint.close("crashed");
@@ -120,7 +120,7 @@ impl Namenode {
         self.begin_epoch();
     }
 
-    /// What is not durable is forgotten, and no session is connected.
+    /// Loses everything that was not durable, and disconnects all sessions.
     pub(super) fn begin_epoch(&self) {
         let mut state = self.shared.state.lock();
         state.forget_what_is_not_durable();
@@ -143,29 +143,29 @@ impl Namenode {
         *self.endpoint.lock() = Some(endpoint);
     }
 
-    /// The next mutations are executed, and then the connection breaks before they are answered.
+    /// Executes the next mutations, and then breaks the connection before answering them.
     pub(crate) fn lose_replies(&self, count: u32) {
         self.shared.state.lock().lose_replies = count;
     }
 
-    /// Until it is called again, nothing is invalidated.
+    /// Withholds all invalidations, until it is called with false.
     pub(crate) fn hold_notices(&self, hold: bool) {
         self.shared.state.lock().holds_notices = hold;
     }
 
-    /// Until it is called again, operations with this name are executed and not answered.
+    /// Executes operations with this name without answering them, until it is called again.
     pub(crate) fn hold(&self, name: Option<&'static str>) {
         self.shared.state.lock().unanswered = name;
     }
 
-    /// Says where a block is from now on; none: it forgets it, even if files use it.
+    /// Changes the locations of a block from now on; `None` forgets the block, even if files use it.
     pub(crate) fn place(&self, block: BlockId, nodes: Option<Vec<NodeId>>) {
         let blocks = &mut self.shared.state.lock().blocks;
         blocks.retain(|other, _| *other != block);
         blocks.extend(nodes.map(|nodes| (block, nodes)));
     }
 
-    /// Delegations that the last session declared which was opened or resumed.
+    /// Returns the delegations that the most recently opened or resumed session declared.
     pub(crate) fn declared(&self) -> Vec<InodeId> {
         self.shared.state.lock().declared.clone()
     }
@@ -175,7 +175,7 @@ impl Namenode {
         self.shared.state.lock().end_sessions();
     }
 
-    /// How often an operation was called, by its name in metrics.
+    /// Returns how often an operation was called, by its name in metrics.
     pub(crate) fn calls(&self, op: &str) -> u64 {
         let names = [Query::NAMES, Mutation::NAMES, Housekeeping::NAMES];
         assert!(names.concat().contains(&op), "no operation is called {op}");
@@ -186,18 +186,18 @@ impl Namenode {
         self.shared.state.lock().bad.clone()
     }
 
-    /// Blocks that were sealed with their lengths.
+    /// Returns the sealed blocks with their lengths.
     pub(crate) fn sealed(&self) -> HashMap<BlockId, u64> {
         self.shared.state.lock().sealed.clone()
     }
 
-    /// What was committed of a file, in bytes.
+    /// Returns the committed size of a file, in bytes.
     pub(crate) fn size_bytes(&self, ino: InodeId) -> u64 {
         let state = self.shared.state.lock();
         state.namespace.attr(ino).unwrap().size_bytes
     }
 
-    /// The blocks that files use.
+    /// Returns the blocks that files use.
     pub(crate) fn used_blocks(&self) -> HashSet<BlockId> {
         let state = self.shared.state.lock();
         let blocks = state.namespace.blocks();
@@ -206,7 +206,7 @@ impl Namenode {
         users.into_iter().map(|(block, _)| block).collect()
     }
 
-    /// No session holds an inode any more.
+    /// Drops all holds of sessions on an inode.
     pub(crate) fn release(&self, ino: InodeId) {
         let release = Release { inodes: vec![ino] };
         let release = Housekeeping::Release(release);
@@ -242,7 +242,7 @@ impl Shared {
         })
     }
 
-    /// None: the reply is lost.
+    /// Returns `None` if the reply is lost.
     pub(super) async fn handle(
         &self,
         session: Option<SessionId>,
@@ -318,7 +318,7 @@ impl Shared {
     ) -> Option<Response> {
         let (result, waits, lost) = {
             let mut state = self.state.lock();
-            // Under the lock under which it is done: what was counted was done.
+            // This is under the lock under which the mutation is executed: whatever was counted was executed.
             *state.calls.entry(call.mutation.name()).or_default() += 1;
             if let Some(outcome) = state.namespace.remembered_reply(session, call.sequence) {
                 let mutated = Mutated {
@@ -386,7 +386,7 @@ impl Shared {
         }
         if let Outcome::Blocks(blocks) = &outcome {
             for &block in blocks {
-                // Round and round, so that tests know which ones come first.
+                // The order rotates, so that tests know which datanodes come first.
                 let start = block.0 as usize % usable.len();
                 let nodes = usable.iter().cycle().skip(start);
                 let nodes = nodes.take(usable.len().min(self.replication.into()));
@@ -413,7 +413,7 @@ impl Shared {
         }
     }
 
-    /// The datanodes that new blocks can go to.
+    /// Returns the datanodes that new blocks can be placed on.
     fn usable(&self, mutation: &Mutation) -> Result<Vec<NodeId>, FsError> {
         let Mutation::AllocateBlocks(AllocateBlocks { exclude, .. }) = mutation else {
             return Ok(Vec::new());

@@ -1,4 +1,4 @@
-//! How the test namenode takes connections and answers requests.
+//! The connections of the test namenode, and its answers to requests.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -14,14 +14,14 @@ use parking_lot::Mutex;
 use super::namenode::{Namenode, Shared};
 use super::{any_port, bind};
 
-/// What a namenode does among others.
+/// The role of a namenode among several.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Part {
     Leads,
     Stands {
         leader: Option<SocketAddr>,
     },
-    /// As a process that is stopped.
+    /// Answers nothing, like a stopped process.
     Hangs,
 }
 
@@ -51,26 +51,26 @@ impl Member {
         *self.part.lock() = part;
     }
 
-    /// Ends its connections, and answers nothing any more.
+    /// Ends its connections and stops answering.
     pub(crate) fn stop(&self) {
         self.endpoint.close("stopped");
     }
 }
 
 impl Namenode {
-    /// Another namenode with the same journal.
+    /// Starts another namenode with the same journal.
     pub(crate) fn member(&self, part: Part) -> Member {
         let endpoint = bind(any_port(), &self.identity);
         Member::start(self.shared.clone(), endpoint, part)
     }
 
-    /// Another member leads from now on: all others are to play other parts before.
+    /// Makes another member lead. All others must be given another role first.
     pub(crate) fn elect(&self, member: &Member) {
         self.begin_epoch();
         member.plays(Part::Leads);
     }
 
-    /// All sessions are told that these are the namenodes.
+    /// Notifies all sessions of the namenodes.
     pub(crate) fn tell_namenodes(&self, all: &[SocketAddr]) {
         let state = self.shared.state.lock();
         for notices in state.sessions.values().flatten() {
@@ -80,7 +80,7 @@ impl Namenode {
     }
 }
 
-/// The part that is played, once that is not to hang.
+/// Waits until the role is not to hang, and returns it.
 async fn played(part: &Mutex<Part>) -> Part {
     loop {
         let now = *part.lock();

@@ -1,4 +1,4 @@
-//! What `fsync` says when pipelines broke before everything was stable.
+//! The result of `fsync` when pipelines broke before everything was stable.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -13,10 +13,10 @@ use super::{create, name, root};
 use crate::testing::{Cluster, Datanode, Mood};
 use crate::{Client, ClientError, File, OpenFlags};
 
-/// It can neither write nor seal.
+/// A datanode that can neither write nor seal.
 const BROKEN: Mood = Mood::FailsAtPacket(1);
 
-/// A file that is committed and not stable, of whose datanodes some break before it is.
+/// A file that is committed but not stable, and some of whose datanodes break before it is.
 struct Unstable {
     file: File,
     block: BlockId,
@@ -52,7 +52,7 @@ async fn wait_until_sealed(cluster: &Cluster, block: BlockId) {
     }
 }
 
-/// The `fsync` of a file, once the client has sealed what could be.
+/// Starts the `fsync` of a file, after the client has sealed whatever it could.
 async fn syncing(
     cluster: &Cluster,
     unstable: &Unstable,
@@ -60,7 +60,7 @@ async fn syncing(
     let file = unstable.file.clone();
     let syncing = tokio::spawn(async move { file.sync().await });
     wait_until_sealed(cluster, unstable.block).await;
-    // Much longer than an answer takes that is on its way.
+    // This is much longer than an answer in flight needs.
     tokio::time::sleep(Duration::from_millis(200)).await;
     syncing
 }
@@ -118,7 +118,7 @@ async fn fsync_asks_for_no_second_replica_where_there_is_to_be_one() {
     let cluster = Cluster::start(3, 1).await;
     let client = cluster.client("a").await;
     let unstable = unstable(&cluster, &client, 1).await;
-    // It writes no more, and seals.
+    // It can no longer write, but it can seal.
     unstable.broken[0].set_mood(Mood::Full);
     let synced = tokio::time::timeout(DEADLINE, unstable.file.sync()).await;
     assert_eq!(synced, Ok(Ok(())));
@@ -168,7 +168,7 @@ async fn fsync_of_what_was_committed_of_a_block_needs_no_more_of_it_than_that() 
     }
     let blocks = cluster.namenode.used_blocks();
     assert_eq!(blocks.len(), 1, "they share one");
-    // As if the second had not been committed when the namenode had the block sealed, since the session had ended.
+    // As if the namenode had sealed the block before the second commit, because the session had ended.
     cluster.namenode.expire_sessions();
     for datanode in &cluster.datanodes {
         for block in &blocks {
@@ -198,14 +198,14 @@ async fn the_end_of_a_block_is_reported_also_when_the_namenode_is_away_for_long(
     let unstable = unstable(&cluster, &client, 1).await;
     let file = unstable.file.clone();
     cluster.namenode.crash().await;
-    // The pipeline breaks, and nothing more is tried for it when it fails.
+    // The pipeline breaks, and this failure is not retried.
     assert!(file.sync().await.is_err());
     tokio::time::sleep(Duration::from_millis(500)).await;
     cluster.namenode.restart().await;
     wait_until_sealed(&cluster, unstable.block).await;
 }
 
-/// What `fsync` says of a file that was closed just before the session ended.
+/// Returns the result of `fsync` for a file that was closed just before the session ended.
 async fn synced_in_the_next_session(is_durable: bool, crashes: bool) -> Result<(), ClientError> {
     let cluster = Cluster::start(3, 3).await;
     let client = cluster.client("a").await;
@@ -213,7 +213,7 @@ async fn synced_in_the_next_session(is_durable: bool, crashes: bool) -> Result<(
     file.write(0, Bytes::from_static(b"content")).await.unwrap();
     file.close().await.unwrap();
     if is_durable {
-        // The namenode's journal has all that came before it, which `a` does not know.
+        // The namenode's journal contains everything before it, which `a` does not know.
         let other = cluster.client("b").await;
         let name = name("durable");
         let made = other.mkdir(&root(), InodeId::ROOT, &name, 0o755).await;

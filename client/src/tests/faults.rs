@@ -14,7 +14,7 @@ use super::{APPEND, create, name, pattern, root, unhurried_client};
 use crate::testing::{Cluster, Mood};
 use crate::{Client, ClientError, File, OpenFlags};
 
-/// What is due in milliseconds comes within this on any machine.
+/// Anything that is due within milliseconds happens within this on any machine.
 pub(super) const DEADLINE: Duration = Duration::from_secs(60);
 /// How slow a slow datanode is.
 const SLOW: Duration = Duration::from_secs(60);
@@ -29,7 +29,7 @@ pub(super) async fn write_all(file: &File, content: &[u8]) {
     }
 }
 
-/// A client that knows nothing yet reads the file.
+/// Reads the file with a new client, whose cache is empty.
 pub(super) async fn read_elsewhere(cluster: &Cluster, path: &str) -> Vec<u8> {
     let other = cluster.client("elsewhere").await;
     other.read_file(&root(), path.as_bytes()).await.unwrap()
@@ -75,7 +75,7 @@ async fn a_restart_of_the_namenode_is_ridden_out() {
     let (_, file) = create(&client, "file").await;
     let content = pattern(3 << 20, 1);
     write_all(&file, &content).await;
-    // Visible, and not durable: the crash forgets the commit.
+    // It is visible but not durable: the crash loses the commit.
     file.flush().await.unwrap();
     cluster.namenode.crash().await;
     let waiting = tokio::spawn({
@@ -102,7 +102,7 @@ async fn attributes_that_are_set_before_the_first_commit_outlive_a_crash() {
     let client = unhurried_client(&cluster).await;
     let (attr, file) = create(&client, "file").await;
     let session = &client.core().session;
-    // As a namenode does that gives delegations.
+    // As with a namenode that grants delegations.
     let delegations = &session.delegations;
     delegations.given(attr.ino, delegations.takings());
     file.write(0, Bytes::from_static(b"content")).await.unwrap();
@@ -117,7 +117,7 @@ async fn attributes_that_are_set_before_the_first_commit_outlive_a_crash() {
     assert!(session.has_unconfirmed());
     // As when its first commit is sent.
     delegations.returned(attr.ino);
-    // The crash forgets it, and the client replays it: until then the namenode shows the file to nobody else.
+    // The crash loses it, and the client replays it: until then the namenode shows the file to no other session.
     cluster.namenode.crash().await;
     cluster.namenode.restart().await;
     client
@@ -149,7 +149,7 @@ async fn attributes_that_are_set_before_the_first_commit_outlive_a_crash() {
     assert_eq!((seen.permission_bits(), seen.size_bytes), (0o644, 7));
 }
 
-/// All servers at once.
+/// Simulates a power failure of all servers.
 pub(super) async fn lose_power(cluster: &Cluster) {
     for datanode in &cluster.datanodes {
         datanode.lose_unstable();
@@ -185,7 +185,7 @@ async fn fsync_of_a_clone_covers_the_data_that_it_shares() {
     let (_, file) = create(&client, "file").await;
     let (_, clone) = create(&client, "clone").await;
     file.write(0, Bytes::from_static(b"content")).await.unwrap();
-    // What was synced before is not what is shared now.
+    // The earlier sync does not cover data that is shared now.
     clone.sync().await.unwrap();
     file.clone_range(0, &clone, 0, u64::MAX).await.unwrap();
     clone.sync().await.unwrap();
@@ -230,7 +230,7 @@ async fn a_failing_datanode_is_written_around() {
         }
         file.sync().await.unwrap();
         assert!(file.read(0, len + 1).await.unwrap() == content);
-        // It is on stable storage of the datanodes that are well.
+        // It is on stable storage of the healthy datanodes.
         cluster.datanode(3).stop();
         for datanode in &cluster.datanodes {
             datanode.lose_unstable();
@@ -289,7 +289,7 @@ async fn a_busy_datanode_is_left_alone() {
     assert!(cluster.datanode(2).replicas().is_empty());
     cluster.datanode(1).set_mood(Mood::Busy);
     assert_eq!(read_elsewhere(&cluster, "/file").await, b"content");
-    // No datanode counts as failed for being busy.
+    // A busy datanode does not count as failed.
     assert_eq!(cluster.namenode.bad_replicas(), []);
 
     for datanode in &cluster.datanodes {
@@ -308,7 +308,7 @@ async fn a_busy_datanode_is_left_alone() {
         matches!(refused, Err(ClientError::AllServersBusy { .. })),
         "{refused:?}"
     );
-    // What could not be written was not lost.
+    // Data that could not be written was not lost.
     for datanode in &cluster.datanodes {
         datanode.set_mood(Mood::Well);
     }
@@ -347,12 +347,12 @@ async fn a_datanode_that_becomes_busy_is_written_and_read_around() {
             .unwrap();
     }
     file.sync().await.unwrap();
-    // At most what was asked of it before the client knew that it is busy.
+    // It may have at most what was requested before the client knew that it is busy.
     let held_after = cluster.datanode(2).replicas().len();
     assert!(held_after <= held.unwrap() + 2, "{held:?}, {held_after}");
     assert!(read_elsewhere(&cluster, "/file").await == content);
     assert_eq!(cluster.namenode.bad_replicas(), []);
-    // A reader goes on where the busy one cut it.
+    // A reader resumes where the busy datanode stopped.
     cluster.datanode(2).set_mood(Mood::Well);
     let other = cluster.client("b").await;
     let file = other
@@ -420,7 +420,7 @@ async fn a_writer_goes_on_with_two_of_three_and_with_one_waits_and_says_why() {
         cluster.datanode(3).set_mood(Mood::FailsAtPacket(1));
         write_all(&other, &content).await;
         let refused = tokio::time::timeout(DEADLINE, other.sync()).await;
-        // Between the attempts to place it, datanodes that failed a moment ago are tried.
+        // Between attempts to place it, datanodes that failed a moment ago are tried too.
         assert!(
             matches!(
                 refused,
@@ -532,7 +532,7 @@ async fn a_cancelled_mutation_does_not_leave_a_wrong_cache() {
     for round in 0..20 {
         let (attr, _) = create(&client, &format!("file-{round}")).await;
         let (me, file_name) = (root(), name(&format!("file-{round}")));
-        // Polled once: sent or not, no caller waits for it any more.
+        // It is polled once: whether or not it was sent, no caller waits for it any more.
         tokio::select! {
             biased;
             // On a busy machine the answer may be there before the poll is over.

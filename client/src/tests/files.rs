@@ -1,4 +1,4 @@
-//! Files as they are written and read when nothing fails.
+//! Writing and reading files when nothing fails.
 
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -35,7 +35,7 @@ async fn a_small_file_is_read_back_before_and_after_its_commit() {
         assert_eq!(datanode.syncs.load(Ordering::Relaxed), 0);
     }
     file.sync().await.unwrap();
-    // The commit was answered before it was durable; another one, empty, says when it is.
+    // The commit was answered before it was durable; the second commit, an empty one, confirms it.
     assert_eq!(cluster.namenode.calls("commit"), 2);
     for datanode in &cluster.datanodes {
         assert_eq!(datanode.syncs.load(Ordering::Relaxed), 1);
@@ -81,7 +81,7 @@ async fn what_was_committed_lately_is_read_back_from_memory() {
     assert_eq!(client.read_file(&me, path).await.unwrap(), b"HELLO, world");
 }
 
-/// More of them than a session may have unconfirmed: they have to be confirmed on the way.
+/// There are more of them than a session may have unconfirmed: they have to be confirmed meanwhile.
 #[tokio::test(flavor = "multi_thread")]
 async fn relaxed_commits_do_not_use_up_the_session() {
     let cluster = Cluster::start(1, 1).await;
@@ -126,7 +126,7 @@ async fn a_large_file_streams_through_several_blocks() {
         at += piece.len();
     }
     assert!(file.read(at as u64, 1).await.unwrap().is_empty());
-    // Reading ahead asks for units, not for each piece.
+    // Read-ahead requests whole units, not each piece.
     let reads: u64 = cluster
         .datanodes
         .iter()
@@ -156,7 +156,7 @@ async fn full_blocks_are_sealed_on_all_their_datanodes() {
         };
         assert_eq!(cluster.datanodes.iter().filter(holds).count(), 3);
     }
-    // Nothing failed on the way.
+    // Nothing failed meanwhile.
     assert!(client.core().reads.avoided().is_empty());
 }
 
@@ -199,7 +199,7 @@ async fn the_cache_saves_trips() {
         .mkdir(&root(), InodeId::ROOT, &name("dir"), 0o755)
         .await
         .unwrap();
-    // A new directory is known completely.
+    // The contents of a new directory are completely known.
     let missing = client.try_lookup(&root(), directory.ino, &name("x"));
     assert_eq!(missing, Some(Err(FsError::NotFound)));
     let (attr, file) = client
@@ -245,7 +245,7 @@ async fn the_cache_saves_trips() {
     ] {
         assert_eq!(calls(op), 0, "{op}");
     }
-    // The reply to a rename has the attributes of everything that it touched, and the reply to
+    // The reply to a rename has the attributes of everything that it changed, and the reply to
     // `mkdir` those of the directory.
     client.getattr(&root(), InodeId::ROOT).await.unwrap();
     client
@@ -285,7 +285,7 @@ async fn the_cache_saves_trips() {
         client.try_lookup(&root(), directory.ino, &name("x")),
         Some(Err(FsError::NotFound))
     );
-    // Without a name, and still readable.
+    // The file has no name any more, but is still readable.
     assert_eq!(&file.read(0, 10).await.unwrap()[..], b"data");
     assert_eq!(file.attr().await.unwrap().nlink, 0);
     assert!(cluster.namenode.inode_exists(attr.ino));
@@ -422,7 +422,7 @@ async fn truncation_holes_and_clones() {
     assert!(file.read(0, 1 << 20).await.unwrap() == expected);
 }
 
-/// The namenode refuses to share so many pieces at once.
+/// The namenode refuses to share so many extents in one request.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_file_in_very_many_pieces_is_shared_in_parts() {
     let cluster = Cluster::start(3, 3).await;
@@ -441,7 +441,7 @@ async fn a_file_in_very_many_pieces_is_shared_in_parts() {
         (attr.size_bytes, attr.allocated_bytes),
         (pieces + 5, pieces)
     );
-    // One is refused, and two halves are not.
+    // The whole range is refused, but its two halves are not.
     assert_eq!(cluster.namenode.calls("clone_range"), before + 3);
 }
 
@@ -463,7 +463,7 @@ async fn a_time_that_is_set_survives_the_commit() {
         .await
         .unwrap();
     assert_eq!(shown.mtime, mtime);
-    // It went with the commit.
+    // The change was made with the commit.
     assert_eq!(cluster.namenode.calls("setattr"), 0);
     file.close().await.unwrap();
     assert_eq!(
@@ -508,10 +508,10 @@ async fn owner_and_mode_are_set_without_waiting_for_the_content() {
     let read = client.read_file(&root(), b"/file").await.unwrap();
     assert_eq!(&read[..], b"content");
 
-    // Nothing is committed any more: the namenode has to count the change.
+    // There is nothing left to commit: the namenode has to count the change.
     client.setattr(&root(), attr.ino, as_it_is).await.unwrap();
     assert_eq!(cluster.namenode.calls("setattr"), 2);
-    // Writing clears this bit: what was written before is committed before.
+    // Writing clears this bit, so earlier writes are committed first.
     let file = client
         .open(&root(), attr.ino, OpenFlags::WRITE)
         .await
@@ -559,7 +559,7 @@ async fn a_client_that_is_closed_has_sealed_its_blocks() {
     let (_, file) = create(&client, "open").await;
     file.write(0, pattern(9 << 20, 1).into()).await.unwrap();
     client.close().await.unwrap();
-    // One that is shared by small files, three of the file's own.
+    // One block is shared by small files, and three are the file's own.
     let (used, sealed) = (cluster.namenode.used_blocks(), cluster.namenode.sealed());
     assert!(used.len() >= 4, "{used:?}");
     let open: Vec<_> = used.iter().filter(|it| !sealed.contains_key(it)).collect();

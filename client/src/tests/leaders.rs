@@ -1,4 +1,4 @@
-//! Several namenodes, of which one leads, and another one from some moment on.
+//! Several namenodes, with a change of the leader.
 
 use std::net::UdpSocket;
 use std::sync::Arc;
@@ -19,11 +19,11 @@ use crate::{
     CacheListener, Client, ClientError, ClientOptions, Invalidated, Invalidation, OpenFlags,
 };
 
-/// How long an election takes.
+/// Simulated duration of an election.
 const ELECTION: Duration = Duration::from_millis(300);
 /// The longest that a program may wait, the election included.
 const GAP_MAX: Duration = Duration::from_secs(2);
-/// So often a gap is measured at most, until it is short enough: the machine has other work, too.
+/// A gap is measured at most this often, until it is short enough: the machine has other work too.
 const MEASUREMENTS: u32 = 5;
 
 const NOBODY: Part = Part::Stands { leader: None };
@@ -53,7 +53,7 @@ impl Group {
         Client::connect(self.options()).await.unwrap()
     }
 
-    /// One leads from now on. The one that led may not notice.
+    /// Makes one member lead from now on. The former leader may not notice.
     fn elect(&self, leader: usize) {
         let hint = Some(self.members[leader].addr());
         for member in &self.members {
@@ -69,18 +69,18 @@ impl Group {
     }
 }
 
-/// How the one that leads stops doing so.
+/// How the leader stops leading.
 #[derive(Clone, Copy, Debug)]
 enum Fault {
-    /// It says so.
+    /// It refuses requests, because it is no longer leader.
     Deposed,
     /// It ends its connections.
     Stops,
     Hangs,
 }
 
-/// The longest that an operation takes of a program that makes directories one after the other,
-/// while another namenode comes to lead. Everything is done, and once.
+/// Returns the longest duration of an operation of a program that makes directories one after
+/// another, while another namenode becomes leader. Everything is executed exactly once.
 async fn gap(fault: Fault) -> Duration {
     let group = Group::start().await;
     let client = group.client().await;
@@ -104,7 +104,7 @@ async fn gap(fault: Fault) -> Duration {
         }
     });
     tokio::time::sleep(Duration::from_millis(200)).await;
-    // The last thing that it does is not answered.
+    // Its last operation is not answered.
     group.cluster.namenode.lose_replies(1);
     group.nobody_leads();
     match fault {
@@ -164,7 +164,7 @@ async fn open_files_and_written_data_outlive_a_change_of_the_leader() {
     let (attr, file) = create(&client, "file").await;
     let content = pattern(3 << 20, 1);
     write_all(&file, &content[..2 << 20]).await;
-    // Visible, and not durable: the next one to lead does not know of the commit.
+    // It is visible but not durable: the next leader does not know the commit.
     file.flush().await.unwrap();
     group.elect(1);
     client
@@ -197,7 +197,7 @@ async fn what_the_next_leader_neither_knows_nor_takes_is_reported_once() {
     }
     drop(closed);
     assert!(client.core().session.has_unconfirmed());
-    // One that this client does not know leads for a moment, and leaves no room for it.
+    // A namenode that this client does not know leads for a moment, and leaves no room for it.
     group.nobody_leads();
     let unknown = group.cluster.namenode.member(NOBODY);
     group.cluster.namenode.elect(&unknown);
@@ -209,7 +209,7 @@ async fn what_the_next_leader_neither_knows_nor_takes_is_reported_once() {
     limited.await.unwrap();
     unknown.plays(NOBODY);
     group.elect(1);
-    // Who only reads is not the one to be told.
+    // A handle that only reads does not get the report.
     let reader = client.open(&root(), attr.ino, OpenFlags::READ).await;
     reader.unwrap().close().await.unwrap();
     let inherited = client
@@ -225,7 +225,7 @@ async fn what_the_next_leader_neither_knows_nor_takes_is_reported_once() {
         );
         file.sync().await.unwrap();
     }
-    // What children close does not take it from the one that looks.
+    // Closing inherited descriptors in children does not take the report from the one that checks.
     for _ in 0..2 {
         let closed = inherited.flush().await;
         assert!(
@@ -237,7 +237,7 @@ async fn what_the_next_leader_neither_knows_nor_takes_is_reported_once() {
     inherited.flush().await.unwrap();
 }
 
-/// A mount whose kernel takes its time to forget everything, and none to forget a name.
+/// A mount whose kernel is slow to forget everything, but forgets a name immediately.
 struct ForgetsSlowly {
     is_asked: Arc<AtomicBool>,
     may: Arc<Semaphore>,
@@ -257,7 +257,7 @@ impl CacheListener for ForgetsSlowly {
     }
 }
 
-/// What a change was built on may have been changed when no namenode could tell this client.
+/// What a change builds on may have changed while no namenode could notify this client.
 #[tokio::test(flavor = "multi_thread")]
 async fn nothing_is_acknowledged_to_the_next_leader_before_everything_is_forgotten() {
     let group = Group::start().await;
@@ -307,7 +307,7 @@ async fn a_slow_answer_is_no_reason_to_leave() {
     group.cluster.namenode.hold(None);
     assert!(asking.await.unwrap().unwrap_err().is_gone());
 
-    // Nor is one that hangs while no other leads.
+    // A leader that hangs is not left either, while no other leads.
     group.members[0].plays(Part::Hangs);
     let asking = tokio::spawn({
         let client = client.clone();
@@ -367,7 +367,7 @@ async fn a_client_that_knows_one_namenode_goes_on_with_those_that_replace_it() {
     println!("found {:?} after the election", began.elapsed());
     assert_eq!(session.generation(), generation, "the session went on");
 
-    // Of others it hears only from one that does not lead.
+    // It learns of the others only from one that does not lead.
     let other = Client::connect(knowing(2)).await.unwrap();
     create(&other, "by-a-hint").await;
     group.cluster.namenode.tell_namenodes(&all[1..]);

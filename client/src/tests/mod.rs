@@ -22,7 +22,7 @@ use harvestfs_protocol::types::{Attr, Credentials};
 use crate::testing::Cluster;
 use crate::{Client, ClientOptions, File, OpenFlags};
 
-/// For what is appended to, and read.
+/// For files that are appended to and read.
 const APPEND: OpenFlags = OpenFlags {
     append: true,
     ..OpenFlags::READ_WRITE
@@ -49,7 +49,7 @@ async fn create(client: &Client, text: &str) -> (Attr, File) {
         .unwrap()
 }
 
-/// Nothing is flushed but for the test.
+/// Returns options with which nothing is flushed except by the test.
 fn unhurried(mut options: ClientOptions) -> ClientOptions {
     options.dirty_age_max = Duration::from_secs(3600);
     options

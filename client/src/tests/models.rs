@@ -1,4 +1,4 @@
-//! Random operations against obvious models.
+//! Random operations compared with simple models.
 
 use std::collections::BTreeMap;
 
@@ -13,7 +13,7 @@ use super::{create, name, root};
 use crate::testing::{Cluster, Mood};
 use crate::{Client, ClientError, OpenFlags};
 
-/// A file is a `Vec<u8>`, through all failures of datanodes and of the namenode.
+/// A file behaves like a `Vec<u8>`, through all failures of datanodes and of the namenode.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_file_is_an_array_of_bytes() {
     for seed in 0..4 {
@@ -28,7 +28,7 @@ async fn file_against_model(seed: u64) {
     let client = cluster.client("a").await;
     let (_, file) = create(&client, "file").await;
     let mut model: Vec<u8> = Vec::new();
-    // Every other seed with large writes, which stream.
+    // Every other seed uses large writes, which are streamed.
     let longest = if seed.is_multiple_of(2) {
         20_000
     } else {
@@ -71,7 +71,7 @@ async fn file_against_model(seed: u64) {
             83..90 => file.flush().await.unwrap(),
             90..94 => file.sync().await.unwrap(),
             94..97 => {
-                // One datanode at a time is unwell.
+                // At most one datanode at a time misbehaves.
                 for datanode in &cluster.datanodes {
                     datanode.set_mood(Mood::Well);
                 }
@@ -109,7 +109,7 @@ async fn file_against_model(seed: u64) {
     );
 }
 
-/// Whichever of two clients changes the namespace, both see it as it is.
+/// Both clients see the current namespace, whichever of them changes it.
 #[tokio::test(flavor = "multi_thread")]
 async fn two_clients_agree_on_the_namespace() {
     for seed in 0..4 {

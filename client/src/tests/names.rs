@@ -1,4 +1,4 @@
-//! Names: found, moved, and walked.
+//! Names: lookups, renames and walks.
 
 use bytes::Bytes;
 use harvestfs_protocol::error::FsError;
@@ -119,7 +119,7 @@ async fn paths_lead_through_symlinks_and_walks_see_everything() {
         paths.push(String::from_utf8(entry.path).unwrap());
     }
     assert_eq!(paths, ["", "dir", "dir/file", "dir/up", "link", "loop"]);
-    // Overwriting with less leaves nothing of the old content.
+    // Overwriting with less data leaves nothing of the old content.
     client.write_file(&me, b"/dir/file", b"new").await.unwrap();
     assert_eq!(client.read_file(&me, b"/dir/file").await.unwrap(), b"new");
 }
@@ -146,7 +146,7 @@ async fn a_walk_goes_on_behind_what_is_removed_meanwhile() {
         paths.push(String::from_utf8(entry.path).unwrap());
     }
     assert_eq!(paths, ["", "gone", "there"]);
-    // Where it begins is no such thing.
+    // Unlike a removed entry, a missing start is an error.
     let mut walk = client.walk(&me, InodeId(4_711));
     assert_eq!(walk.next().await.unwrap_err(), FsError::Stale.into());
 }

@@ -1,5 +1,5 @@
-//! Reads whose extents another client has made stale, before this client is notified, or while the mount
-//! is still busy with what it was notified of before; and answers that are overtaken on their way.
+//! Reads whose extents another client has made stale, before this client is notified or while the
+//! mount is still busy with an earlier notice; and answers that are overtaken in flight.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -21,7 +21,7 @@ use crate::{CacheListener, Client, ClientError, File, Invalidated, Invalidation,
 
 const MIB: usize = 1 << 20;
 
-/// A file of several blocks that `a` has written, and that `b` has open and knows the extents of.
+/// A file of several blocks that `a` has written; `b` has it open and knows its extents.
 async fn written(cluster: &Cluster) -> (Attr, File, File) {
     let (a, b) = (cluster.client("a").await, cluster.client("b").await);
     let (attr, written) = create(&a, "file").await;
@@ -37,7 +37,7 @@ async fn a_read_whose_blocks_left_the_file_asks_for_its_extents_again() {
     let cluster = Cluster::with_block_bytes(3, 3, MIB as u64).await;
     let (_, written, read) = written(&cluster).await;
     cluster.namenode.hold_notices(true);
-    // All of the first block, half of the second, and no fourth.
+    // This covers all of the first block and half of the second, but no fourth.
     let change = Bytes::from(pattern(3 * MIB / 2, 2));
     written.write(0, change.clone()).await.unwrap();
     written.flush().await.unwrap();
@@ -46,7 +46,7 @@ async fn a_read_whose_blocks_left_the_file_asks_for_its_extents_again() {
     expected[..change.len()].copy_from_slice(&change);
     expected.truncate(3 * MIB);
     assert!(read.read(0, 8 * MIB).await.unwrap() == expected);
-    // What was asked for again is known now.
+    // The second answer is cached now.
     let asked = cluster.namenode.calls("get_extents");
     assert!(read.read(MIB as u64, MIB).await.unwrap() == expected[MIB..2 * MIB]);
     assert_eq!(cluster.namenode.calls("get_extents"), asked);
@@ -63,7 +63,7 @@ async fn a_block_that_is_never_where_the_extents_say_ends_the_read() {
     assert_eq!(refused, Err(ClientError::ChangesTooFast { ino: attr.ino }));
 }
 
-/// A mount whose kernel takes its time.
+/// A mount whose kernel is slow.
 struct Slow(Arc<Semaphore>);
 
 impl CacheListener for Slow {
@@ -108,7 +108,7 @@ async fn an_append_behind_that_of_another_is_read_with_it_before_the_mount_has_i
     assert_eq!(by_b.read(0, 100).await.unwrap(), "one");
     b.getattr(&root(), other.ino).await.unwrap();
 
-    // The mount of b is busy with this when it is notified of the append.
+    // The mount of `b` is busy with this when it is notified of the append.
     let may = Arc::new(Semaphore::new(0));
     b.set_cache_listener(Arc::new(Slow(may.clone())));
     let changed = cluster.namenode.calls("setattr");
@@ -138,7 +138,7 @@ async fn an_append_behind_that_of_another_is_read_with_it_before_the_mount_has_i
     appends.await.unwrap();
 }
 
-/// A mount that says whether it was notified.
+/// A mount that records whether it was notified.
 struct Noted(Arc<AtomicBool>);
 
 impl CacheListener for Noted {
@@ -185,7 +185,7 @@ async fn a_change_that_was_done_does_not_fail_when_its_file_is_removed_before_it
     for client in [&b, &c] {
         client.getattr(&root(), ino).await.unwrap();
     }
-    // The mount of c is busy when it is notified, so that b waits for its answer.
+    // The mount of `c` is busy when it is notified, so `b` waits for its answer.
     let may = Arc::new(Semaphore::new(0));
     c.set_cache_listener(Arc::new(Slow(may.clone())));
     let is_noted = Arc::new(AtomicBool::new(false));
@@ -224,7 +224,7 @@ async fn an_answer_from_before_an_attribute_was_set_does_not_say_how_blocks_are_
         let file = file.clone();
         async move { file.sync().await }
     });
-    // One for each of the settings.
+    // One query for each of the settings.
     wait_for(&cluster, GetXattr::NAME, asked + 3).await;
     let (me, replication) = (root(), b"user.harvestfs.replication");
     let set = b.setxattr(&me, ino, replication, b"2", SetXattrMode::Any);

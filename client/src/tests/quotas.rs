@@ -1,4 +1,4 @@
-//! What a quota refuses before it is written.
+//! Data that a quota refuses before it is written.
 
 use std::time::Duration;
 
@@ -70,7 +70,7 @@ async fn data_without_room_is_refused_and_other_data_is_not() {
     stored.unwrap();
 }
 
-/// What is refused waits in memory until somebody wants it written: it is not tried over and over.
+/// Refused data waits in memory until a flush is requested: it is not retried over and over.
 #[tokio::test(flavor = "multi_thread")]
 async fn refused_data_is_tried_again_when_it_is_flushed_and_not_before() {
     let cluster = Cluster::start(3, 3).await;
@@ -99,7 +99,7 @@ async fn refused_data_is_tried_again_when_it_is_flushed_and_not_before() {
     file.sync().await.unwrap();
 }
 
-/// It is told so, and does not fill the memory that all share.
+/// The writer gets the error, and does not fill the memory that all share.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_writer_without_room_is_refused_and_does_not_stop_others() {
     let cluster = Cluster::start(3, 3).await;
@@ -116,17 +116,17 @@ async fn a_writer_without_room_is_refused_and_does_not_stop_others() {
         }
     }
     assert_eq!(result, quota_exceeded());
-    // More than the memory, of which the other one has all.
+    // This is more than the memory, all of which the other file occupies.
     let content = pattern(12 << 20, 9);
     let (_, stored) = create(&client, "stored").await;
     write_all(&stored, &content).await;
     stored.sync().await.unwrap();
     assert!(read_elsewhere(&cluster, "/stored").await == content);
-    // It was given up, of which it is told.
+    // It was given up, which is reported.
     assert_eq!(refused.sync().await, quota_exceeded());
 }
 
-/// What is cut off needs no room.
+/// Data that is cut off needs no room.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_file_is_cut_though_its_data_is_refused() {
     let cluster = Cluster::start(3, 3).await;
@@ -150,7 +150,7 @@ async fn appends_that_are_refused_are_cut_off_with_everything() {
     let (full, file) = create_without_room(&client).await;
     let log = client.open(&root(), file.ino(), APPEND).await.unwrap();
     append_refused(&log).await;
-    // Where its end is, the namenode will say.
+    // Only the namenode can tell where it ends.
     assert!(log.truncate(3).await.is_err());
     assert_eq!(log.truncate(0).await.unwrap().size_bytes, 0);
     assert_eq!(log.sync().await, Ok(()));
@@ -160,7 +160,7 @@ async fn appends_that_are_refused_are_cut_off_with_everything() {
     assert_eq!(read_elsewhere(&cluster, "/full/f").await, b"new");
 }
 
-/// Somebody who looks at a log is not to pay for its writer.
+/// A caller that looks at a log must not fail because of its writer.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_file_is_readable_though_appends_to_it_are_refused() {
     let cluster = Cluster::start(3, 3).await;
@@ -181,7 +181,7 @@ async fn a_file_is_readable_though_appends_to_it_are_refused() {
     assert_eq!(&log.read(0, 100).await.unwrap()[..], b"storedrefused");
 }
 
-/// It returned, and nobody has refused it.
+/// The append returned, and has not been refused.
 #[tokio::test(flavor = "multi_thread")]
 async fn what_is_appended_after_a_refusal_is_seen_once_there_is_room() {
     let cluster = Cluster::start(3, 3).await;
@@ -199,7 +199,7 @@ async fn what_is_appended_after_a_refusal_is_seen_once_there_is_room() {
     assert_eq!(&file.read(0, 100).await.unwrap()[..], b"refusedtoostored");
 }
 
-/// Where what nobody has refused cannot be tried, that is its writer's trouble.
+/// If appends that were not refused cannot be tried, only their writer gets the error.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_file_is_seen_linked_and_changed_though_appends_after_a_refusal_cannot_be_tried() {
     let cluster = Cluster::start(3, 3).await;
@@ -244,7 +244,7 @@ async fn a_file_is_copied_and_searched_for_holes_though_appends_to_it_are_refuse
     let log = client.open(&root(), file.ino(), APPEND).await.unwrap();
     let (_, copy) = create(&client, "copy").await;
     log.append(Bytes::from_static(b"refused")).await.unwrap();
-    // Whether there is room shows only then.
+    // Only then it turns out whether there is room.
     assert_eq!(log.copy_range(0, &copy, 0, 13).await, Ok(6));
     assert_eq!(log.sync().await, quota_exceeded());
     log.clone_range(0, &copy, 6, u64::MAX).await.unwrap();
@@ -257,7 +257,7 @@ async fn a_file_is_copied_and_searched_for_holes_though_appends_to_it_are_refuse
     assert_eq!(&copy.read(0, 100).await.unwrap()[..], b"storedrefused");
 }
 
-/// Whoever reads it is shown that.
+/// A reader sees the refused data.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_file_is_not_copied_without_what_is_refused_at_an_offset() {
     let cluster = Cluster::start(3, 3).await;
@@ -270,7 +270,7 @@ async fn a_file_is_not_copied_without_what_is_refused_at_an_offset() {
     assert_eq!(copy.attr().await.unwrap().size_bytes, 0);
 }
 
-/// What is committed is before all that is appended.
+/// Committed data precedes all appends.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_read_of_what_is_committed_commits_no_appends() {
     let cluster = Cluster::start(3, 3).await;
@@ -311,7 +311,7 @@ async fn data_that_is_refused_stays_where_the_file_is_not_cut() {
     assert_eq!(read_elsewhere(&cluster, "/full/f").await, b"refu");
 }
 
-/// A file with something that is stored, and something behind it that is refused.
+/// Creates a file with stored data, followed by refused data.
 async fn refused_behind_stored(client: &Client) -> (InodeId, File) {
     let (full, file) = create_without_room(client).await;
     limit(client, full, b"6").await;
@@ -343,7 +343,7 @@ async fn what_is_cut_off_does_not_come_back_when_nobody_waits_for_the_cut() {
     let syncing = tokio::spawn({
         let file = file.clone();
         async move {
-            // It is not cut off with what came before.
+            // It must not be cut off together with earlier data.
             file.write(0, Bytes::from_static(b"after")).await?;
             file.sync().await
         }
@@ -380,7 +380,7 @@ async fn what_may_be_cut_off_is_reported_as_lost_and_does_not_come_back() {
     assert_eq!(read_elsewhere(&cluster, "/full/f").await, b"");
 }
 
-/// No caller was left to get the error.
+/// No caller was left to receive the error.
 #[tokio::test(flavor = "multi_thread")]
 async fn fsync_of_a_reopened_file_tells_of_data_that_was_given_up_after_it_was_closed() {
     let cluster = Cluster::start(3, 3).await;
@@ -400,7 +400,7 @@ async fn fsync_of_a_reopened_file_tells_of_data_that_was_given_up_after_it_was_c
         tokio::time::sleep(Duration::from_millis(10)).await;
     }
     let open = || client.open(&root, attr.ino, OpenFlags::READ);
-    // Whoever only reads it is not told.
+    // A handle that only reads does not get the report.
     open().await.unwrap().close().await.unwrap();
     let reopened = open().await.unwrap();
     let told = reopened.sync().await;
@@ -410,7 +410,7 @@ async fn fsync_of_a_reopened_file_tells_of_data_that_was_given_up_after_it_was_c
     assert_eq!(open().await.unwrap().sync().await, Ok(()));
 }
 
-/// The commit of a file that is gone says so; what shares its block is stored.
+/// The commit of a removed file fails for that file; data that shares its block is stored.
 #[tokio::test(flavor = "multi_thread")]
 async fn data_of_a_file_that_is_gone_does_not_fail_other_data() {
     let cluster = Cluster::start(3, 3).await;
@@ -431,7 +431,7 @@ async fn data_of_a_file_that_is_gone_does_not_fail_other_data() {
     stored.unwrap();
 }
 
-/// No reader can find what it waits for any more.
+/// No reader can find the data that it waits for any more.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_truncate_that_waits_for_data_ends_when_that_is_given_up_with_the_last_name() {
     let cluster = Cluster::start(3, 3).await;
@@ -473,12 +473,12 @@ async fn a_copy_in_parts_ends_where_there_is_no_more_room_and_a_clone_fails() {
     let cluster = Cluster::start(3, 3).await;
     let client = cluster.client("a").await;
     let (full, copy) = create_without_room(&client).await;
-    // For the first half alone.
+    // There is room for the first half only.
     limit(&client, full, b"100000").await;
     let (_, file) = create(&client, "file").await;
     file.write(0, Bytes::from_static(b"x")).await.unwrap();
     let mut pieces = 1;
-    // More than the namenode shares at once.
+    // This is more than the namenode shares in one request.
     for _ in 0..17 {
         file.clone_range(0, &file, pieces, pieces).await.unwrap();
         pieces *= 2;

@@ -1,4 +1,4 @@
-//! What writing leaves of the rights that a file gives to those who run it.
+//! The rights that a program file keeps when it is written.
 
 use bytes::Bytes;
 use harvestfs_protocol::meta::AttrChanges;
@@ -8,7 +8,7 @@ use super::waiting::commit_is_called;
 use super::{APPEND, create, root, unhurried_client};
 use crate::testing::Cluster;
 
-/// As through a descriptor that a program has from root.
+/// As when a program writes through a descriptor inherited from root.
 #[tokio::test(flavor = "multi_thread")]
 async fn what_others_write_through_a_handle_of_root_takes_the_set_id_bits_with_its_commit() {
     let cluster = Cluster::start(3, 3).await;
@@ -37,7 +37,7 @@ async fn what_others_write_through_a_handle_of_root_takes_the_set_id_bits_with_i
     }
 }
 
-/// Root makes it a program again while it is written to.
+/// Root restores the bits while the file is being written.
 #[tokio::test(flavor = "multi_thread")]
 async fn set_id_bits_stay_that_root_sets_after_others_wrote_though_root_writes_on() {
     let cluster = Cluster::start(3, 3).await;

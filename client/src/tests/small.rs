@@ -3,7 +3,7 @@
 use super::{create, pattern};
 use crate::testing::Cluster;
 
-/// They have all that they can have: each is used, and none is sealed before it is full.
+/// Blocks have all the replicas that are possible: each is used, and none is sealed before it is full.
 #[tokio::test(flavor = "multi_thread")]
 async fn blocks_with_a_replica_on_every_datanode_are_kept_in_stock() {
     let cluster = Cluster::with_block_bytes(2, 3, 1 << 20).await;

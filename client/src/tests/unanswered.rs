@@ -1,4 +1,4 @@
-//! Appends whose commit is not answered, and what goes on meanwhile.
+//! Appends whose commit is not answered, and what continues meanwhile.
 
 use std::time::Duration;
 
@@ -14,7 +14,7 @@ use crate::ClientError;
 use crate::engine::session::sequences::WINDOW;
 use crate::testing::Cluster;
 
-/// An append that is not answered keeps its number, and those of others are at most a window after it.
+/// An unanswered append keeps its number, and those of other mutations are at most a window after it.
 #[tokio::test(flavor = "multi_thread")]
 async fn what_has_no_number_behind_an_append_that_is_not_answered_fails_in_time() {
     let cluster = Cluster::start(3, 3).await;
@@ -52,7 +52,7 @@ async fn what_has_no_number_behind_an_append_that_is_not_answered_fails_in_time(
     assert_eq!(read_elsewhere(&cluster, "/other").await, b"more");
 }
 
-/// A program that is told of the loss may append the same again.
+/// A program that gets the error may append the same data again.
 #[tokio::test(flavor = "multi_thread")]
 async fn an_append_that_was_given_up_is_not_in_the_file_later() {
     let cluster = Cluster::start(3, 3).await;
@@ -93,7 +93,7 @@ async fn an_append_that_was_given_up_is_not_in_the_file_later() {
     assert!(log.sync().await.is_err(), "nobody is told");
     log.append(Bytes::from_static(b"two\n")).await.unwrap();
     sync_in_the_end(&log).await;
-    // Longer than between two questions.
+    // This is longer than the pause between two attempts.
     tokio::time::sleep(Duration::from_secs(2)).await;
     let content = read_elsewhere(&cluster, "/log").await;
     assert_eq!(content, b"one\ntwo\n");

@@ -1,4 +1,4 @@
-//! The namenode is away, and callers that wait for it give up or do not.
+//! Callers that wait for an unreachable namenode, or give up waiting.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -22,7 +22,7 @@ use crate::{
     CacheListener, Client, ClientError, ClientOptions, File, Invalidated, Invalidation, OpenFlags,
 };
 
-/// Counts what it is notified of: names, and everything.
+/// Counts the notices that it receives: for names, and for everything.
 #[derive(Default)]
 struct Heard {
     names: AtomicU64,
@@ -53,7 +53,7 @@ async fn what_no_caller_waits_for_is_reported_and_not_held() {
     tokio::select! {
         biased;
         _ = client.create_file(&me, InodeId::ROOT, &file_name, 0o644, OpenFlags::READ) => {
-            // The answer was there before the poll was over: it cannot be seen today.
+            // The answer arrived before the poll was over: this run cannot show the effect.
             return;
         }
         () = std::future::ready(()) => {}
@@ -71,7 +71,7 @@ async fn what_no_caller_waits_for_is_reported_and_not_held() {
     }
 }
 
-/// Others see it as soon as it is executed, and what this client had cached was from before.
+/// Others see the change as soon as it is executed, but this client's cache was older.
 #[tokio::test(flavor = "multi_thread")]
 async fn what_no_caller_waits_for_is_seen_as_others_see_it_before_it_is_answered() {
     let cluster = Cluster::start(3, 3).await;
@@ -116,7 +116,7 @@ async fn what_no_caller_waits_for_is_seen_as_others_see_it_before_it_is_answered
     assert_eq!(client.getattr(&me, file).await.unwrap().nlink, 1);
 }
 
-/// The caller gets no answer, though there was one: it waits for what the file is by then.
+/// The caller gets no answer although there was one: it waits for the current state of the file.
 #[tokio::test(flavor = "multi_thread")]
 async fn what_is_changed_already_is_reported_when_no_caller_waits_any_more() {
     let cluster = Cluster::start(3, 3).await;
@@ -147,7 +147,7 @@ async fn what_is_changed_already_is_reported_when_no_caller_waits_any_more() {
     syncing.await.unwrap().unwrap();
 }
 
-/// What the kernel reads meanwhile is not to stay in its pages.
+/// Content that the kernel reads meanwhile must not stay in its pages.
 #[tokio::test(flavor = "multi_thread")]
 async fn the_content_of_a_file_is_not_cached_while_a_change_of_it_may_happen_that_no_caller_waits_for()
  {
@@ -181,7 +181,7 @@ async fn the_content_of_a_file_is_not_cached_while_a_change_of_it_may_happen_tha
     }
 }
 
-/// It may be executed yet, which this client would not be notified of.
+/// It may still be executed, of which this client would receive no notice.
 #[tokio::test(flavor = "multi_thread")]
 async fn what_was_known_before_a_change_was_given_up_is_forgotten() {
     let cluster = Cluster::start(3, 3).await;
@@ -225,7 +225,7 @@ async fn a_client_waits_for_the_namenode_as_long_as_it_is_configured_to() {
             stored.sync().await
         })
     };
-    // Memory is full after a while, and what is in it cannot go.
+    // Memory is full after a while, and its data cannot be stored.
     let began = Instant::now();
     let mut result = Ok(());
     for offset in 0..16 {
@@ -249,7 +249,7 @@ async fn a_client_waits_for_the_namenode_as_long_as_it_is_configured_to() {
     assert!(read_elsewhere(&cluster, "/stored").await == content);
 }
 
-/// The kernel has the pages no more once it is told of an error.
+/// The kernel drops the pages once it gets an error.
 #[tokio::test(flavor = "multi_thread")]
 async fn what_a_kernel_writes_back_waits_for_as_long_as_the_namenode_is_away() {
     let cluster = Cluster::start(3, 3).await;
@@ -299,7 +299,7 @@ async fn what_a_kernel_writes_back_ends_with_the_client() {
     assert!(ended.unwrap().unwrap().is_err());
 }
 
-/// A new file to be appended to, of which nothing is flushed but for the test.
+/// Creates a file to append to, of which nothing is flushed except by the test.
 async fn log_of(options: ClientOptions) -> (Client, File) {
     let client = Client::connect(unhurried(options)).await.unwrap();
     let (_, log) = client
@@ -309,7 +309,7 @@ async fn log_of(options: ClientOptions) -> (Client, File) {
     (client, log)
 }
 
-/// The same of a client that soon gives up waiting.
+/// The same with a client that soon gives up waiting.
 pub(super) async fn impatient_log(cluster: &Cluster) -> (Client, File) {
     let mut options = cluster.options("a");
     options.unreachable_timeout = Duration::from_secs(1);
@@ -373,7 +373,7 @@ async fn appends_stay_in_memory_while_the_namenode_is_away() {
     assert_eq!(content, b"one\ntwo\nthree\nfour\n");
 }
 
-/// The namenode answers, and both lines that were appended come into the file.
+/// Lets the namenode answer, and checks that both appended lines are in the file.
 async fn assert_stored_once(cluster: &Cluster, log: &File) {
     cluster.namenode.hold(None);
     sync_in_the_end(log).await;
@@ -387,7 +387,7 @@ async fn appends_without_an_answer_are_in_the_file_once_when_the_namenode_is_bac
     let (_client, log) = impatient_log(&cluster).await;
     let syncing = begin_unanswered(&cluster, &log, b"one\n").await;
     log.append(Bytes::from_static(b"two\n")).await.unwrap();
-    // As long as nobody answers, each says so in time.
+    // As long as no namenode answers, each fails in time.
     for synced in [syncing.await.unwrap(), log.sync().await] {
         let is_named = matches!(synced, Err(ClientError::Unreachable { .. }));
         assert!(is_named, "{synced:?}");
@@ -395,7 +395,7 @@ async fn appends_without_an_answer_are_in_the_file_once_when_the_namenode_is_bac
     assert_stored_once(&cluster, &log).await;
 }
 
-/// More than there are requests in flight.
+/// There are more of them than requests in flight.
 #[tokio::test(flavor = "multi_thread")]
 async fn fsync_of_a_file_ends_behind_appends_to_others_that_are_not_answered() {
     let cluster = Cluster::start(3, 3).await;
@@ -445,7 +445,7 @@ async fn of_appends_those_are_given_up_that_may_have_been_executed_when_the_sess
     assert_stored_once(&cluster, &log).await;
 }
 
-/// Appends come between while a write waits for earlier ones.
+/// Appends arrive while a write waits for earlier ones.
 #[tokio::test(flavor = "multi_thread")]
 async fn what_is_written_and_what_is_appended_are_stored_in_the_order_in_which_they_were_acknowledged()
  {
@@ -469,7 +469,7 @@ async fn what_is_written_and_what_is_appended_are_stored_in_the_order_in_which_t
     assert_eq!(content, b"one\ntwo\nthree\nfour\n");
 }
 
-/// How blocks are placed is not known any more once an attribute was set, and the data is to go elsewhere.
+/// After an attribute was set, the placement rules are no longer known, and the data has to be sent elsewhere.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_flush_whose_data_is_sent_again_ends_after_an_attribute_was_set() {
     let cluster = Cluster::start(3, 3).await;
@@ -494,7 +494,7 @@ async fn a_flush_whose_data_is_sent_again_ends_after_an_attribute_was_set() {
     assert_eq!(read_elsewhere(&cluster, "/file").await, b"content");
 }
 
-/// Gives up a change while the namenode is away.
+/// Lets a change be given up while the namenode is unreachable.
 async fn give_up<T>(change: impl Future<Output = T>) {
     let change = tokio::time::timeout(Duration::from_millis(20), change);
     assert!(change.await.is_err(), "it was answered");

@@ -10,8 +10,8 @@ use crate::error::ClientError;
 impl File {
     /// Shares `length_bytes` bytes (`u64::MAX`: to the end) of this file at `source_offset` with
     /// `destination` at `destination_offset`; copies no data. Returns the destination's attributes.
-    /// What is in more pieces than the namenode shares at once is shared in parts, and others may see
-    /// the first of them alone; so does an error leave it.
+    /// A range with more extents than the namenode shares in one request is shared in parts: others
+    /// may see only the first parts, and an error leaves them in place.
     ///
     /// # Errors
     /// As [`File::truncate`]; [`FsError::InvalidArgument`] when ranges of one file overlap.
@@ -28,8 +28,8 @@ impl File {
             .await
     }
 
-    /// As [`File::clone_range`], of what this file has of a range. Returns how many bytes are shared: fewer where it ends
-    /// before, and when an error came after the first part, as `copy_file_range(2)` has it.
+    /// As [`File::clone_range`], limited to the part of the range that this file has. Returns the number of bytes
+    /// shared: fewer if the file ends earlier, or if an error follows the first part, as in `copy_file_range(2)`.
     ///
     /// # Errors
     /// As [`File::clone_range`], if nothing is shared.
@@ -41,7 +41,7 @@ impl File {
         length_bytes: u64,
     ) -> Result<u64, ClientError> {
         self.begin_sharing(destination).await?;
-        // Appends that are refused only now were part of the file when the caller looked where it ends.
+        // Appends that are refused only now were part of the file when the caller looked for its end.
         let session = &self.inner.client.core().session;
         let attr = session.attr(&self.inner.credentials, self.ino()).await?;
         let length_bytes = length_bytes.min(attr.size_bytes.saturating_sub(source_offset));
@@ -58,7 +58,7 @@ impl File {
         }
     }
 
-    /// What was written to this file is part of it from here on, but for appends that are refused.
+    /// Flushes this file, so that everything written to it is shared, except appends that are refused.
     async fn begin_sharing(&self, destination: &File) -> Result<(), ClientError> {
         if !self.inner.flags.may_read() {
             return Err(ClientError::NotOpenFor("reading"));
@@ -69,7 +69,7 @@ impl File {
         self.flush_to_look().await
     }
 
-    /// Notes in `done` how many bytes are shared before an error.
+    /// Shares a range; counts in `done` the bytes that are shared before an error.
     async fn share_in_parts(
         &self,
         source_offset: u64,
@@ -81,7 +81,7 @@ impl File {
         let _serial = destination.state().serial.lock().await;
         self.files().flush(destination.state(), false).await?;
         let mut left = length_bytes;
-        // Of the next request: half as much when the namenode refuses it, and twice as much when it does not.
+        // Length of the next request: halved when the namenode refuses it, doubled when it does not.
         let mut part = left;
         loop {
             let op = mutation::CloneRange {
@@ -107,7 +107,7 @@ impl File {
         }
     }
 
-    /// A request of [`File::share_in_parts`].
+    /// Sends one request of [`File::share_in_parts`].
     async fn share(
         &self,
         destination: &File,
@@ -115,7 +115,7 @@ impl File {
     ) -> Result<Attr, ClientError> {
         let session = &self.inner.client.core().session;
         let credentials = &destination.inner.credentials;
-        // It may be done without an answer, or by a caller that does not wait for it.
+        // The namenode may execute it without answering, or the caller may stop waiting for the answer.
         destination.state().took_over(session.last_relaxed());
         let answer = session.mutate(credentials, op).await;
         destination.state().took_over(session.last_relaxed());

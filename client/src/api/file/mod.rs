@@ -23,9 +23,9 @@ use crate::engine::cache::permissions::{EXECUTE, READ, WRITE};
 use crate::engine::read::ahead::UNIT_BYTES;
 use crate::error::ClientError;
 
-/// Before what a kernel writes back is tried again, of which each attempt has waited already.
+/// Pause before a kernel writeback is retried. Each attempt has already waited itself.
 const WRITE_BACK_PAUSE: Duration = Duration::from_secs(1);
-/// Whoever is not root and writes through a handle of root. No group counts that it may be in.
+/// User and group of a caller who is not root but writes through a handle that root opened. Its groups do not matter.
 const SOMEBODY: u32 = 65_534;
 
 /// What a file is opened for.
@@ -35,11 +35,11 @@ pub struct OpenFlags {
     pub read: bool,
     /// To write.
     pub write: bool,
-    /// Every [`File::append`] goes to the end, also when others append.
+    /// Every [`File::append`] goes to the end, even if others append too.
     pub append: bool,
-    /// Cut to length 0 first.
+    /// Truncate to length 0 first.
     pub truncate: bool,
-    /// To run it as a program, and so to read it: the execute permission is enough.
+    /// To run it as a program, and therefore to read it: execute permission is sufficient.
     pub execute: bool,
 }
 
@@ -74,7 +74,7 @@ impl OpenFlags {
         self.read || self.execute
     }
 
-    /// What the caller must be permitted, in the bits of a mode.
+    /// The permissions that the caller needs, as bits of a mode.
     pub(crate) fn permissions(self) -> u8 {
         [
             (self.read, READ),
@@ -100,7 +100,7 @@ struct Handle {
     credentials: Credentials,
     flags: OpenFlags,
     read_ahead: ReadAhead,
-    /// Losses of the file's data that this handle need not report any more.
+    /// Number of losses of the file's data that this handle need not report any more.
     losses_reported: AtomicU64,
 }
 
@@ -120,7 +120,7 @@ impl std::fmt::Debug for File {
 }
 
 impl File {
-    /// A handle of a file that the namenode holds for this session.
+    /// Creates a handle of a file that the namenode holds open for this session.
     pub(crate) fn new(
         client: &Client,
         ino: InodeId,
@@ -160,38 +160,38 @@ impl File {
         self.inner.flags
     }
 
-    /// Attributes, with what this client has written and not yet committed.
+    /// Returns attributes that include what this client has written but not yet committed.
     ///
     /// # Errors
-    /// What keeps the namenode from answering.
+    /// The error that keeps the namenode from answering.
     pub async fn attr(&self) -> Result<Attr, ClientError> {
         let handle = &*self.inner;
         handle.client.getattr(&handle.credentials, self.ino()).await
     }
 
-    /// The bits of its mode if the cache knows them, without waiting. What is written and not committed
-    /// does not count.
+    /// Returns the permission bits of the file's mode if the cache knows them, without waiting.
+    /// Ignores data that is written but not committed.
     #[must_use]
     pub fn try_mode(&self) -> Option<u16> {
         let cache = self.inner.client.core().session.valid_cache()?;
         cache.attr(self.ino()).map(|attr| attr.permission_bits())
     }
 
-    /// As [`File::try_mode`]; the namenode is asked if it has to be.
+    /// As [`File::try_mode`], but asks the namenode if necessary.
     ///
     /// # Errors
-    /// What keeps the namenode from answering.
+    /// The error that keeps the namenode from answering.
     pub async fn mode(&self) -> Result<u16, ClientError> {
         let session = &self.inner.client.core().session;
         let attr = session.attr(&Credentials::root(), self.ino()).await?;
         Ok(attr.permission_bits())
     }
 
-    /// Writes. Waits only while too much written data is in memory.
+    /// Writes data. Waits only while too much written data is in memory.
     ///
     /// # Errors
-    /// [`ClientError::TooMuchDirtyData`]; [`FsError::FileTooLarge`]. That the data cannot be stored
-    /// shows when it is flushed, or written to after much of it was refused.
+    /// [`ClientError::TooMuchDirtyData`]; [`FsError::FileTooLarge`]. A failure to store the data is
+    /// reported by a flush, or by a later write after much data was refused.
     pub async fn write(&self, offset: u64, data: Bytes) -> Result<(), ClientError> {
         self.write_by(&self.inner.credentials, offset, data).await
     }
@@ -211,8 +211,8 @@ impl File {
         }
     }
 
-    /// As [`File::write`], or without an offset as [`File::append`], by somebody who is not root, though root may
-    /// have opened the file: it loses its set-id bits with the commit.
+    /// As [`File::write`], or without an offset as [`File::append`], on behalf of a user other than
+    /// root, even if root opened the file: the file loses its set-id bits with the commit.
     ///
     /// # Errors
     /// As [`File::write`].
@@ -236,11 +236,11 @@ impl File {
         }
     }
 
-    /// As [`File::write`], of data that no program can write again when it fails, as a kernel's pages of a
-    /// mapping: what passes is waited for, however long that takes, until [`Client::will_close`].
+    /// As [`File::write`], for data that no program can write again after a failure, such as the kernel's dirty
+    /// pages of a mapping. Retries transient failures, however long they last, until [`Client::will_close`].
     ///
     /// # Errors
-    /// [`FsError::FileTooLarge`], [`FsError::QuotaExceeded`] and others that do not pass.
+    /// [`FsError::FileTooLarge`], [`FsError::QuotaExceeded`] and other permanent errors.
     pub async fn write_back(&self, offset: u64, data: Bytes) -> Result<(), ClientError> {
         let will_close = &self.files().will_close;
         loop {
@@ -254,7 +254,7 @@ impl File {
         }
     }
 
-    /// As [`File::write`] if it need not wait; else gives the data back.
+    /// As [`File::write`] if that need not wait; otherwise gives the data back.
     ///
     /// # Errors
     /// The data.
@@ -280,7 +280,7 @@ impl File {
         if !dirty.has_room(data.len()) {
             return Err(data);
         }
-        // Data in bulk is sent before it is flushed, for which the file's rules have to be known.
+        // Bulk data is sent before it is flushed, which requires the file's placement rules.
         let much = data.len() as u64 + handle.state.held_bytes() >= UNIT_BYTES;
         if (much || dirty.is_tight()) && handle.state.rules().is_none() {
             return Err(data);
@@ -291,8 +291,8 @@ impl File {
         Ok(Ok(()))
     }
 
-    /// Appends, for a file opened with `append`. One call's data stays together, also when others
-    /// append, if it is no longer than a block.
+    /// Appends, for a file opened with `append`. The data of one call stays contiguous, even if
+    /// others append, if it is no longer than a block.
     ///
     /// # Errors
     /// As [`File::write`].
@@ -310,12 +310,12 @@ impl File {
             .await
     }
 
-    /// Makes what was written visible to every later `open` (what `close` promises). For a small
-    /// new file that may be before its commit: the namenode asks for it when another session looks.
+    /// Makes written data visible to every later `open` (what `close` promises). For a small new file
+    /// this may return before its commit: the namenode requests the commit when another session looks.
     ///
     /// # Errors
-    /// What kept the data from being stored; it stays in memory and is tried again by the next flush.
-    /// [`ClientError::DataLost`] if data had to be given up since, until [`File::sync`] has reported it.
+    /// The error that kept the data from being stored; the data stays in memory and the next flush retries
+    /// it. [`ClientError::DataLost`] if data had to be given up since, until [`File::sync`] has reported it.
     pub async fn flush(&self) -> Result<(), ClientError> {
         let (files, state) = (self.files(), &self.inner.state);
         let mut is_early = false;
@@ -328,27 +328,27 @@ impl File {
         } else {
             files.flush(state, false).await
         };
-        // Whoever closes what was only read does not look, and would take it from those that wrote.
+        // A caller that only read does not check the result, and would take the report from those that wrote.
         if self.inner.flags.write {
             self.note_lost();
         }
-        // A descriptor that a child has inherited is closed too, and nobody looks: `fsync` still reports it.
+        // A child closes inherited descriptors without checking the result: `fsync` still reports the loss.
         let reported = self.inner.losses_reported.load(Ordering::Acquire);
         self.report_losses_after(reported, flushed)
     }
 
-    /// Makes what was written durable (what `fsync` promises): on stable storage of every datanode
-    /// of its blocks and in the journal.
+    /// Makes written data durable (what `fsync` promises): on stable storage of every datanode of
+    /// its blocks and in the journal.
     ///
     /// # Errors
-    /// As [`File::flush`]; [`ClientError::TooFewReplicas`]; once, why data was given up when nobody had the file open.
-    /// [`ClientError::DataLost`] for as long as the file has what was lost.
+    /// As [`File::flush`]; [`ClientError::TooFewReplicas`]; once, the reason why data was given up while
+    /// nobody had the file open; [`ClientError::DataLost`] as long as the file contains lost data.
     pub async fn sync(&self) -> Result<(), ClientError> {
         let (files, state) = (self.files(), &self.inner.state);
         let durable = !planted::is(Bug::SyncsInMemory);
         let synced = files.flush(state, durable).await;
         let synced = state.take_unseen_loss().map_or(synced, Err);
-        // Last, so that it has what was lost while this waited for the namenode.
+        // This comes last, to include what was lost while this waited for the namenode.
         self.note_lost();
         let (losses, _) = state.losses();
         let reported = self.inner.losses_reported.swap(losses, Ordering::AcqRel);
@@ -363,7 +363,7 @@ impl File {
         self.flush().await
     }
 
-    /// What was answered of the file and is lost is reported by every handle of it.
+    /// Notes acknowledged data of the file that is lost; every handle of the file reports it.
     fn note_lost(&self) {
         if let Some(lost) = self.inner.client.core().session.take_lost(self.ino()) {
             self.inner.state.lost(lost);
@@ -384,7 +384,7 @@ impl File {
     /// Sets the length. Returns the attributes.
     ///
     /// # Errors
-    /// What keeps written data from being stored, or the namenode from answering.
+    /// The error that keeps written data from being stored, or the namenode from answering.
     pub async fn truncate(&self, size_bytes: u64) -> Result<Attr, ClientError> {
         let handle = &*self.inner;
         if !handle.flags.write {
@@ -438,7 +438,7 @@ impl File {
         Ok(())
     }
 
-    /// The first byte of data at or after `offset`; none: no data follows.
+    /// Returns the offset of the first byte of data at or after `offset`; `None` if no data follows.
     ///
     /// # Errors
     /// As [`File::truncate`].
@@ -449,8 +449,8 @@ impl File {
         Ok(found.filter(|at| *at < attr.size_bytes))
     }
 
-    /// The first byte of a hole at or after `offset`, the end of the file being one; none: `offset`
-    /// is at or beyond the end.
+    /// Returns the offset of the first hole at or after `offset`, where the end of the file counts
+    /// as a hole; `None` if `offset` is at or beyond the end.
     ///
     /// # Errors
     /// As [`File::truncate`].
@@ -469,7 +469,7 @@ impl File {
         Ok(Some(at.min(attr.size_bytes)))
     }
 
-    /// Attributes and extents after everything in memory was committed, but for appends that are refused.
+    /// Commits everything in memory, except appends that are refused, and returns attributes and extents.
     async fn committed_content(&self) -> Result<(Attr, Arc<ExtentMap>), ClientError> {
         let handle = &*self.inner;
         self.flush_to_look().await?;
@@ -477,9 +477,9 @@ impl File {
         session.content(&handle.credentials, self.ino()).await
     }
 
-    /// Flushes the file for somebody who looks at what the namenode has of it. Appends that are refused are no part of
-    /// the file for those who read it either; data at an offset that is refused is, and the namenode has something
-    /// older in its place.
+    /// Flushes the file for a caller that needs the namenode's view of it. Appends that are refused
+    /// are not part of the file for its readers either. Refused data at an offset is, and where it
+    /// belongs the namenode still has older data.
     async fn flush_to_look(&self) -> Result<(), ClientError> {
         let (files, state) = (self.files(), &self.inner.state);
         if state.has_appends() {
@@ -490,7 +490,7 @@ impl File {
     }
 }
 
-/// Whether data that is to be written meets an error that passes, or that is about other data.
+/// Whether an error that data meets when it is written is transient, or concerns other data.
 fn is_passing(error: &ClientError) -> bool {
     let is_of_others = matches!(error, ClientError::DataLost { .. });
     // The namenode waits for its operator.

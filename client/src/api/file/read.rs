@@ -15,20 +15,20 @@ use crate::engine::read::ahead::{UNIT_BYTES, blocks_after};
 use crate::engine::read::sections::{Section, sections};
 use crate::error::ClientError;
 
-/// Ranges of one read that are fetched at once.
+/// Number of ranges of one read that are fetched in parallel.
 const PARALLEL_READS: usize = 8;
 
 impl File {
-    /// Up to `len` bytes at `offset`, in pieces as they are in memory; fewer only at the end.
+    /// Reads up to `len` bytes at `offset`, in pieces as they lie in memory; fewer only at the end of the file.
     ///
     /// # Errors
     /// [`ClientError::AllReplicasBusy`], [`ClientError::NoReplica`], [`ClientError::ChangesTooFast`],
-    /// and what keeps the namenode from answering.
+    /// and the error that keeps the namenode from answering.
     pub async fn read_pieces(&self, offset: u64, len: usize) -> Result<Vec<Bytes>, ClientError> {
         let ino = self.ino();
         for _ in 0..CONTENT_ATTEMPTS {
             match self.read_once(offset, len).await {
-                // Another session changed the file, and the notice of that is in flight.
+                // Another session changed the file, and the notice about it is still in flight.
                 Err(ClientError::LeftFile { .. }) => {
                     let cache = &self.inner.client.core().session.cache;
                     cache.ticket().changed_inode(ino);
@@ -53,11 +53,11 @@ impl File {
         let mut is_flushed = false;
         let (overlay, memory_end, attr, extents) = loop {
             let has_appends = handle.state.has_appends();
-            // The memory first: what leaves it meanwhile is found in the extents.
+            // Look at the memory first: what leaves it meanwhile is found in the extents.
             let (overlay, memory_end) = handle.state.overlay(wanted.clone());
             let content = core.session.content(&handle.credentials, self.ino());
             let (attr, extents) = content.await?;
-            // Only the namenode knows where appends are: behind everything that is committed.
+            // Only the namenode knows the offsets of appends: behind everything that is committed.
             if !has_appends || is_flushed || wanted.end <= attr.size_bytes {
                 break (overlay, memory_end, attr, extents);
             }
@@ -99,7 +99,7 @@ impl File {
         Ok(whole.freeze())
     }
 
-    /// As [`File::read_pieces`] if all of it is in memory, without waiting.
+    /// As [`File::read_pieces`] if everything is in memory, without waiting.
     #[must_use]
     pub fn try_read_pieces(&self, offset: u64, len: usize) -> Option<Vec<Bytes>> {
         let handle = &*self.inner;
@@ -150,7 +150,7 @@ impl File {
         Some(pieces)
     }
 
-    /// Brings the sections of a read together.
+    /// Assembles the sections of a read, fetching those that are missing.
     async fn fetch(
         &self,
         reader: &Reader<'_>,
@@ -158,7 +158,7 @@ impl File {
     ) -> Result<Vec<Bytes>, ClientError> {
         let reads = reader.reads;
         let mut pieces: Vec<Bytes> = Vec::with_capacity(sections.len());
-        // Where in `pieces` something is missing.
+        // Indices in `pieces` of data that is still missing.
         let mut missing = Vec::new();
         for section in sections {
             let (start, range) = match section {
@@ -216,7 +216,7 @@ impl File {
             match fetches.join_next().await {
                 None => return Ok(pieces),
                 Some(Ok((index, data))) => pieces[index] = data?,
-                // Tasks of a runtime that shuts down.
+                // The runtime is shutting down and has cancelled its tasks.
                 Some(Err(_)) => return Err(ClientError::Closed),
             }
         }

@@ -1,4 +1,4 @@
-//! Fetches for a sequential reader what it will ask for.
+//! Prefetches what a sequential reader will request.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -22,13 +22,13 @@ pub(crate) struct ReadAhead {
     ahead: Mutex<Ahead<Arc<Unit>>>,
 }
 
-/// What brings the data of a range of a block.
+/// The data of a range of a block, once it has arrived.
 struct Unit {
     data: watch::Receiver<Option<Result<Bytes, ClientError>>>,
     _reserved: Reserved,
 }
 
-/// A share of what may be read ahead by all files.
+/// A share of the bytes that all files together may read ahead.
 struct Reserved {
     reads: Arc<Reads>,
     bytes: u64,
@@ -82,7 +82,7 @@ impl ReadAhead {
         }
     }
 
-    /// The data at the start of a range of a block, if it was fetched, or written lately.
+    /// Returns the data at the start of a range of a block, if it was prefetched or recently committed.
     pub(crate) fn ready(&self, reads: &Reads, block: BlockId, range: &Range<u64>) -> Option<Bytes> {
         if let Some(data) = reads.recent.ready(block, range) {
             return Some(data);
@@ -91,7 +91,7 @@ impl ReadAhead {
         Some(cut(&unit.ready()?, &fetched, range))
     }
 
-    /// As [`ReadAhead::ready`], waiting for what is in flight.
+    /// As [`ReadAhead::ready`], but waits for a fetch in flight.
     pub(crate) async fn arrived(
         &self,
         reads: &Reads,
@@ -106,7 +106,7 @@ impl ReadAhead {
     }
 }
 
-/// Starts fetching a unit, if all files together have not prefetched too much.
+/// Starts fetching a unit, unless all files together have prefetched too much.
 fn start(reader: &Reader<'_>, fetch: &Fetch) -> Option<Arc<Unit>> {
     let reads = reader.reads.clone();
     let session = &reader.reads.cluster.session;
@@ -131,7 +131,7 @@ fn start(reader: &Reader<'_>, fetch: &Fetch) -> Option<Arc<Unit>> {
             result = fetch => {
                 sender.send_replace(Some(result));
             }
-            // No reader wants it any more.
+            // No reader wants the data any more.
             () = sender.closed() => {}
         }
     };

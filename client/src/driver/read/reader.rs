@@ -28,29 +28,29 @@ use crate::engine::read::times::ReadTimes;
 use crate::engine::session::call::Patience;
 use crate::error::ClientError;
 
-/// A replica that sends nothing for this long is given up.
+/// A replica that sends nothing for this long is abandoned.
 pub(super) const SILENCE_MAX: Duration = Duration::from_secs(8);
 
-/// What all reads share.
+/// The state that all reads share.
 pub(crate) struct Reads {
     pub(super) cluster: Arc<Cluster>,
-    /// What was written lately.
+    /// Recently committed data.
     pub(super) recent: Arc<Recent>,
-    /// Bytes read ahead, of all files.
+    /// Bytes that are read ahead, over all files.
     pub(super) ahead_bytes: AtomicU64,
     times: ReadTimes,
     fetched: Fetched,
     short_circuit: ShortCircuit,
 }
 
-/// Bytes of blocks that were read, by where they came from.
+/// Bytes of blocks that were read, by their source.
 #[derive(Default)]
 struct Fetched {
     network: AtomicU64,
     short_circuit: AtomicU64,
 }
 
-/// What reads have come to.
+/// Counters of all reads.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct ReadCounters {
     pub(crate) denials: u64,
@@ -71,7 +71,7 @@ impl Reads {
         }
     }
 
-    /// Remembers what the namenode said of blocks.
+    /// Remembers locations of blocks that the namenode returned.
     pub(crate) fn learn(&self, located: &Located) {
         self.cluster.locations.replicas().learn(located);
     }
@@ -81,7 +81,7 @@ impl Reads {
         self.short_circuit.return_files();
     }
 
-    /// Datanodes that failed lately or are busy.
+    /// Returns the datanodes that failed lately or are busy.
     #[cfg(test)]
     pub(crate) fn avoided(&self) -> Vec<harvestfs_protocol::ids::NodeId> {
         let mut replicas = self.cluster.locations.replicas();
@@ -104,13 +104,13 @@ struct Target {
     chunks: Range<u64>,
 }
 
-/// Reads a range of a block of a file, at most a few MiB; it starts at `at` in the file. When the
-/// block has to be located, `others` are located with it.
+/// Reads a range of a block of a file, at most a few MiB; it starts at `at` in the file. If the
+/// block has to be located, `others` are located too.
 ///
 /// # Errors
 /// [`ClientError::LeftFile`] when the extents that named the block are out of date;
-/// [`ClientError::AllReplicasBusy`] and [`ClientError::NoReplica`] after the patience of the options;
-/// what keeps the namenode from saying where the block is.
+/// [`ClientError::AllReplicasBusy`] and [`ClientError::NoReplica`] once the timeouts of the options
+/// have expired; the error that keeps the namenode from locating the block.
 pub(crate) async fn read_block(
     reads: &Arc<Reads>,
     credentials: &Credentials,
@@ -146,14 +146,14 @@ pub(crate) async fn read_block(
             Err(error) => return Err(error),
         }
         let pause = attempts.after(round, machine::random(), clock::now());
-        // The namenode may know by then of a replica that is not busy, or of another one.
+        // By then the namenode may know a replica that is not busy, or a new one.
         locations.replicas().forget(block);
         tokio::time::sleep(pause?).await;
     }
 }
 
-/// Asks one replica after the other, going on where the last one ended. A slow one gets company by
-/// the next.
+/// Asks one replica after another, resuming where the last one ended. If one is slow, the next is
+/// asked concurrently.
 async fn read_round(
     reads: &Arc<Reads>,
     location: &Location,
@@ -192,7 +192,7 @@ async fn read_round(
                 tracing::debug!(block = %target.block, slow = node.name, "asking a second replica");
                 let second = attempt(reads, &second_node, location, target, BytesMut::new());
                 tokio::pin!(second);
-                // The one that ends first counts, unless it failed and the other does better.
+                // The first to end counts, unless it failed and the other succeeds.
                 tokio::select! {
                     biased;
                     ended = &mut first => match ended {
@@ -230,7 +230,7 @@ async fn read_round(
     None
 }
 
-/// Draws the conclusions from a failure.
+/// Acts on a failure: updates the state of the replica, and reports it to the namenode if necessary.
 fn failed(
     reads: &Arc<Reads>,
     node: &NodeInfo,
@@ -265,13 +265,13 @@ fn failed(
     };
     let cluster = reads.cluster.clone();
     tokio::spawn(RequestId::current().scope(async move {
-        // The namenode may find out by itself as well.
+        // If this is lost, the namenode may still find out by itself.
         let _ = cluster.session.keep_house(op).await;
     }));
 }
 
-/// Reads what is missing of the range from one replica, from its file if it is on this host. Returns
-/// how far it came if it failed.
+/// Reads the missing part of the range from one replica, directly from its file if that is on this
+/// host. Returns the data received so far if it fails.
 async fn attempt(
     reads: &Arc<Reads>,
     node: &NodeInfo,
@@ -293,7 +293,7 @@ async fn attempt(
                 return (data, Ok(whole));
             }
             Ok(None) => {}
-            // The datanode would wait for the same disk.
+            // Over the network, the datanode would wait for the same disk.
             Err(error) => return (data, Err(error.into())),
         }
     }
@@ -331,8 +331,8 @@ async fn attempt(
     }
 }
 
-/// Receives packets until the range is complete in `data`; a range that came in one packet is
-/// returned as it arrived.
+/// Receives packets until the range is complete in `data`; a range that arrived in one packet is
+/// returned without a copy.
 async fn receive(
     receiver: &mut FrameReceiver,
     target: &Target,
@@ -376,7 +376,7 @@ async fn receive(
         let result = receive_rest(receiver, data).await;
         let first_bad = match &result {
             Ok(()) => first_mismatch(&data[start..], &checksums),
-            // What did not arrive completely was not verified.
+            // Data of an incomplete packet was not verified.
             Err(_) => Some(0),
         };
         if let Some(bad) = first_bad {

@@ -1,9 +1,9 @@
-//! Reading sealed replicas of datanodes on this host from their files; see
+//! Reads of sealed replicas on this host directly from the files of its datanodes; see
 //! [`harvestfs_protocol::short_circuit`].
 //!
-//! When anything fails here, the caller asks the datanode over the network, which reports what it
-//! is: a busy server, a missing replica, a chunk that does not match. Only where a disk hangs it asks
-//! another one: this one would wait for the same disk.
+//! If anything fails here, the caller asks the datanode over the network, which reports the cause:
+//! a busy server, a missing replica, a chunk that does not match. Only if a disk hangs does the
+//! caller ask another datanode: this one would wait for the same disk.
 
 use std::fs::File;
 use std::io;
@@ -41,22 +41,22 @@ use crate::driver::clock;
 use crate::driver::locations::Locations;
 use crate::engine::read::loans::{Lenders, Loans, Way};
 
-/// Reads under way. Each takes a thread while the disk works; more than this make no disk faster.
+/// Maximum number of concurrent reads. Each occupies a thread while the disk works; more make no disk faster.
 const READS_MAX: usize = 64;
-/// How long a datanode may take to say where its socket is.
+/// How long a datanode may take to name its socket.
 const SOCKET_DEADLINE: Duration = Duration::from_secs(2);
-/// How long a datanode may take to hand over a file: it opens it.
+/// How long a datanode may take to hand over a file, which it has to open.
 const FILE_DEADLINE: Duration = Duration::from_secs(1);
-/// Tables of checksums that are kept: 16 MiB, for 16 GiB of data. Sealed blocks never change, and all
-/// their replicas are the same.
+/// Maximum number of checksum tables that are kept: 16 MiB, for 16 GiB of data. Sealed blocks never
+/// change, and all their replicas are identical.
 const TABLES_MAX: NonZeroUsize = NonZeroUsize::new(4096).unwrap();
 
 type Table = [u32; GROUP_CHUNKS as usize];
 type Tables = Mutex<LruCache<(BlockId, u32), Arc<Table>>>;
 
-/// What is known of the datanodes on this host.
+/// The datanodes on this host, and what is cached of their files.
 pub(crate) struct ShortCircuit {
-    /// `None`: the kernel does not say, and so no datanode is on the same.
+    /// The identity of this host. Without one (`None`), no datanode counts as being on it.
     host: Option<String>,
     lenders: Mutex<Lenders<Arc<Lender>>>,
     tables: Arc<Tables>,
@@ -66,10 +66,10 @@ pub(crate) struct ShortCircuit {
 /// A datanode that lends its files.
 struct Lender {
     socket: UnixStream,
-    /// One request at a time.
+    /// Held during a request: only one may be in flight.
     asking: Mutex<()>,
-    /// An answer did not come in time, or was malformed: the next one would be taken for the answer
-    /// to another request. Kept here, because the caller that asked may have been cancelled.
+    /// Whether an answer was late or malformed: the next one would be taken for the answer to
+    /// another request. Kept here, because the caller that asked may have been cancelled.
     out_of_step: AtomicBool,
     loans: Mutex<Loans<Arc<LentFile>>>,
 }
@@ -77,8 +77,8 @@ struct Lender {
 struct LentFile {
     file: File,
     block: BlockId,
-    /// How many it has, once its header was read. That waits for its disk, and so is left to those who read it: others
-    /// ask for the files of other disks meanwhile.
+    /// The number of chunks, once the header was read. That waits for the disk, and is therefore
+    /// left to the readers of this file: others request files on other disks meanwhile.
     chunks: OnceLock<u32>,
 }
 
@@ -92,7 +92,7 @@ impl ShortCircuit {
         }
     }
 
-    /// Whole chunks of a block, a range in bytes, verified; `None` if the network has to be asked.
+    /// Reads and verifies a range, in bytes, of whole chunks of a block; `None` if the network has to be asked.
     ///
     /// # Errors
     /// The disk hangs.
@@ -131,10 +131,10 @@ impl ShortCircuit {
         }
     }
 
-    /// A datanode lends no more, for a while.
+    /// Notes that a datanode no longer lends files, for a while.
     ///
     /// # Errors
-    /// Its disk hangs.
+    /// The datanode's disk hangs.
     fn ended(
         &self,
         node: &NodeInfo,
@@ -150,7 +150,7 @@ impl ShortCircuit {
         }
     }
 
-    /// Gives back what is no longer lent.
+    /// Drops the files that are no longer lent.
     pub(crate) fn return_files(&self) {
         let lenders = self.lenders.lock().open();
         for lender in lenders {
@@ -185,15 +185,15 @@ impl ShortCircuit {
     }
 }
 
-/// What a read comes to on a thread of its own, or an error when that takes too long: a disk may hang. None: the
-/// runtime is shut down.
+/// Runs a read on its own thread; fails if that takes too long, because a disk may hang. `None`:
+/// the runtime is shutting down.
 async fn within<T: Send + 'static>(
     patience: Duration,
     read: impl FnOnce() -> io::Result<T> + Send + 'static,
 ) -> Option<io::Result<T>> {
     match timeout(patience, spawn_blocking(read)).await {
         Ok(ended) => ended.ok(),
-        // The thread goes on until the disk answers, and keeps what it has.
+        // The thread continues until the disk answers, and keeps its resources until then.
         Err(_) => Some(Err(io::ErrorKind::TimedOut.into())),
     }
 }
@@ -227,7 +227,7 @@ impl Lender {
                 out_of_step: AtomicBool::new(false),
                 loans: Mutex::default(),
             }),
-            // Another user's, or in another container.
+            // The socket belongs to another user, or is in another container.
             Err(error) => {
                 tracing::debug!(%error, "a datanode on this host cannot be reached by its socket");
                 None
@@ -235,11 +235,11 @@ impl Lender {
         }
     }
 
-    /// Reads and verifies chunks, as long as the connection lasts; `None` if this block is not
-    /// lent, or what was read is not right.
+    /// Reads and verifies chunks, as long as the connection lasts; `None` if the block is not lent,
+    /// or the data is not valid.
     ///
     /// # Errors
-    /// The connection is over.
+    /// The connection has ended.
     fn read(
         &self,
         tables: &Tables,
@@ -252,7 +252,7 @@ impl Lender {
             return Ok(None);
         };
         let Some(lent_chunks) = self.in_step(lent.chunks())? else {
-            // It is not asked for again at once.
+            // Keeps the file from being requested again immediately.
             self.loans.lock().answered(block, None, clock::now());
             return Ok(None);
         };
@@ -281,7 +281,7 @@ impl Lender {
             return Ok(file);
         }
         let _asking = self.asking.lock();
-        // Another caller may have asked meanwhile, and may have got no answer.
+        // Another caller may have asked meanwhile, perhaps without getting an answer.
         self.check()?;
         if let Some(file) = answered() {
             return Ok(file);
@@ -300,7 +300,7 @@ impl Lender {
         Ok(file)
     }
 
-    /// Notes on an error that nothing that comes from the datanode can be trusted any more.
+    /// Passes the result on. After an error, nothing that the datanode sends can be trusted any more.
     fn in_step<T>(&self, result: io::Result<T>) -> io::Result<T> {
         if result.is_err() {
             self.out_of_step.store(true, Ordering::Release);
@@ -310,10 +310,10 @@ impl Lender {
 }
 
 impl LentFile {
-    /// How many chunks it has; `None` if it is not the file of a sealed replica, or cannot be read.
+    /// Returns the number of chunks; `None` if the file is not that of a sealed replica, or cannot be read.
     ///
     /// # Errors
-    /// It is another block's file, which checksums would not show.
+    /// The file belongs to another block, which checksums would not reveal.
     fn chunks(&self) -> io::Result<Option<u32>> {
         if let Some(chunks) = self.chunks.get() {
             return Ok(Some(*chunks));
@@ -337,7 +337,7 @@ impl LentFile {
         }
     }
 
-    /// `None` if a chunk does not match its checksum. The chunks are there.
+    /// Reads chunks that exist; `None` if one does not match its checksum.
     fn read(&self, tables: &Tables, chunks: Range<u32>) -> io::Result<Option<Bytes>> {
         let mut whole = page_aligned(chunks.len() * PAGE_BYTES);
         let mut rest = &mut whole[..];
@@ -379,7 +379,7 @@ impl LentFile {
     }
 }
 
-/// Zeros that begin at the start of a page, as direct I/O demands.
+/// Returns zeros that begin at a page boundary, as direct I/O requires.
 fn page_aligned(bytes: usize) -> BytesMut {
     let mut buffer = BytesMut::zeroed(bytes + PAGE_BYTES);
     let skip = buffer.as_ptr().align_offset(PAGE_BYTES);
@@ -404,7 +404,7 @@ mod tests {
 
     use super::*;
 
-    /// A sealed replica of one chunk of these bytes.
+    /// Creates a sealed replica of one chunk of these bytes.
     fn replica(directory: &Path, block: BlockId, byte: u8) -> File {
         let path = directory.join(block.to_string());
         let file = File::options()
@@ -436,8 +436,8 @@ mod tests {
         }
     }
 
-    /// Takes the next request, and answers it with a file after `go`; false: the reader has
-    /// gone.
+    /// Takes the next request, and answers it with a file after `go`; returns false if the reader
+    /// has disconnected.
     fn lend(
         mut socket: &UnixStream,
         decoder: &mut FrameDecoder,
@@ -510,7 +510,7 @@ mod tests {
         }
     }
 
-    /// Its disk may hang, and nobody can ask for the files of others meanwhile.
+    /// Its disk may hang, during which no caller could request files of other disks.
     #[tokio::test]
     async fn a_file_is_not_looked_at_before_it_is_read() {
         let directory = tempfile::tempdir().unwrap();
@@ -531,8 +531,8 @@ mod tests {
         assert!(!datanode.join().unwrap(), "it was asked once more");
     }
 
-    /// A datanode that stalled answers late. The caller of that request is gone, and the answer
-    /// must not be taken for the answer to the next one.
+    /// A datanode that stalled answers late. The caller of that request has gone, and the answer
+    /// must not be taken for the answer to the next request.
     #[tokio::test]
     async fn a_late_answer_is_not_taken_for_the_next_one() {
         let directory = tempfile::tempdir().unwrap();
@@ -550,7 +550,7 @@ mod tests {
         });
         assert!(lender.read(&tables(), request(first), 0..1).is_err());
         go_on.send(()).unwrap();
-        // A caller that waited for its turn does not learn that the other one has failed.
+        // A caller that waited for its turn does not know that the other one has failed.
         let late = lender.read(&tables(), request(second), 0..1);
         assert!(late.is_err(), "{late:?}");
         drop(lender);

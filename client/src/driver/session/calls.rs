@@ -1,11 +1,11 @@
-//! Calls to the namenode: numbered so that a repeated mutation is executed once, and repeated until
-//! they are answered.
+//! Calls to the namenode: numbered, so that a repeated mutation is executed once, and repeated
+//! until they are answered.
 //!
-//! Commits that are not demanded durable, and changes of the attributes of files whose first
-//! content is not committed yet, are answered before they are durable. A namenode that crashes just
-//! then forgets them, and the client replays them with their old numbers when the session resumes.
-//! So their requests are kept until a later durable mutation is answered: the journal is written in
-//! order.
+//! Commits that need not be durable, and attribute changes of files whose first content is not
+//! committed yet, are answered before they are durable. A namenode that crashes at that moment
+//! loses them, and the client replays them under their old numbers when the session resumes.
+//! Therefore their requests are kept until a later durable mutation is answered: the journal is
+//! written in order.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -37,38 +37,39 @@ use crate::engine::session::call::{
 use crate::engine::session::sequences::{CONFIRMING_WINDOW, WINDOW};
 use crate::error::ClientError;
 
-/// Requests kept for replay, before a durable mutation is made just to drop them.
+/// Number of requests kept for replay at which a durable mutation is made just to drop them.
 const UNCONFIRMED_MAX: usize = 128;
 
-/// What a mutation comes with.
+/// Options of a mutation.
 #[derive(Clone, Copy, Default)]
 pub(super) struct Beside {
-    /// It may be answered before it is durable.
+    /// Whether it may be answered before it is durable.
     relaxed: bool,
     /// The file that blocks are allocated for.
     file: Option<InodeId>,
-    /// What was removed here was released before: a quota that refuses it is full.
+    /// Whether removed files were released already: a quota that still refuses the mutation is full.
     released: bool,
 }
 
-/// Learns what came of a mutation.
+/// Receives the outcome of a mutation.
 pub(super) type Afterwards = Box<dyn FnOnce(Result<&MetaReply, &Unanswered>) + Send>;
 
-/// A mutation whose caller waits for it. If the caller goes away, a task completes it, so that the
-/// cache does not keep what it changed.
+/// A mutation whose caller waits for it. If the caller stops waiting, a task completes it, so that
+/// the cache does not keep what it changed.
 struct Pending<'a> {
     session: &'a Arc<Session>,
-    /// None while it goes on in another session.
+    /// `None` between two sessions or attempts.
     number: Option<Numbered>,
-    /// Taken when it has ended.
+    /// Taken when the mutation has ended.
     ticket: Option<Ticket>,
     request: Arc<Request>,
-    /// Who is told what came of it, also when the caller is gone. Dropped when it is not executed for sure.
+    /// Receives the outcome even if the caller has stopped waiting. Dropped if the mutation was
+    /// definitely not executed.
     afterwards: Option<Afterwards>,
 }
 
 impl Pending<'_> {
-    /// Goes on in another session, or again.
+    /// Gives the mutation a new number, to be sent in another session or again.
     fn renumber(&mut self, number: Numbered) {
         let request = Arc::make_mut(&mut self.request);
         let Request::Meta(MetaCall {
@@ -83,7 +84,8 @@ impl Pending<'_> {
         self.number = Some(number);
     }
 
-    /// It has ended: what the cache is to learn by. Its number is free again, unless it is kept for replay.
+    /// Ends the mutation; returns the ticket for updating the cache. Its number becomes free,
+    /// unless it is kept for replay.
     fn finish(mut self) -> Ticket {
         let Some(ticket) = self.ticket.take() else {
             unreachable!("a mutation ends once");
@@ -101,12 +103,12 @@ impl Drop for Pending<'_> {
         let afterwards = self.afterwards.take();
         let request = self.request.clone();
         let session = self.session.clone();
-        // Before the caller is told that it was interrupted.
+        // This happens before the caller learns that it was interrupted.
         let unsettled = session.cache.unsettled(&scope_of(mutation_of(&request)));
         let runtime = session.runtime.clone();
         runtime.spawn(RequestId::current().scope(async move {
             let asked = session.ask(&request, Some(number.generation()), clock::now(), true);
-            // The kernel got an error for it, and may have what was there before.
+            // The kernel got an error for the mutation, and may still have the old state.
             let told = session.notify_listener(invalidations(&unsettled));
             let asked = async {
                 let answer = asked.await;
@@ -129,7 +131,8 @@ impl Drop for Pending<'_> {
             let mut what = invalidations(&unsettled);
             what.extend(changed.into_iter().map(Invalidation::Inode));
             session.notify_listener(what).await;
-            // The kernel has forgotten what it was told meanwhile: from here on, this client knows of the mutation.
+            // The kernel has forgotten the answers it got meanwhile: from here on, this client
+            // knows about the mutation.
             drop(unsettled);
             drop(number);
             session.settled.notify_waiters();
@@ -137,7 +140,7 @@ impl Drop for Pending<'_> {
     }
 }
 
-/// Tells of the answer to a mutation whose caller is gone, and may have sent it already.
+/// Reports the answer to a mutation whose caller stopped waiting, possibly after it had been sent.
 fn report(answer: Result<&Reply, &Unanswered>, afterwards: Afterwards) {
     match answer {
         Ok(Reply::Mutated(Mutated { reply, .. })) => afterwards(Ok(reply)),
@@ -146,7 +149,7 @@ fn report(answer: Result<&Reply, &Unanswered>, afterwards: Afterwards) {
     }
 }
 
-/// The inodes that the reply to a mutation says it created or changed.
+/// Returns the inodes that, according to the reply, a mutation created or changed.
 fn inodes_of(reply: &Reply) -> impl Iterator<Item = InodeId> {
     let reply = match reply {
         Reply::Mutated(Mutated { reply, .. }) => Some(reply),
@@ -156,7 +159,7 @@ fn inodes_of(reply: &Reply) -> impl Iterator<Item = InodeId> {
     attrs.map(|attr| attr.ino)
 }
 
-/// The mutation of a request that is one.
+/// Returns the mutation in a request that contains one.
 pub(super) fn mutation_of(request: &Request) -> &Mutation {
     match request {
         Request::Meta(MetaCall {
@@ -167,7 +170,7 @@ pub(super) fn mutation_of(request: &Request) -> &Mutation {
     }
 }
 
-/// What a mutation may change.
+/// Returns what a mutation may change.
 pub(super) fn scope_of(mutation: &Mutation) -> Scope {
     let facts = mutation.facts();
     let entries = facts.entries.into_iter().flatten();
@@ -178,12 +181,12 @@ pub(super) fn scope_of(mutation: &Mutation) -> Scope {
             mutation,
             Mutation::SetAttr(_) | Mutation::Fallocate(_) | Mutation::CloneRange(_)
         ),
-        // What has to be no part of a snapshot is what changes.
+        // A mutation changes the targets of exactly those names that must not be in a snapshot.
         changes_targets: matches!(facts.unfrozen, Unfrozen::Entries(_)),
     }
 }
 
-/// What the kernel may not believe either.
+/// Returns what the kernel must not rely on either.
 fn invalidations(unsettled: &Unsettled) -> Vec<Invalidation> {
     let all = unsettled.may_be_any().then_some(Invalidation::All);
     let entries = unsettled.entries();
@@ -203,7 +206,7 @@ impl Session {
         self.ask_unnumbered(credentials.clone(), op).await
     }
 
-    /// Sends the namenode something about the session or about a replica.
+    /// Sends the namenode a message about the session or a replica.
     pub(crate) async fn keep_house(
         &self,
         operation: impl Into<Housekeeping>,
@@ -228,9 +231,9 @@ impl Session {
         }
     }
 
-    /// Executes a mutation once. If it fails, what it changes is dropped from the cache. If it
-    /// succeeds, the cache knows the directories of its names, and the caller notes in the ticket
-    /// what else it has changed, before it awaits anything else.
+    /// Executes a mutation once. On failure, everything that it may have changed is dropped from
+    /// the cache. On success, the cache knows the directories of its names, and the caller notes in
+    /// the ticket what else it has changed, before it awaits anything else.
     pub(crate) async fn mutate(
         self: &Arc<Self>,
         credentials: &Credentials,
@@ -240,8 +243,8 @@ impl Session {
         Ok(done.await?)
     }
 
-    /// As [`Session::mutate`], of what is repeated only if it was not executed. What comes of it is told before this
-    /// returns, and also when the caller stops waiting; then not, if it was not sent.
+    /// As [`Session::mutate`], for a mutation that is repeated only if it was not executed. `afterwards` is called
+    /// before this returns. If the caller stops waiting, it is called too, unless the mutation was not sent.
     pub(crate) async fn mutate_and_tell(
         self: &Arc<Self>,
         credentials: &Credentials,
@@ -272,7 +275,7 @@ impl Session {
         Ok(reply)
     }
 
-    /// As [`Session::mutate`], of an operation that sets attributes and may be answered before it is
+    /// As [`Session::mutate`], for a change of attributes that may be answered before it is
     /// durable.
     pub(crate) async fn mutate_relaxed(
         self: &Arc<Self>,
@@ -320,13 +323,13 @@ impl Session {
             Window::Confirming => CONFIRMING_WINDOW,
         };
         let mut started = clock::now();
-        // Those of many files have waited before they were put together.
+        // Commits of many files have waited already, before they were put together.
         if !matches!(mutation, Mutation::Commit(_)) && self.cache.is_unsettled() {
             let scope = scope_of(&mutation);
             self.settled(|cache| cache.is_any_unsettled(&scope)).await?;
         }
         let number = self.number(window).await?;
-        // However long it waited for others, what is left is enough for an attempt.
+        // However long it waited for other mutations, enough time remains for one attempt.
         let patience = self.options.unreachable_timeout;
         let latest = clock::now().checked_sub(patience.saturating_sub(ATTEMPT_DEADLINE));
         started = latest.map_or(started, |latest| started.max(latest));
@@ -360,7 +363,7 @@ impl Session {
                     if !early || self.keep(&mut pending, &mutated.reply, replays) {
                         break Ok(mutated);
                     }
-                    // It may have been answered on an earlier connection, after which a crash took it.
+                    // It may have been answered on an earlier connection, and then lost in a crash.
                     make_replay(&mut pending.request, &MetaReply::Done);
                     maybe_executed = true;
                     continue;
@@ -397,7 +400,7 @@ impl Session {
             }
             match self.number(window).await {
                 Ok(number) => pending.renumber(number),
-                // The namenode has said why it did not do it.
+                // The namenode has given the reason for its refusal.
                 Err(_) if again == Again::AfterRelease => break Err(given_up),
                 Err(Unanswered { error, .. }) => break Err(Unanswered { error, ..given_up }),
             }
@@ -422,8 +425,8 @@ impl Session {
         Ok((ticket, mutated.reply))
     }
 
-    /// Keeps a mutation that was answered for replay, unless others were replayed since it was asked for: it was not
-    /// among them.
+    /// Keeps an answered mutation for replay. Fails if a replay began after the mutation was sent:
+    /// it was not part of that replay.
     fn keep(self: &Arc<Self>, pending: &mut Pending<'_>, reply: &MetaReply, replays: u64) -> bool {
         let mut unconfirmed = self.unconfirmed.lock();
         if unconfirmed.replays() != replays {
@@ -440,7 +443,7 @@ impl Session {
         true
     }
 
-    /// Waits until the session with a generation was replaced.
+    /// Waits until the session with this generation is replaced.
     pub(crate) async fn link_of_next_session(
         &self,
         generation: Option<u64>,
@@ -460,24 +463,24 @@ impl Session {
         }
     }
 
-    /// The number of the last mutation that was answered before it was durable.
+    /// Returns the number of the last mutation that was answered before it was durable.
     pub(crate) fn last_relaxed(&self) -> u64 {
         self.unconfirmed.lock().last()
     }
 
-    /// Everything that was answered up to a number is durable.
+    /// Notes that everything answered up to a number is durable.
     pub(super) fn confirmed(&self, through: u64) {
         let confirmed = self.unconfirmed.lock().confirm(through);
-        // Their numbers are given back outside of the lock.
+        // Their mutation numbers are returned outside the lock.
         drop(confirmed);
     }
 
-    /// Makes everything that was answered up to a number durable.
+    /// Makes everything answered up to a number durable.
     pub(crate) async fn make_durable(self: &Arc<Self>, through: u64) -> Result<(), ClientError> {
         if self.unconfirmed.lock().is_durable(through) {
             return Ok(());
         }
-        // Empty, but it is durable only after everything before it.
+        // This commit is empty, but it is durable only after everything before it.
         let nothing = mutation::Commit {
             files: Vec::new(),
             durable: true,
@@ -486,24 +489,24 @@ impl Session {
         done.map(|_| ())
     }
 
-    /// Drops requests that are kept for replay, without waiting for it.
+    /// Starts to drop the requests that are kept for replay, without waiting.
     fn start_confirming(self: &Arc<Self>) {
         self.runtime.spawn(confirm(self.clone()));
     }
 
-    /// Whether something that was answered may not be durable.
+    /// Whether any answered mutation may not be durable yet.
     pub(crate) fn has_unconfirmed(&self) -> bool {
         !self.unconfirmed.lock().is_empty()
     }
 
-    /// No session comes: there is nothing to repeat any more.
+    /// Drops all requests kept for replay: no session will follow.
     pub(super) fn forget_unconfirmed(&self) {
         self.confirmed(self.last_relaxed());
     }
 
-    /// Sends a request until there is an answer or patience is over. A mutation belongs to the
-    /// session with a generation and is not sent in another one. `closes`: the connection of one is closed when it is
-    /// given up.
+    /// Sends a request until it is answered or patience is exhausted. A mutation belongs to the
+    /// session with `generation` and is not sent in any other. `closes`: the connection is closed
+    /// when a mutation is given up.
     fn ask<'a>(
         &'a self,
         request: &'a Request,
@@ -556,8 +559,8 @@ impl Session {
                     .as_ref()
                     .is_some_and(|silent| Arc::ptr_eq(silent, &link))
             {
-                // It may be executed yet, and this client is not notified of what it changes itself. On a new connection
-                // nothing is cached, and the namenode executes nothing more that came on this one.
+                // It may still be executed, and this client receives no notice of its own changes. A new connection
+                // starts with an empty cache, and the namenode executes nothing more that arrived on this one.
                 link.rpc
                     .connection()
                     .close(CloseCode::DONE, "a mutation is given up");
@@ -567,7 +570,7 @@ impl Session {
     }
 }
 
-/// Drops requests that are kept for replay.
+/// Makes everything answered so far durable, so that the requests kept for replay can be dropped.
 pub(crate) async fn confirm(session: Arc<Session>) {
     let last = session.last_relaxed();
     if let Err(error) = session.make_durable(last).await {
@@ -575,8 +578,8 @@ pub(crate) async fn confirm(session: Arc<Session>) {
     }
 }
 
-/// Keeps the reply's attributes of the directories in which names were changed. A directory of
-/// these that the reply leaves out is not known any more.
+/// Caches the reply's attributes of the directories in which names were changed. Directories that
+/// the reply omits are dropped from the cache.
 fn learn_directories(ticket: &Ticket, request: &Request, directories: &[Attr]) {
     for attr in directories {
         ticket.changed_attr(attr);

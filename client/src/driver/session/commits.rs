@@ -1,4 +1,4 @@
-//! Commits of written data. Of those that append, it is asked what came of them for as long as their session lasts.
+//! Commits of written data. A commit with appends is retried until its outcome is known or its session has ended.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -16,23 +16,23 @@ use crate::engine::cache::Ticket;
 use crate::engine::session::call::Unanswered;
 use crate::error::ClientError;
 
-/// Hears that no answer came, and says for each file of the commit whether its part is still wanted.
+/// Is notified that no answer came, and returns for each file of the commit whether its part is still wanted.
 type Hears<'a> = dyn FnMut(&Unanswered) -> Vec<bool> + Send + 'a;
 
-/// What is done about a commit of appends that is not answered.
+/// The handling of an unanswered commit of appends.
 pub(super) struct Silence<'a> {
     hears: Box<Hears<'a>>,
-    /// When it heard last.
+    /// When `hears` was last called.
     heard: Option<Instant>,
 }
 
 impl Silence<'_> {
-    /// Whether it has heard nothing yet.
+    /// Whether `hears` was not called yet.
     pub(super) fn is_new(&self) -> bool {
         self.heard.is_none()
     }
 
-    /// No answer has come. Whether the question is repeated: it is, with what is still wanted, as long as there may be one.
+    /// Decides whether an unanswered commit is repeated: yes, with the parts still wanted, while an answer is possible.
     pub(super) fn goes_on(
         &mut self,
         session: &Session,
@@ -44,17 +44,18 @@ impl Silence<'_> {
         }
         let (now, patience) = (clock::now(), session.options.unreachable_timeout);
         let is_recovering = matches!(given_up.error, ClientError::Fs(FsError::Recovery(_)));
-        // It says so at once, each time, until an operator has decided.
+        // A namenode in recovery refuses immediately each time, until an operator has decided.
         if is_recovering && self.heard.is_some_and(|heard| now - heard < patience) {
             return true;
         }
         let is_first = self.heard.replace(now).is_none();
-        // All that it has had, before parts of it leave the request.
+        // This covers the whole commit, before parts of it leave the request.
         session.cache.forget(&scope_of(mutation_of(request)));
         let wanted = (self.hears)(given_up);
         let had_more = leave_wanted(request, &wanted);
         if had_more && !is_first {
-            // Or an attempt that still has it is executed later. At first, the connection was closed before.
+            // Otherwise an attempt that still has the rest could be executed later. The first time,
+            // it was closed already.
             session.close_link();
         }
         wanted.contains(&true)
@@ -62,10 +63,10 @@ impl Silence<'_> {
 }
 
 impl Session {
-    /// As [`Session::mutate`]. If it fails, that says whether it may have been executed: appends must not be committed
-    /// twice. So if there are some, it does not fail as long as an answer under its number may say that: `silence` hears
-    /// each time that none came in time, and says for each file whether its part is still wanted. What is not is taken out
-    /// of what is repeated, and may be committed anew. The answer says nothing of it.
+    /// As [`Session::mutate`]. The error tells whether the commit may have been executed: appends must not be committed
+    /// twice. If there are appends, the commit therefore does not fail while an answer under its number is possible:
+    /// `silence` is called each time none came in time, and returns for each file whether its part is still wanted.
+    /// Other parts are removed from the repeated request, and may be committed again. The answer does not cover them.
     pub(crate) async fn commit(
         self: &Arc<Self>,
         credentials: &Credentials,
@@ -82,7 +83,7 @@ impl Session {
         Box::pin(done).await
     }
 
-    /// The namenode executes nothing more that came on this connection.
+    /// Closes the connection: the namenode executes nothing more that arrived on it.
     fn close_link(&self) {
         let link = self.link.borrow().clone();
         if let LinkState::Up(link) = link {
@@ -93,8 +94,8 @@ impl Session {
     }
 }
 
-/// Leaves of a commit what is wanted of it; whether it had more. Executed late, the rest would hide what another commit has
-/// brought since, or bring what is reported as lost.
+/// Reduces a commit to its wanted parts; returns whether it had others. Executed late, they would
+/// hide what another commit has written since, or restore data that was reported as lost.
 fn leave_wanted(request: &mut Arc<Request>, wanted: &[bool]) -> bool {
     let mut had_more = false;
     if let Request::Meta(MetaCall {
@@ -110,7 +111,8 @@ fn leave_wanted(request: &mut Arc<Request>, wanted: &[bool]) -> bool {
             had_more |= !file.extents.is_empty();
             file.extents.clear();
             file.mtime = None;
-            // A file that is named is no longer delegated to the session, though its content is not committed.
+            // An unwanted file must not be named: the session would lose its delegation though its
+            // content is not committed.
             file.ino = left.unwrap_or(file.ino);
         }
     }

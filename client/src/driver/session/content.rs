@@ -1,4 +1,4 @@
-//! What the namenode says about files: attributes with extents, placement rules.
+//! Queries about files: attributes with extents, placement rules.
 
 use std::sync::Arc;
 
@@ -13,13 +13,13 @@ use super::Session;
 use crate::engine::cache::extents::{ExtentMap, is_sound};
 use crate::error::ClientError;
 
-/// How often a file is asked for again that another session changes all the time.
+/// Maximum number of requests for the content of a file while another session keeps changing it.
 pub(crate) const CONTENT_ATTEMPTS: u32 = 16;
-/// How often attributes are asked for again that this client is changing.
+/// Maximum number of requests for attributes while this client keeps changing them.
 pub(crate) const ATTR_ATTEMPTS: u32 = 8;
 
 impl Session {
-    /// Attributes as the namenode knows them.
+    /// Returns attributes as the namenode knows them.
     pub(crate) async fn attr(
         &self,
         credentials: &Credentials,
@@ -31,8 +31,8 @@ impl Session {
         self.attr_asked(credentials, ino).await
     }
 
-    /// Attributes that the namenode is asked for. What this client changed since then is in them: a
-    /// reply that was overtaken is asked for again.
+    /// Requests attributes from the namenode. They include what this client has changed since: a
+    /// reply that was overtaken is discarded and requested again.
     pub(crate) async fn attr_asked(
         &self,
         credentials: &Credentials,
@@ -52,7 +52,7 @@ impl Session {
         }
     }
 
-    /// Attributes and extents that belong together.
+    /// Returns attributes and extents of the same content version.
     pub(crate) async fn content(
         &self,
         credentials: &Credentials,
@@ -67,7 +67,7 @@ impl Session {
             let ticket = self.cache.ticket();
             let before = self.attr(credentials, ino).await?;
             let extents = self.extents(credentials, ino, Vec::new(), false).await?;
-            // Extents come without a version: they are of the one that was there before and after.
+            // Extents come without a version: they belong to the one that was found both before and after.
             let attr = self.attr_asked(credentials, ino).await?;
             if before.content_version == attr.content_version {
                 ticket.learn_content(&attr, &extents);
@@ -80,7 +80,7 @@ impl Session {
         }
     }
 
-    /// All extents of a file after the known ones.
+    /// Returns all extents of a file, requesting those after the known ones.
     pub(crate) async fn extents(
         &self,
         credentials: &Credentials,
@@ -114,7 +114,7 @@ impl Session {
         Ok(Arc::new(map))
     }
 
-    /// How the blocks of a file are to be placed.
+    /// Returns how the blocks of a file are to be placed.
     pub(crate) async fn rules_of(&self, ino: InodeId) -> Result<PlacementRules, ClientError> {
         Ok(self.own_rules(self.placement_rules(ino).await?))
     }
@@ -150,7 +150,7 @@ impl Session {
         Ok(rules)
     }
 
-    /// The rules of a file, with the overrides of this client.
+    /// Applies the overrides of this client to the rules of a file.
     pub(crate) fn own_rules(&self, rules: PlacementRules) -> PlacementRules {
         let replication = self.options.replication;
         PlacementRules {
@@ -167,7 +167,7 @@ impl Session {
         match self.query(&Credentials::root(), op).await {
             Ok(MetaReply::Bytes(value)) => Ok(String::from_utf8(value).ok()),
             Ok(_) => Err(ClientError::UnexpectedReply(query::GetXattr::NAME)),
-            // Also when the inode is gone: what is written to it still has to go somewhere.
+            // This includes a removed inode: data written to it still has to go somewhere.
             Err(ClientError::Fs(FsError::SessionExpired)) => {
                 Err(ClientError::Fs(FsError::SessionExpired))
             }

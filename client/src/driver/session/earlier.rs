@@ -1,4 +1,4 @@
-//! What a mutation waits for that was asked for before it: no longer than for a namenode.
+//! Waiting for earlier mutations, for no longer than for a namenode.
 
 use super::Session;
 use super::sequences::Numbered;
@@ -7,11 +7,11 @@ use crate::engine::session::call::Unanswered;
 use crate::error::ClientError;
 
 impl Session {
-    /// Waits while a mutation that no caller waits for may yet change what another one changes too: it was asked for
-    /// before, and is to happen before.
+    /// Waits while a mutation whose caller no longer waits may still change what a later mutation
+    /// changes too: they are to be executed in the order in which they were requested.
     ///
     /// # Errors
-    /// That takes as long as a namenode is waited for.
+    /// This took as long as a namenode is waited for.
     pub(crate) async fn settled(
         &self,
         is_unsettled: impl Fn(&MetaCache) -> bool,
@@ -28,8 +28,8 @@ impl Session {
         self.in_time(settled).await
     }
 
-    /// Waits for a number, at most a window after the oldest mutation in flight. That may be one that is asked for again
-    /// for as long as its session lasts.
+    /// Waits for a number, at most a window after the oldest mutation in flight. That one may be a
+    /// commit that is repeated as long as its session lasts.
     ///
     /// # Errors
     /// As [`Session::settled`].

@@ -12,13 +12,13 @@ use super::Session;
 use crate::driver::clock;
 use crate::engine::session::holds as engine;
 
-/// How often idle holds are looked at.
+/// How often idle holds are checked.
 const RELEASE_INTERVAL: Duration = Duration::from_millis(200);
 
 /// The holds of a session.
 pub(crate) struct Holds {
     inner: Mutex<engine::Holds>,
-    /// A release was answered.
+    /// Notified when a release was answered.
     released: Notify,
 }
 
@@ -34,13 +34,13 @@ impl Holds {
         self.inner.lock()
     }
 
-    /// Closed once; with `keep`, the hold stays for a while.
+    /// Closes a file once; with `keep`, the hold remains for a while.
     pub(crate) fn closed(&self, ino: InodeId, keep: bool) {
         self.lock().closed(ino, clock::now(), keep);
     }
 
-    /// To be awaited before the namenode is asked to hold something: a release in flight would take
-    /// the new hold away.
+    /// Must be awaited before the namenode is asked to hold a file: a release in flight would
+    /// remove the new hold.
     pub(crate) async fn settled(&self, ino: InodeId) {
         loop {
             let released = self.released.notified();
@@ -51,7 +51,7 @@ impl Holds {
         }
     }
 
-    /// Waits for a release in flight; false when there is none.
+    /// Waits for a release in flight; returns false when there is none.
     async fn releases_answered(&self) -> bool {
         let released = self.released.notified();
         let are_some = self.lock().is_releasing();
@@ -63,12 +63,12 @@ impl Holds {
 }
 
 impl Session {
-    /// Has the namenode release what is closed, so that what has no name counts against no quota any more.
-    /// True when that may have changed something.
+    /// Makes the namenode release closed files, so that files without a name no longer count
+    /// against a quota. Returns true if that may have changed anything.
     pub(crate) async fn release_now(self: &Arc<Self>) -> bool {
         let has_nameless = self.holds.lock().has_nameless();
         if has_nameless {
-            // The kernel reports the last `close` some time after that has returned.
+            // The kernel reports the last `close` only some time after that has returned.
             tokio::time::sleep(RELEASE_INTERVAL).await;
             self.release_batch().await;
             return true;
@@ -78,7 +78,7 @@ impl Session {
         released || others
     }
 
-    /// Releases a part of what is closed; false when there was nothing.
+    /// Releases a batch of closed files; returns false when there are none.
     async fn release_batch(self: &Arc<Self>) -> bool {
         let inodes = self.holds.lock().begin_release(clock::now());
         if inodes.is_empty() {

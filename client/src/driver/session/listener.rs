@@ -1,4 +1,4 @@
-//! What the session notifies the mount of.
+//! Notifications from the session to the mount.
 
 use std::future::Future;
 use std::pin::Pin;
@@ -10,30 +10,30 @@ use harvestfs_protocol::request_id::RequestId;
 
 use super::Session;
 
-/// What the namenode invalidates of that which it granted.
+/// Something granted by the namenode that it has invalidated.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Invalidation {
     /// Attributes and content of an inode may have changed.
     Inode(InodeId),
-    /// A name in a directory may lead elsewhere, or exist no more, or exist now.
+    /// A name in a directory may now exist, no longer exist, or lead elsewhere.
     Entry(InodeId, Name),
     /// Everything may have changed.
     All,
 }
 
-/// Ends when everything has been invalidated. It is invalidated also if this is dropped.
+/// Completes when everything has been invalidated. Invalidation continues even if this is dropped.
 pub type Invalidated = Pin<Box<dyn Future<Output = ()> + Send>>;
 
-/// Is notified when the namenode invalidates what it granted: the mount, which invalidates it in
-/// the kernel. Called at the end of a lease also while a notice is still being served.
-/// The namenode waits for a notice (at most the length of a lease).
+/// Receives the invalidations of the namenode: the mount implements this and invalidates the
+/// kernel's caches. At the end of a lease it is called even while a notice is still being served.
+/// The namenode waits for a notice (at most for the length of a lease).
 pub trait CacheListener: Send + Sync + 'static {
-    /// Invalidates all of this, in this order.
+    /// Invalidates all of these, in this order.
     fn invalidate(&self, what: Vec<Invalidation>) -> Invalidated;
 }
 
-/// What a mutation has changed, as long as its caller is not told. If that has stopped waiting, or is told what may have been
-/// overtaken, the listener is notified: the kernel may have what was there before.
+/// The changes of a mutation whose caller has not got the answer yet. If the caller stops waiting, or gets an
+/// answer that may have been overtaken, the listener is notified: the kernel may still have the old state.
 pub(crate) struct Untold {
     session: Arc<Session>,
     what: Vec<Invalidation>,
@@ -47,7 +47,7 @@ impl Untold {
         }
     }
 
-    /// The caller is told next.
+    /// Ends without notice, because the caller is about to get the answer.
     pub(crate) fn told(mut self) {
         self.what.clear();
     }

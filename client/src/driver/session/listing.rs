@@ -14,7 +14,7 @@ use crate::engine::cache::permissions::{READ, permits};
 use crate::error::ClientError;
 
 impl Session {
-    /// A part of a directory, with attributes.
+    /// Lists a part of a directory, with attributes.
     pub(crate) async fn list(
         &self,
         credentials: &Credentials,
@@ -40,7 +40,7 @@ impl Session {
             after: after.cloned(),
             // It fits: at most ENTRIES_PER_REPLY_MAX.
             max_entries: u32::try_from(max_entries).unwrap_or(1),
-            // A caller that lists a directory mostly looks at the attributes of its entries next.
+            // A caller that lists a directory usually needs the attributes of its entries next.
             with_attributes: true,
         };
         let MetaReply::Entries {

@@ -1,4 +1,4 @@
-//! The task that keeps a session alive: keepalives, notices, and another connection when one is lost.
+//! The task that keeps a session alive: keepalives, notices, and reconnecting after a connection was lost.
 
 use std::pin::pin;
 use std::sync::Arc;
@@ -59,10 +59,10 @@ fn since_ms(then: Instant) -> u128 {
     (clock::now() - then).as_millis()
 }
 
-/// Takes the notices of a link, until its connection ends or this is dropped.
+/// A task that takes the notices of a link, until its connection ends or this is dropped.
 type Taking = JoinSet<()>;
 
-/// `resumed`, if the session was resumed, hears when everything from before is forgotten.
+/// Starts taking notices. `resumed`, if the session was resumed, is notified once all earlier state is forgotten.
 fn take(
     session: &Arc<Session>,
     link: &Arc<Link>,
@@ -81,7 +81,7 @@ fn take(
     taking
 }
 
-/// Tries until it works; none when the client is closed.
+/// Retries until a connection is made; `None` when the client is closed.
 async fn reconnect(session: &Arc<Session>, link: &Link) -> Option<(Arc<Link>, Taking)> {
     let mut reconnect = Reconnect::default();
     loop {
@@ -109,12 +109,12 @@ async fn reconnect(session: &Arc<Session>, link: &Link) -> Option<(Arc<Link>, Ta
     }
 }
 
-/// Connects, and replays what the namenode may have forgotten. Notices are taken meanwhile: others replay, too, and each waits
-/// until all have acknowledged. The kernel forgets everything before the first of them: one names a change, and what that was
-/// built on may have been changed when no namenode could tell this client.
+/// Connects, and replays what the namenode may have lost. Notices are taken meanwhile: other clients replay too,
+/// and each waits until all have acknowledged. The kernel forgets everything before the first notice: a notice
+/// names one change, but what it builds on may have changed while no namenode could notify this client.
 ///
 /// # Errors
-/// Why the new connection was lost meanwhile.
+/// The reason why the new connection was lost meanwhile.
 async fn resume(session: &Arc<Session>, before: &Link) -> Result<(Arc<Link>, Taking), String> {
     let mut searching = Searching::everywhere(session);
     let connected = searching.open(Some(before), false).await;
@@ -125,7 +125,7 @@ async fn resume(session: &Arc<Session>, before: &Link) -> Result<(Arc<Link>, Tak
     let taking = take(session, &link, notices, Some(forgets));
     let repeated = async {
         session.replay_unconfirmed(before, &link).await?;
-        // It ends without a word where the connection does.
+        // An error means that the connection has ended.
         let _ = forgotten.await;
         Ok::<(), ClientError>(())
     };
@@ -137,7 +137,7 @@ async fn resume(session: &Arc<Session>, before: &Link) -> Result<(Arc<Link>, Tak
     repeated.map(|()| (link, taking))
 }
 
-/// Sends keepalives and handles notices until the connection fails; returns why it did.
+/// Sends keepalives and handles notices until the connection fails; returns the reason.
 async fn serve(session: &Session, link: &Link, taking: &mut Taking) -> String {
     tokio::select! {
         biased;
@@ -165,7 +165,7 @@ async fn keep_alive(session: &Session, link: &Link) -> String {
         match link.ask(&Request::KeepAlive, KEEPALIVE_DEADLINE).await {
             Ok(Ok(_)) => {
                 if session.lease_remaining().is_zero() {
-                    // The namenode may have stopped sending us notices meanwhile.
+                    // The namenode may have stopped sending notices to this client meanwhile.
                     session.forget_everything().await;
                 }
                 let from = if planted::is(Bug::ExtendsLeaseByAnswer) {
@@ -181,13 +181,13 @@ async fn keep_alive(session: &Session, link: &Link) -> String {
     }
 }
 
-/// When answers do not come, asks the namenode for a sign of life, and then the others whether one
-/// of them leads. Until one does, the connection is kept: no other can be of use. Returns why it is
-/// to be given up.
+/// When a request gets no answer, asks the namenode for a sign of life, and then the others whether
+/// one of them leads. Until one does, the connection is kept, as no other is of use. Returns the
+/// reason why it is to be closed.
 async fn doubt(session: &Session, link: &Link) -> String {
     loop {
         link.doubts.arisen.notified().await;
-        // It is answered at once by a namenode that leads, whatever its journal is busy with.
+        // A namenode that leads answers this immediately, even while its journal is busy.
         let sign = link.rpc.call(&Request::KeepAlive, KEEPALIVE_DEADLINE);
         let mut sign = pin!(sign);
         let early = tokio::time::timeout(SIGN_OF_LIFE_WITHIN, &mut sign).await;
@@ -213,7 +213,7 @@ async fn doubt(session: &Session, link: &Link) -> String {
     }
 }
 
-/// A keepalive was refused.
+/// Handles the refusal of a keepalive.
 fn refused(session: &Session, link: &Link, error: &FsError) -> String {
     match error {
         FsError::SessionExpired => session.session_expired(link),

@@ -52,9 +52,9 @@ use crate::engine::session::sequences::Unconfirmed;
 use crate::error::ClientError;
 use crate::options::ClientOptions;
 
-/// Taking leave.
+/// Deadline for closing the session.
 const CLOSE_DEADLINE: Duration = Duration::from_secs(3);
-/// The answer to `OpenSession` may wait for the namenode's journal.
+/// Deadline for opening a session, which may wait for the namenode's journal.
 const OPEN_DEADLINE: Duration = Duration::from_secs(10);
 /// A keepalive that takes longer makes the client try a new connection, well before its lease ends.
 const KEEPALIVE_DEADLINE: Duration = Duration::from_secs(4);
@@ -65,23 +65,23 @@ pub(crate) type Rpc = RpcClient<Request, Response, Notice>;
 pub(crate) struct Link {
     pub(crate) rpc: Rpc,
     pub(crate) opened: SessionOpened,
-    /// Counts sessions: blocks and sequence numbers of an older one mean nothing any more.
+    /// Counts sessions: blocks and sequence numbers of an older one are no longer valid.
     pub(crate) generation: u64,
-    /// When the session was asked for, since the machine started: its lease counts from here.
+    /// When the session was requested, since the machine started: its lease counts from here.
     asked: Duration,
-    /// Which of the namenodes it is with.
+    /// The namenode that the connection is with.
     namenode: SocketAddr,
     doubts: Doubts,
 }
 
-/// Where there are several namenodes: a request has waited for long, so perhaps another one leads by now.
+/// With several namenodes: a request has waited so long that perhaps another one leads by now.
 struct Doubts {
     are_several: AtomicBool,
     arisen: Notify,
 }
 
 impl Link {
-    /// As a call of [`Rpc`]. While no answer comes, there are doubts.
+    /// As a call of [`Rpc`], but raises doubts while no answer comes.
     async fn ask(&self, request: &Request, deadline: Duration) -> Result<Response, RpcError> {
         let answer = self.rpc.call(request, deadline);
         if !self.doubts.are_several.load(Ordering::Relaxed) {
@@ -98,7 +98,7 @@ impl Link {
     }
 }
 
-/// Whether the namenode can be asked.
+/// Whether a namenode is connected.
 #[derive(Clone)]
 pub(crate) enum LinkState {
     Up(Arc<Link>),
@@ -106,10 +106,10 @@ pub(crate) enum LinkState {
     Closed,
 }
 
-/// Files whose content another session asks about: what is in memory of them is to be committed.
+/// Files whose content another session requests: their data in memory is to be committed.
 pub(crate) type Recall = Vec<InodeId>;
 
-/// See the module.
+/// The session with the namenode.
 pub(crate) struct Session {
     pub(crate) options: ClientOptions,
     pub(crate) endpoint: Endpoint,
@@ -117,7 +117,7 @@ pub(crate) struct Session {
     pub(crate) holds: Holds,
     pub(crate) delegations: Delegations,
     pub(crate) runtime: Handle,
-    /// What the namenode recalls goes here.
+    /// Receives what the namenode recalls.
     recalls: mpsc::Sender<Recall>,
     listings: Mutex<Listings>,
     sequences: Arc<Sequences>,
@@ -126,24 +126,24 @@ pub(crate) struct Session {
     link: watch::Sender<LinkState>,
     namenode: Peer,
     namenodes: Mutex<Namenodes>,
-    /// The namenode that is thought to lead.
+    /// The namenode that probably leads.
     leader: Mutex<Option<SocketAddr>>,
     lease: Lease,
     listener: Mutex<Option<Arc<dyn CacheListener>>>,
     ended: Mutex<Ended>,
-    /// A mutation has ended that no caller waited for.
+    /// Notified when a mutation has ended whose caller did not wait.
     settled: Notify,
-    /// What the namenode said of blocks when the session began: there is no user of it before.
+    /// The namenode's block settings, as of the start of the session: nothing uses them earlier.
     block_bytes: AtomicU64,
     default_rules: Mutex<Option<PlacementRules>>,
-    /// The number of the epoch in which the namenode was at the last connection.
+    /// The number of the namenode's epoch at the last connection.
     epoch: AtomicU32,
     stop: Notify,
 }
 
 impl Session {
-    /// Connects and starts the tasks that keep the session alive. What the namenode recalls comes out
-    /// of the channel.
+    /// Connects and starts the tasks that keep the session alive. The channel delivers what the
+    /// namenode recalls.
     pub(crate) async fn connect(
         options: ClientOptions,
     ) -> Result<(Arc<Self>, mpsc::Receiver<Recall>), ClientError> {
@@ -197,7 +197,7 @@ impl Session {
     async fn first_link(&self) -> Result<(Link, mpsc::Receiver<Notice>), ClientError> {
         let started = clock::now();
         let mut searching = Searching::everywhere(self);
-        // Also who is impatient dials once.
+        // Even with little patience, one dial is attempted.
         let deadline = self.options.unreachable_timeout.max(DIAL_DEADLINE);
         match tokio::time::timeout(deadline, searching.open(None, true)).await {
             Ok(result) => result,
@@ -208,7 +208,7 @@ impl Session {
         }
     }
 
-    /// The connection, once there is one.
+    /// Returns the connection, once there is one.
     pub(crate) async fn link(&self, wait_max: Duration) -> Result<Arc<Link>, ClientError> {
         if let LinkState::Up(link) = &*self.link.borrow() {
             return Ok(link.clone());
@@ -232,7 +232,7 @@ impl Session {
         }
     }
 
-    /// Returns once there was no connection for as long as an operation waits for one.
+    /// Returns once there has been no connection for as long as an operation waits for one.
     pub(crate) async fn unreachable(&self) -> ClientError {
         let mut changes = self.link.subscribe();
         loop {
@@ -246,17 +246,17 @@ impl Session {
         }
     }
 
-    /// Connections as they come and go.
+    /// Watches connections being made and lost.
     pub(crate) fn watch_link(&self) -> watch::Receiver<LinkState> {
         self.link.subscribe()
     }
 
-    /// The current session's number, also while the connection is down.
+    /// Returns the number of the current session, even while the connection is down.
     pub(crate) fn generation(&self) -> u64 {
         self.sequences.generation()
     }
 
-    /// The number of the epoch in which the namenode is.
+    /// Returns the number of the namenode's current epoch.
     pub(crate) fn epoch(&self) -> u32 {
         self.epoch.load(Ordering::Acquire)
     }
@@ -269,12 +269,12 @@ impl Session {
         remaining
     }
 
-    /// The largest block in bytes.
+    /// Returns the maximum size of a block, in bytes.
     pub(crate) fn block_bytes(&self) -> u64 {
         self.block_bytes.load(Ordering::Relaxed)
     }
 
-    /// How blocks are placed where no directory says otherwise.
+    /// Returns the placement rules that apply where no directory sets others.
     pub(crate) fn default_rules(&self) -> PlacementRules {
         let Some(rules) = *self.default_rules.lock() else {
             unreachable!("no session was ever opened");
@@ -282,12 +282,12 @@ impl Session {
         rules
     }
 
-    /// The cache, while it is valid.
+    /// Returns the cache, while it is valid.
     pub(crate) fn valid_cache(&self) -> Option<&MetaCache> {
         (!self.lease_remaining().is_zero()).then_some(&self.cache)
     }
 
-    /// As if the lease had run out.
+    /// Simulates the expiry of the lease.
     #[cfg(test)]
     pub(crate) fn end_lease(&self) {
         self.lease.end();
@@ -297,7 +297,7 @@ impl Session {
         *self.listener.lock() = Some(listener);
     }
 
-    /// The namenode reports that the session of this link is over.
+    /// Notes that the session of this link has ended, as the namenode reports.
     pub(crate) fn session_expired(&self, link: &Link) {
         self.ended.lock().session(link.generation);
         link.rpc
@@ -305,7 +305,7 @@ impl Session {
             .close(CloseCode::DONE, "the session has expired");
     }
 
-    /// The namenode of this link does not lead any more.
+    /// Notes that the namenode of this link no longer leads.
     pub(crate) fn deposed(&self, link: &Link, leader: Option<SocketAddr>) {
         *self.leader.lock() = leader.and_then(|it| self.namenodes.lock().hinted(it));
         link.rpc
@@ -313,7 +313,7 @@ impl Session {
             .close(CloseCode::DONE, "another namenode leads");
     }
 
-    /// The connection of this link is lost. Where others can lead, its namenode is not likely to lead any more than they are.
+    /// Notes that the connection of this link was lost. Its namenode is now no more likely to lead than others.
     pub(crate) fn lost(&self, link: &Link) {
         let mut leader = self.leader.lock();
         if *leader == Some(link.namenode) {
@@ -325,7 +325,7 @@ impl Session {
         self.namenodes.lock().are_several()
     }
 
-    /// The namenode that leads says which ones there are.
+    /// Notes the namenodes that the leader reports.
     fn told_namenodes(&self, link: &Link, all: Vec<SocketAddr>) {
         tracing::debug!(?all, "these are the namenodes");
         self.namenodes.lock().told(all);
@@ -335,7 +335,7 @@ impl Session {
             .store(are_several, Ordering::Relaxed);
     }
 
-    /// Ends the session; what was not committed is lost.
+    /// Ends the session; data that was not committed is lost.
     pub(crate) async fn close(&self) {
         let state = self.link.send_replace(LinkState::Closed);
         self.stop.notify_waiters();
@@ -354,8 +354,8 @@ impl Session {
         matches!(*self.link.borrow(), LinkState::Closed)
     }
 
-    /// From here on calls use the link, and the cache may be used: a caller that caches something
-    /// must first have forgotten what was invalidated while the session was disconnected.
+    /// Makes the link available to calls, and the cache valid. Whatever caches on top of it must
+    /// first have forgotten what was invalidated while the session was disconnected.
     fn publish(&self, link: &Arc<Link>) {
         self.link.send_if_modified(|state| {
             let open = !matches!(state, LinkState::Closed);
@@ -367,7 +367,7 @@ impl Session {
         });
     }
 
-    /// Opens a session on a connection to a namenode, or resumes that of another link.
+    /// Opens a session on a connection to a namenode, or resumes the session of another link.
     async fn open_session(
         &self,
         rpc: Rpc,
@@ -402,7 +402,8 @@ impl Session {
                 let generation = match resumed {
                     Some(generation) => generation,
                     None => {
-                        // Also where this connection is lost before it is used: another namenode may have it still.
+                        // This applies even if this connection is lost before it is used: another
+                        // namenode may still have the session.
                         if let Some(before) = before {
                             self.ended.lock().session(before.generation);
                         }
@@ -435,7 +436,7 @@ impl Session {
         }
     }
 
-    /// Does what a batch of notices says, which the cache has obeyed, and acknowledges them.
+    /// Acts on a batch of notices, which the cache has already obeyed, and acknowledges them.
     async fn handle_notices(&self, link: &Arc<Link>, batch: Vec<Notice>) {
         let mut acks = Vec::with_capacity(batch.len());
         for notice in &batch {
@@ -453,7 +454,7 @@ impl Session {
                 Notice::InvalidateAll { id } => acks.push(*id),
                 Notice::Recall { inodes } => {
                     self.delegations.recalled(inodes);
-                    // Nothing is in memory when its receiver is gone.
+                    // If the receiver is gone, nothing is in memory.
                     let _ = self.recalls.send(inodes.clone()).await;
                 }
                 Notice::Namenodes { all } => self.told_namenodes(link, all.clone()),
@@ -477,7 +478,7 @@ impl Session {
         self.notify_listener(invalidated).await;
         for id in acks {
             let link = link.clone();
-            // In a task: the next notices need not wait for the answer, which says nothing.
+            // This runs in a task: the next notices need not wait for the answer, which has no content.
             tokio::spawn(async move {
                 let ack = Request::AckInvalidation { id };
                 let _ = link.rpc.call(&ack, KEEPALIVE_DEADLINE).await;
@@ -485,7 +486,7 @@ impl Session {
         }
     }
 
-    /// Nothing that is cached is valid any more.
+    /// Invalidates everything that is cached.
     async fn forget_everything(&self) {
         self.cache.invalidate_all();
         self.notify_listener(vec![Invalidation::All]).await;
@@ -499,7 +500,7 @@ impl Session {
     }
 }
 
-/// A call that got no answer, as an error for users.
+/// Converts the error of an unanswered call for users.
 fn unreachable(waited: Duration, error: &RpcError) -> ClientError {
     ClientError::Unreachable {
         waited,

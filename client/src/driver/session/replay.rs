@@ -1,8 +1,9 @@
-//! What is replayed when the session resumes, since a crash may have taken it.
+//! Replay of mutations when the session resumes, because a crash may have lost them.
 //!
-//! It was answered, and a program may rely on it. Where the namenode refuses it now (others have changed the file meanwhile,
-//! or a quota has no room any more), it is lost, which the file's next `fsync` or `close` reports. In another session it cannot
-//! be replayed, since others may have built on what is there without it: what the namenode does not have is lost.
+//! They were answered, and a program may rely on them. A mutation that the namenode refuses now
+//! (because others have changed the file meanwhile, or a quota has no room any more) is lost, which
+//! the file's next `fsync` or `close` reports. In another session nothing can be replayed, since
+//! others may have built on the state without it: what the namenode does not have is lost.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
@@ -26,13 +27,13 @@ use crate::engine::session::answered::{Answered, AnsweredFile, FoundFile};
 use crate::engine::session::call::ATTEMPT_DEADLINE;
 use crate::error::ClientError;
 
-/// Files of which a loss is kept until it is reported. Of more it is only logged.
+/// Maximum number of files whose losses are kept until they are reported. Others are only logged.
 const LOST_MAX: usize = 65_536;
 
-/// What was answered and is lost, by file, until it is reported.
+/// Acknowledged data that is lost, by file, until it is reported.
 pub(super) type Lost = BTreeMap<InodeId, ClientError>;
 
-/// Makes a request one that is replayed: a commit says so, and changes nothing of files of which it was refused.
+/// Turns a request into a replay: a commit is marked as one, and changes nothing in files for which it was refused.
 pub(super) fn make_replay(request: &mut Arc<Request>, reply: &MetaReply) {
     if let Request::Meta(MetaCall {
         op: MetaOp::Mutation(call),
@@ -52,7 +53,7 @@ pub(super) fn make_replay(request: &mut Arc<Request>, reply: &MetaReply) {
     }
 }
 
-/// The inodes that a request changes, in order; with none in place of those of which it changes nothing.
+/// Returns the inodes that a request changes, in order; `None` for files in which it changes nothing.
 fn changed_by(mutation: &Mutation) -> Vec<Option<InodeId>> {
     let Mutation::Commit(Commit { files, .. }) = mutation else {
         return mutation.facts().inodes.iter().map(Some).collect();
@@ -63,7 +64,7 @@ fn changed_by(mutation: &Mutation) -> Vec<Option<InodeId>> {
 }
 
 impl Session {
-    /// The inodes of what the namenode may have forgotten in a crash.
+    /// Returns the inodes whose changes the namenode may have lost in a crash.
     pub(super) fn unconfirmed_inodes(&self) -> BTreeSet<InodeId> {
         let unconfirmed = self.unconfirmed.lock();
         let requests = unconfirmed.waiting().map(|(_, (_, request))| request);
@@ -71,11 +72,11 @@ impl Session {
         inodes.collect()
     }
 
-    /// Replays on a new connection what the namenode may have forgotten in a crash since the connection `before`. What was
-    /// answered in a session that has ended meanwhile is looked for.
+    /// Replays on a new connection what the namenode may have lost in a crash since the connection `before`.
+    /// Mutations answered in a session that has ended since are compared with the state of their files.
     ///
     /// # Errors
-    /// The connection failed again, the session is over, or the namenode does not lead any more.
+    /// The connection failed again, the session has ended, or the namenode no longer leads.
     pub(super) async fn replay_unconfirmed(
         &self,
         before: &Link,
@@ -92,7 +93,7 @@ impl Session {
             }
         }
         if let Some(through) = ended_through {
-            // Another session in the same epoch began after it: it was durable then.
+            // In the same epoch, the new session began after them, so they were already durable.
             if before.opened.position.epoch != link.opened.position.epoch {
                 let answered = Answered::of(of_ended.iter().map(|it| mutation_of(it)));
                 self.look_for(link, answered).await?;
@@ -113,7 +114,7 @@ impl Session {
                     }
                 }
                 Ok(_) => {}
-                // When that is over, it is replayed, or the session has ended.
+                // After the recovery they are replayed, unless the session has ended.
                 Err(error @ FsError::Recovery(_)) => {
                     tracing::warn!(%error, "what was answered before cannot be replayed yet");
                     return Ok(());
@@ -130,7 +131,7 @@ impl Session {
         Ok(())
     }
 
-    /// Notes as lost what the namenode does not have any more.
+    /// Notes as lost what the namenode no longer has.
     async fn look_for(&self, link: &Link, answered: Answered) -> Result<(), ClientError> {
         for (ino, file) in answered.files {
             let found = self.found(link, ino, &file).await?;
@@ -148,7 +149,7 @@ impl Session {
         Ok(())
     }
 
-    /// What the namenode has of a file.
+    /// Returns the state of a file at the namenode.
     async fn found(
         &self,
         link: &Link,
@@ -202,8 +203,8 @@ impl Session {
         }
     }
 
-    /// Asks until it is answered, also by a namenode that is busy: for as long as mounts wait for that, and then on another
-    /// connection.
+    /// Repeats a request until it is answered. A busy namenode is asked for as long as mounts wait
+    /// for one, and then on another connection.
     async fn repeat(
         &self,
         link: &Link,
@@ -233,7 +234,7 @@ impl Session {
         }
     }
 
-    /// What was answered of a file is lost.
+    /// Notes that acknowledged changes of a file are lost.
     fn replay_refused(&self, ino: InodeId, error: FsError) {
         let error = ClientError::from(error);
         if error.is_gone() {
@@ -252,12 +253,12 @@ impl Session {
         }
     }
 
-    /// What was answered of a file and is lost, once.
+    /// Takes the loss of a file, so that it is reported once.
     pub(crate) fn take_lost(&self, ino: InodeId) -> Option<ClientError> {
         self.lost.lock().remove(&ino)
     }
 
-    /// All is replayed: others may go on with the files that were declared for it.
+    /// Returns the declared files after the replay, so that other sessions may continue with them.
     pub(super) fn return_declared(self: &Arc<Self>) {
         let mut inodes: Vec<InodeId> = self.unconfirmed_inodes().into_iter().collect();
         inodes.retain(|ino| !self.delegations.is_owed(*ino));
@@ -271,7 +272,7 @@ impl Session {
                     inodes: chunk.to_vec(),
                 };
                 if let Err(error) = session.keep_house(op).await {
-                    // They are recalled, or end with the session.
+                    // The namenode recalls them, or they end with the session.
                     tracing::debug!(%error, "cannot return what was declared");
                 }
             }

@@ -1,4 +1,4 @@
-//! Finds the namenode that leads, and opens the session there.
+//! Searches for the leading namenode and opens the session there.
 
 use std::future::poll_fn;
 use std::net::SocketAddr;
@@ -19,15 +19,15 @@ use crate::driver::clock;
 use crate::engine::session::search::{Outcome, Search, Step};
 use crate::error::ClientError;
 
-/// Whether a namenode leads, it says at once. One that is busy is not dialled anew for it.
+/// A namenode tells immediately whether it leads. One that is busy is not dialled again for it.
 const ASK_DEADLINE: Duration = Duration::from_secs(2);
 
-/// A search among some of the namenodes. What is under way ends when it is dropped.
+/// A search among some of the namenodes. Dropping it cancels its steps.
 pub(super) struct Searching<'a> {
     session: &'a Session,
     search: Search,
     candidates: Vec<Candidate<'a>>,
-    /// The one that is not searched.
+    /// The namenode that is excluded from the search.
     except: Option<SocketAddr>,
     /// The last failure.
     last: Option<ClientError>,
@@ -57,19 +57,19 @@ struct Contact {
 
 enum Done {
     Dialled(Contact),
-    /// The connection has a session now.
+    /// The connection now has a session.
     Opened(Link),
     Answered(Outcome),
 }
 
-/// Why a step failed, and whether trying again can help.
+/// Why a step failed, and whether retrying may help.
 pub(super) struct Failure {
     pub(super) error: ClientError,
     pub(super) hopeless: bool,
 }
 
 impl Failure {
-    /// Trying again may help.
+    /// A failure for which retrying may help.
     pub(super) fn passing(error: ClientError) -> Self {
         Self {
             error,
@@ -101,12 +101,12 @@ impl From<TransportError> for Failure {
 }
 
 impl<'a> Searching<'a> {
-    /// Among all.
+    /// Searches among all namenodes.
     pub(super) fn everywhere(session: &'a Session) -> Self {
         Self::among_all_but(session, None)
     }
 
-    /// Among all but one.
+    /// Searches among all namenodes except one.
     pub(super) fn elsewhere(session: &'a Session, than: SocketAddr) -> Self {
         Self::among_all_but(session, Some(than))
     }
@@ -130,7 +130,7 @@ impl<'a> Searching<'a> {
         }
     }
 
-    /// What happened last.
+    /// Returns the last failure as text.
     pub(super) fn last_error(&self) -> String {
         match &self.last {
             Some(error) => error.to_string(),
@@ -138,11 +138,11 @@ impl<'a> Searching<'a> {
         }
     }
 
-    /// Opens a session, or resumes that of a link, at the namenode that leads.
+    /// Opens a session, or resumes that of a link, at the leading namenode.
     ///
     /// # Errors
-    /// With `is_first` the last failure, when all will repeat. Otherwise none: it tries until it
-    /// works.
+    /// With `is_first`, the last failure, once every namenode has one that will repeat. Otherwise
+    /// none: it retries until it succeeds.
     pub(super) async fn open(
         &mut self,
         resume: Option<&'a Link>,
@@ -180,7 +180,7 @@ impl<'a> Searching<'a> {
         }
     }
 
-    /// Returns once one of them leads: where it listens.
+    /// Returns the address of the leading namenode, once one leads.
     pub(super) async fn find(&mut self) -> SocketAddr {
         loop {
             while let Some((index, step)) = self.search.next(clock::now()) {
@@ -226,7 +226,7 @@ impl<'a> Searching<'a> {
         };
     }
 
-    /// The next step that is over, or none when another one is due before.
+    /// Returns the next finished step, or `None` when another step becomes due first.
     async fn done(&mut self) -> Option<(usize, Result<Done, Failure>)> {
         let due = self.search.due();
         let candidates = &mut self.candidates;
@@ -263,7 +263,7 @@ impl<'a> Searching<'a> {
         self.came(index, outcome);
     }
 
-    /// The candidate at an address that another one named; it need not be known before.
+    /// Returns the candidate at an address that another one named; adds it if it was unknown.
     fn candidate_at(&mut self, addr: SocketAddr) -> Option<usize> {
         let addr = self.session.namenodes.lock().hinted(addr)?;
         if Some(addr) == self.except {
@@ -301,8 +301,8 @@ async fn dial(session: &Session, addr: SocketAddr, deadline: Duration) -> Result
     Ok(Done::Dialled(Contact { rpc, notices }))
 }
 
-/// Whether it leads. A connection without a session has nothing to keep alive, which only the one
-/// that leads can say.
+/// Asks whether a namenode leads. A connection without a session has nothing to keep alive, but
+/// only the leader can tell that.
 async fn ask(rpc: Rpc) -> Result<Done, Failure> {
     match rpc.call(&Request::KeepAlive, ASK_DEADLINE).await {
         Ok(Ok(_) | Err(FsError::SessionExpired)) => Ok(Done::Answered(Outcome::Leads)),

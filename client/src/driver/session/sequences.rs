@@ -1,4 +1,4 @@
-//! Numbers of mutations, for which a mutation waits while too many are in flight.
+//! Numbers of mutations. A mutation waits for one while too many are in flight.
 
 use std::sync::Arc;
 
@@ -11,18 +11,18 @@ use crate::engine::session::sequences::{self as engine, Number};
 #[derive(Default)]
 pub(crate) struct Sequences {
     inner: Mutex<engine::Sequences>,
-    /// There may be a number again.
+    /// Notified when numbers may be available again.
     ended: Notify,
 }
 
-/// A number that was given to a mutation; free again when dropped.
+/// The number of a mutation; free again when dropped.
 pub(crate) struct Numbered {
     number: Number,
     sequences: Arc<Sequences>,
 }
 
 impl Sequences {
-    /// A new session starts; returns its generation.
+    /// Starts a new session; returns its generation.
     pub(crate) fn restart(&self) -> u64 {
         let generation = self.inner.lock().restart();
         self.ended.notify_waiters();
@@ -55,7 +55,7 @@ impl Numbered {
         self.number.sequence
     }
 
-    /// All mutations below it have been answered.
+    /// Returns a number below which all mutations have been answered.
     pub(crate) fn answered_below(&self) -> u64 {
         let sequences = self.sequences.inner.lock();
         sequences.answered_below(self.number.sequence)

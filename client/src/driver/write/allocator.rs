@@ -1,4 +1,4 @@
-//! Blocks for writing, asked for before they are needed.
+//! Blocks for writing, allocated before they are needed.
 
 use std::sync::Arc;
 
@@ -14,27 +14,27 @@ use crate::driver::cluster::Cluster;
 use crate::engine::write::stock::{NewBlock, Stock, Usable};
 use crate::error::ClientError;
 
-/// Blocks per request: one to use, one in advance. The namenode reserves room for each.
+/// Blocks per request: one to use and one in advance. The namenode reserves room for each.
 const BLOCKS_PER_ALLOCATION: u32 = 2;
 
-/// What blocks are wanted for.
+/// The purpose of a block.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Wanted {
     pub(crate) rules: PlacementRules,
-    /// The file that the first data is of.
+    /// The file that the first data belongs to.
     pub(crate) file: InodeId,
-    /// Where a quota leaves no room, what was removed here a moment ago may be released first.
+    /// Whether recently removed files may be released first, if a quota leaves no room.
     pub(crate) may_release: bool,
 }
 
-/// See the module.
+/// The stock of allocated blocks.
 #[derive(Default)]
 pub(crate) struct Allocator {
     stock: Mutex<Stock>,
 }
 
 impl Allocator {
-    /// A new block, for this file's data first; avoids datanodes that failed lately or are busy.
+    /// Returns a new block, for data of this file first; avoids datanodes that failed lately or are busy.
     pub(crate) async fn take(
         &self,
         cluster: &Arc<Cluster>,
@@ -57,7 +57,7 @@ impl Allocator {
         if !avoided.is_empty()
             && matches!(&result, Err(ClientError::Fs(error)) if is_refused(error))
         {
-            // Better one that failed lately, or was busy a moment ago, than none.
+            // A datanode that failed lately, or was busy a moment ago, is better than none.
             result = allocate(cluster, wanted, Vec::new()).await;
         }
         let mut blocks = result?.into_iter();
@@ -68,7 +68,7 @@ impl Allocator {
         first.ok_or(ClientError::UnexpectedReply(mutation::AllocateBlocks::NAME))
     }
 
-    /// How many replicas a new block gets now.
+    /// Returns how many replicas a new block gets at present.
     pub(crate) async fn replicas_of_new(
         &self,
         cluster: &Arc<Cluster>,
@@ -81,7 +81,7 @@ impl Allocator {
     }
 }
 
-/// Ends blocks that nothing will be written to.
+/// Gives back blocks that nothing will be written to.
 fn give_back(cluster: &Arc<Cluster>, blocks: Vec<NewBlock>) {
     for new in blocks {
         cluster.locations.replicas().forget(new.block);

@@ -1,4 +1,4 @@
-//! The tasks that bring written data into blocks and make it part of files.
+//! The tasks that write data into blocks and make it part of files.
 
 mod allocator;
 pub(crate) mod files;

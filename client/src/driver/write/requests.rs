@@ -1,9 +1,9 @@
-//! Requests whose data or commits travel together.
+//! Requests whose data or commits are sent together.
 
 use harvestfs_protocol::request_id::RequestId;
 
-/// The request in whose name something goes out that several wait for: the first. The log of each
-/// of the others names it, so that one can follow it there.
+/// Returns the request under whose id something is sent that several requests wait for: the first.
+/// The logs of the others name it, so that they can be followed there.
 pub(crate) fn carrier(requests: impl Iterator<Item = RequestId>) -> RequestId {
     let mut requests = requests.filter(|request| request.is_some());
     let Some(first) = requests.next() else {

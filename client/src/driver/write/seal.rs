@@ -1,5 +1,5 @@
-//! The end of blocks: sealed when they are full, recovered when their pipeline broke, given back
-//! when nothing was written to them.
+//! The end of blocks: they are sealed when full, recovered when their pipeline broke, and given
+//! back when nothing was written to them.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -20,10 +20,10 @@ use crate::engine::write::block::Saved;
 use crate::engine::write::stock::NewBlock;
 use crate::error::ClientError;
 
-/// Sealing a replica whose pipeline broke, all attempts together.
+/// Deadline for sealing a replica whose pipeline broke, over all attempts.
 const SEAL_DEADLINE: Duration = Duration::from_secs(4);
 const SEAL_RETRY: Duration = Duration::from_millis(50);
-/// Between two attempts to tell the namenode of the end of a block.
+/// Pause between two attempts to report the end of a block to the namenode.
 const REPORT_RETRY: Duration = Duration::from_secs(1);
 
 /// Seals the surviving replicas of a block whose pipeline broke.
@@ -44,7 +44,7 @@ pub(crate) async fn recover<S: Source>(
     let survivors = seal_on(&cluster, &stream, nodes, nodes.len(), length_bytes).await;
     let saved = |lost: String| Saved::of(survivors.len(), nodes.len(), || lost);
     if expired {
-        // The namenode has it sealed as well. What was committed of it can be made stable still.
+        // The namenode seals it as well. Its committed data can still be made stable.
         stream.settle(saved("the session has expired".to_owned()));
         return;
     }
@@ -54,8 +54,8 @@ pub(crate) async fn recover<S: Source>(
         stream.settle(saved);
         cluster.locations.replicas().forget(block);
         source.block_lost(block);
-        // Nothing of it was committed: it is given up. Else the namenode refuses that, and gets
-        // to know its length, so that it can judge replicas that come back.
+        // If none of it was committed, the block is given up. Otherwise the namenode refuses that,
+        // and is sent the length, so that it can judge replicas that return.
         if seal(&cluster, &stream.new, 0, Vec::new()).await.is_err() {
             let sealed = seal(&cluster, &stream.new, length_bytes, Vec::new()).await;
             log_seal(block, sealed);
@@ -81,8 +81,8 @@ pub(crate) async fn discard(cluster: Arc<Cluster>, new: NewBlock) {
     }
 }
 
-/// Tells the namenode of the end of a block: until it knows, the block is not repaired. So it is told however long it is
-/// away; it knows by itself when the session ends.
+/// Reports the end of a block to the namenode, which does not repair the block before. The report is
+/// therefore repeated however long the namenode is unreachable; when the session ends, it knows by itself.
 async fn seal(
     cluster: &Cluster,
     new: &NewBlock,
@@ -118,9 +118,9 @@ fn log_seal(block: BlockId, result: Result<(), ClientError>) {
     }
 }
 
-/// Seals replicas of a block whose pipeline broke at the length that all its datanodes acknowledged; returns the
-/// datanodes on which it is sealed, as soon as these are `enough`. A replica that has less, and `at_least` so much, is
-/// sealed as it is.
+/// Seals replicas of a block whose pipeline broke at the length that all its datanodes
+/// acknowledged. Returns the datanodes on which it is sealed, as soon as there are `enough`. A
+/// replica that is shorter, but has `at_least` that many bytes, is sealed as it is.
 pub(crate) async fn seal_on<J>(
     cluster: &Arc<Cluster>,
     stream: &BlockStream<J>,
@@ -161,14 +161,14 @@ async fn seal_replica(
     loop {
         match try_seal(locations, node, &request).await {
             Ok(Ok(())) => return true,
-            // At less it could be cut.
+            // A shorter length could cut it.
             Ok(Err(DataError::ShortReplica { have_bytes }))
                 if (at_least..request.length_bytes).contains(&have_bytes) =>
             {
                 request.length_bytes = have_bytes;
                 continue;
             }
-            // The datanode may not have noticed yet that the pipeline is gone.
+            // The datanode may not have noticed yet that the pipeline is broken.
             Ok(Err(DataError::OutOfOrder(_) | DataError::Busy { .. })) => {}
             Ok(Err(error)) => {
                 tracing::debug!(node = node.name, %error, "cannot seal a replica");

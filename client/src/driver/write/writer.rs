@@ -1,6 +1,6 @@
-//! The tasks that bring pieces of files into blocks: one for small writes of all files (the *pack*),
-//! one for each file that is written in bulk. Each fills one block after the other and replaces a
-//! block whose pipeline breaks.
+//! The tasks that write pieces of files into blocks: one for the small writes of all files with the
+//! same placement rules (a *pack*), and one for each file that is written in bulk. Each fills one
+//! block after another and replaces a block whose pipeline breaks.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -27,17 +27,17 @@ use crate::engine::write::queue::{Active, Queue, Step, Topology};
 use crate::engine::write::trouble::Trouble;
 use crate::error::ClientError;
 
-/// A block that nothing was written to for this long is sealed: only sealed blocks are repaired and
-/// follow a change of their replication.
+/// A block is sealed when nothing was written to it for this long: only sealed blocks are repaired
+/// and follow a change of their replication.
 const SEAL_IDLE: Duration = Duration::from_secs(20);
-/// Between two attempts to get room below a quota by releasing what was removed.
+/// Pause between two attempts to make room below a quota by releasing removed files.
 const RELEASE_PAUSE: Duration = Duration::from_secs(1);
 
-/// What all writers share.
+/// The state that all writers share.
 pub(crate) struct Writers {
     pub(crate) cluster: Arc<Cluster>,
     pub(crate) allocator: Allocator,
-    /// Writers, of files too, that have not sealed and reported their last block.
+    /// Number of writers, including those of files, that have not sealed and reported their last block.
     running: watch::Sender<usize>,
 }
 
@@ -50,10 +50,10 @@ impl Writers {
         }
     }
 
-    /// Waits until all have sealed and reported their last block.
+    /// Waits until all writers have sealed and reported their last block.
     pub(crate) async fn ended(&self) {
         let mut running = self.running.subscribe();
-        // Fails only without a sender, which this has.
+        // Fails only without a sender, and this has one.
         let _ = running.wait_for(|&running| running == 0).await;
     }
 
@@ -68,7 +68,7 @@ pub(crate) struct DataWriter<J> {
     rules: PlacementRules,
     queue: Mutex<Queue<J>>,
     wake: Arc<Notify>,
-    /// A pipeline is set up, and nothing failed since.
+    /// Whether a pipeline is set up and nothing has failed since.
     flowing: AtomicBool,
 }
 
@@ -104,28 +104,28 @@ impl<J: Piece + Send + 'static> DataWriter<J> {
         }
     }
 
-    /// As [`DataWriter::submit`], where others take what this one does not.
+    /// As [`DataWriter::submit`], for a caller that has an alternative if the writer is closed.
     ///
     /// # Errors
-    /// The pieces, when it is closed.
+    /// The pieces, when the writer is closed.
     pub(crate) fn try_submit(&self, jobs: Vec<J>) -> Result<(), Vec<J>> {
         self.queue.lock().submit(jobs)?;
         self.wake.notify_one();
         Ok(())
     }
 
-    /// No more pieces will come: the block is sealed once everything is written.
+    /// Closes the writer: the block is sealed once everything is written.
     pub(crate) fn close(&self) {
         self.queue.lock().close();
         self.wake.notify_one();
     }
 
-    /// Whether what is submitted now will most likely be written.
+    /// Whether data that is submitted now will most likely be written.
     pub(crate) fn is_flowing(&self) -> bool {
         self.flowing.load(Ordering::Relaxed)
     }
 
-    /// Looks at the state of the session again.
+    /// Makes the task check the state of the session again.
     pub(crate) fn wake(&self) {
         self.wake.notify_one();
     }
@@ -144,7 +144,7 @@ struct Task<S: Source> {
 impl<S: Source> Task<S> {
     async fn run(mut self) {
         self.write().await;
-        // They end with the session at the latest.
+        // These tasks end with the session at the latest.
         while self.ends.join_next().await.is_some() {}
         self.writers.running.send_modify(|running| *running -= 1);
     }
@@ -199,7 +199,7 @@ impl<S: Source> Task<S> {
                 }
                 Step::Stop => return,
                 Step::Open(request, file) => {
-                    // Others wait while it is tried: once in a while is enough.
+                    // Other files wait during such an attempt: once in a while is enough.
                     let may_release = refused.is_none_or(|at: Instant| {
                         clock::now().saturating_duration_since(at) > RELEASE_PAUSE
                     });
@@ -212,7 +212,7 @@ impl<S: Source> Task<S> {
                         Ok(sender) => active = Some(sender),
                         Err(ClientError::Fs(FsError::QuotaExceeded)) => {
                             refused = refused.filter(|_| !may_release).or(Some(clock::now()));
-                            // A quota leaves the file no room: what else waits goes on.
+                            // A quota leaves the file no room: data of other files continues.
                             let jobs = writer.queue.lock().take_of(file);
                             give_back(&self.source, jobs, &FsError::QuotaExceeded.into());
                         }
@@ -276,7 +276,7 @@ impl<S: Source> Task<S> {
         }
     }
 
-    /// Waits before the next attempt, or gives all pieces back when patience is over.
+    /// Waits before the next attempt, or gives all pieces back when patience is exhausted.
     async fn after_failure(&mut self, error: ClientError) {
         let session = &self.writers.cluster.session;
         let patience = Patience {
@@ -286,7 +286,7 @@ impl<S: Source> Task<S> {
         let now = clock::now();
         let trouble = self.trouble.get_or_insert_with(|| Trouble::new(now));
         let pause = match trouble.failed(error, patience, now) {
-            // The failure, of any kind, is due to the close.
+            // Whatever the failure was, the close has caused it.
             _ if session.is_closed() => Err(ClientError::Closed),
             pause => pause,
         };
@@ -296,7 +296,7 @@ impl<S: Source> Task<S> {
             Err(error) => {
                 self.trouble = None;
                 if session.is_closed() {
-                    // What comes later would wait for ever.
+                    // Later pieces would wait forever.
                     self.writer.queue.lock().close();
                 }
                 let jobs = self.writer.queue.lock().take_all();
@@ -305,12 +305,12 @@ impl<S: Source> Task<S> {
         }
     }
 
-    /// Puts back what was not acknowledged, to go into another block, and saves what was. Patience
-    /// is counted as long as nothing is acknowledged.
+    /// Puts unacknowledged data back, to be written to another block, and saves what was
+    /// acknowledged. Patience runs as long as nothing is acknowledged.
     async fn give_up(&mut self, sender: StreamSender<S::Job>) {
         let cluster = self.writers.cluster.clone();
         let stream = sender.stream.clone();
-        // The datanodes learn from this that the stream is over.
+        // This tells the datanodes that the stream has ended.
         drop(sender);
         let failure = stream.failure();
         if let Some(failure) = &failure {
@@ -330,8 +330,8 @@ impl<S: Source> Task<S> {
     }
 }
 
-/// Gives pieces back to their files: those of one file together, as one failure. A flush that is wanted
-/// after it must not see the rest of it as its own.
+/// Gives pieces back to their files, those of one file together, as one failure. A flush that is
+/// requested afterwards must not take the remaining failures for its own.
 fn give_back<S: Source>(source: &Arc<S>, jobs: Vec<S::Job>, error: &ClientError) {
     let mut files: BTreeMap<InodeId, Vec<S::Job>> = BTreeMap::new();
     for job in jobs {

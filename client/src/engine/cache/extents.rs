@@ -17,7 +17,7 @@ impl ExtentMap {
         self.extents.len()
     }
 
-    /// Puts [sound](is_sound) extents on top of what is there, in order.
+    /// Applies [sound](is_sound) extents, in order, on top of the existing ones.
     pub(crate) fn apply(&mut self, extents: &[Extent]) {
         for extent in extents {
             self.clear(extent.file_offset..extent.file_end());
@@ -30,7 +30,7 @@ impl ExtentMap {
         assert!(hidden.is_none(), "{extent:?} is put over {hidden:?}");
     }
 
-    /// Makes a hole.
+    /// Punches a hole.
     pub(crate) fn clear(&mut self, range: Range<u64>) {
         for start in self.starts(&range) {
             let extent = self.extents.remove(&start);
@@ -46,7 +46,7 @@ impl ExtentMap {
         }
     }
 
-    /// What a range consists of, in order, cut to it. What is missing are holes.
+    /// Returns the extents in a range, in order, cut to the range. Gaps between them are holes.
     pub(crate) fn overlapping(&self, range: &Range<u64>) -> Vec<Extent> {
         self.starts(range)
             .into_iter()
@@ -54,7 +54,7 @@ impl ExtentMap {
             .collect()
     }
 
-    /// All extents that start at or after an offset, or reach beyond it.
+    /// Returns all extents that start at or after an offset, or reach beyond it.
     pub(crate) fn from(&self, offset: u64) -> impl Iterator<Item = &Extent> {
         let before = self.extents.range(..offset).next_back();
         let before = before.filter(move |(_, extent)| extent.file_end() > offset);
@@ -77,7 +77,7 @@ impl ExtentMap {
     }
 }
 
-/// Whether an extent that the namenode sent can be one.
+/// Whether an extent that the namenode sent is plausible.
 pub(crate) fn is_sound(extent: &Extent) -> bool {
     let ends = |start: u64, max| {
         let end = start.checked_add(extent.length_bytes);

@@ -1,4 +1,4 @@
-//! Listings of directories in progress: of a complete one the cache learns which names do not exist.
+//! Directory listings in progress: from a complete one the cache learns which names do not exist.
 
 use std::time::{Duration, Instant};
 
@@ -9,22 +9,22 @@ use rustc_hash::FxHashMap;
 
 use super::Ticket;
 
-/// Listings in progress that are followed; the cache learns nothing from further ones.
+/// Maximum number of listings that are followed; the cache learns nothing from others.
 const LISTINGS_MAX: usize = 16;
-/// Entries of one listing that are remembered until it is complete.
+/// Maximum number of entries of one listing that are remembered until it is complete.
 const ENTRIES_MAX: usize = 65_536;
-/// A listing that takes longer than this is not followed any more.
+/// A listing that takes longer than this is no longer followed.
 const AGE_MAX: Duration = Duration::from_secs(20);
 
-/// Listings that have not come to their end, one of a directory.
+/// Incomplete listings, at most one per directory.
 #[derive(Default)]
 pub(crate) struct Listings {
     in_progress: FxHashMap<InodeId, Listing>,
 }
 
-/// The pages of a directory, from the first one on.
+/// The pages of a directory so far, from the first one on.
 pub(crate) struct Listing {
-    /// From before its first page was asked for.
+    /// Taken before the first page was requested.
     ticket: Ticket,
     began: Instant,
     /// All entries so far, without attributes.
@@ -32,7 +32,7 @@ pub(crate) struct Listing {
 }
 
 impl Listing {
-    /// Its first page is asked for next.
+    /// Begins a listing whose first page is about to be requested.
     pub(crate) fn begin(ticket: Ticket, now: Instant) -> Self {
         Self {
             ticket,
@@ -41,7 +41,7 @@ impl Listing {
         }
     }
 
-    /// The next page.
+    /// Adds the next page.
     pub(crate) fn add(&mut self, entries: &[DirEntry]) {
         let without_attributes = |entry: &DirEntry| DirEntry {
             attr: None,
@@ -50,7 +50,7 @@ impl Listing {
         self.entries.extend(entries.iter().map(without_attributes));
     }
 
-    /// That was the last page.
+    /// Ends the listing after its last page.
     pub(crate) fn complete(self, directory: InodeId, parent: InodeId) {
         self.ticket
             .learn_listing(directory, parent, &self.entries, true);
@@ -58,7 +58,7 @@ impl Listing {
 }
 
 impl Listings {
-    /// The listing that a page after `after` continues. It is not in progress until it is put back.
+    /// Takes the listing that a page after `after` continues. It is not in progress until it is put back.
     pub(crate) fn take(&mut self, directory: InodeId, after: &Name) -> Option<Listing> {
         let last = self.in_progress.get(&directory)?.entries.last()?;
         if last.name != *after {
@@ -67,7 +67,7 @@ impl Listings {
         self.in_progress.remove(&directory)
     }
 
-    /// More pages are to come.
+    /// Puts a listing back of which more pages are to come.
     pub(crate) fn put(&mut self, directory: InodeId, listing: Listing, now: Instant) {
         self.in_progress
             .retain(|_, listing| now.saturating_duration_since(listing.began) < AGE_MAX);
@@ -100,7 +100,7 @@ mod tests {
         }
     }
 
-    /// Of which one page was seen, with this entry.
+    /// Creates a listing of which one page was seen, with this entry.
     fn one_page(cache: &MetaCache, text: &str, now: Instant) -> Listing {
         let mut listing = Listing::begin(cache.ticket(), now);
         listing.add(&[entry(text)]);

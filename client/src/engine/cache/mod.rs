@@ -1,13 +1,13 @@
-//! What this client may cache of the namespace while its lease lasts.
+//! The part of the namespace that this client may cache while its lease lasts.
 //!
-//! A reply can be overtaken: while it is in flight, the namenode may invalidate what it says, or
-//! another request of this client may change it. So every request takes a [`Ticket`] before it is
-//! sent, and every invalidation and every own change is remembered by number. What a reply says
-//! about something that was invalidated or changed after its ticket is not cached.
+//! A reply can be overtaken: while it is in flight, the namenode may invalidate its contents, or
+//! another request of this client may change them. So every request takes a [`Ticket`] before it is
+//! sent, and every invalidation and every change by this client is remembered by number. The part
+//! of a reply that was invalidated or changed after its ticket is not cached.
 //!
-//! And a reply can overtake: it may show a change of another session, as an append does that is placed behind
-//! one. What the cache has must not be older then, so notices are obeyed in the order in which they and replies
-//! were sent ([`MetaCache::obey`]).
+//! A reply can also overtake: it may show a change of another session, as an append does that is
+//! placed behind such a change. The cache must then not hold anything older, so notices are obeyed
+//! in the order in which they and the replies were sent ([`MetaCache::obey`]).
 
 pub(crate) mod extents;
 pub(crate) mod listings;
@@ -32,42 +32,43 @@ use rustc_hash::FxHashMap;
 pub(crate) use self::unsettled::{Scope, Unsettled};
 use crate::engine::cache::extents::ExtentMap;
 
-/// Events remembered for tickets in flight. Beyond it, no reply in flight is cached.
+/// Maximum number of events remembered for tickets in flight. Beyond it, no reply in flight is cached.
 const EVENTS_MAX: usize = 65_536;
-/// Extents count as entries of the cache in units of this many.
+/// So many extents count as one entry of the cache.
 const EXTENTS_PER_ENTRY: usize = 4;
 
 /// The cache of one session. Every method is a short critical section. Cheap to clone.
 #[derive(Clone)]
 pub(crate) struct MetaCache {
     inner: Arc<Mutex<Inner>>,
-    /// Whether anything may change at any moment, to be asked without the lock: each answer to a kernel asks.
+    /// Whether anything may change at any moment. Readable without the lock, because every answer
+    /// to a kernel checks it.
     is_unsettled: Arc<AtomicBool>,
 }
 
-/// A moment before a request was sent. Holds the events after it.
+/// A moment before a request was sent. While it exists, the events after it are kept.
 pub(crate) struct Ticket {
     at: u64,
     inner: Arc<Mutex<Inner>>,
 }
 
-/// What the cache says of a name.
+/// What the cache knows about a name.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Entry {
     Absent,
     Found(Attr),
-    /// The name leads there; the attributes are not cached.
+    /// The name leads to this inode, whose attributes are not cached.
     FoundInode(InodeId),
 }
 
 /// A part of a directory.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DirPage {
-    /// The directory's parent (its own for the root).
+    /// The directory's parent (the root is its own parent).
     pub parent: InodeId,
     /// Entries in name order.
     pub entries: Vec<DirEntry>,
-    /// No entry follows.
+    /// Whether no entry follows.
     pub end: bool,
 }
 
@@ -86,16 +87,16 @@ struct Inner {
     /// When something was last invalidated or changed.
     events: HashMap<Subject, u64>,
     tickets: usize,
-    /// What may change at any moment, by so many [`Unsettled`] mutations.
+    /// How many [`Unsettled`] mutations may change each subject at any moment.
     unsettled: FxHashMap<Subject, usize>,
-    /// Of these mutations, those that change what a name leads to.
+    /// How many of these mutations change the inodes that names lead to.
     unsettled_targets: usize,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 enum Subject {
     Inode(InodeId),
-    /// What commits change of a file.
+    /// The part of a file's state that commits change.
     Content(InodeId),
     /// Any entry of a directory.
     Listing(InodeId),
@@ -105,24 +106,24 @@ enum Subject {
 #[derive(Default)]
 struct Inode {
     attr: Option<Attr>,
-    /// With the content version that they belong to: attributes can be learned alone.
+    /// The extents, with the content version that they belong to: attributes can be learned alone.
     extents: Option<(u64, Arc<ExtentMap>)>,
     link_target: Option<Vec<u8>>,
     rules: Option<PlacementRules>,
     xattrs: HashMap<Vec<u8>, Option<Vec<u8>>>,
-    /// It is new and has no attributes but HarvestFS's own.
+    /// The inode is new and has no extended attributes except those of HarvestFS itself.
     no_other_xattrs: bool,
     used: bool,
-    /// Whether `clock` knows it.
+    /// Whether `clock` contains it.
     in_clock: bool,
-    /// What it counts for in `entries`.
+    /// Its share of `entries`.
     weight: usize,
 }
 
 #[derive(Default)]
 struct Directory {
     names: BTreeMap<Name, Option<InodeId>>,
-    /// Names that are not in `names` do not exist.
+    /// Whether names that are not in `names` do not exist.
     complete: bool,
     parent: Option<InodeId>,
     used: bool,
@@ -140,7 +141,7 @@ impl MetaCache {
         }
     }
 
-    /// To be called before a request is sent.
+    /// Takes a ticket. Must be called before a request is sent.
     pub(crate) fn ticket(&self) -> Ticket {
         let mut inner = self.inner.lock();
         assert!(
@@ -181,13 +182,13 @@ impl MetaCache {
         })
     }
 
-    /// Whether a name is known not to lead to an inode, or not any more.
+    /// Whether a name is known not to lead, or no longer to lead, to an inode.
     pub(crate) fn leads_elsewhere(&self, parent: InodeId, name: &Name, ino: InodeId) -> bool {
         let target = self.inner.lock().target(parent, name);
         target.is_some_and(|target| target != Some(ino))
     }
 
-    /// Attributes and extents that belong together.
+    /// Returns attributes and extents of the same content version.
     pub(crate) fn content(&self, ino: InodeId) -> Option<(Attr, Arc<ExtentMap>)> {
         let mut inner = self.inner.lock();
         let inode = inner.inodes.get_mut(&ino)?;
@@ -197,7 +198,7 @@ impl MetaCache {
         (*version == attr.content_version).then(|| (attr.clone(), extents.clone()))
     }
 
-    /// A part of a directory that is cached completely, with attributes.
+    /// Returns a part of a directory that is completely cached, with attributes.
     pub(crate) fn listing(
         &self,
         ino: InodeId,
@@ -226,9 +227,9 @@ impl MetaCache {
                     end: true,
                 });
             };
-            // The kind is only known from the attributes.
+            // Only the attributes contain the kind.
             let attr = inner.inodes.get(&ino)?.attr.as_ref()?;
-            // It may have been looked up, and those of the namenode leave it out too.
+            // It may be cached because it was looked up; listings of the namenode omit it too.
             if name.as_bytes() == SNAPSHOTS_NAME && attr.is_frozen() && !is_frozen {
                 continue;
             }
@@ -255,7 +256,7 @@ impl MetaCache {
         self.inner.lock().inodes.get(&ino)?.rules
     }
 
-    /// An extended attribute: known to be this, known not to exist, or not known.
+    /// Returns an extended attribute: a known value, `Some(None)` if it is known not to exist, or `None` if unknown.
     pub(crate) fn xattr(&self, ino: InodeId, name: &[u8]) -> Option<Option<Vec<u8>>> {
         let inner = self.inner.lock();
         let inode = inner.inodes.get(&ino)?;
@@ -266,7 +267,7 @@ impl MetaCache {
         }
     }
 
-    /// Forgets what a notice names. To be called before any reply is used that was sent after it.
+    /// Forgets what a notice names. Must be called before any reply is used that was sent after the notice.
     pub(crate) fn obey(&self, notice: &Notice) {
         match notice {
             Notice::Invalidate {
@@ -277,7 +278,7 @@ impl MetaCache {
         }
     }
 
-    /// The namenode took these back.
+    /// Forgets what the namenode invalidated.
     pub(crate) fn invalidate(&self, inodes: &[InodeId], entries: &[(InodeId, Name)]) {
         let mut inner = self.inner.lock();
         for &ino in inodes {
@@ -290,19 +291,19 @@ impl MetaCache {
         }
     }
 
-    /// Nothing is known any more.
+    /// Forgets everything.
     pub(crate) fn invalidate_all(&self) {
         self.inner.lock().forget_all();
     }
 }
 
 impl Inner {
-    /// What a name leads to, if that is known.
+    /// Returns the inode that a name leads to, if that is known.
     fn target(&self, parent: InodeId, name: &Name) -> Option<Option<InodeId>> {
         let directory = self.dirs.get(&parent)?;
         match directory.names.get(name) {
             Some(target) => Some(*target),
-            // Listings leave the directory of snapshots out.
+            // Listings omit the directory of snapshots.
             None if directory.complete && name.as_bytes() != SNAPSHOTS_NAME => Some(None),
             None => None,
         }
@@ -316,19 +317,19 @@ impl Inner {
         self.entries = 0;
     }
 
-    /// No reply in flight is cached.
+    /// Keeps every reply in flight from being cached.
     fn overtake_all(&mut self) {
         self.now += 1;
         self.floor = self.now;
         self.events.clear();
     }
 
-    /// Whether what was asked for at that moment may be cached.
+    /// Whether an answer that was requested at that moment may be cached.
     fn is_fresh(&self, at: u64, subject: &Subject) -> bool {
         !self.is_overtaken(at, subject) && !self.is_unsettled(subject)
     }
 
-    /// Whether it was invalidated or changed since that moment. If not, an answer is as good as one that is asked for now.
+    /// Whether the subject was invalidated or changed since that moment. If not, an answer is as good as a new one.
     fn is_overtaken(&self, at: u64, subject: &Subject) -> bool {
         let is_after = |event: &u64| *event > at;
         (at < self.floor || self.events.get(subject).is_some_and(is_after))
@@ -385,7 +386,7 @@ impl Inner {
     }
 
     fn directory_mut(&mut self, ino: InodeId) -> &mut Directory {
-        // The clock names inodes; a directory's entries are evicted with it.
+        // The clock contains inodes; a directory's entries are evicted with its inode.
         self.inode_mut(ino);
         self.dirs.entry(ino).or_default()
     }
@@ -402,8 +403,8 @@ impl Inner {
         }
     }
 
-    /// All names of a directory at once: were a part of them evicted meanwhile, they would seem not
-    /// to exist.
+    /// Sets all names of a directory together: if some of them were evicted meanwhile, they would
+    /// seem not to exist.
     fn set_listing(
         &mut self,
         ino: InodeId,
@@ -462,7 +463,7 @@ impl Inner {
         }
     }
 
-    /// So much does not count any more.
+    /// Stops counting so many entries.
     fn left(&mut self, count: usize) {
         assert!(
             count <= self.entries,
@@ -474,12 +475,12 @@ impl Inner {
         self.entries -= count;
     }
 
-    /// Evicts what was not used for a while until there is room. Bounded: each step either evicts
-    /// or takes a second chance away.
+    /// Evicts inodes that were not used recently until there is room. Bounded: each step either
+    /// evicts one or takes its second chance away.
     fn make_room(&mut self) {
         while self.entries >= self.entries_max {
             let Some(ino) = self.clock.pop_front() else {
-                // It names all that is here.
+                // The clock contains everything that is cached.
                 assert!(
                     self.entries == 0,
                     "{} entries cannot be evicted: {} inodes, {} directories",

@@ -1,12 +1,12 @@
-//! Permission checks on what is cached, as the namenode makes them on what it has. Pure.
+//! Permission checks on cached attributes, identical to those of the namenode. Pure.
 
 use harvestfs_protocol::types::{Attr, Credentials, FileKind};
 
-/// To read.
+/// Permission to read.
 pub(crate) const READ: u8 = 4;
-/// To write.
+/// Permission to write.
 pub(crate) const WRITE: u8 = 2;
-/// To execute a file, to search a directory.
+/// Permission to execute a file or search a directory.
 pub(crate) const EXECUTE: u8 = 1;
 
 /// Whether the mode bits permit everything in `mask`.
@@ -15,7 +15,7 @@ pub(crate) fn permits(attr: &Attr, credentials: &Credentials, mask: u8) -> bool 
         return false;
     }
     if credentials.uid == 0 {
-        // Root may execute what any user may execute.
+        // Root may execute a file that at least one user may execute.
         let executable = attr.kind == FileKind::Directory || attr.mode & 0o111 != 0;
         return mask & EXECUTE == 0 || executable;
     }

@@ -77,7 +77,7 @@ fn a_complete_directory_knows_what_it_does_not_have() {
     assert_eq!(cache.entry(DIR, &name("a")), Some(Entry::Found(attr(5, 0))));
     let page = cache.listing(DIR, None, 10).unwrap();
     assert_eq!((page.entries.len(), page.end), (1, true));
-    // Another session changes one name: the others may have changed as well.
+    // Another session changes one name: the others may have changed too.
     cache.invalidate(&[], &[(DIR, name("b"))]);
     assert_eq!(cache.entry(DIR, &name("b")), None);
     assert_eq!(cache.entry(DIR, &name("a")), Some(Entry::Found(attr(5, 0))));
@@ -167,7 +167,7 @@ proptest! {
     }
 }
 
-/// Otherwise the names that were evicted would seem not to exist.
+/// Otherwise the evicted names would seem not to exist.
 #[test]
 fn a_directory_that_is_evicted_while_its_listing_is_learned_is_not_complete() {
     let entry = |number: u64| DirEntry {
@@ -227,7 +227,7 @@ fn nothing_is_learned_that_an_unsettled_mutation_may_change() {
     assert!(cache.is_unsettled());
     assert_eq!(cache.attr(InodeId(6)), None);
     drop(second);
-    // It was asked for before the mutation was settled.
+    // It was requested before the mutation was settled.
     learn(&asked);
     assert!(!cache.is_unsettled());
     assert_eq!(cache.attr(InodeId(5)), None);
@@ -262,7 +262,7 @@ fn the_inodes_that_an_unsettled_mutation_may_change_are_told_from_others() {
     let first = cache.unsettled(&truncates(5));
     assert!(cache.is_unsettled());
     assert_eq!(are_unsettled(), [true, false]);
-    // Whatever the name leads to by then.
+    // This covers whatever the name leads to by then.
     let second = cache.unsettled(&unlinks("a"));
     assert_eq!(are_unsettled(), [true, true]);
     drop(second);
@@ -270,7 +270,7 @@ fn the_inodes_that_an_unsettled_mutation_may_change_are_told_from_others() {
     drop(first);
     assert_eq!(are_unsettled(), [false, false]);
     assert!(!cache.is_unsettled());
-    // Nothing that is cached changes by it.
+    // It changes nothing that is cached.
     let nothing = cache.unsettled(&Scope {
         inodes: Vec::new(),
         ..truncates(5)
@@ -299,7 +299,7 @@ fn what_is_asked_for_waits_for_unsettled_mutations_of_the_same() {
     assert!(waits(&changes(5, false)) && waits(&changes(6, false)));
     assert!(waits(&unlinks("a")));
     assert!(!waits(&changes(7, true)) && !waits(&unlinks("b")));
-    // Commits change no names, and neither their attributes.
+    // Commits change no names, and their attributes do not count either.
     let commits = || [5, 6].map(|ino| cache.is_content_unsettled(InodeId(ino)));
     assert_eq!(commits(), [true, false]);
     drop((truncated, renamed, removed));
@@ -307,7 +307,7 @@ fn what_is_asked_for_waits_for_unsettled_mutations_of_the_same() {
     assert!(!waits(&changes(5, true)) && !waits(&unlinks("a")));
 }
 
-/// The new one is not known when the mutation is settled.
+/// The new parent is not known when the mutation is settled.
 #[test]
 fn the_directory_above_one_that_may_have_been_moved_is_forgotten() {
     let cache = MetaCache::new(100);

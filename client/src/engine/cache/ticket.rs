@@ -10,7 +10,7 @@ use harvestfs_protocol::types::{Attr, Extent, FileKind, PlacementRules};
 use super::{Subject, Ticket};
 use crate::engine::cache::extents::ExtentMap;
 
-/// What replies to read-only requests say.
+/// What replies to read-only requests add.
 impl Ticket {
     /// Whether an inode changed since the ticket was taken, or may have.
     pub(crate) fn is_overtaken(&self, ino: InodeId) -> bool {
@@ -18,7 +18,7 @@ impl Ticket {
         inner.is_overtaken(self.at, &Subject::Inode(ino))
     }
 
-    /// Whether nothing has overtaken them.
+    /// Learns attributes; returns whether nothing has overtaken them.
     pub(crate) fn learn_attr(&self, attr: &Attr) -> bool {
         let mut inner = self.inner.lock();
         let subject = Subject::Inode(attr.ino);
@@ -70,7 +70,7 @@ impl Ticket {
         }
     }
 
-    /// Entries of a directory; with `complete`, all there are, learned since this ticket.
+    /// Learns entries of a directory; with `complete`, these are all its entries, learned since this ticket.
     pub(crate) fn learn_listing(
         &self,
         ino: InodeId,
@@ -94,29 +94,29 @@ impl Ticket {
     }
 }
 
-/// What this client has changed itself.
+/// What this client's own mutations change.
 impl Ticket {
-    /// A mutation changed an inode's attributes to this.
+    /// A mutation changed an inode's attributes to these.
     pub(crate) fn changed_attr(&self, attr: &Attr) {
         let mut inner = self.inner.lock();
         let fresh = inner.is_fresh(self.at, &Subject::Inode(attr.ino));
         inner.happened(Subject::Inode(attr.ino));
         let inode = inner.inode_mut(attr.ino);
-        // If something else changed it meanwhile, the order of the two is not known.
+        // If something else changed the inode meanwhile, the order of the two changes is unknown.
         inode.attr = fresh.then(|| attr.clone());
         if !fresh {
             inner.set_extents(attr.ino, None);
         }
     }
 
-    /// A mutation changed an inode in a way that its reply does not say.
+    /// A mutation changed an inode in a way that its reply does not describe.
     pub(crate) fn changed_inode(&self, ino: InodeId) {
         let mut inner = self.inner.lock();
         inner.happened(Subject::Inode(ino));
         inner.forget_inode(ino);
     }
 
-    /// A mutation changed times only: the content is as it was.
+    /// A mutation changed only times: the content is unchanged.
     pub(crate) fn changed_times(&self, ino: InodeId) {
         let mut inner = self.inner.lock();
         inner.happened(Subject::Inode(ino));
@@ -149,7 +149,7 @@ impl Ticket {
         }
     }
 
-    /// A mutation changed the size or the content to something that extents do not say.
+    /// A mutation changed the size or the content in a way that its reply does not describe by extents.
     pub(crate) fn changed_content(&self, attr: &Attr, change: impl FnOnce(&mut ExtentMap)) {
         let mut inner = self.inner.lock();
         let fresh = inner.is_fresh(self.at, &Subject::Inode(attr.ino));
@@ -185,8 +185,8 @@ impl Ticket {
         }
     }
 
-    /// A name and its directory changed in a way that is not known (the mutation failed, or its
-    /// outcome is not known).
+    /// A name and its directory changed in an unknown way: the mutation failed, or its outcome is
+    /// unknown.
     pub(crate) fn unknown_entry(&self, parent: InodeId, name: &Name) {
         let mut inner = self.inner.lock();
         inner.entry_happened(parent, name);
@@ -195,7 +195,7 @@ impl Ticket {
         inner.forget_inode(parent);
     }
 
-    /// A new inode was made: nothing but its attributes needs to be asked for.
+    /// A mutation created an inode: nothing but its attributes ever has to be requested.
     pub(crate) fn created(&self, attr: &Attr, link_target: Option<&[u8]>, parent: InodeId) {
         let mut inner = self.inner.lock();
         if !inner.is_fresh(self.at, &Subject::Inode(attr.ino)) {
@@ -215,7 +215,7 @@ impl Ticket {
         }
     }
 
-    /// An inode is gone.
+    /// An inode was removed.
     pub(crate) fn removed(&self, ino: InodeId) {
         let mut inner = self.inner.lock();
         inner.happened(Subject::Inode(ino));
@@ -242,7 +242,7 @@ impl Drop for Ticket {
         );
         inner.tickets -= 1;
         if inner.tickets == 0 {
-            // No request is left to which an event could matter.
+            // No request is left that an event could matter to.
             inner.events.clear();
         }
     }

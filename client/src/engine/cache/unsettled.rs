@@ -1,7 +1,7 @@
-//! Mutations that no caller waits for any more, and whose outcome is not known.
+//! Mutations whose caller no longer waits, and whose outcome is unknown.
 //!
-//! The namenode may execute one at any moment. Others see it from then on, and this client is not notified of what it
-//! changes itself.
+//! The namenode may execute such a mutation at any moment. Others see its effect from then on, but
+//! this client receives no notice of its own changes.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -16,10 +16,10 @@ use super::{Inner, MetaCache, Subject};
 #[derive(Debug)]
 pub(crate) struct Scope {
     pub inodes: Vec<InodeId>,
-    /// Whether it is what commits change of them too, or what they do to a mode.
+    /// Whether it may change what commits change of these inodes, or the mode bits that commits clear.
     pub changes_content: bool,
     pub entries: Vec<(InodeId, Name)>,
-    /// Whether the inodes that these names lead to change with them.
+    /// Whether the inodes that these names lead to change too.
     pub changes_targets: bool,
 }
 
@@ -29,12 +29,12 @@ pub(crate) struct Unsettled {
     is_unsettled: Arc<AtomicBool>,
     subjects: Vec<Subject>,
     changes_targets: bool,
-    /// What one of its names led to was not known.
+    /// Whether the inode was unknown that one of the names led to.
     may_be_any: bool,
 }
 
 impl MetaCache {
-    /// Forgets what a mutation may change, and learns nothing of it for a while.
+    /// Forgets what a mutation may change, and learns nothing about it until the result is dropped.
     pub(crate) fn unsettled(&self, scope: &Scope) -> Unsettled {
         let mut inner = self.inner.lock();
         let (subjects, may_be_any) = inner.subjects(scope);
@@ -56,7 +56,7 @@ impl MetaCache {
         }
     }
 
-    /// Forgets what a mutation was to change that was refused.
+    /// Forgets what a refused mutation was meant to change.
     pub(crate) fn forget(&self, scope: &Scope) {
         let mut inner = self.inner.lock();
         let (subjects, _) = inner.subjects(scope);
@@ -68,7 +68,7 @@ impl MetaCache {
         self.is_unsettled.load(Ordering::Acquire)
     }
 
-    /// Whether a mutation that no caller waits for may yet change one of these.
+    /// Whether a mutation whose caller no longer waits may still change one of these.
     pub(crate) fn is_any_unsettled(&self, scope: &Scope) -> bool {
         if !self.is_unsettled() {
             return false;
@@ -81,7 +81,7 @@ impl MetaCache {
             || entries.any(|(parent, name)| is_unsettled(Subject::Entry(*parent, name.clone())))
     }
 
-    /// Whether a mutation that no caller waits for may yet change the content of a file.
+    /// Whether a mutation whose caller no longer waits may still change the content of a file.
     pub(crate) fn is_content_unsettled(&self, ino: InodeId) -> bool {
         let subject = Subject::Content(ino);
         self.is_unsettled() && self.inner.lock().unsettled.contains_key(&subject)
@@ -94,7 +94,7 @@ impl MetaCache {
 }
 
 impl Unsettled {
-    /// Whether any inode may have been changed, and not only the ones that are named.
+    /// Whether any inode may have been changed, not only the ones that are named.
     pub(crate) fn may_be_any(&self) -> bool {
         self.may_be_any
     }
@@ -128,7 +128,7 @@ impl Drop for Unsettled {
                 None => panic!("{subject:?} is settled twice"),
             };
         }
-        // What was asked for meanwhile may be from before the mutation.
+        // What was requested meanwhile may be older than the mutation.
         inner.forget(&self.subjects);
         if self.changes_targets {
             inner.unsettled_targets -= 1;
@@ -140,17 +140,17 @@ impl Drop for Unsettled {
 
 impl Inner {
     pub(super) fn is_unsettled(&self, subject: &Subject) -> bool {
-        // Others may have a name lead elsewhere before it is removed, and have what it leads to asked for by then.
+        // Before the mutation executes, another session may make the name lead to an inode that is requested here.
         self.unsettled_targets > 0 || self.unsettled.contains_key(subject)
     }
 
-    /// Says so to those who ask without the lock, under which it is said.
+    /// Publishes the state to readers that do not take the lock. Called under the lock.
     fn publish_to(&self, is_unsettled: &AtomicBool) {
         let is_so = self.unsettled_targets > 0 || !self.unsettled.is_empty();
         is_unsettled.store(is_so, Ordering::Release);
     }
 
-    /// What a mutation may change, and whether it may be any other inode too.
+    /// Returns what a mutation may change, and whether it may change any other inode too.
     fn subjects(&self, scope: &Scope) -> (Vec<Subject>, bool) {
         let mut subjects: Vec<Subject> = scope.inodes.iter().copied().map(Subject::Inode).collect();
         if scope.changes_content {
@@ -164,7 +164,7 @@ impl Inner {
             if scope.changes_targets {
                 match self.target(*parent, name) {
                     Some(target) => subjects.extend(target.map(Subject::Inode)),
-                    // It may be cached by another of its names.
+                    // The inode may be cached under another of its names.
                     None => may_be_any = true,
                 }
             }

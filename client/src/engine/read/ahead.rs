@@ -1,5 +1,5 @@
-//! Prefetch for a sequential reader: what is fetched before it is asked for. Data is kept by block
-//! and offset: blocks never change, so it stays right when the file changes.
+//! Prefetch for a sequential reader. Data is kept by block and offset: blocks never change, so it
+//! stays correct when the file changes.
 
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -11,26 +11,26 @@ use harvestfs_protocol::types::{Extent, FileBlock};
 use super::sections::in_memory;
 use crate::engine::cache::extents::ExtentMap;
 
-/// What is fetched at once; a multiple of the chunk size.
+/// Size of one fetch; a multiple of the chunk size.
 pub(crate) const UNIT_BYTES: u64 = 1 << 20;
-/// Requests of a sequential reader may overtake each other by this much: the kernel sends several
-/// at once.
+/// How far requests of a sequential reader may overtake each other: the kernel sends several of
+/// them concurrently.
 const DISORDER_BYTES: u64 = 2 << 20;
-/// Sequential reads before anything is prefetched: many programs look at the head of a file only.
+/// Sequential reads before anything is prefetched: many programs read only the head of a file.
 const STREAK_MIN: u32 = 2;
-/// Blocks that are located along with one.
+/// Number of following blocks that are located along with one.
 const LOCATE_AHEAD: usize = 64;
 
-/// The read-ahead of one open file. `D` is what brings the data of a unit.
+/// The read-ahead of one open file. `D` is a handle to the data of a unit, which may still be in flight.
 pub(crate) struct Ahead<D> {
-    /// End of what was read so far.
+    /// End of what has been read so far.
     high: u64,
     streak: u32,
     window: u64,
     units: VecDeque<Unit<D>>,
 }
 
-/// A range of a block that is being fetched, or was.
+/// A range of a block that is being fetched, or has been.
 struct Unit<D> {
     block: BlockId,
     range: Range<u64>,
@@ -57,7 +57,7 @@ impl Fetch {
     }
 }
 
-/// A file as its reader knows it.
+/// The content of a file as its reader knows it.
 #[derive(Clone, Copy)]
 pub(crate) struct Known<'a> {
     pub(crate) extents: &'a ExtentMap,
@@ -76,8 +76,8 @@ impl<D> Default for Ahead<D> {
 }
 
 impl<D> Ahead<D> {
-    /// A range is read. What is to be fetched if it continues a sequence, at most `window_max` bytes
-    /// ahead; [`Ahead::started`] follows for what is.
+    /// Notes that a range is read. Returns what is to be fetched if it continues a sequence, at
+    /// most `window_max` bytes ahead; [`Ahead::started`] must follow for each fetch that is made.
     pub(crate) fn note(
         &mut self,
         range: &Range<u64>,
@@ -114,7 +114,7 @@ impl<D> Ahead<D> {
         fetches
     }
 
-    /// Wants the part of an extent that is in a range of the file and not here yet.
+    /// Adds the fetches for the part of an extent that is in a range of the file and has not been fetched yet.
     fn want(
         &self,
         extent: &Extent,
@@ -146,7 +146,7 @@ impl<D> Ahead<D> {
         }
     }
 
-    /// This is being fetched.
+    /// Notes that a range is being fetched.
     pub(crate) fn started(&mut self, fetch: Fetch, data: D) {
         let (block, start) = (fetch.at.block, fetch.range.start);
         assert!(
@@ -168,14 +168,14 @@ impl<D> Ahead<D> {
 }
 
 impl<D: Clone> Ahead<D> {
-    /// What brings the data at an offset of a block, and the range of the block that it brings.
+    /// Returns the handle to the data at an offset of a block, and the range of the block that it covers.
     pub(crate) fn covering(&self, block: BlockId, offset: u64) -> Option<(D, Range<u64>)> {
         let unit = self.unit(block, offset)?;
         Some((unit.data.clone(), unit.range.clone()))
     }
 }
 
-/// The part of what was fetched of a range that starts at the start of another one.
+/// Returns the part of fetched data that starts at the start of a wanted range.
 pub(crate) fn cut(data: &Bytes, fetched: &Range<u64>, wanted: &Range<u64>) -> Bytes {
     assert!(
         fetched.contains(&wanted.start) && data.len() as u64 == fetched.end - fetched.start,
@@ -187,10 +187,10 @@ pub(crate) fn cut(data: &Bytes, fetched: &Range<u64>, wanted: &Range<u64>) -> By
     data.slice(in_memory(from)..in_memory(to))
 }
 
-/// The next blocks of a file, to be located along with one.
+/// Returns the next blocks of a file, to be located along with one.
 pub(crate) fn blocks_after(extents: &ExtentMap, offset: u64) -> Vec<FileBlock> {
     let mut blocks: Vec<FileBlock> = Vec::new();
-    // A file of many extents in few blocks must not make this long.
+    // Bounds the search in a file of many extents in few blocks.
     for extent in extents.from(offset).take(4 * LOCATE_AHEAD) {
         if blocks.len() == LOCATE_AHEAD {
             break;
@@ -263,7 +263,7 @@ mod tests {
         #[test]
         fn a_sequential_reader_is_read_ahead_for(
             lengths in prop::collection::vec((0..MIB, 1..6 * MIB), 1..12),
-            // As the kernel asks.
+            // These are the sizes that the kernel requests.
             request_bytes in 4_096..=MIB,
             window_max in MIB..8 * MIB,
             swaps in prop::collection::vec(any::<bool>(), 1..10),
@@ -273,7 +273,7 @@ mod tests {
             let mut requests: Vec<Range<u64>> = (0..size_bytes.div_ceil(request_bytes))
                 .map(|index| index * request_bytes..((index + 1) * request_bytes).min(size_bytes))
                 .collect();
-            // The first ones show that it is a sequence.
+            // The first requests establish the sequence.
             for (pair, swap) in requests[4.min(size_bytes.div_ceil(request_bytes) as usize)..]
                 .chunks_exact_mut(2)
                 .zip(swaps.iter().cycle())

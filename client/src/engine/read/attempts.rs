@@ -1,5 +1,5 @@
-//! Reading a range of a block from its replicas: what follows when one of them does not give it, and
-//! when none does.
+//! Reading a range of a block from its replicas: what follows when one replica fails to deliver it,
+//! and when all do.
 
 use std::time::{Duration, Instant};
 
@@ -13,7 +13,7 @@ use crate::error::ClientError;
 const RETRY_PAUSE_MIN: Duration = Duration::from_millis(50);
 const RETRY_PAUSE_MAX: Duration = Duration::from_secs(1);
 
-/// Why one replica did not give the whole range.
+/// Why one replica did not deliver the whole range.
 #[derive(Clone, Debug)]
 pub(crate) enum Failure {
     Data(DataError),
@@ -41,31 +41,31 @@ impl From<DataError> for Failure {
     }
 }
 
-/// What a failure says of a replica.
+/// What a failure says about a replica.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Verdict {
-    /// Its owner needs the server for so long.
+    /// The server is busy: its owner needs it for this long.
     Busy { retry_after_ms: u32 },
-    /// Nothing: the right to read it has ended.
+    /// Nothing: the token has expired or is not valid.
     NoRight,
-    /// It is bad: it is not asked again, and the namenode is to know.
+    /// The replica is bad: it is not asked again, and the failure is reported to the namenode.
     Bad,
-    /// Its datanode failed: it is asked last, and the namenode is to know.
+    /// Its datanode failed: it is asked last, and the failure is reported to the namenode.
     Failed,
 }
 
-/// What asking every replica once came to.
+/// The result of asking every replica once.
 #[derive(Default)]
 pub(crate) struct Round {
-    /// The shortest time after which a busy one may be asked again.
+    /// The shortest time after which a busy replica may be asked again.
     retry_after: Option<Duration>,
-    /// One failed that was not just busy.
+    /// Whether one failed for another reason than being busy.
     other_failure: bool,
     last: String,
 }
 
 impl Round {
-    /// A round in which no replica could be asked.
+    /// Creates a round in which no replica could be asked.
     pub(crate) fn without_replica(reason: String) -> Self {
         Self {
             last: reason,
@@ -73,7 +73,7 @@ impl Round {
         }
     }
 
-    /// The datanode with this name did not give the whole range.
+    /// Notes that the datanode with this name did not deliver the whole range.
     pub(crate) fn failed(&mut self, name: &str, failure: &Failure) -> Verdict {
         self.last = format!("{name}: {failure}");
         let verdict = match failure {
@@ -116,11 +116,11 @@ impl Attempts {
         }
     }
 
-    /// A round brought nothing: the block is to be located anew after a pause. `chance`, from 0 to 1,
-    /// spreads the return of readers that all were refused in the same moment.
+    /// Ends a round without data; returns the pause after which the block is to be located again.
+    /// `chance`, from 0 to 1, spreads the return of readers that were all refused at the same moment.
     ///
     /// # Errors
-    /// Patience is over.
+    /// The reason for the failure, once patience is exhausted.
     pub(crate) fn after(
         &mut self,
         round: Round,
@@ -144,7 +144,7 @@ impl Attempts {
             }
             return Ok(retry_after.mul_f64(1.0 + chance / 5.0));
         }
-        // Something is wrong with all of them: perhaps they are elsewhere by now.
+        // All replicas have failed: perhaps they are elsewhere by now.
         if waited > self.patience.unreachable {
             return Err(ClientError::NoReplica {
                 block,
@@ -190,8 +190,8 @@ mod tests {
     }
 
     proptest! {
-        /// In virtual time: a read whose replicas are all busy says so within its patience for that;
-        /// one whose replicas fail goes on for as long as datanodes may be away. Both end.
+        /// In virtual time: a read whose replicas are all busy fails within its patience for that;
+        /// one whose replicas fail continues for as long as datanodes may be unreachable. Both end.
         #[test]
         fn patience_is_kept(
             rounds in prop::collection::vec(prop::collection::vec(failure(), 1..4), 1..20),

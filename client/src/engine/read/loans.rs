@@ -1,5 +1,5 @@
-//! What datanodes on this host lend: their replicas' files, for a while. Which of them are asked, and until when an answer
-//! can be used.
+//! Replica files that datanodes on this host lend for a while: which datanodes are asked, and until
+//! when an answer can be used.
 
 use std::time::{Duration, Instant};
 
@@ -7,35 +7,35 @@ use harvestfs_protocol::ids::{BlockId, NodeId};
 use harvestfs_protocol::short_circuit::{LOAN, LOANS_MAX};
 use rustc_hash::FxHashMap;
 
-/// When a datanode is tried again that has ended the connection, and one that has no socket for us.
+/// Pauses before a datanode that closed the connection, or one that has no socket on this host, is tried again.
 const ENDED_PAUSE: Duration = Duration::from_secs(1);
 const NO_SOCKET_PAUSE: Duration = Duration::from_secs(600);
-/// How long a block whose file is not lent is read over the network: once sealed, it will be lent.
+/// How long a block whose file is not lent is read over the network: it will be lent once it is sealed.
 const NOT_LENT_PAUSE: Duration = Duration::from_secs(2);
-/// Use of a file ends this long before the loan does, so that a read that has begun has the time.
+/// A file is no longer used when its loan ends within this, so that a read that has begun has time to finish.
 const LOAN_MARGIN: Duration = Duration::from_secs(5);
 
-/// What is known of datanodes: whether they are on this host. `L` is the connection to one that is.
+/// Whether datanodes are on this host. `L` is the connection to one that is.
 pub(crate) struct Lenders<L> {
     nodes: FxHashMap<NodeId, Access<L>>,
 }
 
 enum Access<L> {
-    /// Not before this.
+    /// Not to be tried before this.
     Closed {
         until: Instant,
     },
     Open(L),
 }
 
-/// How to read what a datanode has.
+/// How to read a datanode's replicas.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Way<L> {
-    /// Through the files that it lends.
+    /// Through the files that the datanode lends.
     Lender(L),
-    /// By the network.
+    /// Over the network.
     Network,
-    /// The caller asks whether it is on this host; others go over the network meanwhile.
+    /// The caller must ask whether the datanode is on this host; other readers use the network meanwhile.
     Ask,
 }
 
@@ -48,7 +48,7 @@ impl<L> Default for Lenders<L> {
 }
 
 impl<L: Clone> Lenders<L> {
-    /// How to read what a datanode has now.
+    /// Returns how to read a datanode's replicas now.
     pub(crate) fn way(&mut self, node: NodeId, now: Instant) -> Way<L> {
         match self.nodes.get(&node) {
             Some(Access::Open(lender)) => return Way::Lender(lender.clone()),
@@ -59,7 +59,7 @@ impl<L: Clone> Lenders<L> {
         Way::Ask
     }
 
-    /// It is on this host, and connected.
+    /// Notes that a datanode is on this host and connected.
     pub(crate) fn opened(&mut self, node: NodeId, lender: L) {
         assert!(
             self.nodes.contains_key(&node),
@@ -68,12 +68,12 @@ impl<L: Clone> Lenders<L> {
         self.nodes.insert(node, Access::Open(lender));
     }
 
-    /// It is not on this host, or lends nothing.
+    /// Notes that a datanode is not on this host, or lends nothing.
     pub(crate) fn has_no_socket(&mut self, node: NodeId, now: Instant) {
         self.closed(node, now + NO_SOCKET_PAUSE);
     }
 
-    /// The connection to it has ended, if it is the one that is meant.
+    /// Notes that the connection to a datanode has ended, unless it has been replaced by another one.
     pub(crate) fn ended(&mut self, node: NodeId, now: Instant, is_meant: impl FnOnce(&L) -> bool) {
         if let Some(Access::Open(lender)) = self.nodes.get(&node)
             && is_meant(lender)
@@ -82,7 +82,7 @@ impl<L: Clone> Lenders<L> {
         }
     }
 
-    /// All that lend.
+    /// Returns all datanodes that lend.
     pub(crate) fn open(&self) -> Vec<L> {
         let open = self.nodes.values().filter_map(|access| match access {
             Access::Open(lender) => Some(lender.clone()),
@@ -96,13 +96,13 @@ impl<L: Clone> Lenders<L> {
     }
 }
 
-/// What one datanode answered. `F` is a file.
+/// The answers of one datanode. `F` is a file.
 pub(crate) struct Loans<F> {
     answers: FxHashMap<BlockId, Answer<F>>,
 }
 
 struct Answer<F> {
-    /// None: it does not lend this one.
+    /// `None` if the block's file is not lent.
     file: Option<F>,
     until: Instant,
 }
@@ -116,13 +116,13 @@ impl<F> Default for Loans<F> {
 }
 
 impl<F: Clone> Loans<F> {
-    /// What was answered of a block, if that can be used now. The inner one is none when its file is not lent.
+    /// Returns the answer about a block, if it can be used now. The inner option is `None` when its file is not lent.
     pub(crate) fn get(&self, block: BlockId, now: Instant) -> Option<Option<F>> {
         let answer = self.answers.get(&block)?;
         (now < answer.until).then(|| answer.file.clone())
     }
 
-    /// It was asked at `asked_at`, and lends this; the loan may have begun then.
+    /// Notes the answer to a request that was sent at `asked_at`; the loan may have begun then.
     pub(crate) fn answered(&mut self, block: BlockId, file: Option<F>, asked_at: Instant) {
         let valid_for = match &file {
             Some(_) => LOAN - LOAN_MARGIN,
@@ -135,7 +135,7 @@ impl<F: Clone> Loans<F> {
             let until = asked_at + valid_for;
             self.answers.insert(block, Answer { file, until });
         }
-        // Each has a file open.
+        // Every answer may hold a file open.
         assert!(
             self.answers.len() <= LOANS_MAX,
             "{} files are lent, more than {LOANS_MAX}",
@@ -143,7 +143,7 @@ impl<F: Clone> Loans<F> {
         );
     }
 
-    /// Gives back what is no longer lent.
+    /// Drops the files that are no longer lent.
     pub(crate) fn expire(&mut self, now: Instant) {
         self.answers.retain(|_, answer| now < answer.until);
     }
@@ -164,12 +164,12 @@ mod tests {
         let mut lenders = Lenders::default();
         assert_eq!(lenders.way(NODE, now), Way::Ask);
         assert_eq!(lenders.way(NODE, now), Way::Network);
-        // The one that asked was cancelled.
+        // The caller that asked was cancelled.
         assert_eq!(lenders.way(NODE, now + ENDED_PAUSE), Way::Ask);
         lenders.opened(NODE, "first");
         assert_eq!(lenders.way(NODE, now), Way::Lender("first"));
         assert_eq!(lenders.open(), ["first"]);
-        // Late news of an earlier connection.
+        // A late notification about an earlier connection.
         lenders.ended(NODE, now, |lender| *lender == "earlier");
         assert_eq!(lenders.way(NODE, now), Way::Lender("first"));
         lenders.ended(NODE, now, |lender| *lender == "first");
@@ -182,7 +182,7 @@ mod tests {
         assert_eq!(lenders.way(NODE, now + NO_SOCKET_PAUSE), Way::Ask);
     }
 
-    /// The datanode counts the space of a replica that it removed as taken for as long as a loan lasts, and no longer.
+    /// The datanode counts a removed replica's space as used for exactly as long as a loan lasts.
     #[test]
     fn no_file_is_used_when_its_loan_may_have_ended() {
         let asked_at = some_time();

@@ -1,5 +1,5 @@
-//! Reading: what a range of a file consists of, what is in memory of it, and from where and when the
-//! rest is read.
+//! Reading: what a range of a file consists of, which part is in memory, and from which replica and
+//! when the rest is read.
 
 pub(crate) mod ahead;
 pub(crate) mod attempts;

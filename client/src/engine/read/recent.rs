@@ -1,6 +1,6 @@
-//! What this client committed last, for reading it back: `git status` reads what was checked out
-//! within its clock's tick, compilers what was just unpacked. The kernel keeps no page that was not
-//! written as a whole, as the last of most files. Kept by block and offset, as prefetched data is.
+//! Data that this client committed recently, for reading it back: `git status` reads what was checked
+//! out within the clock tick, compilers what was just unpacked. The kernel keeps no page that was only
+//! partly written, such as the last page of most files. Kept by block and offset, like prefetched data.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::ops::Range;
@@ -12,14 +12,14 @@ use parking_lot::Mutex;
 use crate::engine::read::sections::in_memory;
 use crate::engine::write::writeback::Place;
 
-/// What is kept of all files.
+/// Bytes that are kept of all files together.
 const KEPT_BYTES_MAX: usize = 16 << 20;
 /// Larger pieces are not kept: most of their pages stay in the kernel.
 const PIECE_BYTES_MAX: usize = 64 << 10;
-/// What a piece takes beside its data.
+/// Memory that a piece occupies in addition to its data.
 const PIECE_OVERHEAD_BYTES: usize = 256;
 
-/// See the module.
+/// The recently committed pieces of all files.
 #[derive(Default)]
 pub(crate) struct Recent {
     inner: Mutex<Inner>,
@@ -58,7 +58,7 @@ impl Inner {
 }
 
 impl Recent {
-    /// A piece of a block was committed, and is known to be as it was written.
+    /// Keeps a piece of a block that was committed exactly as it was written.
     pub(crate) fn keep(&self, place: Place, data: &Bytes) {
         if data.len() > PIECE_BYTES_MAX {
             return;
@@ -78,12 +78,12 @@ impl Recent {
         }
     }
 
-    /// The data at the start of a range of a block, if it is kept.
+    /// Returns the data at the start of a range of a block, if it is kept.
     pub(crate) fn ready(&self, block: BlockId, range: &Range<u64>) -> Option<Bytes> {
         let inner = self.inner.lock();
         let starts = (block, 0)..=(block, range.start);
         let (&(_, offset), data) = inner.pieces.range(starts).next_back()?;
-        // Within the piece, or behind its end.
+        // The start lies within the piece or behind its end.
         let from = usize::try_from(range.start - offset).ok()?;
         let left = data.len().checked_sub(from).filter(|&left| left > 0)?;
         let wanted = in_memory(range.end - range.start);

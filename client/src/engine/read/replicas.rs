@@ -1,4 +1,4 @@
-//! Where blocks are, the right to read them, and which datanodes answered lately.
+//! Locations of blocks, the tokens to read them, and which datanodes answered lately.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -8,17 +8,17 @@ use harvestfs_protocol::token::BlockToken;
 use harvestfs_protocol::types::{Located, NodeInfo};
 use rustc_hash::FxHashMap;
 
-/// Blocks remembered, in two generations of half of it.
+/// Blocks remembered, in two generations of half as many.
 const BLOCKS_MAX: usize = 65_536;
-/// How long a datanode that failed is asked last, and not written to.
+/// How long a datanode that failed is read from last and not written to.
 const AVOID: Duration = Duration::from_secs(15);
-/// Bounds of how long a busy datanode is left alone, even if it asks for another time.
+/// Bounds of how long a busy datanode is left alone, whatever time it asks for.
 const BUSY_MIN: Duration = Duration::from_secs(1);
 const BUSY_MAX: Duration = Duration::from_secs(10);
-/// A token that ends sooner is renewed before it is used.
+/// A token that expires within this time is renewed before use.
 const TOKEN_MARGIN: Duration = Duration::from_secs(60);
 
-/// A block, and where it can be read.
+/// Where a block can be read, and the token for it.
 #[derive(Debug)]
 pub(crate) struct Location {
     pub(crate) token: BlockToken,
@@ -26,7 +26,7 @@ pub(crate) struct Location {
     pub(crate) replicas: Vec<Arc<NodeInfo>>,
 }
 
-/// See the module.
+/// The known locations of blocks and the state of their datanodes.
 #[derive(Default)]
 pub(crate) struct Replicas {
     young: FxHashMap<BlockId, Arc<Location>>,
@@ -35,7 +35,7 @@ pub(crate) struct Replicas {
     failed: FxHashMap<NodeId, Instant>,
     /// Until when a datanode is probably busy.
     busy: FxHashMap<NodeId, Instant>,
-    /// How often a datanode said that it is.
+    /// How often a datanode answered that it is busy.
     denials: u64,
 }
 
@@ -60,7 +60,7 @@ impl Replicas {
         }
     }
 
-    /// A block's pipeline lost some datanodes.
+    /// Removes the datanodes that a block's pipeline lost.
     pub(crate) fn narrow(&mut self, block: BlockId, nodes: &[NodeId]) {
         if let Some(location) = self.get(block) {
             let kept = location.replicas.iter();
@@ -73,7 +73,7 @@ impl Replicas {
         }
     }
 
-    /// A replica turned out to be bad. It is not asked again while there are others.
+    /// Removes a replica that turned out to be bad. It is not asked again while there are others.
     pub(crate) fn drop_replica(&mut self, block: BlockId, bad: NodeId) {
         let known = self.get(block);
         if let Some(location) = known.filter(|location| location.replicas.len() > 1) {
@@ -88,7 +88,7 @@ impl Replicas {
         self.old.remove(&block);
     }
 
-    /// Where a block is, if that is remembered and the token is good for a while.
+    /// Returns the location of a block, if it is remembered and its token is valid for a while.
     pub(crate) fn known(&mut self, block: BlockId, unix_now_ms: u64) -> Option<Arc<Location>> {
         let location = self.get(block)?;
         let enough = unix_now_ms + TOKEN_MARGIN.as_millis() as u64;
@@ -96,7 +96,7 @@ impl Replicas {
             .then_some(location)
     }
 
-    /// Where a block is, if that is remembered.
+    /// Returns the location of a block, if it is remembered.
     pub(crate) fn get(&mut self, block: BlockId) -> Option<Arc<Location>> {
         if let Some(location) = self.young.get(&block) {
             return Some(location.clone());
@@ -113,7 +113,7 @@ impl Replicas {
         self.young.insert(block, location);
     }
 
-    /// A block's replicas: first the ones that answered lately, last the ones that failed.
+    /// Returns a block's replicas, those on busy datanodes after the others, and those on failed ones last.
     pub(crate) fn in_order(&self, location: &Location, now: Instant) -> Vec<Arc<NodeInfo>> {
         let mut replicas = location.replicas.clone();
         replicas.sort_by_key(|node| {
@@ -125,7 +125,7 @@ impl Replicas {
         replicas
     }
 
-    /// Datanodes that failed lately or are busy.
+    /// Returns the datanodes that failed lately or are busy.
     pub(crate) fn avoided(&mut self, now: Instant) -> Vec<NodeId> {
         self.failed
             .retain(|_, failed| now.saturating_duration_since(*failed) < AVOID);
@@ -140,20 +140,20 @@ impl Replicas {
         self.nodes.get(&node).cloned()
     }
 
-    /// A datanode failed. Returns what is known of it.
+    /// Notes that a datanode failed. Returns what is known about it.
     pub(crate) fn note_failure(&mut self, node: NodeId, now: Instant) -> Option<Arc<NodeInfo>> {
         self.failed.insert(node, now);
         self.node(node)
     }
 
-    /// A datanode's owner needs it.
+    /// Notes that a datanode is busy because its owner needs the server.
     pub(crate) fn note_busy(&mut self, node: NodeId, retry_after_ms: u32, now: Instant) {
         let wait = Duration::from_millis(retry_after_ms.into()).clamp(BUSY_MIN, BUSY_MAX);
         self.busy.insert(node, now + wait);
         self.denials += 1;
     }
 
-    /// How often a datanode said that its owner needs it.
+    /// Returns how often a datanode answered that its owner needs the server.
     pub(crate) fn denials(&self) -> u64 {
         self.denials
     }
@@ -260,8 +260,8 @@ mod tests {
     }
 
     proptest! {
-        /// In virtual time: all replicas are asked, those that failed last and for a while only, and
-        /// new blocks avoid exactly those that are asked later.
+        /// In virtual time: all replicas are asked, but those that failed last and only for a
+        /// while, and new blocks avoid exactly the datanodes that are asked later.
         #[test]
         fn datanodes_are_asked_in_order_of_what_they_did_lately(
             ops in prop::collection::vec(op(), 1..60),

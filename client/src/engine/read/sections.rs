@@ -14,12 +14,12 @@ static ZEROS: [u8; 128 << 10] = [0; 128 << 10];
 pub(crate) enum Section {
     /// Written data that is still in memory, or zeros of a hole.
     Memory(Bytes),
-    /// A range of a block, and where in the file it starts.
+    /// A range of a block, and where it starts in the file.
     Block { at: FileBlock, range: Range<u64> },
 }
 
-/// The parts of a range, in order and without gaps: what is in memory, else what the extents say,
-/// else zeros.
+/// Returns the parts of a range, in order and without gaps: data in memory first, then the extents,
+/// and zeros for the rest.
 pub(crate) fn sections(
     range: &Range<u64>,
     overlay: Vec<(u64, Bytes)>,
@@ -45,7 +45,7 @@ pub(crate) fn sections(
     parts
 }
 
-/// A length in memory. Files are longer than memory, but not what is read or kept of them at a time.
+/// Converts a length to `usize`. A file may be longer, but not what is read or kept of it at a time.
 pub(crate) fn in_memory(length_bytes: u64) -> usize {
     let Ok(length) = usize::try_from(length_bytes) else {
         panic!("{length_bytes} bytes do not fit in memory");

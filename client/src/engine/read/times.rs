@@ -1,24 +1,24 @@
-//! How long reads take, and so when a second replica is asked.
+//! How long reads take, and consequently when a second replica is asked.
 
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;
 
-/// Bounds of the delay before a second replica is asked: below, scheduling noise doubles the load;
-/// above, the user notices.
+/// Bounds of the delay before a second replica is asked: below the minimum, scheduling noise would
+/// double the load; above the maximum, the user notices.
 const HEDGE_MIN: Duration = Duration::from_millis(30);
 const HEDGE_MAX: Duration = Duration::from_secs(2);
-/// Before enough reads were measured.
+/// The delay before enough reads were measured.
 const HEDGE_START: Duration = Duration::from_millis(500);
 const SAMPLES_MIN: u64 = 16;
-/// Reads up to this are measured apart from larger ones.
+/// Reads up to this size are measured separately from larger ones.
 const SMALL_BYTES: u64 = 64 << 10;
 
-/// Reads that may be hedged at once, and how many reads earn one more. Slow replicas are the exception
-/// that hedging is for; when all are slow, asking twice makes everything slower.
+/// Maximum number of hedges that can be saved up, and how many reads earn one more. Hedging is
+/// meant for the exceptional slow replica; when all are slow, asking twice makes everything slower.
 const HEDGES_MAX: u32 = 20;
 const READS_PER_HEDGE: u32 = 10;
 
-/// How long reads take: of small and of large ranges. How many may be hedged.
+/// Durations of small and of large reads, and the budget for hedging them.
 #[derive(Default)]
 pub(crate) struct ReadTimes {
     small: Times,
@@ -27,7 +27,7 @@ pub(crate) struct ReadTimes {
     hedged_reads: AtomicU64,
 }
 
-/// Counts in reads: a hedge costs [`READS_PER_HEDGE`] of them.
+/// A budget counted in reads: a hedge costs [`READS_PER_HEDGE`] of them.
 struct HedgeBudget {
     earned_reads: AtomicU32,
 }
@@ -43,13 +43,13 @@ impl Default for HedgeBudget {
 impl HedgeBudget {
     fn earn(&self) {
         let add = |reads| (reads < HEDGES_MAX * READS_PER_HEDGE).then_some(reads + 1);
-        // Full already, if not.
+        // An error means that the budget is full already.
         let _ = self
             .earned_reads
             .fetch_update(Ordering::Relaxed, Ordering::Relaxed, add);
     }
 
-    /// Whether one more may be hedged.
+    /// Whether one more read may be hedged; deducts its cost.
     fn spend(&self) -> bool {
         let take = |reads: u32| reads.checked_sub(READS_PER_HEDGE);
         self.earned_reads
@@ -58,8 +58,8 @@ impl HedgeBudget {
     }
 }
 
-/// Moving mean and deviation, as TCP estimates its round trip. Updates may get lost in a race, which
-/// an estimate survives.
+/// Moving mean and deviation, as TCP estimates its round-trip time. Updates may get lost in a race,
+/// which an estimate tolerates.
 #[derive(Default)]
 pub(crate) struct Times {
     samples: AtomicU64,
@@ -68,12 +68,12 @@ pub(crate) struct Times {
 }
 
 impl ReadTimes {
-    /// A range is to be read.
+    /// Notes that a range is about to be read.
     pub(crate) fn begin(&self) {
         self.hedges.earn();
     }
 
-    /// Whether a second replica may be asked, which counts as asked then.
+    /// Whether a second replica may be asked. If so, it counts as asked.
     pub(crate) fn may_hedge(&self) -> bool {
         let may = self.hedges.spend();
         if may {
@@ -82,12 +82,12 @@ impl ReadTimes {
         may
     }
 
-    /// Reads for which a second replica was asked.
+    /// Returns the number of reads for which a second replica was asked.
     pub(crate) fn hedged_reads(&self) -> u64 {
         self.hedged_reads.load(Ordering::Relaxed)
     }
 
-    /// Of ranges of this size.
+    /// Returns the times of ranges of this size.
     pub(crate) fn of(&self, bytes: u64) -> &Times {
         if bytes <= SMALL_BYTES {
             &self.small
@@ -114,7 +114,7 @@ impl Times {
             .store((deviation * 3 + off) / 4, Ordering::Relaxed);
     }
 
-    /// What hardly any read exceeds.
+    /// Returns a duration that hardly any read exceeds.
     pub(crate) fn hedge_delay(&self) -> Duration {
         if self.samples.load(Ordering::Relaxed) < SAMPLES_MIN {
             return HEDGE_START;

@@ -1,4 +1,4 @@
-//! What a namenode answered in a session that has ended meanwhile, and whether it still has it. Pure.
+//! What a namenode acknowledged in a session that has since ended, and whether the namenode still has it. Pure.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -10,34 +10,34 @@ use harvestfs_protocol::types::{Attr, Extent};
 
 use crate::engine::cache::extents::{ExtentMap, is_sound};
 
-/// Other bits of a mode are cleared by changes of the owner and of the content.
+/// The mode bits that are compared. The others are cleared by changes of the owner and of the content.
 const MODE_KEPT: u16 = 0o777;
 
-/// What was answered, by file.
+/// Acknowledged changes, by file.
 #[derive(Default)]
 pub(crate) struct Answered {
     pub(crate) files: BTreeMap<InodeId, AnsweredFile>,
 }
 
-/// What was answered of a file. (Not its times: of a new file, the first commit sets them again.)
+/// Acknowledged changes of a file. (Not its times: the first commit of a new file sets them again.)
 #[derive(Default)]
 pub(crate) struct AnsweredFile {
     content: ExtentMap,
-    /// Where these are in the file was the namenode's to say.
+    /// Extents whose place in the file the namenode chose.
     appended: Vec<Extent>,
     mode: Option<u16>,
     uid: Option<u32>,
     gid: Option<u32>,
 }
 
-/// What a namenode has of a file.
+/// The state of a file at a namenode.
 pub(crate) struct FoundFile {
     pub(crate) attr: Attr,
     pub(crate) extents: Vec<Extent>,
 }
 
 impl Answered {
-    /// What mutations did that were executed in this order.
+    /// Collects the effects of mutations that were executed in this order.
     pub(crate) fn of<'a>(mutations: impl Iterator<Item = &'a Mutation>) -> Self {
         let mut answered = Self::default();
         for mutation in mutations {
@@ -53,7 +53,7 @@ impl Answered {
                     file.uid = changes.uid.or(file.uid);
                     file.gid = changes.gid.or(file.gid);
                 }
-                // Blocks that are not sealed are when the session of their writer has ended.
+                // Blocks that are not sealed are sealed when the session of their writer ends.
                 _ => {}
             }
         }
@@ -70,7 +70,7 @@ impl AnsweredFile {
         }
     }
 
-    /// Where in the file its content is to be looked for.
+    /// Returns the range of the file in which its content is to be searched for.
     pub(crate) fn range(&self) -> Range<u64> {
         if !self.appended.is_empty() {
             return 0..u64::MAX;
@@ -81,7 +81,7 @@ impl AnsweredFile {
         start..end
     }
 
-    /// Whether all of it is part of what was found.
+    /// Whether all these changes are in the state that was found.
     pub(crate) fn is_in(&self, found: &FoundFile) -> bool {
         if !found.extents.iter().all(is_sound) {
             return false;
@@ -101,7 +101,7 @@ impl AnsweredFile {
     }
 }
 
-/// Whether a file consists of this, there.
+/// Whether a file contains exactly this extent at its offset.
 fn has(content: &ExtentMap, extent: &Extent) -> bool {
     let mut next = extent.file_offset;
     for part in content.overlapping(&(extent.file_offset..extent.file_end())) {
@@ -114,7 +114,7 @@ fn has(content: &ExtentMap, extent: &Extent) -> bool {
     next == extent.file_end()
 }
 
-/// Whether a file has these bytes of a block anywhere.
+/// Whether a file contains these bytes of a block anywhere.
 fn has_somewhere(content: &ExtentMap, extent: &Extent) -> bool {
     let of_block = content.from(0).filter(|part| part.block == extent.block);
     let mut parts: Vec<_> = of_block
@@ -201,7 +201,7 @@ mod tests {
         ];
         assert_eq!(file.range(), 0..100);
         assert!(file.is_in(&found(0o644, &whole)));
-        // More is no harm, and neither is one that is cut.
+        // Additional extents do no harm, and neither does one that is split.
         let mut more = whole.to_vec();
         more.push(extent(100, 10, 3, 0));
         more[0] = extent(0, 20, 1, 0);

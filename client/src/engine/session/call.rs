@@ -1,5 +1,5 @@
-//! One request to the namenode until it is answered: how long it is tried, when it is sent again, and
-//! in which session.
+//! One request to the namenode until it is answered: how long it is retried, when it is sent again,
+//! and in which session.
 
 use std::time::{Duration, Instant};
 
@@ -8,8 +8,8 @@ use harvestfs_protocol::meta::mutation::Repeated;
 
 use crate::error::ClientError;
 
-/// One attempt. A mutation may wait at the namenode until other caches have forgotten, at most the
-/// length of a lease.
+/// Deadline of one attempt. A mutation may wait at the namenode until other caches have been
+/// invalidated, at most for the length of a lease.
 pub(crate) const ATTEMPT_DEADLINE: Duration = Duration::from_secs(20);
 pub(crate) const RETRY_PAUSE_MIN: Duration = Duration::from_millis(5);
 pub(crate) const RETRY_PAUSE_MAX: Duration = Duration::from_millis(500);
@@ -19,43 +19,43 @@ pub(crate) const RETRY_PAUSE_MAX: Duration = Duration::from_millis(500);
 pub(crate) struct Patience {
     /// For a namenode that does not answer.
     pub(crate) unreachable: Duration,
-    /// For one that is busy.
+    /// For a namenode that is busy.
     pub(crate) busy: Duration,
 }
 
-/// See the module.
+/// The state of one request across its attempts.
 pub(crate) struct Call {
     started: Instant,
     patience: Patience,
-    /// The session that it belongs to, if it is a mutation: it is not sent in another one.
+    /// The session that it belongs to, if it is a mutation: it is not sent in any other session.
     generation: Option<u64>,
     pause: Duration,
-    /// When the namenode said for the first time that it is busy.
+    /// When the namenode first answered that it is busy.
     busy_since: Option<Instant>,
     maybe_executed: bool,
 }
 
-/// What came of an attempt, if it was no reply.
+/// The outcome of an attempt that got no reply.
 #[derive(Clone, Debug)]
 pub(crate) enum Failure {
-    /// The namenode refused it.
+    /// The namenode refused the request.
     Refused(FsError),
-    /// It cannot be sent at all.
+    /// The request cannot be sent at all.
     NotEncodable(String),
-    /// No answer came, and why.
+    /// No answer arrived, for this reason.
     NoAnswer(String),
 }
 
-/// A request that is given up.
+/// A request that was given up.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Unanswered {
     pub(crate) error: ClientError,
-    /// An attempt got no answer, or none that says.
+    /// Whether an attempt got no answer, or none that tells whether it was executed.
     pub(crate) maybe_executed: bool,
 }
 
 impl Unanswered {
-    /// The namenode did not do it, for this reason.
+    /// The namenode did not execute the request, for this reason.
     pub(crate) fn refused(error: impl Into<ClientError>) -> Self {
         Self {
             error: error.into(),
@@ -63,7 +63,7 @@ impl Unanswered {
         }
     }
 
-    /// Whether it was executed cannot be said, for this reason.
+    /// Whether the request was executed is unknown, for this reason.
     pub(crate) fn unknown(error: ClientError) -> Self {
         Self {
             error,
@@ -71,8 +71,8 @@ impl Unanswered {
         }
     }
 
-    /// Whether it may have been executed, or be yet, and an answer under the same number may say so: its session has not
-    /// ended, as far as is known.
+    /// Whether the request may have been executed, or may be yet, and an answer under the same
+    /// number may still tell: as far as is known, its session has not ended.
     pub(crate) fn may_be_learned(&self) -> bool {
         let is_passing = matches!(
             self.error,
@@ -101,8 +101,8 @@ impl Call {
         }
     }
 
-    /// How long it waits from now on for a connection or an answer. While it waits for a busy namenode, that long at least: else
-    /// its last attempts would have hardly any time.
+    /// Returns how long the request still waits for a connection or an answer. While it waits for a busy
+    /// namenode, that patience is the minimum: otherwise its last attempts would have hardly any time.
     pub(crate) fn left(&self, now: Instant) -> Duration {
         let left = self.patience.unreachable.saturating_sub(self.waited(now));
         let busy_left = self.busy_since.map(|since| {
@@ -112,10 +112,10 @@ impl Call {
         left.max(busy_left.unwrap_or_default())
     }
 
-    /// There is a connection, in the session with this generation: how long the attempt may take.
+    /// Returns how long an attempt may take on a connection in the session with this generation.
     ///
     /// # Errors
-    /// It belongs to another session.
+    /// The request belongs to another session.
     pub(crate) fn attempt(&self, generation: u64, now: Instant) -> Result<Duration, Unanswered> {
         if self.generation.is_some_and(|own| own != generation) {
             return Err(self.unanswered(FsError::SessionExpired.into()));
@@ -123,10 +123,10 @@ impl Call {
         Ok(self.left(now).clamp(RETRY_PAUSE_MAX, ATTEMPT_DEADLINE))
     }
 
-    /// After how long it is to be tried again.
+    /// Returns after how long a failed attempt is to be repeated.
     ///
     /// # Errors
-    /// It is given up.
+    /// The request is given up.
     pub(crate) fn failed(
         &mut self,
         failure: Failure,
@@ -136,7 +136,8 @@ impl Call {
         match failure {
             Failure::Refused(FsError::Busy { retry_after_ms }) => {
                 let pause = Duration::from_millis(retry_after_ms.into());
-                // Before, it waited for something else: for a connection, or for others that had to be answered first.
+                // Until now it waited for something else: for a connection, or for other requests
+                // that had to be answered first.
                 let since = *self.busy_since.get_or_insert(now);
                 if now.saturating_duration_since(since) + pause > self.patience.busy {
                     return Err(self.unanswered(FsError::Busy { retry_after_ms }.into()));
@@ -146,7 +147,7 @@ impl Call {
             Failure::Refused(FsError::SessionExpired) if self.generation.is_none() && !is_over => {
                 Ok(self.pause)
             }
-            // It may have executed it while it led, and the one that leads now may know of that.
+            // It may have executed the request while it led, and the present leader may know about that.
             Failure::Refused(error @ FsError::NotLeader { .. }) => {
                 self.lost(error.to_string(), now)
             }
@@ -158,7 +159,7 @@ impl Call {
         }
     }
 
-    /// An attempt got no answer.
+    /// Handles an attempt that got no answer.
     fn lost(&mut self, reason: String, now: Instant) -> Result<Duration, Unanswered> {
         self.maybe_executed = true;
         if self.left(now).is_zero() {
@@ -170,7 +171,7 @@ impl Call {
         Ok(pause)
     }
 
-    /// It is given up for this reason.
+    /// Gives the request up for this reason.
     pub(crate) fn unanswered(&self, error: ClientError) -> Unanswered {
         Unanswered {
             error,
@@ -183,22 +184,22 @@ impl Call {
     }
 }
 
-/// How a mutation goes on that was given up in its session.
+/// How a mutation continues that was given up in its session.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Again {
     /// It has failed.
     No,
-    /// In the next session, with a number of that.
+    /// It is sent in the next session, with a number of that session.
     InNextSession,
-    /// With another number, if closed files can be released first: what was removed here a moment ago
-    /// counts against a quota until the namenode knows that it is not open.
+    /// It is sent with another number, if closed files can be released first: what was removed here
+    /// a moment ago counts against a quota until the namenode knows that it is not open.
     AfterRelease,
 }
 
-/// What of a mutation may be done once more.
+/// In which ways a mutation may still be repeated.
 pub(crate) struct Repeats {
     repeated: Repeated,
-    /// What was removed here was released before: a quota that refuses it is full.
+    /// Whether removed files were released already: a quota that still refuses the mutation is full.
     released: bool,
 }
 
@@ -207,12 +208,12 @@ impl Repeats {
         Self { repeated, released }
     }
 
-    /// It was given up; `is_closed`: there will be no next session.
+    /// Decides how a mutation continues that was given up. `is_closed`: there will be no next session.
     pub(crate) fn after(&mut self, given_up: &Unanswered, is_closed: bool) -> Again {
         match &given_up.error {
             ClientError::Fs(FsError::SessionExpired) if !is_closed => match self.repeated {
                 Repeated::AlsoIfExecuted => Again::InNextSession,
-                // Refused for sure: the next session may do it.
+                // It was definitely refused: the next session may execute it.
                 Repeated::InNextSession if !given_up.maybe_executed => Again::InNextSession,
                 Repeated::InNextSession | Repeated::Never => Again::No,
             },
@@ -329,7 +330,7 @@ mod tests {
         }
     }
 
-    /// What an attempt comes to, and how much of its deadline it takes, in percent.
+    /// The outcome of an attempt, and how much of its deadline it takes, in percent.
     fn attempt() -> impl Strategy<Value = (Failure, u32)> {
         let failure = prop_oneof![
             4 => Just(Failure::NoAnswer("lost".into())),
@@ -343,8 +344,9 @@ mod tests {
     }
 
     proptest! {
-        /// In virtual time: an operation ends, neither before its patience is over nor long after, where that may be
-        /// one after the other, and says that it may have been executed exactly if an attempt got no answer.
+        /// In virtual time: an operation ends neither before its patience is exhausted nor long
+        /// after, where the two kinds of patience may add up, and it reports that it may have been
+        /// executed exactly if an attempt got no answer.
         #[test]
         fn patience_is_kept(attempts in prop::collection::vec(attempt(), 1..20)) {
             let (mut call, start) = call(None);

@@ -1,43 +1,43 @@
-//! How a session lasts: keepalives, what is forgotten when the lease is over, and how it goes on after
-//! its connection was lost.
+//! The lifetime of a session: keepalives, what is dropped from caches when the lease expires, and
+//! how the session resumes after its connection was lost.
 
 use std::time::Duration;
 
 use harvestfs_protocol::limits::KEEPALIVE_INTERVAL;
 
-/// How often the lease is looked at between two keepalives: timers stop while the machine is
+/// How often the lease is checked between two keepalives: timers stop while the machine is
 /// suspended, and the lease does not.
 const LEASE_LOOKS: u32 = 5;
-/// Where there are several namenodes: after a request had no answer for so long, the one that leads
-/// is asked for a sign of life. With the next one less than an election takes: the others are connected and asked by the
-/// time that one of them leads.
+/// With several namenodes: after a request had no answer for this long, the leader is asked for a
+/// sign of life. Together with `SIGN_OF_LIFE_WITHIN` this is less than an election takes: the
+/// others are connected and asked by the time that one of them leads.
 pub(crate) const DOUBT_AFTER: Duration = Duration::from_millis(150);
-/// Without one for so long, the others are asked whether one of them leads.
+/// If the leader gives no sign of life within this, the others are asked whether one of them leads.
 pub(crate) const SIGN_OF_LIFE_WITHIN: Duration = Duration::from_millis(100);
 const RECONNECT_PAUSE_MIN: Duration = Duration::from_millis(20);
 const RECONNECT_PAUSE_MAX: Duration = Duration::from_secs(1);
 
-/// Keepalives on one connection.
+/// The keepalives on one connection.
 #[derive(Default)]
 pub(crate) struct KeepAlive {
     looks: u32,
 }
 
-/// What is due at a look at the lease.
+/// What is due at a check of the lease.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Due {
     Nothing,
     KeepAlive,
-    /// At once, in case the machine was suspended: the kernel's times to live stopped then. Then a
-    /// keepalive.
+    /// Forget everything immediately, in case the machine was suspended, which also stopped the
+    /// kernel's timeouts. Then send a keepalive.
     Forget,
 }
 
 impl KeepAlive {
-    /// Time between two looks.
+    /// Time between two checks.
     pub(crate) const LOOK_INTERVAL: Duration = KEEPALIVE_INTERVAL.checked_div(LEASE_LOOKS).unwrap();
 
-    /// A look at what remains of the lease.
+    /// Checks what remains of the lease.
     pub(crate) fn look(&mut self, lease_remaining: Duration) -> Due {
         assert!(
             self.looks < LEASE_LOOKS,
@@ -57,7 +57,7 @@ impl KeepAlive {
     }
 }
 
-/// The way back to a session whose connection was lost.
+/// The attempts to resume a session whose connection was lost.
 #[derive(Default)]
 pub(crate) struct Reconnect {
     failures: u32,
@@ -65,14 +65,14 @@ pub(crate) struct Reconnect {
 }
 
 impl Reconnect {
-    /// A look at what remains of the lease, every [`KeepAlive::LOOK_INTERVAL`]: whether nothing that is
-    /// cached is valid any more, since a moment ago.
+    /// Checks what remains of the lease, every [`KeepAlive::LOOK_INTERVAL`]. Returns true once,
+    /// when nothing that is cached is valid any more.
     pub(crate) fn look(&mut self, lease_remaining: Duration) -> bool {
         let is_over = lease_remaining.is_zero();
         is_over && !std::mem::replace(&mut self.forgotten, is_over)
     }
 
-    /// A session that was resumed was lost again: after how long the next attempt begins.
+    /// Returns the pause before the next attempt, after a session that was resumed was lost again.
     pub(crate) fn failed(&mut self) -> Duration {
         let doublings = self.failures.min(16);
         self.failures += 1;
@@ -80,7 +80,7 @@ impl Reconnect {
     }
 }
 
-/// Which sessions the namenode has ended.
+/// The sessions that the namenode has ended.
 #[derive(Default)]
 pub(crate) struct Ended {
     /// The generation of the last one.
@@ -107,9 +107,9 @@ mod tests {
     use crate::engine::session::lease::Lease;
 
     proptest! {
-        /// In virtual time, on a machine that is suspended now and then: whenever it is awake, a
-        /// lease that is over is noticed within one look of running time, and on a good connection
-        /// the lease never ends without a suspension.
+        /// In virtual time, on a machine that is suspended now and then: while it is awake, an
+        /// expired lease is noticed within one check of running time, and on a good connection the
+        /// lease never expires without a suspension.
         #[test]
         fn a_lease_that_is_over_is_noticed(
             steps in prop::collection::vec((0u64..100_000, 0u8..10, 0u64..4_000), 1..200),

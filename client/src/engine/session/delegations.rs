@@ -1,5 +1,5 @@
 //! Delegations of this session: files that it created and whose first content it may commit after
-//! `close`, because the namenode asks for it before it shows the file to another session.
+//! `close`, because the namenode requests the commit before it shows the file to another session.
 
 use std::collections::BTreeSet;
 
@@ -7,7 +7,7 @@ use harvestfs_protocol::ids::InodeId;
 use parking_lot::Mutex;
 use rustc_hash::FxHashSet;
 
-/// See the module. The namenode bounds how many there are.
+/// The delegations of a session. The namenode bounds their number.
 #[derive(Default)]
 pub(crate) struct Delegations {
     state: Mutex<State>,
@@ -16,24 +16,24 @@ pub(crate) struct Delegations {
 #[derive(Default)]
 struct State {
     inodes: FxHashSet<InodeId>,
-    /// Files that were closed before their first content was committed, and of which something is not.
+    /// Files that were closed before their first content was committed, and that still have uncommitted content.
     owed: FxHashSet<InodeId>,
     takings: Takings,
 }
 
-/// How often delegations were taken back. A notice that takes one back may arrive before the reply
-/// that gives it, because the reply waits until the creation is durable.
+/// How often delegations were recalled. A notice that recalls one may arrive before the reply that
+/// grants it, because the reply waits until the creation is durable.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Takings(u64);
 
 impl Delegations {
-    /// To be called before the request whose reply may give a delegation is sent.
+    /// Must be called before the request is sent whose reply may grant a delegation.
     pub(crate) fn takings(&self) -> Takings {
         self.state.lock().takings
     }
 
-    /// The namenode gave the delegation. It does not count when any was taken back since `before`:
-    /// it may have been this one.
+    /// Notes that the namenode granted a delegation. Ignored if any was recalled since `before`: it
+    /// may have been this one.
     pub(crate) fn given(&self, ino: InodeId, before: Takings) {
         let mut state = self.state.lock();
         assert!(
@@ -50,12 +50,12 @@ impl Delegations {
         self.state.lock().inodes.contains(&ino)
     }
 
-    /// `close` of a file has returned, and its commit follows.
+    /// Notes that `close` of a file has returned, and its commit follows.
     pub(crate) fn owes(&self, ino: InodeId) {
         self.state.lock().owed.insert(ino);
     }
 
-    /// Nothing of a file that was closed is left to be committed.
+    /// Notes that a closed file has nothing left to commit.
     pub(crate) fn owes_no_more(&self, ino: InodeId) {
         self.state.lock().owed.remove(&ino);
     }
@@ -66,12 +66,12 @@ impl Delegations {
         state.inodes.contains(&ino) || state.owed.contains(&ino)
     }
 
-    /// This session gives one up: from now on, every `close` of the file waits for the commit.
+    /// Gives a delegation up: from now on, every `close` of the file waits for the commit.
     pub(crate) fn returned(&self, ino: InodeId) {
         self.state.lock().inodes.remove(&ino);
     }
 
-    /// The namenode takes some back.
+    /// Notes that the namenode recalls delegations.
     pub(crate) fn recalled(&self, inodes: &[InodeId]) {
         let mut state = self.state.lock();
         state.takings.0 += 1;
@@ -80,16 +80,16 @@ impl Delegations {
         }
     }
 
-    /// The session has ended.
+    /// Drops all delegations at the end of the session.
     pub(crate) fn clear(&self) {
         let mut state = self.state.lock();
         state.takings.0 += 1;
         state.inodes.clear();
     }
 
-    /// What the session declares to the namenode when it comes back: its delegations, which the namenode takes back if they
-    /// are not among them; and what others must not be shown before the session was asked for it: files whose commits follow,
-    /// and `unconfirmed` ones, whose commits were answered and may be lost.
+    /// Returns what the session declares to the namenode when it reconnects: its delegations, which the namenode takes
+    /// back if they are not declared; and the files that others must not see before the session was asked for them:
+    /// those whose commits follow, and `unconfirmed` ones, whose commits were acknowledged and may be lost.
     pub(crate) fn declare(&self, unconfirmed: impl IntoIterator<Item = InodeId>) -> Vec<InodeId> {
         let mut state = self.state.lock();
         state.takings.0 += 1;
@@ -140,7 +140,7 @@ mod tests {
         assert!(!delegations.has(FILE) && !delegations.has(InodeId(8)));
     }
 
-    /// Else the namenode would show them to others, who would find them empty.
+    /// Otherwise the namenode would show them to others, who would find them empty.
     #[test]
     fn files_whose_commits_are_on_their_way_are_declared() {
         let (delegations, other) = (Delegations::default(), InodeId(8));

@@ -1,7 +1,7 @@
 //! Files that this session holds open at the namenode, so that their data outlives their names.
 //!
-//! A file that was closed is held for a little longer: it is often opened again at once, and then
-//! needs no round trip. Releases go out in batches.
+//! A closed file is held a little longer: it is often reopened immediately, which then needs no
+//! round trip. Releases are sent in batches.
 
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
@@ -10,16 +10,16 @@ use harvestfs_protocol::ids::InodeId;
 use harvestfs_protocol::limits::BLOCKS_PER_REQUEST_MAX;
 use rustc_hash::{FxHashMap, FxHashSet};
 
-/// How long a closed file stays held. Tools that write a file and read it back do so within this.
+/// How long a closed file stays held. Tools that write a file and read it back do so within this time.
 const IDLE_MAX: Duration = Duration::from_secs(5);
 
 /// The holds of a session.
 pub(crate) struct Holds {
     idle_max: usize,
     open: FxHashMap<InodeId, usize>,
-    /// Open, and without a name as far as this session knows.
+    /// Files that are open and, as far as this session knows, have no name.
     nameless: FxHashSet<InodeId>,
-    /// Held, but not opened by a user that may read it.
+    /// Files that are held, but were not opened by a user that may read them.
     unreadable: FxHashSet<InodeId>,
     idle_since: FxHashMap<InodeId, Instant>,
     idle: BTreeSet<(Instant, InodeId)>,
@@ -41,7 +41,7 @@ impl Holds {
         }
     }
 
-    /// Opens what is held once more; false when it is not held, or not to be read.
+    /// Opens a held file once more. Returns false if it is not held, or may not be read although `to_read`.
     pub(crate) fn open_held(&mut self, ino: InodeId, to_read: bool) -> bool {
         if to_read && self.unreadable.contains(&ino) {
             return false;
@@ -53,7 +53,7 @@ impl Holds {
         true
     }
 
-    /// The namenode holds it now; `readable`: for a user that may read it.
+    /// Notes that the namenode holds a file now; `readable`: for a user that may read it.
     pub(crate) fn opened(&mut self, ino: InodeId, readable: bool) {
         let was_held = self.take_idle(ino) || self.open.contains_key(&ino);
         if readable {
@@ -65,13 +65,13 @@ impl Holds {
         *self.open.entry(ino).or_default() += 1;
     }
 
-    /// A user that may read it has opened it.
+    /// Notes that a user that may read a file has opened it.
     pub(crate) fn read_permitted(&mut self, ino: InodeId) {
         self.unreadable.remove(&ino);
     }
 
-    /// It is about to be held, and not released any more. False while a release of it is in flight,
-    /// which would take the new hold away.
+    /// Cancels a release that was not sent yet, because the file is about to be held. Returns false
+    /// while a release is in flight, which would remove the new hold.
     pub(crate) fn settle(&mut self, ino: InodeId) -> bool {
         self.to_release.remove(&ino);
         !self.releasing.contains(&ino)
@@ -82,7 +82,7 @@ impl Holds {
         !self.releasing.is_empty()
     }
 
-    /// Closed once; with `keep`, the hold stays for a while.
+    /// Closes a file once; with `keep`, the hold remains for a while.
     pub(crate) fn closed(&mut self, ino: InodeId, now: Instant, keep: bool) {
         let Some(opens) = self.open.get_mut(&ino) else {
             panic!("{ino} is closed, and not among {} open", self.open.len());
@@ -107,7 +107,7 @@ impl Holds {
         }
     }
 
-    /// Its last name was removed here.
+    /// Notes that this session removed the last name of a file.
     pub(crate) fn lost_last_name(&mut self, ino: InodeId) {
         self.drop_idle(ino);
         if self.open.contains_key(&ino) {
@@ -115,19 +115,19 @@ impl Holds {
         }
     }
 
-    /// Whether something is open that has no name.
+    /// Whether a file without a name is open.
     pub(crate) fn has_nameless(&self) -> bool {
         !self.nameless.is_empty()
     }
 
-    /// Another session changed it or removed its name: no reason to hold it if it is not open.
+    /// Gives up the hold of a file that another session changed or removed, unless it is open.
     pub(crate) fn drop_idle(&mut self, ino: InodeId) {
         if self.take_idle(ino) {
             self.to_release.insert(ino);
         }
     }
 
-    /// What is to be released now; [`Holds::release_answered`] must follow.
+    /// Returns the files that are to be released now; [`Holds::release_answered`] must follow.
     pub(crate) fn begin_release(&mut self, now: Instant) -> Vec<InodeId> {
         while self
             .idle
@@ -146,14 +146,14 @@ impl Holds {
         batch
     }
 
-    /// The namenode knows of the release, or it failed and will end with the session.
+    /// Notes that the namenode knows about the release, or that it failed and will end with the session.
     pub(crate) fn release_answered(&mut self, batch: &[InodeId]) {
         for ino in batch {
             self.releasing.remove(ino);
         }
     }
 
-    /// Everything held, for a session that is opened again.
+    /// Returns all held files, for reopening the session.
     pub(crate) fn all(&self) -> Vec<InodeId> {
         let open = self.open.keys();
         open.chain(self.idle_since.keys()).copied().collect()
@@ -275,8 +275,8 @@ mod tests {
     }
 
     proptest! {
-        /// In virtual time, against a namenode that keeps a set: what is open here is held there,
-        /// whatever is closed, released and opened meanwhile; what is closed is released in the end.
+        /// In virtual time, against a namenode that keeps a set: files that are open here are held there,
+        /// whatever is closed, released and opened meanwhile; closed files are released in the end.
         #[test]
         fn what_is_open_is_held(ops in prop::collection::vec(op(), 1..120)) {
             let mut holds = Holds::new(2);

@@ -1,5 +1,5 @@
-//! Until when the cache is valid, by a clock that goes on while this machine is suspended: other
-//! machines go on meanwhile.
+//! The time until which the cache is valid, by a clock that does not stop while this machine is
+//! suspended: other machines continue to run.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -7,10 +7,10 @@ use std::time::Duration;
 use harvestfs_protocol::limits::{LEASE, LEASE_BELIEVED};
 use harvestfs_protocol::planted::{self, Bug};
 
-/// See the module.
+/// The lease of a session.
 #[derive(Default)]
 pub(crate) struct Lease {
-    /// Since the machine started; 0: not at all.
+    /// Time since the machine started; 0 if there is no lease.
     until_us: AtomicU64,
 }
 
@@ -20,7 +20,7 @@ impl Lease {
         Duration::from_micros(until_us).saturating_sub(now)
     }
 
-    /// The namenode answered to something sent at `sent`.
+    /// Renews the lease: the namenode answered a request that was sent at `sent`.
     pub(crate) fn renew(&self, sent: Duration) {
         let lease = if planted::is(Bug::IgnoresClockDrift) {
             LEASE
@@ -45,7 +45,7 @@ mod tests {
         let lease = Lease::default();
         let sent = Duration::from_secs(1_000);
         lease.renew(sent);
-        // The namenode's clock, and one that goes slower by almost a hundredth.
+        // By the namenode's clock, and by one that is slower by almost one percent.
         let over = LEASE.mul_f64(0.9901);
         assert_eq!(lease.remaining(sent + over), Duration::ZERO);
     }

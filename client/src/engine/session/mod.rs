@@ -1,5 +1,5 @@
-//! The session with the namenode: how long it lasts and what it grants, and how requests come to be
-//! executed once.
+//! The session with the namenode: how long it lasts, what it grants, and how each request is
+//! executed only once.
 
 pub(crate) mod answered;
 pub(crate) mod call;

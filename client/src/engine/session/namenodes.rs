@@ -1,27 +1,27 @@
-//! The namenodes that are known: those of the configuration, and what namenodes themselves say.
+//! The known namenodes: those of the configuration, and those that namenodes report.
 //!
-//! The ones of the configuration stay known whatever is said: after a loss, the group may be made anew on
-//! one of their addresses. Whoever answers has to show a certificate of a namenode of this cluster.
+//! Configured namenodes stay known whatever is reported: after a loss, the group may be recreated on one of
+//! their addresses. Every namenode that answers has to present a certificate of a namenode of this cluster.
 
 use std::net::SocketAddr;
 
 use harvestfs_protocol::limits::NAMENODES_TOLD_MAX;
 
-/// Where namenodes listen.
+/// The addresses of namenodes.
 #[derive(Debug)]
 pub(crate) struct Namenodes {
     configured: Vec<SocketAddr>,
-    /// The members of the group, as the one that leads said last, and those that others say lead.
+    /// The members of the group as the leader last reported them, and those that others reported as leader.
     told: Vec<SocketAddr>,
 }
 
-/// Whether two addresses are of the same socket, in whichever family one of them is written.
+/// Whether two addresses denote the same socket, whichever address family they are written in.
 fn is_same(one: SocketAddr, other: SocketAddr) -> bool {
     (one.ip().to_canonical(), one.port()) == (other.ip().to_canonical(), other.port())
 }
 
 impl Namenodes {
-    /// Those of the configuration.
+    /// Starts with the configured namenodes.
     pub(crate) fn new(configured: Vec<SocketAddr>) -> Self {
         Self {
             configured,
@@ -29,7 +29,7 @@ impl Namenodes {
         }
     }
 
-    /// All, each once.
+    /// Returns all known addresses, each once.
     pub(crate) fn all(&self) -> Vec<SocketAddr> {
         let mut all = self.configured.clone();
         let told = self.told.iter();
@@ -37,18 +37,18 @@ impl Namenodes {
         all
     }
 
-    /// Whether there are others than one.
+    /// Whether there is more than one namenode.
     pub(crate) fn are_several(&self) -> bool {
         self.configured.len() > 1 || self.told.iter().any(|&it| !self.is_configured(it))
     }
 
-    /// The one that leads says who the members are.
+    /// Notes the members that the leader reports.
     pub(crate) fn told(&mut self, mut members: Vec<SocketAddr>) {
         members.truncate(NAMENODES_TOLD_MAX);
         self.told = members;
     }
 
-    /// One says that another one leads. Gives that as it is known here; none when too many are.
+    /// Notes the leader that another namenode reports. Returns its known address; `None` when too many are known.
     pub(crate) fn hinted(&mut self, leader: SocketAddr) -> Option<SocketAddr> {
         let known = self.all().into_iter().find(|it| is_same(*it, leader));
         if known.is_none() && self.told.len() < NAMENODES_TOLD_MAX {

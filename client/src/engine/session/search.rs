@@ -1,40 +1,39 @@
-//! The search for the namenode that leads: whom to dial and ask next, and when.
+//! The search for the leading namenode: which one to dial and ask next, and when.
 //!
-//! Where there are several, each is asked with something that opens no session whether it leads. So
-//! all can be asked at once, and one that hangs holds up no other, while only one at a time is asked
-//! to open a session. Connections to those that do not lead are kept: asking again costs a round
-//! trip.
+//! If there are several, each is asked whether it leads, with a request that opens no session. So
+//! all can be asked concurrently, and one that hangs delays no other, while only one at a time is
+//! asked to open a session. Connections to those that do not lead are kept: asking again costs only
+//! a round trip.
 //!
-//! Nothing is to be done about one that was deposed and does not know it: it cannot commit the
+//! A deposed leader that does not know it needs no special treatment: it cannot commit the journal
 //! record that the answer to `OpenSession` waits for.
 
 use std::time::{Duration, Instant};
 
-/// What the one that is likely to lead is ahead of the others: as a rule it answers before, and
-/// each client spares the others a handshake.
+/// Head start of the candidate that is likely to lead: as a rule it answers within this time, and
+/// the client spares the others a handshake.
 const HEAD_START: Duration = Duration::from_millis(30);
-/// Dialling and the exchange of versions. Packets of a handshake that are lost are sent again at
-/// intervals that double; a new attempt begins with short ones, for a namenode that has just
-/// started.
+/// Deadline for dialling and the exchange of versions. Lost handshake packets are retransmitted at
+/// doubling intervals; a new attempt begins with short ones, for a namenode that has just started.
 const DIAL_DEADLINE_MIN: Duration = Duration::from_millis(500);
 pub(crate) const DIAL_DEADLINE: Duration = Duration::from_secs(3);
-/// Before one that failed is dialled again.
+/// Pause before a candidate that failed is dialled again.
 const FAILURE_PAUSE_MIN: Duration = Duration::from_millis(20);
 const FAILURE_PAUSE_MAX: Duration = Duration::from_secs(1);
-/// Before one that does not lead is asked again, but for chance. An election takes some hundred
-/// milliseconds, and all clients wait for it: pauses grow slowly, or the last one would be most of what programs
-/// notice of it.
+/// Pause before a candidate that does not lead is asked again, before randomization. An election
+/// takes a few hundred milliseconds, and all clients wait for it: pauses grow slowly, or the last
+/// one would be most of the outage that programs notice.
 const ASK_PAUSE_MIN: Duration = Duration::from_millis(8);
 const ASK_PAUSE_MAX: Duration = Duration::from_millis(240);
-/// After so many answers the pause doubles.
+/// After this many answers the pause doubles.
 const ASKS_OF_ONE_PAUSE: u32 = 4;
-/// How long one may take to open a session while another one says that it leads.
+/// How long a candidate may take to open a session while another one claims to lead.
 const OPEN_PATIENCE: Duration = Duration::from_millis(500);
 
-/// See the module.
+/// The state of a search.
 pub(crate) struct Search {
     candidates: Vec<Candidate>,
-    /// There is one namenode, which leads.
+    /// There is only one namenode, which leads.
     is_only: bool,
 }
 
@@ -42,14 +41,14 @@ struct Candidate {
     state: State,
     /// When the state began.
     since: Instant,
-    /// When the next step is due, in a state that waits for it.
+    /// When the next step is due, in a state that waits for one.
     due: Instant,
     was_dialled: bool,
-    /// Failures in succession.
+    /// Consecutive failures.
     failures: u32,
-    /// Answers in succession that it does not lead.
+    /// Consecutive answers that it does not lead.
     refusals: u32,
-    /// The last failure will repeat.
+    /// Whether the last failure will repeat.
     hopeless: bool,
 }
 
@@ -58,45 +57,45 @@ enum State {
     /// Waits to be dialled.
     Away,
     Dialling,
-    /// Connected, and waits to be asked.
+    /// Connected, and waits to be asked whether it leads.
     Standing,
     Asking,
-    /// Says that it leads, and waits to be asked for a session.
+    /// Claims to lead, and waits to be asked for a session.
     Leading,
     Opening,
 }
 
-/// What is to be done with a candidate. What was begun with it before is over.
+/// The next step with a candidate. Its previous step is over.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Step {
     Dial {
         deadline: Duration,
     },
-    /// Whether it leads.
+    /// Ask it whether it leads.
     Ask,
     /// It leads: ask it for a session.
     Open,
-    /// Close the connection: another one says that it leads, and this one does not open a session.
+    /// Close the connection: another candidate claims to lead, and this one does not open a session.
     Leave,
 }
 
-/// What came of a step.
+/// The outcome of a step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Outcome {
     Connected,
     Leads,
-    /// It does not lead, but perhaps that candidate does.
+    /// It does not lead, but perhaps this other candidate does.
     Stands {
         leader: Option<usize>,
     },
-    /// The connection is lost, or there is none; `hopeless`: it will fail again.
+    /// The connection was lost, or none was made. `hopeless`: another attempt will fail too.
     Failed {
         hopeless: bool,
     },
 }
 
 impl Search {
-    /// For the one namenode that there is.
+    /// Searches for the only namenode.
     pub(crate) fn for_only(now: Instant) -> Self {
         Self {
             is_only: true,
@@ -104,7 +103,7 @@ impl Search {
         }
     }
 
-    /// Among so many of several namenodes, of which one is likely to lead.
+    /// Searches among several namenodes, of which one is likely to lead.
     pub(crate) fn among(candidates: usize, likely: Option<usize>, now: Instant) -> Self {
         let candidate = |index| {
             Candidate::new(match likely {
@@ -118,7 +117,7 @@ impl Search {
         }
     }
 
-    /// Another namenode is known, which is said to lead. Gives its number.
+    /// Adds a namenode that is reported as leader. Returns its index.
     pub(crate) fn add(&mut self, now: Instant) -> usize {
         self.is_only = false;
         self.candidates.push(Candidate::new(now));
@@ -130,7 +129,7 @@ impl Search {
         self.candidates.iter().all(|candidate| candidate.hopeless)
     }
 
-    /// The next step that is due, to be called until there is none.
+    /// Returns the next step that is due. To be called until there is none.
     pub(crate) fn next(&mut self, now: Instant) -> Option<(usize, Step)> {
         let is_only = self.is_only;
         if self.first(State::Leading).is_some()
@@ -171,7 +170,7 @@ impl Search {
         None
     }
 
-    /// When a step is due, if nothing comes before.
+    /// Returns when the next step is due, if nothing happens before.
     pub(crate) fn due(&self) -> Option<Instant> {
         let waiting = self.candidates.iter().filter_map(|it| match it.state {
             State::Away | State::Standing => Some(it.due),
@@ -183,8 +182,8 @@ impl Search {
         waiting.chain(opening).min()
     }
 
-    /// What came of the last step with a candidate. `chance`, from 0 to 1, spreads the clients that
-    /// wait for the same election.
+    /// Handles the outcome of the last step with a candidate. `chance`, from 0 to 1, spreads the
+    /// clients that wait for the same election.
     pub(crate) fn came(&mut self, index: usize, outcome: Outcome, chance: f64, now: Instant) {
         let is_only = self.is_only;
         let candidate = &mut self.candidates[index];
@@ -235,7 +234,7 @@ impl Search {
 }
 
 impl Candidate {
-    /// One that is to be dialled at some time.
+    /// Creates a candidate that is to be dialled at this time.
     fn new(due: Instant) -> Self {
         Self {
             state: State::Away,
@@ -266,7 +265,7 @@ impl Candidate {
         self.enter(State::Away, now);
     }
 
-    /// Another one says that this one leads.
+    /// Notes that another candidate reports this one as leader.
     fn hinted(&mut self, now: Instant) {
         let soon = if self.was_dialled {
             self.since + FAILURE_PAUSE_MIN
@@ -372,7 +371,7 @@ mod tests {
         steps(&mut search, now);
         search.came(2, Outcome::Leads, 0.0, now);
         assert_eq!(steps(&mut search, now), [(2, Step::Open)]);
-        // It hangs, too, and the one before comes back to lead.
+        // It hangs too, and the previous leader leads again.
         search.came(0, Outcome::Connected, 0.0, now);
         steps(&mut search, now);
         search.came(0, Outcome::Leads, 0.0, now);
@@ -424,15 +423,15 @@ mod tests {
         ]
     }
 
-    /// What the namenodes do for so many milliseconds.
+    /// The states of the namenodes, and for how many milliseconds they last.
     fn era() -> impl Strategy<Value = (Vec<Namenode>, u64)> {
         (prop::collection::vec(namenode(), 5), 1u64..800)
     }
 
     proptest! {
-        /// In virtual time: whatever the namenodes do before, once one leads for good it opens a
-        /// session soon after what was begun before is over; never are two asked for one at once;
-        /// nobody is asked all the time.
+        /// In virtual time: whatever the namenodes do before, once one leads permanently it opens a
+        /// session soon after earlier steps are over; never are two asked for a session
+        /// concurrently; none is asked without pauses.
         #[test]
         fn the_leader_is_found_and_only_one_opens(
             count in 2usize..=5,
@@ -455,7 +454,7 @@ mod tests {
             if let Some((who, ms)) = eras.next() {
                 (current, ends, settled) = (who, Some(now + Duration::from_millis(ms)), None);
             }
-            // What is to come of each candidate's step, and when.
+            // The pending outcome of each candidate's step, and when it arrives.
             let mut coming: Vec<Option<(Instant, Outcome, Step)>> = vec![None; count];
             let mut counts = vec![0u32; count];
             let mut has_opened = false;
@@ -505,7 +504,7 @@ mod tests {
                     }
                 }
                 let waited = settled.map_or(Duration::ZERO, |since| now - since);
-                // A step that was begun with one that hung then is over by its deadline.
+                // A step that was begun with one that hung then ends by its deadline.
                 prop_assert!(waited < DIAL_DEADLINE + FAILURE_PAUSE_MAX + MS * 600, "{waited:?}");
             }
             let total = (now - start).as_millis();

@@ -1,19 +1,20 @@
-//! The numbers of a session's mutations, and what is kept because its answer came before it was durable.
+//! The numbers of a session's mutations, and the mutations that are kept because they were answered
+//! before they were durable.
 
 use std::collections::{BTreeSet, VecDeque};
 
 use harvestfs_protocol::limits::MUTATIONS_IN_FLIGHT_MAX;
 
-/// Distance of the newest to the oldest mutation in flight, well below what the namenode remembers.
+/// Maximum distance from the oldest mutation in flight to the newest, well below what the namenode remembers.
 pub(crate) const WINDOW: u64 = MUTATIONS_IN_FLIGHT_MAX as u64 / 2;
-/// The same for what makes others durable: they give their numbers back only after it, so it must
-/// not wait for them.
+/// The same for the mutations that make others durable: those give their numbers back only
+/// afterwards, so this must not wait for them.
 pub(crate) const CONFIRMING_WINDOW: u64 = WINDOW + WINDOW / 2;
 
 /// The number of a mutation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Number {
-    /// Counts sessions.
+    /// Counts the sessions.
     pub(crate) generation: u64,
     pub(crate) sequence: u64,
 }
@@ -27,7 +28,7 @@ pub(crate) struct Sequences {
 }
 
 impl Sequences {
-    /// A new session starts; returns its generation.
+    /// Starts a new session; returns its generation.
     pub(crate) fn restart(&mut self) -> u64 {
         self.generation += 1;
         self.next = 1;
@@ -39,7 +40,7 @@ impl Sequences {
         self.generation
     }
 
-    /// A number for another mutation; none while the oldest in flight is a window behind.
+    /// Returns a number for another mutation; none while the oldest in flight is a window behind.
     pub(crate) fn begin(&mut self, window: u64) -> Option<Number> {
         let oldest = self.in_flight.first().copied();
         if oldest.is_some_and(|oldest| self.next - oldest >= window) {
@@ -58,12 +59,12 @@ impl Sequences {
         })
     }
 
-    /// All mutations below it have been answered.
+    /// Returns a number below which all mutations have been answered.
     pub(crate) fn answered_below(&self, sequence: u64) -> u64 {
         self.in_flight.first().copied().unwrap_or(sequence)
     }
 
-    /// A mutation is over. Whether there may be numbers again for those that found none.
+    /// Ends a mutation. Returns whether numbers may be available again for callers that found none.
     pub(crate) fn ended(&mut self, number: Number) -> bool {
         if number.generation != self.generation {
             return false;
@@ -80,7 +81,7 @@ impl Sequences {
 
 /// Mutations that were answered and may not be durable yet.
 pub(crate) struct Unconfirmed<T> {
-    /// Counts them over all sessions.
+    /// Counts mutations over all sessions.
     last: u64,
     durable_through: u64,
     waiting: VecDeque<(u64, T)>,
@@ -100,19 +101,19 @@ impl<T> Default for Unconfirmed<T> {
 }
 
 impl<T> Unconfirmed<T> {
-    /// Everything answered so far has at most this number.
+    /// Returns the highest number; everything answered so far has at most this number.
     pub(crate) fn last(&self) -> u64 {
         self.last
     }
 
-    /// Adds one; returns how many there are.
+    /// Adds a mutation; returns how many there are.
     pub(crate) fn add(&mut self, mutation: T) -> usize {
         self.last += 1;
         self.waiting.push_back((self.last, mutation));
         self.waiting.len()
     }
 
-    /// Everything with at most this number is durable; returns what is not kept any more.
+    /// Notes that everything with at most this number is durable; returns what need not be kept any more.
     pub(crate) fn confirm(&mut self, through: u64) -> Vec<T> {
         assert!(
             through <= self.last,
@@ -125,20 +126,20 @@ impl<T> Unconfirmed<T> {
         confirmed.map(|(_, mutation)| mutation).collect()
     }
 
-    /// Everything that waits to become durable, in order, each with its number.
+    /// Iterates over everything that waits to become durable, in order, each with its number.
     pub(crate) fn waiting(&self) -> impl Iterator<Item = (u64, &T)> {
         self.waiting
             .iter()
             .map(|(number, mutation)| (*number, mutation))
     }
 
-    /// What waits is replayed now. What is added later and was answered before is not among it.
+    /// Begins a replay of what waits. A mutation that was answered before but is added later is not included.
     pub(crate) fn replay(&mut self) -> impl Iterator<Item = (u64, &T)> {
         self.replays += 1;
         self.waiting()
     }
 
-    /// How often what waited was replayed.
+    /// Returns how often waiting mutations were replayed.
     pub(crate) fn replays(&self) -> u64 {
         self.replays
     }
@@ -187,7 +188,8 @@ mod tests {
     }
 
     proptest! {
-        /// The namenode may forget replies below what it is told: never one that is not ended.
+        /// The namenode may forget replies below the number that it receives, which must never
+        /// include an unfinished one.
         #[test]
         fn numbers_are_given_once_and_what_is_in_flight_is_remembered(
             ops in prop::collection::vec(op(), 1..200),
@@ -229,7 +231,7 @@ mod tests {
             }
         }
 
-        /// What was answered before it was durable is kept until something durable follows.
+        /// A mutation that was answered before it was durable is kept until a durable one follows.
         #[test]
         fn what_is_not_confirmed_is_kept_in_order(ops in prop::collection::vec(0u64..10, 1..100)) {
             let mut unconfirmed = Unconfirmed::default();

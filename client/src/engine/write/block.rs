@@ -1,5 +1,5 @@
-//! A block while it is written: what was sent, what every pipeline has acknowledged, and what is on
-//! stable storage.
+//! The state of a block while it is written: which data was sent, what every pipeline has
+//! acknowledged, and what is on stable storage.
 
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
@@ -8,14 +8,14 @@ use harvestfs_protocol::data::round_up_to_chunk;
 use harvestfs_protocol::error::DataError;
 use harvestfs_protocol::ids::NodeId;
 
-/// A packet has to be acknowledged, and a send to be taken, within this. A disk that syncs slowly
-/// is not worth waiting for longer: there are others.
+/// Deadline for a packet to be acknowledged, and for a send to be accepted. A disk that syncs
+/// slowly is not worth a longer wait: there are others.
 pub(crate) const STALL_DEADLINE: Duration = Duration::from_secs(15);
-/// A pipeline that owes an answer for this long is searched for a datanode that is gone. A killed
-/// process would show by itself only after the connection's idle timeout, and not which it is.
+/// A pipeline that owes an answer for this long is searched for a failed datanode. A killed process would
+/// otherwise show only after the connection's idle timeout, which does not tell which datanode it was.
 pub(crate) const SUSPICIOUS: Duration = Duration::from_millis(1_500);
 
-/// On stable storage of so many datanodes data has to be, if its block was written to as many.
+/// Number of datanodes that must have data on stable storage, if its block was written to at least as many.
 pub(crate) const STABLE_REPLICAS_MIN: usize = 2;
 
 /// Which datanode failed, and how.
@@ -25,16 +25,16 @@ pub(crate) struct NodeFailure {
     pub(crate) error: DataError,
 }
 
-/// See the module. `J` is what a piece of data comes with.
+/// A block while it is written. `J` is what accompanies each piece of data.
 pub(crate) struct Block<J> {
     phase: Phase,
-    /// By pipeline.
+    /// One for each pipeline.
     pipelines: Vec<Pipeline>,
-    /// Packets that were sent.
+    /// Number of packets sent.
     sent: u64,
     in_flight: VecDeque<Packet<J>>,
     unacked_bytes: u64,
-    /// End of the data that all have acknowledged.
+    /// End of the data that all pipelines have acknowledged.
     acked_bytes: u64,
     /// End of the data that was sent.
     sent_bytes: u64,
@@ -45,9 +45,9 @@ pub(crate) struct Block<J> {
 
 #[derive(Clone, Default)]
 struct Pipeline {
-    /// Packets that it has acknowledged.
+    /// Number of packets that it has acknowledged.
     acked: u64,
-    /// When it was last searched for a datanode that is gone.
+    /// When it was last searched for a failed datanode.
     searched: Option<Instant>,
 }
 
@@ -56,26 +56,26 @@ enum Phase {
     /// A pipeline broke; the replicas are being sealed.
     Failed(NodeFailure),
     Sealed,
-    /// Some replicas could be sealed, and fewer than are needed.
+    /// Some replicas could be sealed, but fewer than required.
     TooFew,
     /// No replica could be sealed.
     Lost(String),
 }
 
-/// What could be sealed of a block whose pipeline broke.
+/// How many replicas could be sealed of a block whose pipeline broke.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Saved {
-    /// As many replicas as are needed.
+    /// As many as required.
     Enough,
-    /// Fewer.
+    /// Fewer than required.
     TooFew,
-    /// None, and why.
+    /// None, for this reason.
     Nothing(String),
 }
 
 impl Saved {
-    /// Of a block that was written to `written_to` datanodes, `sealed` of which have sealed it; `lost` says why if none
-    /// has.
+    /// Judges a block that was written to `written_to` datanodes, of which `sealed` have sealed it;
+    /// `lost` returns the reason if none has.
     pub(crate) fn of(sealed: usize, written_to: usize, lost: impl FnOnce() -> String) -> Self {
         match sealed {
             0 => Self::Nothing(lost()),
@@ -89,16 +89,16 @@ struct Packet<J> {
     number: u64,
     data_end: u64,
     bytes: u64,
-    /// With where they are in the block.
+    /// Each with its offset in the block.
     jobs: Vec<(u64, J)>,
     stable: bool,
     seals: bool,
     sent: Instant,
 }
 
-/// What a packet has.
+/// The content of a packet.
 pub(crate) enum Content<J> {
-    /// Pieces, each with where it is in the packet.
+    /// Pieces, each with its offset in the packet.
     Data {
         bytes: u64,
         jobs: Vec<(usize, J)>,
@@ -116,23 +116,23 @@ pub(crate) struct Written<J> {
     pub(crate) stable: bool,
 }
 
-/// What an acknowledgement completed.
+/// The result of an acknowledgement.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Acked<J> {
-    /// In the order in which they were sent.
+    /// In the order in which the pieces were sent.
     pub(crate) written: Vec<Written<J>>,
-    /// The block is sealed: no more is expected.
+    /// Whether the block is sealed: no more acknowledgements are expected.
     pub(crate) sealed: bool,
 }
 
-/// Whether a pipeline owes an answer for too long.
+/// Whether a pipeline has owed an answer for too long.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Stall {
     No,
-    /// It is to be searched for a datanode that is gone.
+    /// The pipeline is to be searched for a failed datanode.
     Suspicious,
     Yes,
-    /// The block is not written any more.
+    /// The block is no longer being written.
     Over,
 }
 
@@ -140,15 +140,15 @@ pub(crate) enum Stall {
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Stability {
     Stable,
-    /// Fewer datanodes have it than are needed.
+    /// Fewer datanodes than required have it.
     TooFew,
-    /// No replica has it, and why.
+    /// No replica has it, for this reason.
     Lost(String),
     Waiting,
 }
 
 impl<J> Block<J> {
-    /// A block that some pipelines are set up for, at least one.
+    /// Creates the state of a block for at least one pipeline.
     pub(crate) fn new(pipelines: usize) -> Self {
         assert!(pipelines > 0, "a block without a pipeline");
         Self {
@@ -165,7 +165,7 @@ impl<J> Block<J> {
         }
     }
 
-    /// Why it can no longer be written, if a datanode failed.
+    /// Returns why the block can no longer be written, if a datanode failed.
     pub(crate) fn failure(&self) -> Option<NodeFailure> {
         match &self.phase {
             Phase::Failed(failure) => Some(failure.clone()),
@@ -173,7 +173,7 @@ impl<J> Block<J> {
         }
     }
 
-    /// Whether enough replicas are.
+    /// Whether enough replicas are sealed.
     pub(crate) fn is_sealed(&self) -> bool {
         matches!(self.phase, Phase::Sealed)
     }
@@ -183,12 +183,12 @@ impl<J> Block<J> {
         matches!(self.phase, Phase::TooFew | Phase::Lost(_))
     }
 
-    /// Packets and bytes that are not acknowledged yet.
+    /// Returns the number of packets, and of bytes, that are not acknowledged yet.
     pub(crate) fn unacked(&self) -> (usize, u64) {
         (self.in_flight.len(), self.unacked_bytes)
     }
 
-    /// Bytes that still fit in a block of `block_bytes`, from where the next packet would start.
+    /// Returns the bytes that still fit in a block of `block_bytes`, from where the next packet would start.
     pub(crate) fn room(&self, block_bytes: u64) -> usize {
         let start = round_up_to_chunk(self.sent_bytes);
         usize::try_from(block_bytes.saturating_sub(start)).unwrap_or(usize::MAX)
@@ -199,12 +199,12 @@ impl<J> Block<J> {
         self.sync_wanted
     }
 
-    /// The end of what all datanodes acknowledged; what survives when the pipeline breaks.
+    /// Returns the end of the data that all datanodes acknowledged, which survives when the pipeline breaks.
     pub(crate) fn acked_bytes(&self) -> u64 {
         self.acked_bytes
     }
 
-    /// The end of what was sent.
+    /// Returns the end of the data that was sent.
     pub(crate) fn sent_bytes(&self) -> u64 {
         self.sent_bytes
     }
@@ -239,12 +239,12 @@ impl<J> Block<J> {
         matches!(self.phase, Phase::Open).then_some(start)
     }
 
-    /// A pipeline has acknowledged so many packets in all; none when no more is expected.
+    /// Notes how many packets in total a pipeline has acknowledged. Returns `None` when no more are expected.
     pub(crate) fn acked(&mut self, pipeline: usize, packets: u64) -> Option<Acked<J>> {
         if !matches!(self.phase, Phase::Open) {
             return None;
         }
-        // More than was sent is what no datanode may say; it does not count.
+        // No datanode may acknowledge more than was sent; the excess does not count.
         let packets = packets.min(self.sent);
         let acked = &mut self.pipelines[pipeline].acked;
         *acked = packets.max(*acked);
@@ -296,7 +296,7 @@ impl<J> Block<J> {
         ended && self.pipelines[pipeline].acked == self.sent
     }
 
-    /// Whether a pipeline owes an answer for too long.
+    /// Whether a pipeline has owed an answer for too long.
     pub(crate) fn stalled(&mut self, pipeline: usize, now: Instant) -> Stall {
         if !matches!(self.phase, Phase::Open) {
             return Stall::Over;
@@ -318,7 +318,7 @@ impl<J> Block<J> {
         Stall::No
     }
 
-    /// A datanode failed; false when the block had ended already.
+    /// Notes that a datanode failed; returns false when the block had already ended.
     pub(crate) fn fail(&mut self, failure: NodeFailure) -> bool {
         let is_open = matches!(self.phase, Phase::Open);
         if is_open {
@@ -327,7 +327,7 @@ impl<J> Block<J> {
         is_open
     }
 
-    /// The jobs that were not acknowledged, in order; nothing is in flight any more.
+    /// Takes the jobs that were not acknowledged, in order; nothing is in flight any more.
     pub(crate) fn take_unacked(&mut self) -> Vec<J> {
         self.unacked_bytes = 0;
         let packets = std::mem::take(&mut self.in_flight);
@@ -335,7 +335,7 @@ impl<J> Block<J> {
         jobs.map(|(_, job)| job).collect()
     }
 
-    /// Ends it. What is sealed stays so, whatever another one finds that looked meanwhile.
+    /// Ends the block. A sealed block stays sealed, whatever a concurrent attempt to seal it found.
     pub(crate) fn settle(&mut self, saved: Saved) {
         if matches!(self.phase, Phase::Sealed) {
             return;
@@ -347,13 +347,13 @@ impl<J> Block<J> {
         };
     }
 
-    /// The last packet with data that is acknowledged: what [`Block::stability`] is asked about.
+    /// Returns the number of the last acknowledged packet with data, to be passed to [`Block::stability`].
     pub(crate) fn last_acked_data(&self) -> u64 {
         self.last_acked_data
     }
 
-    /// Whether the data up to a packet is on stable storage. If it has to be made so, the block wants
-    /// a sync from now on.
+    /// Whether the data up to a packet is on stable storage. If it is not, and no sync is in
+    /// flight, the block wants a sync from now on.
     pub(crate) fn stability(&mut self, through: u64) -> Stability {
         match &self.phase {
             Phase::Sealed => Stability::Stable,
@@ -405,7 +405,7 @@ mod tests {
         let written = block.acked(1, 1).unwrap().written;
         assert_eq!(written[0].job, 1);
         assert_eq!((block.acked_bytes(), block.unacked()), (10, (1, 10)));
-        // What was never sent does not count.
+        // Packets that were never sent do not count.
         let written = block.acked(1, 1_000).unwrap().written;
         assert_eq!((written[0].job, written[0].block_offset), (2, CHUNK));
         assert_eq!(block.acked_bytes(), CHUNK + 10);
@@ -497,7 +497,7 @@ mod tests {
         ]
     }
 
-    /// A packet of the model: its jobs, where its data ends, whether it makes stable what was before.
+    /// A packet of the model: its jobs, the end of its data, and whether it makes earlier data stable.
     struct Model {
         packets: Vec<(Vec<u32>, u64, bool)>,
         acked_by: [u64; 3],
@@ -508,7 +508,7 @@ mod tests {
             *self.acked_by.iter().min().unwrap() as usize
         }
 
-        /// Whether a packet is followed by one, or is one, that all have acknowledged as stable.
+        /// Whether this packet, or a later one, was acknowledged by all as stable.
         fn is_stable(&self, through: u64) -> bool {
             let acked = self.packets[..self.acked()].iter().enumerate();
             let mut after = acked.skip((through as usize).saturating_sub(1));
@@ -518,7 +518,7 @@ mod tests {
 
     proptest! {
         /// Every job is either written, once and in order, when all pipelines have it, or is given
-        /// back; what is acknowledged and what is stable are what the datanodes say.
+        /// back; acknowledged and stable data are exactly those that the datanodes report.
         #[test]
         fn a_block_is_a_list_of_packets(ops in prop::collection::vec(op(), 1..60)) {
             let mut block = Block::new(3);

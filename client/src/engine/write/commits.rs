@@ -1,5 +1,5 @@
 //! Commits of many files in one request: all that were queued while the previous requests were in
-//! flight go out together.
+//! flight are sent together.
 
 use std::collections::VecDeque;
 
@@ -10,18 +10,18 @@ use super::file::Commit;
 use super::writeback::Order;
 use crate::engine::cache::extents::is_sound;
 
-/// Requests of one kind in flight. Two keep the namenode busy; with more, fewer files share one.
+/// Maximum number of requests of one kind in flight. Two keep the namenode busy; with more, fewer files share one.
 const REQUESTS_MAX: usize = 2;
 
-/// New data of one file, which `F` stands for.
+/// New data of one file, which `F` identifies.
 pub(crate) struct Entry<F> {
     pub(crate) file: F,
     pub(crate) commit: Commit,
 }
 
 impl<F> Entry<F> {
-    /// The extents as they are in the file when the end of it was here; none if it cannot have
-    /// been.
+    /// Returns the extents with their final place in the file, if the append was placed at
+    /// `append_offset`; `None` if that offset is impossible.
     pub(crate) fn final_extents(&self, append_offset: u64) -> Option<Vec<Extent>> {
         let extents = self.commit.commit.extents.iter().copied();
         match self.commit.order {
@@ -40,7 +40,7 @@ impl<F> Entry<F> {
     }
 }
 
-/// See the module.
+/// The queue of commits.
 pub(crate) struct Commits<F> {
     entries: VecDeque<Entry<F>>,
     requests: usize,
@@ -56,7 +56,7 @@ impl<F> Default for Commits<F> {
 }
 
 impl<F> Commits<F> {
-    /// Adds an entry; returns what is to go out in another request, if one more may be in flight.
+    /// Adds an entry; returns what is to be sent in another request, if one more may be in flight.
     pub(crate) fn submit(&mut self, entry: Entry<F>) -> Option<Vec<Entry<F>>> {
         assert!(
             self.requests > 0 || self.entries.is_empty(),
@@ -71,7 +71,7 @@ impl<F> Commits<F> {
         Some(self.take_batch())
     }
 
-    /// A request was answered; returns what is to go out in the next one, if there is anything.
+    /// Notes that a request was answered; returns what is to be sent in the next one, if there is anything.
     pub(crate) fn answered(&mut self) -> Option<Vec<Entry<F>>> {
         assert!(
             (1..=REQUESTS_MAX).contains(&self.requests),
@@ -87,7 +87,7 @@ impl<F> Commits<F> {
         Some(batch)
     }
 
-    /// What may go into one request: the same credentials, within the limits.
+    /// Takes the entries that may share one request: those with the same credentials, within the limits.
     fn take_batch(&mut self) -> Vec<Entry<F>> {
         let mut batch: Vec<Entry<F>> = Vec::new();
         let mut extents = 0;
@@ -159,8 +159,8 @@ mod tests {
     }
 
     proptest! {
-        /// Every entry goes out once and in order, with others of the same user, in at most two
-        /// requests at a time; an entry that is too large for others goes alone.
+        /// Every entry is sent once and in order, together with others of the same user, in at most
+        /// two concurrent requests; an entry that is too large to be combined is sent alone.
         #[test]
         fn entries_share_requests(
             entries in prop::collection::vec(

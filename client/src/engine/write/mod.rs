@@ -1,4 +1,4 @@
-//! Writing: the data of a file on its way from memory into blocks, and into the file.
+//! Writing: moves the data of a file from memory into blocks, and into the file.
 
 pub(crate) mod block;
 pub(crate) mod commits;

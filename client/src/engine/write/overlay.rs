@@ -5,13 +5,13 @@ use std::ops::Range;
 
 use bytes::{Bytes, BytesMut};
 
-/// Sequential writes below this are gathered in one buffer, so that many small writes become few
-/// segments.
+/// Sequential writes up to this size are gathered in one buffer, so that many small writes become
+/// few segments.
 const GATHERED_WRITE_BYTES_MAX: usize = 32 << 10;
-/// How large such a buffer grows.
+/// Maximum size of such a buffer.
 const GATHERED_BYTES_MAX: usize = 1 << 20;
 
-/// Disjoint pieces of data, each with a tag. A later piece hides what it overlaps of earlier ones.
+/// Disjoint pieces of data, each with a tag. A later piece hides the parts of earlier ones that it overlaps.
 #[derive(Debug, Default)]
 pub(crate) struct SegmentMap<T> {
     segments: BTreeMap<u64, (Bytes, T)>,
@@ -50,12 +50,12 @@ impl<T: Copy + PartialEq> SegmentMap<T> {
         }
     }
 
-    /// Whether all of it is in one piece.
+    /// Whether all data is in one segment.
     pub(crate) fn is_one_segment(&self) -> bool {
         self.segments.len() + usize::from(self.tail.is_some()) == 1
     }
 
-    /// Bytes of all segments.
+    /// Returns the number of bytes in all segments.
     pub(crate) fn bytes(&self) -> u64 {
         self.bytes
     }
@@ -66,7 +66,7 @@ impl<T: Copy + PartialEq> SegmentMap<T> {
         in_tail || self.segments.contains_key(&offset)
     }
 
-    /// The first offset after all segments; 0 when there is none.
+    /// Returns the first offset after all segments; 0 when there is none.
     pub(crate) fn end(&self) -> u64 {
         let last = self.segments.last_key_value();
         let segments_end = last.map_or(0, |(&offset, (data, _))| offset + data.len() as u64);
@@ -74,7 +74,7 @@ impl<T: Copy + PartialEq> SegmentMap<T> {
         segments_end.max(tail_end)
     }
 
-    /// Puts `data` at `offset` on top of what is there; returns what it hid.
+    /// Puts `data` at `offset` on top of existing data; returns what it hid.
     pub(crate) fn insert(&mut self, offset: u64, data: Bytes, tag: T) -> Vec<Segment<T>> {
         if data.is_empty() {
             return Vec::new();
@@ -118,7 +118,7 @@ impl<T: Copy + PartialEq> SegmentMap<T> {
         hidden
     }
 
-    /// Puts `data` at `offset` only where nothing is.
+    /// Puts `data` at `offset`, but only where there is no data yet.
     pub(crate) fn insert_below(&mut self, offset: u64, data: &Bytes, tag: T) {
         let end = offset + data.len() as u64;
         let mut at = offset;
@@ -137,7 +137,7 @@ impl<T: Copy + PartialEq> SegmentMap<T> {
         }
     }
 
-    /// What is in a range, in order, cut to it.
+    /// Returns the data in a range, in order, cut to the range.
     pub(crate) fn overlapping(&mut self, range: Range<u64>) -> Vec<Segment<T>> {
         let in_tail = |tail: &Tail<T>| tail.offset < range.end && range.start < tail.end();
         if self.tail.as_ref().is_some_and(in_tail) {
@@ -152,7 +152,7 @@ impl<T: Copy + PartialEq> SegmentMap<T> {
             .collect()
     }
 
-    /// Removes and returns what is in a range.
+    /// Removes and returns the data in a range.
     pub(crate) fn remove(&mut self, range: Range<u64>) -> Vec<Segment<T>> {
         let in_tail = |tail: &Tail<T>| tail.offset < range.end && range.start < tail.end();
         if self.tail.as_ref().is_some_and(in_tail) {
@@ -161,7 +161,7 @@ impl<T: Copy + PartialEq> SegmentMap<T> {
         self.remove_from_segments(range)
     }
 
-    /// Removes and returns what is in a range and has a tag.
+    /// Removes and returns the data in a range that has a tag.
     pub(crate) fn remove_tagged(&mut self, range: Range<u64>, tag: T) -> Vec<Segment<T>> {
         let tagged: Vec<Range<u64>> = self
             .overlapping(range)
@@ -175,8 +175,8 @@ impl<T: Copy + PartialEq> SegmentMap<T> {
             .collect()
     }
 
-    /// Removes and returns the first piece that has a wanted tag, of those that begin at `from` or behind it: as much
-    /// contiguous data as one segment holds, at most `max_bytes`.
+    /// Removes and returns the first piece with a wanted tag among those that begin at or behind
+    /// `from`: the contiguous data of one segment, at most `max_bytes`.
     pub(crate) fn pop_first(
         &mut self,
         from: u64,
@@ -195,7 +195,7 @@ impl<T: Copy + PartialEq> SegmentMap<T> {
         Some(Segment { offset, data, tag })
     }
 
-    /// Where no segment begins. What it covers is to be removed before.
+    /// Inserts a segment where none begins. Data that it covers must be removed before.
     fn put(&mut self, offset: u64, data: Bytes, tag: T) {
         let length = data.len();
         let hidden = self.segments.insert(offset, (data, tag));
@@ -206,7 +206,7 @@ impl<T: Copy + PartialEq> SegmentMap<T> {
         );
     }
 
-    /// So many bytes are in no segment any more.
+    /// Stops counting bytes that are in no segment any more.
     fn left(&mut self, length: usize) {
         let bytes = length as u64;
         assert!(

@@ -12,14 +12,14 @@ use harvestfs_protocol::ids::InodeId;
 use harvestfs_protocol::limits::{CHUNK_BYTES, PACKET_BYTES_MAX};
 use harvestfs_protocol::request_id::RequestId;
 
-/// Something to be written. Its data is at most [`PACKET_BYTES_MAX`].
+/// A piece of data to be written, of at most [`PACKET_BYTES_MAX`].
 pub(crate) trait Piece {
     fn data(&self) -> &Bytes;
-    /// Whether `next` goes on in the same file where this ends.
+    /// Whether `next` continues the same file where this piece ends.
     fn is_continued_by(&self, next: &Self) -> bool;
     /// Whether it must be on stable storage when it is acknowledged.
     fn sync(&self) -> bool;
-    /// The file that it is of.
+    /// The file that it belongs to.
     fn file(&self) -> InodeId;
     /// The request that waits for it.
     fn request(&self) -> RequestId;
@@ -34,14 +34,14 @@ pub(crate) struct Layout<P> {
     pub(crate) sync: bool,
 }
 
-/// Takes as many pieces from the front of the queue as fit in a packet of `room` bytes; none when
-/// not even the first fits or there is none.
+/// Takes as many pieces from the front of the queue as fit in a packet of `room` bytes; returns
+/// `None` if not even the first fits or there is none.
 pub(crate) fn fill<P: Piece>(queue: &mut VecDeque<P>, room: usize) -> Option<Layout<P>> {
     let room = room.min(PACKET_BYTES_MAX);
     let mut pieces: Vec<(usize, P)> = Vec::new();
     let mut end = 0;
     while let Some(next) = queue.front() {
-        // It would fit into no packet, and be tried in one block after the other.
+        // It would fit in no packet, and be retried in one block after another.
         assert!(
             next.data().len() <= PACKET_BYTES_MAX,
             "a piece of {} bytes of {}",
@@ -77,7 +77,7 @@ pub(crate) fn fill<P: Piece>(queue: &mut VecDeque<P>, room: usize) -> Option<Lay
     Some(Layout { data, pieces, sync })
 }
 
-/// Where a piece goes that is not the continuation of what ends at `end`.
+/// Returns where a piece starts that does not continue the one that ends at `end`.
 fn aligned(end: usize, length: usize) -> usize {
     let left_in_chunk = end.next_multiple_of(CHUNK_BYTES) - end;
     if length <= left_in_chunk {

@@ -1,4 +1,4 @@
-//! The pieces that wait for a writer, and what it does next.
+//! The queue of pieces that wait for a writer, and the writer's next step.
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -9,29 +9,30 @@ use harvestfs_protocol::request_id::RequestId;
 
 use super::packet::{self, Layout, Piece};
 
-/// Packets of a pack in flight. More only makes smaller packets: what queues meanwhile shares one.
+/// Maximum number of packets in flight for a block that files share. More would only be smaller:
+/// the pieces that queue meanwhile share one.
 const PACK_PACKETS_MAX: usize = 4;
-/// As long as less than this waits, only one packet is in flight.
+/// While less than this waits, only one packet is in flight.
 const PACK_QUEUED_BYTES: usize = 128 << 10;
-/// Bytes of a chain in flight: covers 10 Gbit/s at several milliseconds for all hops.
+/// Maximum number of bytes in flight in a chain: covers 10 Gbit/s at several milliseconds for all hops.
 const CHAIN_WINDOW_BYTES: u64 = 8 << 20;
-/// A block with fewer replicas than it is to have is sealed when it was written for this long: then
-/// repair can make the others, and the next block may have them at once.
+/// A block with fewer replicas than it should have is sealed after it was written for this long:
+/// then repair can create the others, and the next block may have all of them from the start.
 const LACKING_AGE_MAX: Duration = Duration::from_secs(60);
 
-/// How the datanodes of a block get their data.
+/// How data reaches the datanodes of a block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Topology {
-    /// One pipeline through all: each byte leaves the client once.
+    /// One pipeline through all datanodes: each byte leaves the client once.
     Chain,
-    /// One pipeline for each: one round trip.
+    /// One pipeline to each datanode: a single round trip.
     Star,
 }
 
-/// See the module.
+/// The pieces that wait for a writer.
 pub(crate) struct Queue<J> {
     jobs: VecDeque<J>,
-    /// No more will come.
+    /// Whether no more pieces will come.
     closed: bool,
 }
 
@@ -42,23 +43,23 @@ pub(crate) struct Active {
     pub(crate) acked_bytes: u64,
     pub(crate) unacked_packets: usize,
     pub(crate) unacked_bytes: u64,
-    /// A caller waits for what is acknowledged to become stable.
+    /// Whether a caller waits for acknowledged data to become stable.
     pub(crate) wants_sync: bool,
     /// Bytes that still fit.
     pub(crate) room: usize,
     pub(crate) age: Duration,
-    /// It has fewer replicas than it is to have in the end.
+    /// Whether it has fewer replicas than it should finally have.
     pub(crate) lacks_replicas: bool,
-    /// The namenode has begun another epoch since it was allocated.
+    /// Whether the namenode has begun another epoch since it allocated the block.
     pub(crate) is_of_earlier_epoch: bool,
 }
 
-/// What a writer does next.
+/// The next step of a writer.
 #[derive(Debug)]
 pub(crate) enum Step<J> {
-    /// For an event.
+    /// Wait for an event.
     Wait,
-    /// Open a block, for the request that comes first and the file whose data it brings.
+    /// Open a block, on behalf of the first waiting request and the file whose data it brings.
     Open(RequestId, InodeId),
     Send(Layout<J>),
     Sync,
@@ -89,14 +90,14 @@ impl<J: Piece> Queue<J> {
         Ok(())
     }
 
-    /// Puts pieces back that were sent and not acknowledged.
+    /// Puts pieces back that were sent but not acknowledged.
     pub(crate) fn put_back(&mut self, jobs: Vec<J>) {
         for job in jobs.into_iter().rev() {
             self.jobs.push_front(job);
         }
     }
 
-    /// No more pieces will come.
+    /// Closes the queue: no more pieces will come.
     pub(crate) fn close(&mut self) {
         self.closed = true;
     }
@@ -105,7 +106,7 @@ impl<J: Piece> Queue<J> {
         std::mem::take(&mut self.jobs).into()
     }
 
-    /// Takes the pieces of a file.
+    /// Takes all pieces of a file.
     pub(crate) fn take_of(&mut self, file: InodeId) -> Vec<J> {
         let jobs = std::mem::take(&mut self.jobs).into_iter();
         let (taken, kept): (VecDeque<J>, _) = jobs.partition(|job| job.file() == file);
@@ -113,7 +114,7 @@ impl<J: Piece> Queue<J> {
         taken.into()
     }
 
-    /// What to do next; `nothing_ends`: no block is being sealed.
+    /// Decides the next step; `nothing_ends`: no block is being sealed.
     pub(crate) fn next(&mut self, active: Option<&Active>, nothing_ends: bool) -> Step<J> {
         let Some(block) = active else {
             return match (self.jobs.front(), self.closed) {
@@ -154,7 +155,7 @@ impl<J: Piece> Queue<J> {
         }
     }
 
-    /// Whether at least so much data waits.
+    /// Whether at least this much data waits.
     fn holds(&self, bytes: usize) -> bool {
         let mut left = bytes;
         self.jobs.iter().any(|job| {
@@ -254,7 +255,7 @@ mod tests {
         let mut queue = queue(vec![job(1, 0, 100)]);
         let mut star = block(Topology::Star);
         star.is_of_earlier_epoch = true;
-        // It holds nothing: what a restored namenode does not know of it is nothing.
+        // It holds no data, so there is none that a restored namenode would not know.
         assert!(matches!(queue.next(Some(&star), true), Step::Send(_)));
         star.acked_bytes = 100;
         assert!(matches!(queue.next(Some(&star), true), Step::Finish));
@@ -273,7 +274,7 @@ mod tests {
     }
 
     proptest! {
-        /// Whatever breaks: every piece is sent until it is acknowledged, in order, in packets that
+        /// Whatever breaks, every piece is sent until it is acknowledged, in order, in packets that
         /// fit; then the writer stops.
         #[test]
         fn every_piece_is_sent_in_order(

@@ -1,4 +1,4 @@
-//! Blocks that were asked for before they are needed.
+//! Blocks that were allocated before they are needed.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -8,13 +8,13 @@ use harvestfs_protocol::timeline::Epoch;
 use harvestfs_protocol::token::BlockToken;
 use harvestfs_protocol::types::{NodeInfo, PlacementRules, StorageClass};
 
-/// A fresh block and where it goes.
+/// A new block and the datanodes that it is written to.
 #[derive(Clone, Debug)]
 pub(crate) struct NewBlock {
     pub(crate) block: BlockId,
     pub(crate) token: BlockToken,
     pub(crate) nodes: Vec<Arc<NodeInfo>>,
-    /// How many replicas it is to have in the end.
+    /// How many replicas it should finally have.
     pub(crate) due_replicas: u8,
     pub(crate) class: Option<StorageClass>,
     /// The session that it belongs to.
@@ -22,25 +22,25 @@ pub(crate) struct NewBlock {
 }
 
 impl NewBlock {
-    /// Whether it has fewer replicas than it is to have in the end: datanodes are away.
+    /// Whether it has fewer replicas than it should finally have, because datanodes are unreachable.
     pub(crate) fn lacks_replicas(&self) -> bool {
         self.nodes.len() < usize::from(self.due_replicas)
     }
 
-    /// Whether the namenode was in an earlier epoch than this when it allocated the block. Nothing more
-    /// goes into it: a namenode that is put back from a copy of before knows the block, but not how
-    /// much is in it.
+    /// Whether the namenode was in an earlier epoch than this when it allocated the block. Such a
+    /// block gets no more data: a namenode that was restored from an earlier copy knows the block,
+    /// but not how much is in it.
     pub(crate) fn is_of_earlier_epoch(&self, epoch: u32) -> bool {
         Epoch::number_of(self.block) < epoch
     }
 }
 
-/// What a block must be like to be written now.
+/// The conditions that a block must meet to be written now.
 #[derive(Clone, Debug)]
 pub(crate) struct Usable {
     /// The session.
     pub(crate) generation: u64,
-    /// The namenode's.
+    /// The epoch of the namenode.
     pub(crate) epoch: u32,
     /// Datanodes that failed lately or are busy.
     pub(crate) avoided: Vec<NodeId>,
@@ -55,15 +55,15 @@ impl Usable {
     }
 }
 
-/// See the module.
+/// The blocks that are in stock.
 #[derive(Default)]
 pub(crate) struct Stock {
     blocks: HashMap<PlacementRules, Vec<NewBlock>>,
 }
 
 impl Stock {
-    /// Takes a block with these rules that can be used, if there is one. Those that cannot are put
-    /// into `unusable`.
+    /// Takes a usable block with these rules, if there is one. Unusable blocks are moved to
+    /// `unusable`.
     pub(crate) fn take(
         &mut self,
         rules: PlacementRules,
@@ -84,8 +84,8 @@ impl Stock {
         None
     }
 
-    /// Keeps blocks for later. Those that lack replicas are put into `unusable`: by the time that
-    /// they are needed, there may be more datanodes.
+    /// Keeps blocks for later. Those that lack replicas are moved to `unusable`: by the time they
+    /// are needed, more datanodes may be available.
     pub(crate) fn put(
         &mut self,
         rules: PlacementRules,

@@ -1,4 +1,4 @@
-//! What a writer does when no datanode takes its data: it tries again for as long as patience lasts.
+//! The policy of a writer when no datanode accepts its data: it retries as long as its patience lasts.
 
 use std::time::{Duration, Instant};
 
@@ -7,17 +7,17 @@ use harvestfs_protocol::error::{DataError, FsError};
 use crate::engine::session::call::Patience;
 use crate::error::ClientError;
 
-/// Attempts to get anything onto datanodes before pausing between them.
+/// Immediate attempts to get data onto datanodes before pausing between attempts.
 const QUICK_ATTEMPTS: u32 = 3;
 /// Bounds of these pauses, which double.
 const RETRY_PAUSE_MIN: Duration = Duration::from_millis(250);
 const RETRY_PAUSE_MAX: Duration = Duration::from_secs(2);
-/// How long a writer waits for room: long enough for the namenode to learn that a disk is full and to
-/// name another, or for deleted replicas to go.
+/// How long a writer waits for room: long enough for the namenode to learn that a disk is full and
+/// to name another, or for deleted replicas to be removed.
 const NO_SPACE_PATIENCE: Duration = Duration::from_secs(10);
 
-/// Failures, one after the other, without a byte that was acknowledged in between. A pipeline that
-/// is merely set up is no progress: the next packet may break it again.
+/// Consecutive failures without any byte acknowledged in between. Merely setting up a pipeline is
+/// no progress: the next packet may break it again.
 pub(crate) struct Trouble {
     since: Instant,
     attempts: u32,
@@ -31,10 +31,10 @@ impl Trouble {
         }
     }
 
-    /// How long to pause after another failure, at once if that is zero.
+    /// Returns how long to pause after another failure; zero means to retry immediately.
     ///
     /// # Errors
-    /// Patience is over, or trying again is in vain: why the data could not be written.
+    /// Patience is exhausted, or retrying is futile: the reason why the data could not be written.
     pub(crate) fn failed(
         &mut self,
         error: ClientError,
@@ -66,7 +66,7 @@ impl Trouble {
             None => patience.unreachable,
         };
         let waited = now.saturating_duration_since(self.since);
-        // The call that found no namenode has waited for it already.
+        // A call that found no namenode has already waited for one.
         let waited_enough = matches!(error, ClientError::Unreachable { .. });
         if waited_enough || !error.is_transient() || waited >= patience {
             return Err(match error {
@@ -133,8 +133,8 @@ mod tests {
     }
 
     proptest! {
-        /// In virtual time: a failure that lasts is reported when its patience is over, neither
-        /// earlier nor much later; a few attempts follow at once, then the pauses are bounded.
+        /// In virtual time: a lasting failure is reported when patience is exhausted, neither
+        /// earlier nor much later; a few attempts follow immediately, then the pauses are bounded.
         #[test]
         fn patience_is_kept(error in failure(), attempt_ms in 0u64..3_000) {
             let patience = match error {

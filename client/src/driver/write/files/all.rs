@@ -1,4 +1,4 @@
-//! What is done with all files.
+//! Operations on all files.
 
 use std::cmp::Reverse;
 use std::pin::pin;
@@ -13,10 +13,10 @@ use super::{FileState, Files};
 use crate::driver::clock;
 use crate::error::ClientError;
 
-/// How long a recalled file's content may take to be committed, within the namenode's patience.
+/// Deadline for committing a recalled file's content, within the namenode's patience.
 const RECALL_DEADLINE: Duration = Duration::from_secs(8);
-/// How long the end of a client waits until its last blocks are sealed: longer than it takes to save
-/// one whose pipeline broke.
+/// How long closing a client waits until its last blocks are sealed: longer than it takes to save a
+/// block whose pipeline broke.
 const CLOSE_DEADLINE: Duration = Duration::from_secs(8);
 
 impl Files {
@@ -24,7 +24,7 @@ impl Files {
         self.files.lock().values().cloned().collect()
     }
 
-    /// Starts flushing everything, `again` also what was refused more than once.
+    /// Starts flushing everything; with `again`, even data that was refused more than once.
     fn flush_all(self: &Arc<Self>, again: bool) {
         for file in self.all() {
             if again || !file.is_refused_again() {
@@ -33,8 +33,8 @@ impl Files {
         }
     }
 
-    /// Gives up what was refused when it was tried again, as far as it takes more than its part of the memory, the
-    /// largest files first: others need it, and nothing says that it can ever be stored.
+    /// Gives up data that was refused again, largest files first, until it fits in its share of the
+    /// memory: others need the memory, and there is no sign that the data can ever be stored.
     fn give_up_refused(self: &Arc<Self>) {
         let mut refused: Vec<_> = self
             .all()
@@ -53,7 +53,7 @@ impl Files {
         }
     }
 
-    /// Starts flushing what was in memory for long, and forgets what is not needed.
+    /// Starts flushing old data, and forgets states that are not needed.
     pub(crate) fn flush_old(self: &Arc<Self>) {
         let age_max = self.cluster.session.options.dirty_age_max;
         for file in self.all() {
@@ -67,7 +67,7 @@ impl Files {
     /// Waits until there is room for more written data of a file.
     ///
     /// # Errors
-    /// What kept the memory from being freed; why data of the file was refused, if that comes meanwhile.
+    /// The error that kept the memory from being freed; or why data of the file was refused, if that happens meanwhile.
     pub(crate) async fn wait_for_room(
         self: &Arc<Self>,
         file: &Arc<FileState>,
@@ -75,12 +75,12 @@ impl Files {
     ) -> Result<(), ClientError> {
         let started = clock::now();
         let session = &self.cluster.session;
-        // Writers that fail give up after the longer of these, and then nothing is freed.
+        // Writers that fail give up after the longer of the two timeouts, and may then free nothing.
         let options = &session.options;
         let patience = options.busy_timeout.max(options.unreachable_timeout);
         let patience = patience.saturating_mul(2);
         let mut unreachable = pin!(session.unreachable());
-        // What was refused long ago is tried once more, and so is what is refused for the first time meanwhile.
+        // Data that was refused long ago is retried once, and so is data that is refused for the first time meanwhile.
         let mut again = true;
         loop {
             let freed = self.dirty.freed.notified();
@@ -111,7 +111,7 @@ impl Files {
         }
     }
 
-    /// Commits what was closed already.
+    /// Commits the files that were already closed.
     pub(crate) async fn commit_closed(self: &Arc<Self>) -> Result<(), ClientError> {
         for file in self.all() {
             let is_closed = file.inner.lock().data.is_closed_early();
@@ -122,7 +122,7 @@ impl Files {
         Ok(())
     }
 
-    /// Commits what is in memory of files that another session asks about; notifies the namenode.
+    /// Commits the data in memory of files that another session requests; notifies the namenode.
     pub(crate) async fn commit_recalled(self: Arc<Self>, inodes: Vec<InodeId>) {
         let files: Vec<_> = inodes.iter().filter_map(|ino| self.get(*ino)).collect();
         for file in &files {
@@ -146,14 +146,13 @@ impl Files {
                 inodes: chunk.to_vec(),
             };
             if let Err(error) = self.cluster.session.keep_house(op).await {
-                // They end with the connection, or the namenode's patience.
+                // They end with the connection, or with the namenode's patience.
                 tracing::debug!(%error, "cannot return delegations");
             }
         }
     }
 
-    /// A new session has replaced an expired one: everything that was not committed goes into blocks
-    /// of the new one.
+    /// Moves all uncommitted data to blocks of the new session that has replaced an expired one.
     pub(crate) fn begin_session(self: &Arc<Self>) {
         for pack in self.packs.lock().values() {
             pack.wake();
@@ -163,7 +162,7 @@ impl Files {
         }
     }
 
-    /// Flushes everything and waits for it; the first error counts. Nothing may be written any more.
+    /// Flushes everything and waits for it; returns the first error. Nothing may be written any more.
     pub(crate) async fn flush_and_wait(self: &Arc<Self>) -> Result<(), ClientError> {
         let mut result = Ok(());
         for file in self.all() {
@@ -171,7 +170,7 @@ impl Files {
             result = result.and(flushed);
         }
         self.close_writers();
-        // A block that is not sealed when its pipeline goes has to be recovered by the namenode.
+        // A block that is not sealed when its pipeline ends has to be recovered by the namenode.
         let sealed = self.writers.ended();
         if tokio::time::timeout(CLOSE_DEADLINE, sealed).await.is_err() {
             tracing::debug!("some blocks are not sealed; the namenode does that");
@@ -179,7 +178,7 @@ impl Files {
         result
     }
 
-    /// Ends the tasks of all writers once they have written what they have.
+    /// Ends the tasks of all writers once they have written their data.
     pub(crate) fn close_writers(&self) {
         for (_, pack) in self.packs.lock().drain() {
             pack.close();

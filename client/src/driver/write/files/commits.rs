@@ -18,7 +18,7 @@ use crate::error::ClientError;
 
 type Batch = Vec<Entry<Arc<FileState>>>;
 
-/// A request that others wait for, since only so many may be in flight.
+/// A request that occupies one of the limited places in flight.
 struct InFlight {
     files: Arc<Files>,
     durable: bool,
@@ -26,7 +26,7 @@ struct InFlight {
 }
 
 impl InFlight {
-    /// It is answered, or late enough: the next one goes out.
+    /// Frees the place: the request was answered, or is late enough that the next one may be sent.
     fn over(&mut self) {
         if std::mem::replace(&mut self.is_over, true) {
             return;
@@ -38,7 +38,7 @@ impl InFlight {
     }
 }
 
-/// What is to be committed, by whether it is to be durable.
+/// The queues of commits, by whether they are to be durable.
 #[derive(Default)]
 pub(super) struct Committer {
     relaxed: Mutex<Commits<Arc<FileState>>>,
@@ -56,14 +56,15 @@ impl Committer {
 }
 
 impl FileState {
-    /// Whether the answer to a commit counts: what it has was not given up meanwhile.
+    /// Whether the answer to a commit matters: its data was not given up meanwhile.
     fn awaits(&self, commit: &Commit) -> bool {
         self.inner.lock().data.awaits(commit)
     }
 }
 
 impl Files {
-    /// What was written after a change of the file was given up is not to be overtaken by that.
+    /// Submits a commit. A change of the file whose caller stopped waiting must not overtake data
+    /// that was written later.
     pub(super) fn submit_commit(self: &Arc<Self>, file: &Arc<FileState>, commit: Commit) {
         let (session, ino) = (&self.cluster.session, file.ino);
         if !session.cache.is_content_unsettled(ino) {
@@ -112,16 +113,16 @@ impl Files {
 
     async fn commit(self: &Arc<Self>, batch: Batch, in_flight: &mut InFlight) {
         let mut refused = self.commit_once(batch, in_flight).await;
-        // What was removed here a moment ago counts until the namenode knows that it is not open.
+        // Recently removed files count against the quota until the namenode knows that they are not open.
         if !refused.is_empty() && self.cluster.session.release_now().await {
-            // What was given up meanwhile is reported as lost.
+            // Data that was given up meanwhile is reported as lost.
             refused.retain(|entry| entry.file.awaits(&entry.commit));
             refused = self.commit_once(refused, in_flight).await;
         }
         self.commits_failed(refused, &Unanswered::refused(FsError::QuotaExceeded));
     }
 
-    /// Gives back what a quota refused.
+    /// Sends the commits once; returns those that a quota refused.
     async fn commit_once(self: &Arc<Self>, batch: Batch, in_flight: &mut InFlight) -> Batch {
         let durable = in_flight.durable;
         let Some(first) = batch.first() else {
@@ -135,7 +136,7 @@ impl Files {
         };
         let session = &self.cluster.session;
         let generation = session.generation();
-        // Not any more what failed or was given up before there was an answer: it may be in another commit.
+        // Cleared when the data failed or was given up before there was an answer: another commit may contain it.
         let mut wanted = vec![true; batch.len()];
         let silence = |unanswered: &Unanswered| {
             for (Entry { file, commit }, is_wanted) in batch.iter().zip(&mut wanted) {
@@ -158,7 +159,7 @@ impl Files {
             && matches!(given_up.error, ClientError::Fs(FsError::SessionExpired))
             && let Err(error) = session.link_of_next_session(Some(generation)).await
         {
-            // Without a session, writing the data again would be in vain.
+            // Without a session, writing the data again would be futile.
             given_up.error = error;
         }
         let answer = match result {
@@ -187,10 +188,10 @@ impl Files {
             match result {
                 _ if !is_wanted => ticket.changed_inode(file.ino),
                 Ok(committed) => {
-                    // The cache first: what leaves the file's memory must be found there.
+                    // Update the cache first: data that leaves the file's memory must be found there.
                     match entry.final_extents(committed.append_offset) {
                         Some(extents) => ticket.committed(&committed.attr, &extents),
-                        // The namenode says what cannot be.
+                        // The namenode returned an impossible offset.
                         None => ticket.changed_inode(file.ino),
                     }
                     let number = if durable { 0 } else { relaxed_number };
@@ -215,14 +216,14 @@ impl Files {
         }
     }
 
-    /// A commit is part of the file; `relaxed` is its number if it may not be durable.
+    /// Notes that a commit is part of the file; `relaxed` is its number if it may not be durable.
     fn commit_done(self: &Arc<Self>, file: &Arc<FileState>, commit: &Commit, relaxed: u64) {
         self.update(file, |inner| {
             inner.relaxed = inner.relaxed.max(relaxed);
             if !inner.data.awaits(commit) {
                 return;
             }
-            // Before anyone can see that it has left the file's memory.
+            // This happens before anyone can see that the data has left the file's memory.
             for (place, data) in inner.data.commit_done(commit.order) {
                 self.recent.keep(place, &data);
             }
@@ -230,7 +231,7 @@ impl Files {
         file.progress.notify_waiters();
     }
 
-    /// A commit was refused, or nothing is known of it.
+    /// Notes that a commit was refused, or that its outcome is unknown.
     fn commit_failed(
         self: &Arc<Self>,
         file: &Arc<FileState>,
@@ -247,7 +248,7 @@ impl Files {
         self.has_failed(file);
     }
 
-    /// A commit of appends is not answered in time. Whether it is to be asked for again.
+    /// Notes that a commit of appends was not answered in time. Returns whether to repeat it.
     fn commit_unanswered(
         self: &Arc<Self>,
         file: &Arc<FileState>,

@@ -1,4 +1,4 @@
-//! A file is cut whose data cannot be stored before.
+//! Truncation of a file whose data cannot be stored first.
 
 use std::sync::Arc;
 
@@ -10,10 +10,10 @@ use super::{FileState, Files, Inner};
 use crate::engine::session::call::Unanswered;
 use crate::error::ClientError;
 
-/// While it is held, nobody else does with a file what [`FileState::serial`] is for.
+/// While it is held, no other caller performs an operation on the file that [`FileState::serial`] serializes.
 pub(crate) type Serial = Arc<OwnedMutexGuard<()>>;
 
-/// No commit of a file begins until this is dropped, which is to be when the namenode has cut the file or never will.
+/// Keeps commits of a file from beginning until it is dropped: once the namenode has truncated the file, or never will.
 pub(crate) struct Cut {
     files: Arc<Files>,
     file: Arc<FileState>,
@@ -22,15 +22,15 @@ pub(crate) struct Cut {
 }
 
 impl FileState {
-    /// Waits until nobody else does what has to be done by one at a time.
+    /// Waits until no other caller performs an operation that has to be serialized.
     pub(crate) async fn serial(&self) -> Serial {
         Arc::new(self.serial.clone().lock_owned().await)
     }
 }
 
 impl Files {
-    /// Before the namenode cuts a file: waits until no commit is in flight, unless its answer is late. None: only a flush
-    /// can say what the cut leaves of the data in memory.
+    /// Prepares a truncation at the namenode: waits until no commit is in flight, except one that
+    /// is late. Returns `None` if only a flush can tell which data in memory remains.
     pub(crate) async fn begin_cut(
         self: &Arc<Self>,
         file: &Arc<FileState>,
@@ -50,7 +50,7 @@ impl Files {
 }
 
 impl Cut {
-    /// The namenode was asked to cut the file, and this came of it.
+    /// Handles the outcome of the truncation at the namenode.
     pub(crate) fn ended(self, answer: Result<&MetaReply, &Unanswered>) {
         let size_bytes = self.size_bytes;
         match answer {
@@ -65,7 +65,7 @@ impl Cut {
         }
     }
 
-    /// What may be cut off must not come back, nor be lost without a word.
+    /// Gives up data that may have been cut off: it must not come back, nor be lost silently.
     fn is_unknown(&self, error: &ClientError) {
         let reason = format!("whether the file was cut is unknown: {error}");
         let lost = ClientError::DataLost { reason };
@@ -74,8 +74,8 @@ impl Cut {
     }
 }
 
-/// Whether the namenode may have cut a file, or may yet. It has not where it refuses to: it was asked under the same
-/// number each time.
+/// Whether the namenode may have truncated a file, or may yet. A refusal is definite: the request
+/// had the same number each time.
 fn may_be_done(unanswered: &Unanswered) -> bool {
     let is_refused = match &unanswered.error {
         ClientError::Fs(error) => !matches!(
@@ -91,7 +91,7 @@ impl Drop for Cut {
     fn drop(&mut self) {
         let go_on = |inner: &mut Inner| inner.data.hold_commits(false);
         self.files.update(&self.file, go_on);
-        // What was cut off need not be waited for.
+        // Waiters need not wait for data that was cut off.
         self.file.progress.notify_waiters();
     }
 }

@@ -1,17 +1,17 @@
-//! How much written data is in memory.
+//! The amount of written data in memory.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use tokio::sync::Notify;
 
-/// What part of the memory, one of so many, is left to data that was refused, once others need it.
+/// Refused data may keep one part in this many of the memory, once others need it.
 const REFUSED_PART: u64 = 4;
 
-/// Written data in memory, of all files.
+/// The budget for written data in memory, of all files.
 pub(crate) struct DirtyBudget {
     used: AtomicU64,
     max: u64,
-    /// Some of it has left, or was refused and will not leave by itself.
+    /// Notified when data has left, or was refused and will not leave by itself.
     pub(super) freed: Notify,
 }
 
@@ -28,23 +28,23 @@ impl DirtyBudget {
         self.used.load(Ordering::Relaxed)
     }
 
-    /// Whether there is room for more. One write always fits, however large it is.
+    /// Whether there is room for this much more. A write into empty memory always fits, however large it is.
     pub(crate) fn has_room(&self, bytes: usize) -> bool {
         let used = self.used();
         used == 0 || used + bytes as u64 <= self.max
     }
 
-    /// So much is in memory that it is written without waiting for a flush.
+    /// Whether so much is in memory that it is written without waiting for a flush.
     pub(crate) fn is_tight(&self) -> bool {
         self.used() > self.max / 2
     }
 
-    /// How much of it may be data that was refused while others wait for room.
+    /// Returns how much refused data may stay while others wait for room.
     pub(super) fn refused_max(&self) -> u64 {
         self.max / REFUSED_PART
     }
 
-    /// A file holds `after` bytes now instead of `before`.
+    /// Notes that a file now holds `after` bytes instead of `before`.
     pub(super) fn changed(&self, before: u64, after: u64) {
         if after >= before {
             self.used.fetch_add(after - before, Ordering::Relaxed);

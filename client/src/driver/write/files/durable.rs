@@ -1,5 +1,5 @@
-//! What `fsync` waits for when everything is committed: the blocks of the file on stable storage of enough
-//! datanodes.
+//! The last part of `fsync`, once everything is committed: waiting until the blocks of the file are
+//! on stable storage of enough datanodes.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -17,10 +17,10 @@ use crate::driver::write::seal::seal_on;
 use crate::engine::write::block::{STABLE_REPLICAS_MIN, Saved, Stability};
 use crate::error::ClientError;
 
-/// Between two looks whether repair has made another replica: at first, and at most.
+/// Interval between checks whether repair has made another replica: at first, and at most.
 const LOOK_INTERVAL: Duration = Duration::from_millis(500);
 const LOOK_INTERVAL_MAX: Duration = Duration::from_secs(4);
-/// Blocks that are remembered, the ones that ended badly among them, of which the oldest are forgotten.
+/// Maximum number of blocks that are remembered; beyond it, the oldest that ended badly are forgotten.
 const UNSEALED_MAX: usize = 4_096;
 
 type Stream = Arc<BlockStream<Job>>;
@@ -53,7 +53,7 @@ impl Files {
                 if let Some(lost) = lost
                     && inner.unstable.len() < own
                 {
-                    // Each `fsync` finds it from now on, for as long as the file has the block.
+                    // From now on each `fsync` finds this, as long as the file contains the block.
                     inner.taken_over += 1;
                     inner.data.lost(lost);
                 }
@@ -67,7 +67,7 @@ impl Files {
         self.cluster.session.make_durable(relaxed).await
     }
 
-    /// A block was begun.
+    /// Remembers a block that was begun.
     pub(super) fn remember(&self, stream: &Stream) {
         let mut unsealed = self.unsealed.lock();
         unsealed.retain(|other| !other.is_sealed());
@@ -81,7 +81,8 @@ impl Files {
         unsealed.push(stream.clone());
     }
 
-    /// The blocks of a file that this client has written to, through any handle, and not sealed on enough datanodes.
+    /// Returns the blocks of a file that this client has written, through any handle, and not
+    /// sealed on enough datanodes.
     async fn unsealed_blocks(&self, ino: InodeId) -> Result<Vec<Stream>, ClientError> {
         let mut unsealed = self.unsealed.lock().clone();
         unsealed.retain(|stream| !stream.is_sealed());
@@ -94,8 +95,8 @@ impl Files {
         Ok(unsealed)
     }
 
-    /// Waits until what a block has of a file is on stable storage of enough datanodes. Where the pipeline broke and too
-    /// few could seal it, others do so later, and repair makes more replicas.
+    /// Waits until a block's data of a file is on stable storage of enough datanodes. If the pipeline
+    /// broke and too few could seal the block, others do so later, and repair creates more replicas.
     async fn make_stable(&self, file: &FileState, stream: &Stream) -> Result<(), ClientError> {
         let mut lost = match stream.stable().await {
             Stability::Lost(reason) => Some(reason),
@@ -106,7 +107,7 @@ impl Files {
         let patience = self.cluster.session.options.unreachable_timeout;
         let written_to = stream.new.nodes.len();
         let enough = STABLE_REPLICAS_MIN.min(written_to);
-        // At first none is waited for that does not answer: one may be enough.
+        // The first attempt does not wait for datanodes that do not answer: one may be enough.
         let (mut wanted, mut pause) = (1, LOOK_INTERVAL);
         loop {
             let Some((located, end_of_file)) = self.located(file.ino, block).await? else {
@@ -118,7 +119,7 @@ impl Files {
                 unix_now_ms().is_some_and(|now| stream.new.token.expires_unix_ms() > now);
             let (sealed, stable) = match may_seal {
                 true => {
-                    // As the namenode knows them: a datanode may have another address since it was started again.
+                    // Use the addresses that the namenode knows: a restarted datanode may have another one.
                     let mut nodes = located;
                     let is_other =
                         |node: &&Arc<NodeInfo>| nodes.iter().all(|it| it.node != node.node);
@@ -130,15 +131,15 @@ impl Files {
                         sealed.await.len()
                     };
                     let sealed = seal(stream.acked_bytes()).await;
-                    // The namenode has it sealed at what was committed of it. That may be enough for this file, and not for
-                    // others.
+                    // The namenode has sealed it at its committed length. That may be enough for
+                    // this file, but not for others.
                     let shorter = match sealed < wanted && has_ended {
                         true => seal(end_of_file).await,
                         false => 0,
                     };
                     (sealed, sealed.max(shorter))
                 }
-                // Hours have passed: the namenode's word has to do.
+                // The token has expired after hours: the namenode's answer has to suffice.
                 false => (located.len(), located.len()),
             };
             if sealed > 0 {
@@ -169,8 +170,8 @@ impl Files {
         }
     }
 
-    /// Where a block is, as the namenode knows it now, and where what the file uses of it ends. None: the file has it no
-    /// more.
+    /// Returns the present location of a block, and the end of the part that the file uses. `None`
+    /// if the file no longer contains it.
     async fn located(
         &self,
         ino: InodeId,
@@ -199,8 +200,8 @@ impl Files {
         }
     }
 
-    /// Whether a new block of a file gets no more replicas than these: the cluster has no more datanodes, or was told to
-    /// make do with so few.
+    /// Whether a new block of the file would get no more replicas than these: the cluster has no
+    /// more datanodes, or is configured to accept so few.
     async fn new_blocks_get(&self, replicas: usize, file: &FileState) -> bool {
         if self.find_rules(file).await.is_err() {
             return false;

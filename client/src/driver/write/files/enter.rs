@@ -1,8 +1,8 @@
-//! How written data comes into the memory of a file.
+//! The entry of written data into the memory of a file.
 //!
-//! Data at offsets and data for the end are committed each by themselves. So data of one kind comes in only when none
-//! of the other is held: else an append could become part of the file before what was written earlier, which then
-//! would be on top of it.
+//! Data at offsets and appends are committed separately. Therefore data of one kind enters only
+//! when none of the other is held: otherwise an append could become part of the file before data
+//! that was written earlier, which then would be on top of it.
 
 use std::sync::Arc;
 
@@ -16,16 +16,16 @@ use crate::engine::write::file::Moment;
 use crate::engine::write::writeback::Order;
 use crate::error::ClientError;
 
-/// Where data goes.
+/// The place of written data.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Target {
-    /// An offset.
+    /// At an offset of the file.
     At(u64),
-    /// The end.
+    /// At the end of the file.
     End,
 }
 
-/// Until it is dropped, nobody else's data comes into a file.
+/// Until it is dropped, no other caller's data enters the file.
 struct Turn<'a> {
     file: &'a FileState,
     _queue: MutexGuard<'a, ()>,
@@ -51,12 +51,12 @@ impl Inner {
 }
 
 impl FileState {
-    /// Whether nothing has to be stored before such data comes in.
+    /// Whether data for this target may enter before anything else is stored.
     fn takes(&self, target: Target) -> bool {
         self.inner.lock().data.takes(target.order())
     }
 
-    /// Waits for all that came earlier.
+    /// Waits for all earlier callers.
     async fn turn(&self) -> Turn<'_> {
         let queue = self.turns.lock().await;
         self.inner.lock().is_kept = true;
@@ -74,7 +74,7 @@ impl Drop for Turn<'_> {
 }
 
 impl Files {
-    /// Takes in data if nothing has to be stored first; else gives it back.
+    /// Takes in data if nothing has to be stored first; otherwise gives it back.
     pub(crate) fn try_take_in(
         self: &Arc<Self>,
         file: &Arc<FileState>,
@@ -95,7 +95,7 @@ impl Files {
     ) -> Result<(), Bytes> {
         self.update(file, |inner| {
             let is_kept = inner.is_kept && !has_turn;
-            // Under the lock, or what is not to meet could come in at the same time.
+            // Checked under the lock, or data of both kinds could enter simultaneously.
             if is_kept || inner.data.holds_commits() || !inner.data.takes(target.order()) {
                 return Err(data);
             }
@@ -104,10 +104,10 @@ impl Files {
         })
     }
 
-    /// Takes in data, after what has to be stored first.
+    /// Takes in data after storing whatever has to be stored first.
     ///
     /// # Errors
-    /// What kept that from being stored, or the memory from being freed.
+    /// The error that kept that from being stored, or the memory from being freed.
     pub(crate) async fn take_in(
         self: &Arc<Self>,
         file: &Arc<FileState>,
@@ -125,10 +125,10 @@ impl Files {
         let Err(mut data) = self.try_take_in(file, credentials, target, data) else {
             return Ok(());
         };
-        // Others were quicker, and would be again and again.
+        // Other callers were faster, and could be again and again.
         let _turn = file.turn().await;
         loop {
-            // What comes in meanwhile would be cut off with the rest.
+            // Data that entered now would be cut off with the rest.
             file.once(|data| (!data.holds_commits()).then_some(()))
                 .await;
             if !file.takes(target) {
@@ -137,14 +137,14 @@ impl Files {
             self.find_rules(file).await?;
             match self.take_in_now(file, credentials, target, data, true) {
                 Ok(()) => return Ok(()),
-                // It is being cut again.
+                // The file is being truncated again.
                 Err(given_back) => data = given_back,
             }
         }
     }
 }
 
-/// When something is written that is written now.
+/// Returns the time of a write that happens now.
 fn moment() -> Moment {
     Moment {
         now: clock::now(),

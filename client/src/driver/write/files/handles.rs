@@ -12,20 +12,20 @@ use tokio::sync::Notify;
 use super::{FileState, Files, Inner};
 use crate::engine::write::file::{DirtyFile, Early};
 
-/// Files whose `close` returned before what was written to them was committed. One more waits.
+/// Maximum number of files whose `close` returned before their commit. Beyond it, `close` waits.
 const CLOSED_EARLY_MAX: usize = 4_096;
-/// Closed files that are remembered to have lost data; the oldest are forgotten.
+/// Maximum number of closed files that are remembered to have lost data; the oldest are forgotten.
 const UNSEEN_LOSSES_MAX: usize = 1_024;
-/// How long a file that was closed before its commit waits for others to share a packet with.
+/// How long a file that was closed before its commit waits for others to share a packet.
 const CLOSE_LINGER: Duration = Duration::from_millis(5);
 
 impl Files {
-    /// The state of an inode that is open or has data in memory.
+    /// Returns the state of an inode that is open or has data in memory.
     pub(crate) fn get(&self, ino: InodeId) -> Option<Arc<FileState>> {
         self.files.lock().get(&ino).cloned()
     }
 
-    /// The state of an inode, with one handle more.
+    /// Returns the state of an inode, with one more handle.
     pub(crate) fn open(&self, ino: InodeId) -> Arc<FileState> {
         let mut files = self.files.lock();
         let file = files
@@ -56,14 +56,14 @@ impl Files {
                 unstable: Vec::new(),
                 taken_over: 1,
                 taken_over_stable: 0,
-                // One of them may be of this file.
+                // One of these mutations may concern this file.
                 relaxed: self.cluster.session.last_relaxed(),
             }),
             progress: Notify::new(),
         })
     }
 
-    /// A handle of a file is gone.
+    /// Handles the end of a file handle.
     pub(crate) fn handle_closed(self: &Arc<Self>, file: &Arc<FileState>) {
         let last = file.inner.lock().data.handle_closed();
         if last {
@@ -103,10 +103,10 @@ impl Files {
         }
     }
 
-    /// Whether a `close` need not wait for the commit, which then follows: the session has
-    /// the file's delegation, one commit will make everything visible, and there is no reason to fear
-    /// that it fails. Data is going into a block with the same rules at this moment, so that a
-    /// cluster which takes none is noticed by a `close` that waits.
+    /// Whether a `close` need not wait for the commit, which then follows. The session must have
+    /// the file's delegation, one commit must be enough to make everything visible, and there must
+    /// be no reason to expect it to fail. Data with the same rules must be flowing into a block at
+    /// this moment, so that a cluster which accepts no data is noticed by a `close` that waits.
     pub(crate) fn close_early(self: &Arc<Self>, file: &Arc<FileState>) -> bool {
         let session = &self.cluster.session;
         let Some(rules) = file.rules() else {
@@ -135,8 +135,8 @@ impl Files {
         early != Early::No
     }
 
-    /// Flushes a file soon, together with others that are closed meanwhile: they share packets and
-    /// commits.
+    /// Flushes a file soon, together with others that are closed meanwhile, so that they share
+    /// packets and commits.
     fn flush_soon(self: &Arc<Self>, file: Arc<FileState>) {
         let is_first = {
             let mut closing = self.closing.lock();
@@ -157,7 +157,7 @@ impl Files {
 }
 
 impl FileState {
-    /// The blocks of the file's own are ended once everything is written.
+    /// Ends the file's own blocks once everything is written.
     pub(super) fn close_writer(&self) {
         let writer = {
             let mut inner = self.inner.lock();
@@ -183,7 +183,7 @@ mod tests {
     /// As when the last handle is closed while another one is written to.
     #[tokio::test(flavor = "multi_thread")]
     async fn what_a_closed_writer_of_a_file_does_not_take_is_stored_all_the_same() {
-        // Enough for blocks of its own.
+        // Enough for blocks of the file's own.
         const BULK: usize = 9 << 20;
         let cluster = Cluster::start(3, 3).await;
         let client = cluster.client("a").await;

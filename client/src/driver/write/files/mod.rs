@@ -1,5 +1,5 @@
-//! Files that are open in this client or have written data in memory. All handles of a file share one
-//! state.
+//! Files that are open in this client or have written data in memory. All handles of a file share
+//! one state.
 
 mod all;
 mod commits;
@@ -40,7 +40,7 @@ use crate::engine::write::queue::Topology;
 use crate::engine::write::writeback::{Order, Place, TakenPiece};
 use crate::error::ClientError;
 
-/// See the module.
+/// The files of a client, and the writers of their data.
 pub(crate) struct Files {
     cluster: Arc<Cluster>,
     writers: Arc<Writers>,
@@ -48,56 +48,56 @@ pub(crate) struct Files {
     pub(crate) dirty: DirtyBudget,
     recent: Arc<Recent>,
     packs: Mutex<FxHashMap<PlacementRules, Arc<DataWriter<Job>>>>,
-    /// Blocks that this client writes to, and those that could not be sealed on enough datanodes: what is in them may not
-    /// be on stable storage, whether or not the files are open.
+    /// Blocks that this client is writing, and those that could not be sealed on enough datanodes:
+    /// their data may not be on stable storage, whether or not the files are open.
     unsealed: Mutex<Vec<Arc<BlockStream<Job>>>>,
     files: Mutex<FxHashMap<InodeId, Arc<FileState>>>,
     /// Files whose data was given up after they were closed, and why; the newest last.
     unseen_losses: Mutex<VecDeque<(InodeId, ClientError)>>,
-    /// How many were closed before what was written to them was committed.
+    /// Number of files that were closed before their data was committed.
     closed_early: AtomicUsize,
-    /// The ones among them whose data is not even in flight.
+    /// Those of them whose data is not yet in flight.
     closing: Mutex<Vec<(RequestId, Arc<FileState>)>>,
-    /// The client is about to be closed: nothing waits without end any more.
+    /// Whether the client is about to be closed: from then on nothing waits indefinitely.
     pub(crate) will_close: AtomicBool,
 }
 
-/// One of the files.
+/// The state of one file.
 pub(crate) struct FileState {
     pub(crate) ino: InodeId,
-    /// Serialises operations that the namenode does in one step on the file as it is known there:
+    /// Serializes operations that the namenode executes in one step on its own state of the file:
     /// truncation, cloning.
     pub(crate) serial: Arc<tokio::sync::Mutex<()>>,
     inner: Mutex<Inner>,
-    /// Who writes and has to have the file for itself queues here, in order.
+    /// The queue, in order, of writers that need exclusive entry to the file.
     turns: tokio::sync::Mutex<()>,
-    /// Something that a flush waits for.
+    /// Notified when something changes that a flush waits for.
     progress: Notify,
 }
 
 struct Inner {
     data: DirtyFile,
-    /// Somebody writes who has the file for itself.
+    /// Whether a writer has exclusive entry to the file.
     is_kept: bool,
-    /// Writes data in bulk into blocks of the file's own.
+    /// Writes bulk data into blocks of the file's own.
     writer: Option<Arc<DataWriter<Job>>>,
     /// Blocks with data of this file that may not be stable.
     unstable: Vec<Arc<BlockStream<Job>>>,
-    /// How often blocks came into the file of which there may be more: it was there before this state of it
-    /// was, or took over another file's, or one of its own was lost.
+    /// How often blocks may have come into the file that `unstable` lacks: when this state of an existing file was
+    /// created, when the file took over data of another one, and when one of its own blocks was lost.
     taken_over: u64,
-    /// Up to which of these times all blocks are stable.
+    /// The value of `taken_over` up to which all blocks are stable.
     taken_over_stable: u64,
     /// The last mutation of the file that may not be durable.
     relaxed: u64,
 }
 
-/// A piece of a file on its way into a block.
+/// A piece of a file that is being written to a block.
 pub(crate) struct Job {
     file: Arc<FileState>,
     order: Order,
     piece: TakenPiece,
-    /// To be on stable storage when it is acknowledged.
+    /// Whether it must be on stable storage when it is acknowledged.
     sync: bool,
     /// The request that waits for it.
     request: RequestId,
@@ -132,7 +132,7 @@ impl FileState {
         self.held_bytes() > 0
     }
 
-    /// Bytes in memory.
+    /// Returns the number of bytes in memory.
     pub(crate) fn held_bytes(&self) -> u64 {
         self.inner.lock().data.held_bytes()
     }
@@ -151,17 +151,17 @@ impl FileState {
         self.inner.lock().data.is_refused()
     }
 
-    /// Whether it was so again when it was tried again.
+    /// Whether the data was refused again when it was retried.
     fn is_refused_again(&self) -> bool {
         self.inner.lock().data.is_refused_again()
     }
 
-    /// Bytes in memory that were refused again and are not being tried once more.
+    /// Returns the number of bytes in memory that were refused again and are not being retried now.
     fn refused_bytes(&self) -> u64 {
         self.inner.lock().data.refused_bytes()
     }
 
-    /// Waits until `found` finds something; it looks again after each progress.
+    /// Waits until `found` returns a value; it is called again after each progress.
     async fn once<T>(&self, found: impl Fn(&DirtyFile) -> Option<T>) -> T {
         loop {
             let progress = self.progress.notified();
@@ -179,46 +179,46 @@ impl FileState {
         self.inner.lock().data.rules()
     }
 
-    /// How its blocks are to be placed; none: that may have changed.
+    /// Sets how the blocks of the file are to be placed; `None` if that may have changed.
     pub(crate) fn set_rules(&self, rules: Option<PlacementRules>) {
         self.inner.lock().data.set_rules(rules);
     }
 
-    /// The number of a question for them, while they are not known.
+    /// Returns the number for a query for the rules, while they are unknown.
     fn ask_rules(&self) -> Option<Question> {
         let mut inner = self.inner.lock();
         let is_unknown = inner.data.rules().is_none();
         is_unknown.then(|| inner.data.ask_rules())
     }
 
-    /// The file was just created, with these rules when they are known.
+    /// Notes that the file was just created, with these rules if they are known.
     pub(crate) fn is_new(&self, rules: Option<PlacementRules>) {
         let mut inner = self.inner.lock();
         inner.data.set_rules(rules);
         inner.taken_over_stable = inner.taken_over;
     }
 
-    /// Data that was given up so far, and the last reason.
+    /// Returns how often data was given up so far, and the last reason.
     pub(crate) fn losses(&self) -> (u64, Option<ClientError>) {
         self.inner.lock().data.losses()
     }
 
-    /// Something of it that was stored is lost.
+    /// Notes that stored data of the file was lost.
     pub(crate) fn lost(&self, reason: ClientError) {
         self.inner.lock().data.lost(reason);
     }
 
-    /// Why data was given up while no handle was open; said once.
+    /// Takes the reason why data was given up while no handle was open, to be reported once.
     pub(crate) fn take_unseen_loss(&self) -> Option<ClientError> {
         self.inner.lock().data.take_unseen_loss()
     }
 
-    /// What is in memory of a range, in order, and where everything in memory ends.
+    /// Returns the data in memory of a range, in order, and the end of everything in memory.
     pub(crate) fn overlay(&self, range: Range<u64>) -> (Vec<(u64, Bytes)>, u64) {
         self.inner.lock().data.overlay(range)
     }
 
-    /// What commits will change of the attributes.
+    /// Returns how commits will change the attributes.
     pub(crate) fn uncommitted(&self) -> Uncommitted {
         self.inner.lock().data.uncommitted()
     }
@@ -229,14 +229,14 @@ impl FileState {
         self.inner.lock().data.change_with_commit(mtime)
     }
 
-    /// A mutation of the file with this number may not be durable; `fsync` sees to it.
+    /// Notes that a mutation of the file with this number may not be durable; `fsync` makes it so.
     pub(crate) fn note_relaxed(&self, relaxed: u64) {
         let mut inner = self.inner.lock();
         inner.relaxed = inner.relaxed.max(relaxed);
     }
 
-    /// It may have blocks of another file from now on, which need not be stable. Nor need the mutations up to this
-    /// number be durable, which made them part of that file.
+    /// Notes that the file may have blocks of another file from now on, which may not be stable.
+    /// Nor may the mutations up to this number be durable, which made the blocks part of that file.
     pub(crate) fn took_over(&self, relaxed: u64) {
         self.inner.lock().taken_over += 1;
         self.note_relaxed(relaxed);
@@ -266,14 +266,14 @@ impl Files {
         }
     }
 
-    /// The writer of small pieces of files with these rules.
+    /// Returns the writer for small pieces of files with these rules.
     fn pack(self: &Arc<Self>, rules: PlacementRules) -> Arc<DataWriter<Job>> {
         let mut packs = self.packs.lock();
         let start = || DataWriter::start(&self.writers, self, Topology::Star, rules);
         packs.entry(rules).or_insert_with(start).clone()
     }
 
-    /// Makes sure that a file knows how its blocks are to be placed. Asks again where that was changed meanwhile.
+    /// Makes sure that the placement rules of a file are known. Queries again if they changed meanwhile.
     pub(crate) async fn find_rules(&self, file: &FileState) -> Result<(), ClientError> {
         while let Some(question) = file.ask_rules() {
             let rules = self.cluster.session.rules_of(file.ino).await?;
@@ -282,7 +282,7 @@ impl Files {
         Ok(())
     }
 
-    /// They were forgotten while a flush waits for data that is to be sent again.
+    /// Queries the rules in the background: they were reset while a flush waits for data that has to be sent again.
     fn start_finding_rules(self: &Arc<Self>, file: &Arc<FileState>, question: Question) {
         let (files, file) = (self.clone(), file.clone());
         self.cluster.session.runtime.spawn(async move {
@@ -305,11 +305,11 @@ impl Files {
         }
     }
 
-    /// Waits until everything written to a file so far is part of it; with `durable`, and on stable
-    /// storage.
+    /// Waits until everything written to a file so far is part of it; with `durable`, until it is
+    /// also on stable storage.
     ///
     /// # Errors
-    /// What kept it from being written. It stays in memory and is tried again.
+    /// The error that kept the data from being written. It stays in memory and is retried.
     pub(crate) fn flush<'a>(
         self: &'a Arc<Self>,
         file: &'a Arc<FileState>,
@@ -327,8 +327,8 @@ impl Files {
         })
     }
 
-    /// Flushes a file for somebody who only looks at it: what is refused for want of room stays in memory, of which its
-    /// writers are told.
+    /// Flushes a file for a caller that only looks at it: data refused for lack of room stays in
+    /// memory, and its writers get the error.
     ///
     /// # Errors
     /// As [`Files::flush`] otherwise.
@@ -352,7 +352,7 @@ impl Files {
         file.once(|data| data.flushed(&flush)).await
     }
 
-    /// Something of a file could not be stored: those who wait for that, or for its room, look again.
+    /// Wakes those who wait for data of a file, or for its memory, after it could not be stored.
     fn has_failed(&self, file: &FileState) {
         file.progress.notify_waiters();
         if file.is_refused() {
@@ -360,18 +360,18 @@ impl Files {
         }
     }
 
-    /// Its last name was removed here.
+    /// Notes that this session removed the file's last name.
     pub(crate) fn lost_last_name(self: &Arc<Self>, file: &Arc<FileState>) {
         self.update(file, |inner| inner.data.lost_last_name());
     }
 
-    /// Blocks with pieces of a file that were not committed are gone.
+    /// Notes that blocks with uncommitted pieces of a file are lost.
     fn blocks_lost(self: &Arc<Self>, file: &Arc<FileState>, is_lost: impl Fn(BlockId) -> bool) {
         let request = RequestId::current();
         self.update(file, |inner| inner.data.blocks_lost(is_lost, request));
     }
 
-    /// Changes the state of a file and does what follows from it.
+    /// Changes the state of a file and performs the resulting actions.
     fn update<R>(
         self: &Arc<Self>,
         file: &Arc<FileState>,
@@ -385,16 +385,16 @@ impl Files {
             let actions = inner.data.advance(tight, RequestId::current());
             let bulk = self.bulk_writer(&mut inner, &actions);
             if !actions.commits.is_empty() {
-                // It ends with the first commit.
+                // The delegation ends with the first commit.
                 self.cluster.session.delegations.returned(file.ino);
             }
             let after = inner.data.held_bytes();
-            // Under the lock: else what came in would be counted after it has left.
+            // Counted under the lock: otherwise data could be counted after it has left.
             self.dirty.changed(before, after);
             (result, actions, bulk, after < before)
         };
         if has_shrunk {
-            // What was committed, given up or cut off need not be waited for.
+            // Waiters need not wait for data that was committed, given up or cut off.
             file.progress.notify_waiters();
         }
         if actions.is_no_longer_early {
@@ -420,7 +420,7 @@ impl Files {
             });
             let jobs = jobs.collect();
             let left = match &bulk {
-                // It is closed with the last handle, while another one may be opened and written to.
+                // The writer is closed with the last handle, but another handle may be opened and written to.
                 Some(writer) if send.bulk => writer.try_submit(jobs).err(),
                 _ => Some(jobs),
             };
@@ -434,7 +434,7 @@ impl Files {
         result
     }
 
-    /// The writer of the file's own blocks, started when it is needed for the first time.
+    /// Returns the writer of the file's own blocks, starting it when it is first needed.
     fn bulk_writer(
         self: &Arc<Self>,
         inner: &mut Inner,

@@ -1,4 +1,4 @@
-//! Writing one block: packets go out on one or several pipelines, acknowledgements come back.
+//! Writing one block: packets are sent on one or several pipelines, and acknowledgements return.
 
 mod sender;
 
@@ -29,23 +29,23 @@ use crate::engine::write::queue::Topology;
 use crate::engine::write::stock::NewBlock;
 use crate::error::ClientError;
 
-/// A pipeline has to be set up within this.
+/// Deadline for setting up a pipeline.
 const READY_DEADLINE: Duration = Duration::from_secs(10);
-/// How often a pipeline that says nothing is looked at.
+/// How often a silent pipeline is checked.
 const ACK_POLL: Duration = Duration::from_millis(500);
 
-/// Whose data is written: it is notified of what becomes of it.
+/// The owner of the data that is written, which is notified of its fate.
 pub(crate) trait Source: Send + Sync + 'static {
-    /// A piece of data on its way.
+    /// A piece of data that is being written.
     type Job: Piece + Send + 'static;
 
     /// A block was begun.
     fn begun(&self, stream: &Arc<BlockStream<Self::Job>>);
     /// All datanodes of a block have a piece.
     fn written(self: &Arc<Self>, piece: Written<Self::Job>, stream: &Arc<BlockStream<Self::Job>>);
-    /// Pieces of one file could not be written anywhere: one failure, however many they are.
+    /// Pieces of one file could not be written anywhere; this counts as one failure.
     fn failed(self: &Arc<Self>, pieces: Vec<Self::Job>, error: &ClientError);
-    /// No replica of a block has what was acknowledged.
+    /// No replica of a block has the acknowledged data.
     fn block_lost(self: &Arc<Self>, block: BlockId);
 }
 
@@ -54,7 +54,7 @@ pub(crate) struct BlockStream<J> {
     pub(crate) new: NewBlock,
     opened: Instant,
     state: Mutex<Block<J>>,
-    /// Something that [`BlockStream::stable`] waits for.
+    /// Notified when something changes that [`BlockStream::stable`] waits for.
     changed: Notify,
     /// Wakes the task that sends.
     owner: Arc<Notify>,
@@ -123,7 +123,7 @@ struct Chain(Vec<Arc<NodeInfo>>);
 
 impl Chain {
     fn of(new: &NewBlock, topology: Topology) -> Vec<Self> {
-        // The allocator takes no block without.
+        // The allocator returns no block without datanodes.
         assert!(
             !new.nodes.is_empty(),
             "block {} is placed nowhere",
@@ -184,7 +184,7 @@ async fn open_pipeline(
     }
 }
 
-/// The first of some datanodes that does not accept a new connection.
+/// Returns the first of some datanodes that does not accept a new connection.
 async fn find_gone(locations: &Locations, nodes: &[Arc<NodeInfo>]) -> Option<NodeFailure> {
     for node in nodes {
         if let Err(error) = locations.probe(node).await {
@@ -197,19 +197,19 @@ async fn find_gone(locations: &Locations, nodes: &[Arc<NodeInfo>]) -> Option<Nod
     None
 }
 
-/// The acknowledgements of a pipeline.
+/// The receiver of a pipeline's acknowledgements.
 struct Acks<S: Source> {
     cluster: Arc<Cluster>,
     source: Arc<S>,
     stream: Arc<BlockStream<S::Job>>,
-    /// Which of the block's pipelines it is.
+    /// The index of the pipeline among those of the block.
     index: usize,
     chain: Chain,
     receiver: FrameReceiver,
 }
 
 impl<S: Source> Acks<S> {
-    /// Takes them until the block is sealed or a datanode fails.
+    /// Takes acknowledgements until the block is sealed or a datanode fails.
     async fn take(mut self) {
         let (stream, index) = (self.stream.clone(), self.index);
         let node = self.chain.first().node;
@@ -226,7 +226,7 @@ impl<S: Source> Acks<S> {
                     return;
                 }
                 Ok(Some((WriteAck::Ready, _))) => DataError::Protocol("ready twice".into()),
-                // The others may still be sealing.
+                // Other pipelines may still be sealing.
                 Ok(None) if stream.state.lock().is_done_by(index) => return,
                 Ok(None) => ended_early(),
                 Err(TransportError::Deadline { .. }) => {
@@ -252,7 +252,7 @@ impl<S: Source> Acks<S> {
         }
     }
 
-    /// Takes an acknowledgement; false when no more is expected.
+    /// Handles an acknowledgement; returns false when no more are expected.
     fn acked(&self, packets: u64) -> bool {
         let acked = self.stream.state.lock().acked(self.index, packets);
         let Some(acked) = acked else {
@@ -268,12 +268,12 @@ impl<S: Source> Acks<S> {
 }
 
 impl<J> BlockStream<J> {
-    /// What was sent and acknowledged.
+    /// Locks the state of what was sent and acknowledged.
     pub(crate) fn state(&self) -> MutexGuard<'_, Block<J>> {
         self.state.lock()
     }
 
-    /// Why it can no longer be written, if a datanode failed.
+    /// Returns why the block can no longer be written, if a datanode failed.
     pub(crate) fn failure(&self) -> Option<NodeFailure> {
         self.state.lock().failure()
     }
@@ -282,24 +282,24 @@ impl<J> BlockStream<J> {
         self.state.lock().is_sealed()
     }
 
-    /// How long it has been written.
+    /// Returns how long the block has been written.
     pub(crate) fn age(&self) -> Duration {
         clock::now().saturating_duration_since(self.opened)
     }
 
-    /// The end of what all datanodes acknowledged; what survives when the pipeline breaks.
+    /// Returns the end of the data that all datanodes acknowledged, which survives when the pipeline breaks.
     pub(crate) fn acked_bytes(&self) -> u64 {
         self.state.lock().acked_bytes()
     }
 
-    /// Ends it, with what could be sealed of it.
+    /// Ends the block, with the replicas that could be sealed.
     pub(crate) fn settle(&self, saved: Saved) {
         self.state.lock().settle(saved);
         self.changed.notify_waiters();
     }
 
-    /// Waits until everything acknowledged so far is on stable storage, or the block has ended; never
-    /// [`Stability::Waiting`].
+    /// Waits until everything acknowledged so far is on stable storage, or the block has ended.
+    /// Never returns [`Stability::Waiting`].
     pub(crate) async fn stable(&self) -> Stability {
         let through = self.state.lock().last_acked_data();
         loop {
@@ -315,7 +315,7 @@ impl<J> BlockStream<J> {
         }
     }
 
-    /// A datanode failed. The task that sends handles it.
+    /// Notes that a datanode failed. The sending task handles that.
     fn fail(&self, failure: NodeFailure) {
         if self.state.lock().fail(failure) {
             self.changed.notify_waiters();

@@ -1,4 +1,4 @@
-//! The packets of a block on their way out.
+//! The sending of a block's packets.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -15,8 +15,8 @@ use crate::driver::write::requests::carrier;
 use crate::engine::write::block::{Content, NodeFailure};
 use crate::engine::write::packet::{Layout, Piece};
 
-/// How long a datanode that stopped taking packets has to say why. Its answer comes on the other
-/// direction of the stream, which nothing keeps in step with this one.
+/// How long a datanode that stopped taking packets has to report the reason. Its answer arrives on
+/// the other direction of the stream, which is not synchronized with this one.
 const LAST_WORDS: Duration = Duration::from_millis(200);
 
 /// The sending side of a block's pipelines.
@@ -26,7 +26,7 @@ pub(crate) struct StreamSender<J> {
 }
 
 impl<J: Piece> StreamSender<J> {
-    /// Sends a packet of data. If a datanode fails, the stream says so.
+    /// Sends a packet of data. A failure of a datanode is noted in the stream.
     pub(crate) async fn send(&mut self, layout: Layout<J>) {
         let checksums = chunk_checksums(&layout.data);
         let (data, sync) = (layout.data, layout.sync);
@@ -47,7 +47,7 @@ impl<J: Piece> StreamSender<J> {
         }
     }
 
-    /// Asks for everything so far to be made stable.
+    /// Requests that everything so far is made stable.
     pub(crate) async fn send_sync(&mut self) {
         if self.begin_packet(Content::Sync).is_some() {
             self.send_packet(&Packet::Sync, None).await;
@@ -66,7 +66,7 @@ impl<J: Piece> StreamSender<J> {
         }
     }
 
-    /// Notes a packet; returns where in the block it starts if it is to be sent.
+    /// Notes a packet; returns its offset in the block if it is to be sent.
     fn begin_packet(&self, content: Content<J>) -> Option<u64> {
         let now = clock::now();
         self.stream.state().begin_packet(content, now)
@@ -83,11 +83,11 @@ impl<J: Piece> StreamSender<J> {
             let result = tokio::select! {
                 biased;
                 result = send => result,
-                // Another datanode of the pipeline may be what keeps this one from reading.
+                // Another datanode of the pipeline may be keeping this one from reading.
                 () = self.stream.broken() => return,
             };
             if let Err(error) = result {
-                // Fails if it has said so meanwhile.
+                // The timeout expires if the datanode reports nothing; then the send error counts.
                 let _ = tokio::time::timeout(LAST_WORDS, self.stream.broken()).await;
                 self.stream.fail(NodeFailure {
                     node: *node,

@@ -1,4 +1,4 @@
-//! What is sent and committed next.
+//! The decision about what is sent and committed next.
 
 use harvestfs_protocol::limits::{EXTENTS_PER_COMMIT_MAX, PACKET_BYTES_MAX};
 use harvestfs_protocol::meta::FileCommit;
@@ -7,13 +7,13 @@ use harvestfs_protocol::request_id::RequestId;
 use super::{Actions, Commit, DirtyFile, Lane, Send};
 use crate::engine::write::writeback::{Epoch, Order};
 
-/// A file with more dirty data gets blocks of its own.
+/// A file with at least this much dirty data gets blocks of its own.
 const BULK_BYTES: u64 = 8 << 20;
-/// A commit is made when this much waits for one, so that memory becomes free.
+/// A commit is made when this much data waits for one, to free memory.
 const COMMIT_BYTES: u64 = 32 << 20;
 
 impl Lane {
-    /// So much waits for a commit that it is not to wait for a flush.
+    /// Whether so much data waits for a commit that it should not wait for a flush.
     fn is_due(&self, tight: bool) -> bool {
         let written = self.data.written_bytes();
         written > 0 && (tight || written >= COMMIT_BYTES)
@@ -21,8 +21,8 @@ impl Lane {
 }
 
 impl DirtyFile {
-    /// Decides what is to be sent and committed now. `tight`: there is so much in memory of all files
-    /// that it is committed without waiting for a flush; `request`: what brought the event.
+    /// Decides what is to be sent and committed now. `tight`: all files together hold so much in memory
+    /// that it is committed without waiting for a flush; `request`: the request that caused the event.
     pub(crate) fn advance(&mut self, tight: bool, request: RequestId) -> Actions {
         let mut actions = Actions::default();
         let by_itself = !self.paused;
@@ -38,7 +38,7 @@ impl DirtyFile {
                 lane.durable = false;
             }
             if order == Order::Append && by_itself && lane.wanted.is_none() && lane.is_due(tight) {
-                // What fills packets ends within an append: it is committed up to the end of one.
+                // Data that fills packets may end within an append, but a commit ends at the end of one.
                 lane.want(false, request);
             }
             actions.sends.extend(self.send(order, request));
@@ -61,7 +61,7 @@ impl DirtyFile {
         actions
     }
 
-    /// Whether something is to be sent that a flush waits for.
+    /// Whether something that a flush waits for is still to be sent.
     pub(super) fn has_wanted(&self) -> bool {
         let mut lanes = [&self.written, &self.appended].into_iter();
         lanes.any(|lane| lane.wanted.is_some_and(|it| lane.data.has_dirty(it)))
@@ -75,7 +75,8 @@ impl DirtyFile {
         let ino = self.ino;
         let lane = self.lane(order);
         let mut pieces = Vec::new();
-        // What is written later than the flush began does not belong to it: it would not end while somebody writes.
+        // Data that is written after the flush began does not belong to it: otherwise it might
+        // never end while a program writes.
         if let Some(flush) = lane.wanted {
             let (mut from, mut room) = (0, PACKET_BYTES_MAX);
             while let Some(piece) = lane.data.take(flush, from, room) {
@@ -87,7 +88,7 @@ impl DirtyFile {
                 pieces.push(piece);
             }
         }
-        // Of everything else, what fills packets.
+        // The rest is sent only in full packets.
         while by_itself && lane.data.dirty_bytes() >= PACKET_BYTES_MAX as u64 {
             let dirty_bytes = lane.data.dirty_bytes();
             let mut room = PACKET_BYTES_MAX;
@@ -97,7 +98,7 @@ impl DirtyFile {
                 room -= piece.data.len();
                 pieces.push(piece);
             }
-            // Or there would be no end to it.
+            // Otherwise this loop would not end.
             assert!(
                 lane.data.dirty_bytes() < dirty_bytes,
                 "{ino}: of {dirty_bytes} dirty bytes none is taken, and {} are left",
@@ -123,8 +124,8 @@ impl DirtyFile {
         if lane.data.written_bytes() == 0 {
             return None;
         }
-        // A flush waits for all of an epoch first, so that it needs one commit, and not for the epochs of those that were
-        // wanted after it.
+        // A flush waits for an entire epoch, so that it needs only one commit, but not for epochs
+        // whose flushes began after it.
         let flushed = lane.wanted.and_then(|it| lane.data.written_through(it));
         let through = match flushed {
             Some(through) => through,
@@ -135,7 +136,7 @@ impl DirtyFile {
         let first = lane.data.committing()?;
         let (durable, request) = (lane.durable, lane.request);
         if order == Order::Append {
-            // This one may have pieces of one that was refused in the end.
+            // This commit may contain pieces of an earlier one that was refused in the end.
             self.unanswered = None;
         }
         Some(Commit {

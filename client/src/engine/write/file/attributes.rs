@@ -1,44 +1,44 @@
-//! What data in memory makes of a file's attributes.
+//! The effect of data in memory on a file's attributes.
 //!
-//! What others than root write takes the set-id bits, with the commit that makes it part of the file. Root may set them again
-//! after that, while more is written: what root writes leaves them.
+//! Data written by a user other than root clears the set-id bits, with the commit that makes it part of the
+//! file. Root may set them again after that, while more is written: data written by root leaves them.
 
 use harvestfs_protocol::types::{Attr, Credentials, Timestamp, without_set_id};
 
 use super::{DirtyFile, Lane, Moment};
 use crate::engine::write::writeback::Order;
 
-/// See the module.
+/// The effect of the data in memory on the attributes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Uncommitted {
     held_bytes: u64,
     written_end: u64,
     pub(super) appended_bytes: u64,
-    /// Whether a commit of appends is in flight: what is known of the file may have them already.
+    /// Whether a commit of appends is in flight: the known attributes may already include them.
     appends_in_flight: bool,
-    /// Whether appends are left out that nobody has refused.
+    /// Whether some of the appends that are left out have not been refused.
     has_untried_appends: bool,
-    /// Whether the commit takes the set-id bits: who runs the file must not find them beside what others wrote.
+    /// Whether the commit clears the set-id bits: a program must not run with them on data that others wrote.
     loses_rights: bool,
     mtime: Option<Timestamp>,
 }
 
 impl Uncommitted {
-    /// Whether it can be said what the attributes will be.
+    /// Whether the resulting attributes can be determined.
     pub(crate) fn is_definite(&self) -> bool {
         !self.appends_in_flight && !self.has_untried_appends
     }
 
-    /// Whether only a try of appends is missing for that.
+    /// Whether they cannot be determined only because appends have yet to be tried.
     pub(crate) fn lacks_only_a_try(&self) -> bool {
         !self.appends_in_flight && self.has_untried_appends
     }
 
-    /// The attributes as they will be once everything in memory is part of the file.
+    /// Changes the attributes to what they will be once everything in memory is part of the file.
     pub(crate) fn apply(&self, attr: &mut Attr) {
         attr.size_bytes = attr.size_bytes.max(self.written_end) + self.appended_bytes;
-        // At least what it has when everything in memory replaces other data, at most what it has when nothing does. A
-        // file that had less than its data would pass for a hole, which archivers do not read.
+        // The result lies between the value if everything in memory replaces other data, and the value if
+        // nothing does. A file with less than its data would look sparse, and archivers do not read holes.
         let filled = (attr.allocated_bytes + self.held_bytes).min(attr.size_bytes);
         attr.allocated_bytes = attr.allocated_bytes.max(filled);
         if self.loses_rights {
@@ -52,7 +52,7 @@ impl Uncommitted {
 }
 
 impl Lane {
-    /// Who else than root wrote what is in memory, the last of them.
+    /// Returns the last user other than root whose data is in memory.
     fn others(&self) -> Option<&Credentials> {
         let (through, others) = self.others.as_ref()?;
         (!self.data.is_flushed(*through)).then_some(others)
@@ -60,7 +60,7 @@ impl Lane {
 }
 
 impl DirtyFile {
-    /// Notes who wrote what came in last, and when.
+    /// Notes who wrote the most recent data, and when.
     pub(super) fn note_write(&mut self, order: Order, by: &Credentials, when: Moment) {
         let lane = self.lane(order);
         if by.uid != 0
@@ -80,12 +80,13 @@ impl DirtyFile {
         lanes.find_map(Lane::others)
     }
 
-    /// Who commits: root would leave the file the set-id bits that it loses by what others wrote.
+    /// Returns the credentials for commits: a commit by root would leave the set-id bits that data
+    /// of others must clear.
     pub(super) fn commits_as(&self) -> Credentials {
         self.others().cloned().unwrap_or_else(Credentials::root)
     }
 
-    /// What commits will change of the attributes.
+    /// Returns how commits will change the attributes.
     pub(crate) fn uncommitted(&self) -> Uncommitted {
         if self.held_bytes() == 0 {
             return Uncommitted::default();
@@ -93,7 +94,7 @@ impl DirtyFile {
         Uncommitted {
             held_bytes: self.held_bytes(),
             written_end: self.written.data.end(),
-            // What is refused is not in the file, and may never be.
+            // Refused appends are not in the file, and may never be.
             appended_bytes: if self.is_refused() {
                 0
             } else {
@@ -138,7 +139,7 @@ mod tests {
         file.write(offset, Bytes::from_static(b"data"), by, moment());
     }
 
-    /// Begins the commit of what a flush wants, and returns who commits.
+    /// Begins the commit that a flush requests, and returns its credentials.
     fn commit(file: &mut DirtyFile) -> Credentials {
         let sends = file.advance(false, RequestId::NONE).sends;
         write_sent(file, sends);
@@ -146,7 +147,7 @@ mod tests {
         commits.pop().expect("to be committed").credentials
     }
 
-    /// Root's commit leaves a file its set-id bits.
+    /// A commit by root leaves a file its set-id bits.
     #[test]
     fn what_others_wrote_is_not_committed_by_root() {
         let (root, other) = (Credentials::root(), somebody());

@@ -1,7 +1,7 @@
-//! A file is cut while there is data in memory that cannot be stored before.
+//! Truncating a file while data in memory cannot be stored first.
 //!
-//! The namenode does it first: it may refuse, and then nothing must be lost. Until it has, no commit begins,
-//! which could bring back afterwards what was cut off.
+//! The namenode truncates first: it may refuse, and then nothing must be lost. Until it has, no
+//! commit begins, because a commit could bring back data that was cut off.
 
 use harvestfs_protocol::types::Timestamp;
 
@@ -9,7 +9,7 @@ use super::DirtyFile;
 use crate::error::ClientError;
 
 impl DirtyFile {
-    /// Whether commits are to wait until the file is cut.
+    /// Sets whether commits have to wait until the file is truncated.
     pub(crate) fn hold_commits(&mut self, hold: bool) {
         self.holds_commits = hold;
     }
@@ -23,8 +23,9 @@ impl DirtyFile {
         self.written.data.is_committing() || self.appended.data.is_committing()
     }
 
-    /// Whether it is known what a cut leaves of the data in memory: where appends go is not, but before the end, nor
-    /// whether they are in the file while their commit is not answered. None: a commit in flight will tell.
+    /// Whether it is known which data in memory a truncation leaves. It is not for appends: their
+    /// offset is unknown unless the new size is 0, and while their commit is unanswered, so is
+    /// whether they are in the file. `None`: a commit in flight will decide.
     pub(crate) fn may_be_cut(&self, size_bytes: u64) -> Option<bool> {
         if self.is_unanswered() {
             return Some(false);
@@ -32,17 +33,17 @@ impl DirtyFile {
         (!self.is_committing()).then(|| size_bytes == 0 || !self.has_appends())
     }
 
-    /// The namenode has cut the file, which gave it this modification time. What is in memory beyond is not
-    /// part of it any more.
+    /// Notes that the namenode has truncated the file, and gave it this modification time. Data in
+    /// memory beyond the new end is no longer part of it.
     pub(crate) fn cut(&mut self, size_bytes: u64, mtime: Timestamp) {
         self.cut_off(size_bytes);
         if self.held_bytes() > 0 {
-            // The commit of the rest does not set it back.
+            // The commit of the remaining data must not set it back.
             self.mtime = Some(mtime);
         }
     }
 
-    /// Perhaps the namenode has cut the file, or does so yet: what would be cut off is given up for this reason.
+    /// Notes that the namenode may have truncated the file, or may yet: data that would be cut off is given up.
     pub(crate) fn may_have_been_cut(&mut self, size_bytes: u64, reason: ClientError) {
         let before = self.held_bytes();
         self.cut_off(size_bytes);

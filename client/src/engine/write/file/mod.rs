@@ -1,5 +1,5 @@
-//! One file with written data in memory: what is sent and committed next, what a flush waits for, and
-//! what becomes of failures.
+//! One file with written data in memory: what is sent and committed next, what a flush waits for,
+//! and how failures are handled.
 
 mod advance;
 mod attributes;
@@ -28,62 +28,63 @@ use super::writeback::{Epoch, Order, PieceId, Place, TakenPiece, Writeback};
 use crate::engine::session::call::Unanswered;
 use crate::error::ClientError;
 
-/// Times that a refused commit is tried with its data in other blocks.
+/// How often a refused commit is retried with its data in other blocks.
 const REWRITES_MAX: u32 = 3;
 
-/// Flushes of a file that no handle has open, before its data is given up: no caller is left to get
-/// the error, and memory is needed.
+/// Failures of a file that no handle has open before its data is given up: no caller is left to
+/// receive the error, and the memory is needed.
 const FAILURES_UNSEEN_MAX: u32 = 5;
 
-/// See the module. After each event, [`DirtyFile::advance`] says what is to be done.
+/// A file with written data in memory. After each event, [`DirtyFile::advance`] returns what is to be done.
 pub(crate) struct DirtyFile {
     ino: InodeId,
     handles: usize,
     written: Lane,
     appended: Lane,
     rules: Rules,
-    /// It is written in bulk, into blocks of its own.
+    /// Whether it is written in bulk, into blocks of its own.
     bulk: bool,
     dirty_since: Option<Instant>,
     mtime: Option<Timestamp>,
-    /// Failures so far, and the last one while anything is in memory. What failed stays there and is tried again.
+    /// Number of failures so far, and the last one while anything is in memory. Data that failed
+    /// stays there and is retried.
     failures: u64,
     failure: Option<ClientError>,
-    /// Data that was given up so far, and why.
+    /// Number of times data was given up so far, and the last reason.
     losses: u64,
     loss: Option<ClientError>,
-    /// Why data was given up while no handle was open, if no `fsync` has said so since.
+    /// Why data was given up while no handle was open, if no `fsync` has reported it since.
     unseen_loss: Option<ClientError>,
     rewrites: u32,
-    /// Its `close` returned before the commit.
+    /// Whether its `close` returned before the commit.
     closed_early: bool,
-    /// Closed handles that the namenode hears of once nothing is in memory.
+    /// Number of closed handles that are released at the namenode once nothing is in memory.
     holds_owed: u32,
-    /// Its last name was removed here.
+    /// Whether this session removed its last name.
     is_nameless: bool,
-    /// Failures since the last handle was closed, or a commit was done.
+    /// Failures since the last handle was closed, or since the last successful commit.
     failures_unseen: u32,
-    /// Something failed, and no flush was wanted since: data stays in memory until one is.
+    /// Whether something failed and no flush was requested since: data stays in memory until one is.
     paused: bool,
-    /// How often data was refused since something of the file was stored.
+    /// How often data was refused since any data of the file was last stored.
     refusals: u32,
-    /// Up to which flush appends were refused.
+    /// The last flush in which appends were refused.
     refused_through: Option<Epoch>,
-    /// The file is about to be cut: no commit begins.
+    /// Whether the file is about to be truncated: no commit begins.
     holds_commits: bool,
-    /// The last commit of appends that was not answered in time, by its first piece.
+    /// The first piece of the last commit of appends that was not answered in time.
     unanswered: Option<PieceId>,
 }
 
-/// One of the two ways of writing.
+/// The data of one of the two orders of writing.
 struct Lane {
     data: Writeback,
-    /// The flush that is wanted.
+    /// The flush that is requested.
     wanted: Option<Epoch>,
     durable: bool,
-    /// What wanted the last one.
+    /// The request that caused the last flush.
     request: RequestId,
-    /// Up to which flush others than root have written, and who did last.
+    /// The last epoch with data of users other than root, and the last of these users.
     others: Option<(Epoch, Credentials)>,
 }
 
@@ -92,7 +93,7 @@ struct Lane {
 pub(crate) struct Flush {
     written: Epoch,
     appended: Epoch,
-    /// What had failed and was lost before.
+    /// The numbers of failures and losses when it began.
     failures: u64,
     losses: u64,
 }
@@ -102,22 +103,22 @@ pub(crate) struct Flush {
 pub(crate) struct Actions {
     pub(crate) sends: Vec<Send>,
     pub(crate) commits: Vec<Commit>,
-    /// What is wanted waits until it is known how its blocks are to be placed: [`DirtyFile::rules_found`].
+    /// Data that a flush waits for cannot be sent before placement rules are known: see [`DirtyFile::rules_found`].
     pub(crate) needs_rules: Option<Question>,
-    /// Nothing is in memory any more: so many closed handles are to be released,
+    /// Set when nothing is in memory any more: the number of closed handles to release,
     pub(crate) holds_owed: u32,
-    /// and the file is not one any more that was closed early.
+    /// and whether the file ceases to be one that was closed early.
     pub(crate) is_no_longer_early: bool,
 }
 
 /// Pieces to be sent, at least one.
 pub(crate) struct Send {
     pub(crate) order: Order,
-    /// Into blocks of the file's own, or of those that all files share.
+    /// Whether they go into blocks of the file's own, instead of blocks that all files share.
     pub(crate) bulk: bool,
     pub(crate) rules: PlacementRules,
     pub(crate) pieces: Vec<TakenPiece>,
-    /// The last one is to be on stable storage when it is acknowledged.
+    /// Whether the last piece must be on stable storage when it is acknowledged.
     pub(crate) sync: bool,
     /// The request that waits for it.
     pub(crate) request: RequestId,
@@ -126,7 +127,7 @@ pub(crate) struct Send {
 /// Extents to become part of the file.
 pub(crate) struct Commit {
     pub(crate) order: Order,
-    /// Its first piece, which is in no other commit that is in flight.
+    /// Its first piece, which is in no other commit in flight.
     pub(crate) first: PieceId,
     pub(crate) commit: FileCommit,
     pub(crate) credentials: Credentials,
@@ -139,9 +140,9 @@ pub(crate) struct Commit {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Early {
     No,
-    /// It may; a flush is to follow soon.
+    /// It may; a flush must follow soon.
     First,
-    /// Another one did so before, and the flush is to come.
+    /// An earlier one did, and its flush is still to come.
     Again,
 }
 
@@ -156,7 +157,7 @@ impl Lane {
         }
     }
 
-    /// Wants everything in memory flushed.
+    /// Requests that everything in memory is flushed.
     fn want(&mut self, durable: bool, request: RequestId) -> Epoch {
         let flush = self.data.begin_flush();
         self.wanted = Some(flush);
@@ -200,7 +201,7 @@ impl DirtyFile {
         since.is_some_and(|since| now.saturating_duration_since(since) >= age)
     }
 
-    /// Bytes in memory.
+    /// Returns the number of bytes in memory.
     pub(crate) fn held_bytes(&self) -> u64 {
         self.written.data.held_bytes() + self.appended.data.held_bytes()
     }
@@ -209,8 +210,8 @@ impl DirtyFile {
         !self.appended.data.is_empty()
     }
 
-    /// Whether data may come in that is committed in this order. What came in for the other has to be stored
-    /// first: each order is committed by itself, and the later data could become part of the file before the earlier.
+    /// Whether data of this order may come in. Data of the other order has to be stored first: each order is
+    /// committed separately, so the later data could become part of the file before the earlier.
     pub(crate) fn takes(&self, order: Order) -> bool {
         let other = match order {
             Order::File => &self.appended,
@@ -219,17 +220,17 @@ impl DirtyFile {
         other.data.is_empty() && !self.takes_no_more()
     }
 
-    /// Data that was given up so far, and the last reason.
+    /// Returns how often data was given up so far, and the last reason.
     pub(crate) fn losses(&self) -> (u64, Option<ClientError>) {
         (self.losses, self.loss.clone())
     }
 
-    /// Why data was given up while no handle was open; to be said once.
+    /// Takes the reason why data was given up while no handle was open, to be reported once.
     pub(crate) fn take_unseen_loss(&mut self) -> Option<ClientError> {
         self.unseen_loss.take()
     }
 
-    /// So it was given up before this state of the file was.
+    /// Notes that an earlier state of this file had given up data that way.
     pub(crate) fn had_unseen_loss(&mut self, reason: ClientError) {
         self.unseen_loss = Some(reason);
     }
@@ -239,20 +240,20 @@ impl DirtyFile {
         self.failures_unseen = 0;
     }
 
-    /// A handle is gone; whether it was the last.
+    /// Notes that a handle was closed; returns whether it was the last.
     pub(crate) fn handle_closed(&mut self) -> bool {
         assert!(self.handles > 0, "{} is closed, and not open", self.ino);
         self.handles -= 1;
         self.handles == 0
     }
 
-    /// Nothing needs it.
+    /// Whether the state is no longer needed.
     pub(crate) fn is_unused(&self) -> bool {
         self.handles == 0 && self.held_bytes() == 0
     }
 
-    /// Whether the namenode is to hear at once of a handle that is gone; else it does once nothing is
-    /// in memory that is to go into the file.
+    /// Whether a closed handle is to be released at the namenode immediately; otherwise that
+    /// follows once no data in memory is left that is to go into the file.
     pub(crate) fn may_release_hold(&mut self) -> bool {
         let may = self.held_bytes() == 0;
         self.holds_owed += u32::from(!may);
@@ -265,25 +266,25 @@ impl DirtyFile {
         self.note_write(Order::File, by, when);
     }
 
-    /// Takes in data for the end.
+    /// Takes in data to be appended.
     pub(crate) fn append(&mut self, data: Bytes, by: &Credentials, when: Moment) {
         self.appended.data.append(data);
         self.note_write(Order::Append, by, when);
     }
 
-    /// What is in memory of a range, in order, and where everything in memory ends.
+    /// Returns the data in memory of a range, in order, and the end of everything in memory.
     pub(crate) fn overlay(&mut self, range: Range<u64>) -> (Vec<(u64, Bytes)>, u64) {
         (self.written.data.overlay(range), self.written.data.end())
     }
 
-    /// Wants everything in memory flushed; no caller waits for it. What failed before stays as it is.
+    /// Requests a flush of everything in memory that no caller waits for. Data that failed before is not retried.
     pub(crate) fn want_all(&mut self, request: RequestId) {
         self.dirty_since = None;
         self.written.want(false, request);
         self.appended.want(false, request);
     }
 
-    /// Wants everything in memory flushed, and tries again what failed.
+    /// Begins a flush of everything in memory, and retries what failed.
     pub(crate) fn begin_flush(&mut self, durable: bool, request: RequestId) -> Flush {
         self.dirty_since = None;
         self.paused = false;
@@ -295,7 +296,7 @@ impl DirtyFile {
         }
     }
 
-    /// How a flush ended; none: it goes on.
+    /// Returns the result of a flush; `None` while it continues.
     pub(crate) fn flushed(&self, flush: &Flush) -> Option<Result<(), ClientError>> {
         assert!(
             flush.losses <= self.losses && flush.failures <= self.failures,
@@ -317,8 +318,8 @@ impl DirtyFile {
         since(self.failures, flush.failures, &self.failure).map(Err)
     }
 
-    /// A `close` that is to return before the commit, if nothing speaks against it here: one commit
-    /// will make everything visible, and there is no reason to fear that it fails.
+    /// Decides whether a `close` may return before the commit: one commit must be enough to make
+    /// everything visible, and there must be no reason to expect it to fail.
     pub(crate) fn close_early(&mut self) -> Early {
         let one_packet = PACKET_BYTES_MAX as u64;
         if self.failure.is_some()
@@ -333,23 +334,23 @@ impl DirtyFile {
         Early::First
     }
 
-    /// Whether it was closed with something in memory that is not committed yet.
+    /// Whether it was closed with data in memory that is not committed yet.
     pub(crate) fn is_closed_early(&self) -> bool {
         self.closed_early
     }
 
-    /// The blocks of the file's own end: no data in bulk will come. Whether there are any.
+    /// Ends the use of blocks of the file's own, as no more bulk data will come. Returns whether there were any.
     pub(crate) fn end_bulk(&mut self) -> bool {
         std::mem::take(&mut self.bulk)
     }
 
-    /// A piece was acknowledged by all datanodes of a block.
+    /// Notes that all datanodes of a block acknowledged a piece.
     pub(crate) fn piece_written(&mut self, order: Order, id: PieceId, place: Place) {
         self.lane(order).data.written(id, place);
     }
 
-    /// Pieces could not be written anywhere: one failure, however many they are. None, if the file needs none of them
-    /// any more: they were cut off, given up, or sent again.
+    /// Notes that pieces could not be written anywhere, which counts as one failure. Pieces that the
+    /// file does not need any more, because they were cut off, given up or sent again, do not count.
     pub(crate) fn pieces_failed(
         &mut self,
         pieces: &[(Order, PieceId)],
@@ -365,7 +366,7 @@ impl DirtyFile {
         }
     }
 
-    /// Blocks with pieces that were not committed are gone: their data goes elsewhere.
+    /// Notes that blocks with uncommitted pieces are lost: their data is written elsewhere.
     pub(crate) fn blocks_lost(&mut self, is_lost: impl Fn(BlockId) -> bool, request: RequestId) {
         for lane in [&mut self.written, &mut self.appended] {
             if lane.data.lost(&is_lost) {
@@ -374,7 +375,7 @@ impl DirtyFile {
         }
     }
 
-    /// A commit is part of the file. Returns what left the memory, and where it is.
+    /// Notes that a commit is part of the file. Returns the data that left the memory, with its place.
     pub(crate) fn commit_done(&mut self, order: Order) -> Vec<(Place, Bytes)> {
         let committed = self.lane(order).data.commit_done();
         self.rewrites = 0;
@@ -386,7 +387,7 @@ impl DirtyFile {
         committed
     }
 
-    /// A commit was refused, or nothing is known of it.
+    /// Notes that a commit was refused, or that its outcome is unknown.
     pub(crate) fn commit_failed(
         &mut self,
         order: Order,
@@ -402,7 +403,7 @@ impl DirtyFile {
         }
         let lane = self.lane(order);
         if given_up.maybe_executed && order == Order::Append {
-            // It may have happened, and must not happen twice. What was appended after it is tried again.
+            // It may have been executed, and must not be executed twice. Later appends are retried.
             let bytes = lane.data.commit_given_up();
             let is_all = lane.data.is_empty();
             let reason = format!("whether an append was executed is unknown: {error}");
@@ -414,7 +415,7 @@ impl DirtyFile {
             lane.data.commit_failed();
         }
         match error {
-            // Its blocks are not ours any more: write the data again.
+            // The session no longer owns the blocks: write the data again.
             ClientError::Fs(FsError::SessionExpired | FsError::InvalidArgument(_))
                 if self.rewrites < REWRITES_MAX =>
             {
@@ -427,7 +428,7 @@ impl DirtyFile {
         }
     }
 
-    /// Its last name was removed here.
+    /// Notes that this session removed the file's last name.
     pub(crate) fn lost_last_name(&mut self) {
         self.is_nameless = true;
         if self.handles == 0
@@ -438,18 +439,18 @@ impl DirtyFile {
         }
     }
 
-    /// What was acknowledged and not made stable is lost.
+    /// Notes that acknowledged data was lost before it was stable.
     pub(crate) fn lost(&mut self, reason: ClientError) {
         self.losses += 1;
         self.loss = Some(reason);
     }
 
-    /// Nothing is tried again by itself before the next flush.
+    /// Notes a failure. Nothing is retried before the next flush.
     fn failed(&mut self, error: &ClientError, now: Instant) {
         self.failures += 1;
         self.failure = Some(error.clone());
         self.refusals = match error.refuses_data() {
-            // What was sent together may fail one after the other.
+            // Data that was sent together may fail in several steps.
             true if self.paused && !self.is_wanted() => self.refusals.max(1),
             true => self.refusals.saturating_add(1),
             false => 0,
@@ -461,17 +462,17 @@ impl DirtyFile {
         self.written.wanted = None;
         self.appended.wanted = None;
         self.dirty_since.get_or_insert(now);
-        // A namenode in recovery says so at once, until an operator has decided.
+        // A namenode in recovery refuses immediately, until an operator has decided.
         let counts = !matches!(error, ClientError::Fs(FsError::Recovery(_)));
         self.failures_unseen += u32::from(self.handles == 0 && counts);
-        // What a commit has that is on its way may be in the file yet: it is given up only when that is asked whether it is
-        // still wanted.
+        // Data of a commit in flight may still become part of the file: it is given up only when
+        // the commit asks whether it is still wanted.
         if self.is_nameless || !self.appended.data.is_committing() {
             self.give_up_unseen(error);
         }
     }
 
-    /// Gives up the data of a closed file, if it has failed too often or nobody can find it.
+    /// Gives up the data of a closed file if it has failed too often or no reader can find it.
     fn give_up_unseen(&mut self, error: &ClientError) {
         let is_hopeless = self.is_nameless || self.failures_unseen >= FAILURES_UNSEEN_MAX;
         if self.handles == 0 && is_hopeless {
@@ -480,7 +481,7 @@ impl DirtyFile {
         }
     }
 
-    /// Whether a flush is wanted.
+    /// Whether a flush is requested.
     fn is_wanted(&self) -> bool {
         self.written.wanted.is_some() || self.appended.wanted.is_some()
     }
@@ -495,7 +496,7 @@ impl DirtyFile {
         self.gave_up(bytes, reason);
     }
 
-    /// So many bytes are in memory no more, and not in the file either.
+    /// Notes that bytes were removed from memory without becoming part of the file.
     fn gave_up(&mut self, bytes: u64, reason: ClientError) {
         if bytes > 0 && self.handles == 0 && !self.is_nameless && !reason.is_gone() {
             self.unseen_loss = Some(reason.clone());
@@ -506,14 +507,14 @@ impl DirtyFile {
         }
     }
 
-    /// Nothing is in memory any more, and so nothing that has failed.
+    /// Resets the state when nothing is in memory any more, and therefore nothing that has failed.
     fn emptied(&mut self) {
         self.mtime = None;
         self.dirty_since = None;
         self.failure = None;
         self.paused = false;
         self.refusals = 0;
-        // What root writes next may belong to the same flush.
+        // Data that root writes next may belong to the same flush.
         self.written.others = None;
         self.appended.others = None;
     }
@@ -526,7 +527,7 @@ impl DirtyFile {
     }
 }
 
-/// When something was written.
+/// When data was written.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Moment {
     pub(crate) now: Instant,

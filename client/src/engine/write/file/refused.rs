@@ -1,35 +1,35 @@
-//! What becomes of data that is refused: a quota has no room for it, or the cluster has no space.
+//! The handling of refused data: a quota has no room for it, or the cluster has no space.
 
 use super::DirtyFile;
 
-/// A file of which data was refused takes no more beyond this: what one request of the kernel has, and
-/// what one packet would take. It is enough for a log that goes on once there is room, and many such
-/// files take little of the memory that all share.
+/// Maximum amount of data that a file holds after a refusal: that of one kernel request, and of one
+/// packet. It is enough for a log that continues once there is room, and many such files take only
+/// little of the shared memory.
 const REFUSED_BYTES_MAX: u64 = 1 << 20;
 
 impl DirtyFile {
-    /// Whether data was refused, and nothing of the file was stored since.
+    /// Whether data was refused, and no data of the file was stored since.
     pub(crate) fn is_refused(&self) -> bool {
         self.refusals > 0
     }
 
-    /// Whether it was so again when it was tried again.
+    /// Whether the data was refused again when it was retried.
     pub(crate) fn is_refused_again(&self) -> bool {
         self.refusals > 1
     }
 
-    /// Whether there are appends that came after a refusal, and in no flush that met one: there may be room for them.
+    /// Whether there are appends that came after a refusal and were in no refused flush: there may be room for them.
     pub(super) fn has_untried_appends(&self) -> bool {
         self.is_refused() && self.appended.data.newest() > self.refused_through
     }
 
-    /// Whether a flush has to succeed before it takes more data. Else its writer, who has not been told
-    /// yet that data is refused, would fill the memory that others need.
+    /// Whether a flush has to succeed before the file takes more data. Otherwise its writer, which
+    /// has not yet received the error, would fill the memory that others need.
     pub(crate) fn takes_no_more(&self) -> bool {
         self.is_refused() && self.held_bytes() >= REFUSED_BYTES_MAX
     }
 
-    /// Bytes in memory that were refused again and are not being tried once more.
+    /// Returns the number of bytes in memory that were refused again and are not being retried now.
     pub(crate) fn refused_bytes(&self) -> u64 {
         let is_tried = [&self.written, &self.appended]
             .iter()
@@ -41,7 +41,7 @@ impl DirtyFile {
         }
     }
 
-    /// Others need the memory: what was refused again, and is not being tried once more, is lost.
+    /// Gives up data that was refused again and is not being retried, because others need the memory.
     pub(crate) fn give_up_refused(&mut self) {
         if self.refused_bytes() > 0
             && let Some(reason) = self.failure.clone()
@@ -72,7 +72,7 @@ mod tests {
         FsError::QuotaExceeded.into()
     }
 
-    /// An open file with so much in memory.
+    /// Creates an open file with so many bytes in memory.
     fn holding(bytes: u64) -> DirtyFile {
         let mut file = opened();
         write(&mut file, bytes);
@@ -93,7 +93,7 @@ mod tests {
         file.advance(false, RequestId::NONE)
     }
 
-    /// A flush sends everything, which meets an error.
+    /// Flushes everything, which fails with an error.
     fn fail(file: &mut DirtyFile, error: &ClientError) {
         fail_after(file, error, |_| {});
     }
@@ -165,7 +165,7 @@ mod tests {
         assert!(!file.is_refused());
     }
 
-    /// Somebody who looks has them tried, once.
+    /// A caller that looks has them tried once.
     #[test]
     fn appends_count_as_refused_once_they_were_tried() {
         let mut file = holding(0);

@@ -1,7 +1,7 @@
-//! How the blocks of a file are to be placed, as far as that is known.
+//! The placement rules of a file's blocks, as far as they are known.
 //!
-//! An answer may still be on its way when an attribute is set, or when a later question is answered. What was asked for
-//! earlier says less than what was told since, and is not to replace it.
+//! An answer may still be in flight when an attribute is set, or when a later query is answered.
+//! The answer to an earlier query is older than what was learned since, and must not replace it.
 
 use std::time::Instant;
 
@@ -10,17 +10,17 @@ use harvestfs_protocol::types::PlacementRules;
 use super::DirtyFile;
 use crate::error::ClientError;
 
-/// Numbers the questions of one file, and the times at which it was told without one.
+/// Numbers the queries for the rules of one file, and the updates without a query.
 pub(crate) type Question = u64;
 
-/// See the module.
+/// The known placement rules of a file.
 #[derive(Default)]
 pub(super) struct Rules {
     known: Option<PlacementRules>,
-    /// The last question, and the one that what is known answers.
+    /// The last query, and the query or update that `known` results from.
     asked: Question,
     told: Question,
-    /// What [`super::Actions::needs_rules`] asked for is not answered yet.
+    /// Whether the query of [`super::Actions::needs_rules`] is unanswered.
     are_awaited: bool,
 }
 
@@ -29,19 +29,19 @@ impl DirtyFile {
         self.rules.known
     }
 
-    /// How its blocks are to be placed; none: it is not known any more. Whatever was asked for before does not count.
+    /// Sets the placement rules; `None` if they are not known any more. Answers to earlier queries are ignored.
     pub(crate) fn set_rules(&mut self, rules: Option<PlacementRules>) {
         self.rules.told = self.ask_rules();
         self.rules.known = rules;
     }
 
-    /// How its blocks are to be placed is asked for from now on.
+    /// Numbers a query that is about to be sent.
     pub(crate) fn ask_rules(&mut self) -> Question {
         self.rules.asked += 1;
         self.rules.asked
     }
 
-    /// The answer to a question.
+    /// Notes the answer to a query.
     pub(crate) fn rules_answered(&mut self, question: Question, rules: PlacementRules) {
         if question > self.rules.told {
             self.rules.told = question;
@@ -49,7 +49,7 @@ impl DirtyFile {
         }
     }
 
-    /// A question, if something waits for its answer and none is under way.
+    /// Returns a new query if data waits for the rules and no query is in flight.
     pub(super) fn needed_rules(&mut self) -> Option<Question> {
         if self.rules.known.is_some() || self.rules.are_awaited || !self.has_wanted() {
             return None;
@@ -58,8 +58,8 @@ impl DirtyFile {
         Some(self.ask_rules())
     }
 
-    /// What waits for how blocks are to be placed goes on, or has failed. Where that was changed meanwhile, it is asked for
-    /// again.
+    /// Continues with what waits for the rules, or lets it fail. If the rules were reset meanwhile,
+    /// they are queried again.
     pub(crate) fn rules_found(
         &mut self,
         question: Question,

@@ -24,7 +24,7 @@ fn unreachable() -> ClientError {
     }
 }
 
-/// An open file, of which it is known how its blocks are to be placed.
+/// Returns an open file whose placement rules are known.
 pub(super) fn opened() -> DirtyFile {
     let mut file = DirtyFile::new(FILE);
     file.set_rules(Some(RULES));
@@ -39,7 +39,7 @@ pub(super) fn moment() -> Moment {
     }
 }
 
-/// Datanodes write all that a file sends.
+/// Lets datanodes write everything that a file sends.
 pub(super) fn write_sent(file: &mut DirtyFile, sends: Vec<Send>) {
     for send in sends {
         for piece in send.pieces {
@@ -56,18 +56,18 @@ pub(super) fn write_sent(file: &mut DirtyFile, sends: Vec<Send>) {
 struct World {
     file: DirtyFile,
     now: Instant,
-    /// What a reader of this client must see; appends are not in it before they are committed.
+    /// What a reader of this client must see; appends are not visible before they are committed.
     model: Vec<u8>,
-    /// What was appended and not committed.
+    /// Data that was appended but not committed.
     appended: Vec<u8>,
-    /// What the namenode's extents lead to, and its length.
+    /// The content and length that the namenode's extents lead to.
     namenode: Vec<u8>,
     blocks: Vec<Vec<u8>>,
     in_flight: Vec<(Order, TakenPiece)>,
     commits: Vec<Commit>,
     flushes: Vec<Flush>,
     losses: u64,
-    /// Something failed and no flush was wanted since.
+    /// Whether something failed and no flush was requested since.
     paused: bool,
 }
 
@@ -95,7 +95,7 @@ impl World {
         }
     }
 
-    /// Does what is to be done now.
+    /// Performs the actions that are due now.
     fn advance(&mut self) {
         let actions = self.file.advance(false, RequestId::NONE);
         let is_idle = actions.sends.is_empty() && actions.commits.is_empty();
@@ -153,7 +153,7 @@ impl World {
         self.paused = true;
     }
 
-    /// The block that was written to last is gone; pieces go into another one.
+    /// Loses the block that was written last; pieces go into another one.
     fn lose_block(&mut self) {
         let lost = BlockId(self.blocks.len() as u64 - 1);
         self.blocks.push(Vec::new());
@@ -162,7 +162,7 @@ impl World {
         self.goes_on_if_wanted();
     }
 
-    /// What was in a block that is gone is sent again: a flush is wanted then.
+    /// Data of a lost block is sent again, for which a flush is requested.
     fn goes_on_if_wanted(&mut self) {
         self.paused &= self.file.written.wanted.is_none() && self.file.appended.wanted.is_none();
     }
@@ -189,9 +189,9 @@ impl World {
                 data,
                 "in order, whole, once"
             );
-            // Each one is filled with a number of its own.
+            // Each append is filled with its own number.
             assert_ne!(data.last(), self.appended.first(), "an append is torn");
-            // What is written in memory hides it, and what is behind it does not.
+            // Data that is written in memory hides it, but data behind it does not.
             self.model
                 .resize(self.model.len().max(self.namenode.len()), 0);
             self.model[base..base + data.len()].copy_from_slice(&data);
@@ -221,7 +221,7 @@ impl World {
         self.losses += u64::from(is_lost);
         assert_eq!(self.file.losses, self.losses);
         if is_lost && !executed {
-            // It is not sent again, and what was appended after it is.
+            // It is not sent again, but later appends are.
             let extents = commit.commit.extents.iter();
             let bytes: u64 = extents.map(|extent| extent.length_bytes).sum();
             self.appended.drain(..bytes as usize);
@@ -242,7 +242,7 @@ impl World {
         Ok(())
     }
 
-    /// Everything arrives in the end.
+    /// Lets everything succeed in the end.
     fn heal(&mut self) -> Result<(), ClientError> {
         self.flush();
         let flush = self.flushes[self.flushes.len() - 1];
@@ -278,7 +278,7 @@ enum Op {
 fn op(appends: bool) -> impl Strategy<Value = Op> {
     let write = (0usize..LENGTH_MAX, 1usize..60).prop_map(|(at, len)| Op::Write(at, len));
     let append = (1usize..60).prop_map(Op::Append);
-    // As the client: a file with appends in memory is flushed before it is written at an offset.
+    // As in the client, a file with appends in memory is flushed before it is written at an offset.
     let data = if appends {
         append.boxed()
     } else {
@@ -339,15 +339,15 @@ fn run(ops: Vec<Op>) -> Result<(), TestCaseError> {
 }
 
 proptest! {
-    /// Whatever datanodes and the namenode do: a reader of this client sees what was written, and the
-    /// next flush that nothing disturbs brings all of it into the file.
+    /// Whatever datanodes and the namenode do, a reader of this client sees the written data, and
+    /// the next undisturbed flush makes all of it part of the file.
     #[test]
     fn writes_survive_failures(ops in prop::collection::vec(op(false), 1..100)) {
         run(ops)?;
     }
 
-    /// The same of appends: each is executed once, whole and in order, or is reported as lost when it
-    /// is not known whether its commit was.
+    /// The same for appends: each is executed once, whole and in order, or is reported as lost if
+    /// the outcome of its commit is unknown.
     #[test]
     fn appends_are_executed_once(ops in prop::collection::vec(op(true), 1..100)) {
         run(ops)?;
@@ -426,7 +426,7 @@ fn a_flush_ends_while_others_write_and_flush() {
     }
 }
 
-/// Packets that are filled in bulk end within an append.
+/// Packets that are filled in bulk may end within an append.
 #[test]
 fn appends_in_bulk_are_committed_whole() {
     let mut world = World::new();
@@ -444,7 +444,7 @@ fn appends_in_bulk_are_committed_whole() {
     assert_eq!(world.namenode.len(), 13 * 3_000_001);
 }
 
-/// One append whose commit is on its way, and another one after it.
+/// Creates a file with one append whose commit is in flight, and another one after it.
 fn appending() -> World {
     let mut world = World::new();
     world.append(vec![1; 10]);

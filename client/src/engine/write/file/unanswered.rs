@@ -1,8 +1,8 @@
-//! Commits of appends that are not answered for as long as operations wait for a namenode.
+//! Commits of appends that are unanswered for longer than operations wait for a namenode.
 //!
-//! They are asked for again under their numbers. Until it is known what came of one, or its session has ended, nothing of it
-//! may go into another commit, since it must not be in the file twice; and nothing that was appended later may overtake it.
-//! Flushes do not wait for that any longer than for everything else.
+//! They are sent again under their numbers. Until the outcome of one is known, or its session has ended,
+//! none of its data may go into another commit, because it must not be in the file twice; and no later
+//! append may overtake it. Flushes do not wait for that any longer than for everything else.
 
 use std::time::Instant;
 
@@ -11,7 +11,7 @@ use crate::engine::write::writeback::Order;
 use crate::error::ClientError;
 
 impl DirtyFile {
-    /// Whether the answer to a commit counts: what it has was not given up meanwhile.
+    /// Whether the answer to a commit matters: its data was not given up meanwhile.
     pub(crate) fn awaits(&self, commit: &Commit) -> bool {
         let lane = match commit.order {
             Order::File => &self.written,
@@ -20,8 +20,8 @@ impl DirtyFile {
         lane.data.committing() == Some(commit.first)
     }
 
-    /// No answer to a commit of appends came in time. The flushes that wait for it have failed, also one that has just
-    /// begun. Whether it goes on: it does, unless what it has is given up.
+    /// Notes that a commit of appends was not answered in time. The flushes that wait for it fail, even one
+    /// that has just begun. Returns whether to continue with the commit: yes, unless its data was given up.
     pub(crate) fn commit_unanswered(
         &mut self,
         commit: &Commit,
@@ -32,18 +32,18 @@ impl DirtyFile {
             return false;
         }
         self.unanswered = Some(commit.first);
-        // Else nothing was tried since it failed the last time.
+        // Otherwise nothing was tried since the last failure.
         if self.is_wanted() {
             self.failed(error, now);
         }
         if self.awaits(commit) {
-            // Also if something else has failed too often meanwhile.
+            // This is also for the case that something else has failed too often meanwhile.
             self.give_up_unseen(error);
         }
         self.awaits(commit)
     }
 
-    /// Whether an answer did not come in time that has not come since either.
+    /// Whether a commit that was not answered in time is still unanswered.
     pub(super) fn is_unanswered(&self) -> bool {
         self.unanswered.is_some() && self.unanswered == self.appended.data.committing()
     }
@@ -74,7 +74,7 @@ mod tests {
         file.append(vec![1; bytes].into(), &Credentials::root(), moment());
     }
 
-    /// Sends what a flush wants to datanodes, and begins what can be committed then.
+    /// Sends what a flush waits for to datanodes, and begins the commit that is then possible.
     fn send(file: &mut DirtyFile) -> Option<Commit> {
         let begun = file.advance(false, RequestId::NONE);
         write_sent(file, begun.sends);
@@ -161,7 +161,7 @@ mod tests {
         assert!(file.is_dirty_for(Duration::ZERO, now), "nobody will try");
     }
 
-    /// It would be executed after its program was told that it is lost.
+    /// Otherwise it would be executed after its program had received the loss.
     #[test]
     fn what_a_commit_has_is_given_up_only_when_that_can_leave_it_out() {
         let mut file = opened();

@@ -1,11 +1,11 @@
-//! What of the written data is committed next: in at most so many extents, and of appends whole ones.
+//! The choice of the data that is committed next: in a limited number of extents, and only whole appends.
 
 use harvestfs_protocol::types::Extent;
 
 use super::{Epoch, Order, Piece, Writeback};
 
 impl Piece {
-    /// Whether `next` goes on where this ends, in the file and in a block: both are in one extent.
+    /// Whether `next` continues this piece both in the file and in a block, so that one extent holds both.
     fn is_continued_by(&self, next: &Self) -> bool {
         let (Some(place), Some(next_place)) = (self.place, next.place) else {
             return false;
@@ -17,9 +17,9 @@ impl Piece {
 }
 
 impl Writeback {
-    /// The extents that can be committed now, at most `extents_max`, of the data up to an epoch; for
-    /// appends, one that [`Writeback::written_through`] gave. The pieces count as being committed
-    /// until [`Writeback::commit_done`], [`Writeback::commit_failed`] or
+    /// Returns the extents that can be committed now, at most `extents_max`, of the data up to an
+    /// epoch; for appends, an epoch that [`Writeback::written_through`] returned. The pieces count
+    /// as being committed until [`Writeback::commit_done`], [`Writeback::commit_failed`] or
     /// [`Writeback::commit_given_up`].
     pub(crate) fn begin_commit(
         &mut self,
@@ -70,15 +70,16 @@ impl Writeback {
         Some(extents)
     }
 
-    /// How many of these pieces one commit has: they are in at most so many extents, and appends are whole.
+    /// Returns how many of these pieces fit in one commit, which has a limited number of extents
+    /// and only whole appends.
     fn fitting(&self, pieces: &[&Piece], extents_max: usize) -> usize {
         let (mut extents, mut fitting) = (0, 0);
         let mut last: Option<&Piece> = None;
         for (index, piece) in pieces.iter().copied().enumerate() {
             extents += usize::from(last.is_none_or(|last| !last.is_continued_by(piece)));
             if extents > extents_max {
-                // Each packet of an append is one extent, so that one which fits into a block is in far fewer. What is
-                // longer need not stay together, and has to come into the file.
+                // Each packet of an append is one extent, so an append that fits in a block has far
+                // fewer. A longer one need not stay contiguous, but has to get into the file.
                 return if fitting > 0 { fitting } else { index };
             }
             if self.may_end_with(piece) {
@@ -98,8 +99,8 @@ impl Writeback {
         }
     }
 
-    /// What was written of an epoch and of those before it, in the order in which it was taken, with
-    /// what was taken in between.
+    /// Returns the written pieces of an epoch and of those before it, in the order in which they
+    /// were taken, with other pieces taken in between.
     fn written_pieces(&self, through: Epoch) -> Vec<&Piece> {
         let written = self.pieces.iter().take_while(|it| it.place.is_some());
         let mut pieces: Vec<&Piece> = written.collect();
@@ -108,7 +109,7 @@ impl Writeback {
         pieces
     }
 
-    /// What was appended up to an epoch, in order; none if anything of it is not written.
+    /// Returns the pieces appended up to an epoch, in order; `None` if one of them is not written.
     fn appended_pieces(&self, through: Epoch) -> Option<Vec<&Piece>> {
         let of_epochs = self.pieces.iter().filter(|it| it.epoch <= through);
         let mut pieces: Vec<&Piece> = of_epochs.collect();

@@ -1,9 +1,9 @@
-//! The way of one file's written data from memory into the file. Pure.
+//! The path of one file's written data from memory into the file. Pure.
 //!
 //! Data is *dirty* until it is *taken* as a piece to be sent to datanodes. A piece is *written*
-//! once all its datanodes have acknowledged it, and leaves when a commit has made it part of the
-//! file. Its bytes stay in memory until then, so that it can be sent again. Commits take pieces in
-//! the order in which they were taken, so an older write never hides a newer one.
+//! once all its datanodes have acknowledged it, and is dropped when a commit has made it part of
+//! the file. Its bytes stay in memory until then, so that it can be sent again. Pieces are
+//! committed in the order in which they were taken, so an older write never hides a newer one.
 
 mod commit;
 
@@ -15,13 +15,13 @@ use harvestfs_protocol::ids::BlockId;
 
 use crate::engine::write::overlay::{Segment, SegmentMap};
 
-/// In what sense offsets count.
+/// What the offsets of data are relative to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Order {
-    /// From the start of the file.
+    /// The start of the file.
     File,
-    /// From where the end of the file is when the namenode executes the commit (`O_APPEND`).
-    /// An append belongs to one epoch, and a commit has whole appends, so that none is torn.
+    /// The end of the file when the namenode executes the commit (`O_APPEND`). An append belongs to
+    /// one epoch, and a commit contains only whole appends, so that none is torn.
     Append,
 }
 
@@ -37,7 +37,7 @@ pub(crate) type PieceId = u64;
 /// Numbers the flushes of one file; data belongs to the first flush after it was written.
 pub(crate) type Epoch = u64;
 
-/// How many bytes belong to which epoch.
+/// The number of bytes in each epoch.
 #[derive(Debug, Default)]
 struct ByEpoch {
     bytes: BTreeMap<Epoch, u64>,
@@ -67,7 +67,7 @@ impl ByEpoch {
         self.total -= bytes;
     }
 
-    /// So many bytes belong to another epoch.
+    /// Moves bytes to another epoch.
     fn move_to(&mut self, to: Epoch, from: Epoch, bytes: u64) {
         self.remove(from, bytes);
         self.add(to, bytes);
@@ -103,7 +103,7 @@ struct Piece {
     data: Bytes,
     epoch: Epoch,
     place: Option<Place>,
-    /// Its block was lost while it was being committed.
+    /// Whether its block was lost while it was being committed.
     lost: bool,
 }
 
@@ -117,28 +117,28 @@ impl Piece {
     }
 }
 
-/// See the module.
+/// The written data of one file that is in memory.
 #[derive(Debug)]
 pub(crate) struct Writeback {
     order: Order,
     dirty: SegmentMap<Epoch>,
-    /// What is still the newest of the taken pieces.
+    /// For each offset, the newest of the taken pieces.
     sent: SegmentMap<PieceId>,
-    /// Taken pieces, ids ascending.
+    /// Taken pieces, in ascending order of their ids.
     pieces: VecDeque<Piece>,
     committing: Vec<PieceId>,
     next_id: PieceId,
     epoch: Epoch,
-    /// Bytes in memory; those of them that are dirty, and those that were taken and not acknowledged yet.
+    /// Bytes in memory; those of them that are dirty; and those that were taken and are not acknowledged yet.
     held: ByEpoch,
     unsent: ByEpoch,
     sending: ByEpoch,
     written_bytes: u64,
-    /// Appends: where the next one goes, and how much was committed.
+    /// For appends: where the next one starts, and the end of what was committed.
     append_end: u64,
     append_base: u64,
-    /// Appends that begin where a segment does, and so a piece, since small ones are gathered. Behind what was committed,
-    /// in order.
+    /// The starts of appends that begin a segment, and therefore a piece, since small appends are
+    /// gathered. In order, and only those behind what was committed.
     append_starts: VecDeque<u64>,
 }
 
@@ -162,17 +162,17 @@ impl Writeback {
         }
     }
 
-    /// Bytes in memory: dirty, or taken and not committed.
+    /// Returns the number of bytes in memory: dirty, or taken but not committed.
     pub(crate) fn held_bytes(&self) -> u64 {
         self.held.total
     }
 
-    /// Bytes that no writer has taken.
+    /// Returns the number of bytes that were not taken to be sent.
     pub(crate) fn dirty_bytes(&self) -> u64 {
         self.unsent.total
     }
 
-    /// Bytes that wait for a commit.
+    /// Returns the number of bytes that wait for a commit.
     pub(crate) fn written_bytes(&self) -> u64 {
         self.written_bytes
     }
@@ -181,7 +181,7 @@ impl Writeback {
         self.held.total == 0
     }
 
-    /// Whether all that was ever written is one segment of at most `max_bytes`, of which nothing was
+    /// Whether everything in memory is one segment of at most `max_bytes`, of which nothing was
     /// taken: then one commit will make all of it visible.
     pub(crate) fn is_one_dirty_segment(&self, max_bytes: u64) -> bool {
         self.pieces.is_empty() && self.dirty.is_one_segment() && self.held.total <= max_bytes
@@ -191,12 +191,12 @@ impl Writeback {
         !self.committing.is_empty()
     }
 
-    /// The first piece that is being committed.
+    /// Returns the first piece that is being committed.
     pub(crate) fn committing(&self) -> Option<PieceId> {
         self.committing.first().copied()
     }
 
-    /// The first offset after everything in memory; 0 when there is nothing.
+    /// Returns the first offset after everything in memory; 0 when there is nothing.
     pub(crate) fn end(&self) -> u64 {
         self.dirty.end().max(self.sent.end())
     }
@@ -231,7 +231,7 @@ impl Writeback {
         }
     }
 
-    /// What is in memory of a range of the file, newest wins, in order.
+    /// Returns the data in memory of a range of the file, in order; the newest data wins.
     pub(crate) fn overlay(&mut self, range: Range<u64>) -> Vec<(u64, Bytes)> {
         if self.is_empty() {
             return Vec::new();
@@ -253,7 +253,7 @@ impl Writeback {
         segments.into_iter().map(|s| (s.offset, s.data)).collect()
     }
 
-    /// Starts a flush; it is over when [`Writeback::is_flushed`] says so.
+    /// Starts a flush, which has ended when [`Writeback::is_flushed`] returns true.
     pub(crate) fn begin_flush(&mut self) -> Epoch {
         self.epoch += 1;
         self.epoch - 1
@@ -264,18 +264,18 @@ impl Writeback {
         self.held.oldest().is_none_or(|oldest| oldest > flush)
     }
 
-    /// The flush that the newest data in memory belongs to; none: nothing is in memory.
+    /// Returns the flush that the newest data in memory belongs to; `None` if nothing is in memory.
     pub(crate) fn newest(&self) -> Option<Epoch> {
         self.held.newest()
     }
 
-    /// Whether something is dirty that belongs to a flush or to one before it.
+    /// Whether dirty data belongs to a flush or to one before it.
     pub(crate) fn has_dirty(&self, flush: Epoch) -> bool {
         self.unsent.oldest().is_some_and(|oldest| oldest <= flush)
     }
 
-    /// Up to which epoch, at most that of a flush, everything waits for its commit or is part of one. None: there is
-    /// nothing, or of the oldest epoch in memory not all.
+    /// Returns the last epoch, at most that of a flush, up to which everything waits for a commit or is
+    /// part of one; `None` if there is nothing, or if the oldest epoch in memory is incomplete.
     pub(crate) fn written_through(&self, flush: Epoch) -> Option<Epoch> {
         let oldest = self.held.oldest().filter(|oldest| *oldest <= flush)?;
         let unwritten = [self.unsent.oldest(), self.sending.oldest()];
@@ -286,7 +286,7 @@ impl Writeback {
         }
     }
 
-    /// What is in memory is dirty, on its way, written, or being committed.
+    /// Checks that everything in memory is either dirty, being sent, written, or being committed.
     fn check_held(&self) {
         let (held, dirty) = (self.held.total, self.dirty.bytes());
         let (sending, written) = (self.sending.total, self.written_bytes);
@@ -298,11 +298,11 @@ impl Writeback {
         );
     }
 
-    /// Takes the first dirty data that belongs to a flush or to one before it, of that from an offset on: at most
-    /// `max_bytes`.
+    /// Takes the first dirty data, at or behind an offset, that belongs to a flush or to one before
+    /// it: at most `max_bytes`.
     pub(crate) fn take(&mut self, flush: Epoch, from: u64, max_bytes: usize) -> Option<TakenPiece> {
         if !self.has_dirty(flush) {
-            // Or small writes would not be gathered any more.
+            // Otherwise small writes would no longer be gathered.
             return None;
         }
         let of_flush = |epoch: Epoch| epoch <= flush;
@@ -331,7 +331,7 @@ impl Writeback {
         Some(taken)
     }
 
-    /// A piece was acknowledged by all its datanodes.
+    /// Notes that all datanodes of a piece acknowledged it.
     pub(crate) fn written(&mut self, id: PieceId, place: Place) {
         if let Some(index) = self.position(id)
             && self.pieces[index].place.replace(place).is_none()
@@ -343,7 +343,7 @@ impl Writeback {
         }
     }
 
-    /// A piece could not be written; what is still wanted of it is dirty again. Returns whether it counted.
+    /// Makes the still visible part of a piece that could not be written dirty again. Returns whether it was needed.
     pub(crate) fn failed(&mut self, id: PieceId) -> bool {
         let Some(piece) = self
             .position(id)
@@ -360,8 +360,8 @@ impl Writeback {
         true
     }
 
-    /// Pieces that fulfil a condition on their block were lost by the datanodes; returns whether
-    /// there were any. Pieces that are being committed follow when the commit is over.
+    /// Notes that datanodes lost the pieces whose block fulfils a condition; returns whether there
+    /// were any. Pieces that are being committed are handled when the commit is over.
     pub(crate) fn lost(&mut self, is_lost: impl Fn(BlockId) -> bool) -> bool {
         let mut ids = Vec::new();
         let mut any = false;
@@ -381,7 +381,7 @@ impl Writeback {
         any
     }
 
-    /// The commit is part of the file. Returns what of it left, and where it is.
+    /// Notes that the commit is part of the file. Returns the data that left the memory, with its place.
     pub(crate) fn commit_done(&mut self) -> Vec<(Place, Bytes)> {
         let mut left = Vec::new();
         for id in std::mem::take(&mut self.committing) {
@@ -408,7 +408,7 @@ impl Writeback {
         left
     }
 
-    /// The commit did not happen; its pieces can be committed again.
+    /// Notes that the commit was not executed; its pieces can be committed again.
     pub(crate) fn commit_failed(&mut self) {
         for id in std::mem::take(&mut self.committing) {
             if let Some(index) = self.position(id) {
@@ -420,14 +420,14 @@ impl Writeback {
         }
     }
 
-    /// The file was cut at an offset: forgets what lies at or beyond it. Nothing is being committed.
+    /// Forgets what lies at or beyond the offset at which the file was truncated. Nothing is being committed.
     pub(crate) fn cut(&mut self, size_bytes: u64) {
         assert!(!self.is_committing(), "a commit would undo the cut");
         let pieces = self.pieces.iter();
         let beyond = pieces.filter(|piece| piece.range().end > size_bytes);
         let beyond: Vec<PieceId> = beyond.map(|piece| piece.id).collect();
         for id in beyond {
-            // What it has before the cut is sent again.
+            // The part before the offset is sent again.
             self.failed(id);
         }
         for cut in self.dirty.remove(size_bytes..u64::MAX) {
@@ -438,14 +438,14 @@ impl Writeback {
         self.check_held();
     }
 
-    /// The commit is given up with its pieces, whether or not it happened; returns how many bytes.
+    /// Gives up the commit with its pieces, whether or not it was executed; returns the number of bytes.
     pub(crate) fn commit_given_up(&mut self) -> u64 {
         let before = self.held.total;
         self.commit_done();
         before - self.held.total
     }
 
-    /// Gives up everything; returns how many bytes.
+    /// Gives up everything; returns the number of bytes.
     pub(crate) fn discard(&mut self) -> u64 {
         let bytes = self.held.total;
         let next_id = self.next_id;
@@ -468,8 +468,8 @@ impl Writeback {
         self.wait_for_what_hides(piece);
     }
 
-    /// A flush that waits for a piece which will not become part of the file has to wait for what is in its place, as
-    /// where dirty data is hidden.
+    /// Makes a flush that waits for a piece which will not become part of the file wait for the
+    /// data in its place, as when dirty data is hidden.
     fn wait_for_what_hides(&mut self, gone: &Piece) {
         let range = gone.range();
         for newer in self.dirty.overlapping(range.clone()) {
@@ -481,7 +481,8 @@ impl Writeback {
                     .insert_whole(newer.offset, newer.data, gone.epoch);
             }
         }
-        // What is hidden itself is committed no later than what hides it, or hands on what waits for it when it fails.
+        // A hidden piece is committed no later than the one that hides it, or passes on what waits
+        // for it when it fails.
         for visible in self.sent.overlapping(range) {
             let Some(index) = self.position(visible.tag) else {
                 continue;

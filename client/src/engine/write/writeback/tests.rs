@@ -7,7 +7,7 @@ use super::*;
 enum Op {
     Write(u64, usize),
     Flush,
-    /// Of the last flush, or of everything.
+    /// Take up to so many bytes, of the last flush or of everything.
     Take(usize, bool),
     Written(usize),
     Failed(usize),
@@ -83,7 +83,7 @@ impl World {
         prop_assert_eq!(&seen, &self.model);
         for (flush, seen) in &self.flushes {
             if self.writeback.is_flushed(*flush) {
-                // Each write has a larger number: what is in the file is from before the flush, or newer.
+                // Each write has a larger number, so data in the file is at least as new as the flush.
                 let missing = (0usize..300).find(|at| self.file[*at] < seen[*at]);
                 prop_assert_eq!(missing, None, "flush {} has ended", flush);
             }
@@ -168,7 +168,7 @@ proptest! {
             }
             world.check()?;
         }
-        // Heal: everything arrives in the end.
+        // From here on nothing fails: everything is committed in the end.
         world.commit_done();
         let flush = world.writeback.begin_flush();
         while !world.writeback.is_flushed(flush) {
@@ -209,7 +209,7 @@ proptest! {
             if i % flush_every == 0 {
                 flush = writeback.begin_flush();
             }
-            // In bulk, also what no flush waits for.
+            // Bulk writing also takes data that no flush waits for.
             let of_flush = if i % 2 == 0 { flush } else { Epoch::MAX };
             while let Some(piece) = writeback.take(of_flush, 0, 16) {
                 attempts += 1;
@@ -238,11 +238,11 @@ proptest! {
     }
 }
 
-/// More than is gathered.
+/// Larger than the appends that are gathered.
 const APPEND_BYTES: usize = 40 << 10;
 
-/// Has appends committed that are in three extents each, in so many extents at a time. Returns how many bytes each commit
-/// has.
+/// Commits appends that occupy three extents each, at most so many extents at a time. Returns the
+/// size of each commit, in bytes.
 fn append_and_commit(appends: u8, is_each_flushed: bool, extents_max: usize) -> Vec<u64> {
     let mut writeback = Writeback::new(Order::Append);
     for number in 0..appends {
@@ -255,7 +255,7 @@ fn append_and_commit(appends: u8, is_each_flushed: bool, extents_max: usize) -> 
     while let Some(piece) = writeback.take(flush, 0, APPEND_BYTES * 2 / 5) {
         let place = Place {
             block: BlockId(1),
-            // Behind each is something of another file.
+            // Data of another file follows each piece.
             block_offset: piece.offset * 2,
         };
         writeback.written(piece.id, place);
