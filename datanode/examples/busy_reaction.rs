@@ -1,16 +1,16 @@
-//! How soon a datanode leaves its owner alone: the time from the moment at which the primary tenant
-//! starts to use all cores until a client is refused.
+//! Measures how soon a datanode leaves its primary tenant alone: the time from when the tenant starts to use all cores
+//! until a client is refused.
 //!
 //! ```text
 //! cargo run --release -p harvestfs-datanode --example busy_reaction -- [REPETITIONS] [POLICY]
 //! ```
 //!
-//! The primary is a control group of its own with a process for each core that only computes, at
-//! normal priority. The datanode is a process with the default gate; POLICY is its scheduling policy as
-//! `chrt` calls it: `idle` (the default of a datanode in production) or `other`. Needs root, `chrt`, and a
-//! machine that does nothing else: otherwise the primary does not get all cores.
+//! The primary tenant is a dedicated control group with one process per core that only computes, at normal priority.
+//! The datanode is a process with the default gate; POLICY is its scheduling policy as named by `chrt`: `idle` (the
+//! default of a datanode in production) or `other`. Needs root, `chrt`, and an otherwise idle machine: otherwise the
+//! tenant does not get all cores.
 
-// Written for tests: not all of it is needed here, and it unwraps.
+// This module was written for tests: not all of it is needed here, and it unwraps.
 #[allow(dead_code, clippy::unwrap_used)]
 #[path = "../src/testing/data_client.rs"]
 mod data_client;
@@ -37,9 +37,9 @@ use fake_namenode::{FakeNamenode, NAMENODE, VALIDITY};
 
 const BLOCK: BlockId = BlockId(1);
 const BLOCK_BYTES: usize = 1 << 20;
-/// Between two reads of the client.
+/// Time between two reads of the client.
 const PAUSE: Duration = Duration::from_millis(2);
-/// A datanode that does neither serve nor refuse by then is broken.
+/// A datanode that neither serves nor refuses within this time is broken.
 const DEADLINE: Duration = Duration::from_secs(60);
 
 type Failure = Box<dyn std::error::Error>;
@@ -64,7 +64,7 @@ fn main() -> Result<(), Failure> {
     }
 }
 
-/// One datanode that watches a control group, until standard input is closed.
+/// Runs one datanode that monitors a control group, until standard input is closed.
 async fn serve(dir: &Path, namenode: &str, group: PathBuf) -> Result<(), Failure> {
     let identity = Identity::load(&dir.join("identity"))?;
     let mut options = DatanodeOptions::new(identity, NAMENODE.to_owned(), vec![namenode.parse()?]);
@@ -113,7 +113,7 @@ async fn measure(repetitions: u32, policy: &str) -> Result<(), Failure> {
     for repetition in 0..repetitions {
         reader.read_until(|read| read.is_ok()).await?;
         primary.wake()?;
-        // In another part of the time between two samples each time.
+        // Start at a different time between two samples in each repetition.
         tokio::time::sleep(DEFAULT_INTERVAL * repetition / repetitions).await;
         let began = Instant::now();
         primary.compute()?;
@@ -151,7 +151,7 @@ impl Reader {
         self.client.write_block(pipeline, BLOCK, token, &data).await;
     }
 
-    /// Reads again and again until what comes of it is what is waited for.
+    /// Reads repeatedly until the expected result occurs.
     async fn read_until(
         &self,
         is_it: impl Fn(&Result<Vec<u8>, DataError>) -> bool,
@@ -172,7 +172,7 @@ impl Reader {
     }
 }
 
-/// A control group and the processes in it; both go with it.
+/// A control group and the processes in it; dropping this ends both.
 struct Primary {
     group: PathBuf,
     processes: Vec<Child>,
@@ -210,7 +210,7 @@ impl Primary {
         Ok(())
     }
 
-    /// Has them compute.
+    /// Makes them compute.
     fn compute(&mut self) -> Result<(), Failure> {
         for process in &mut self.processes {
             let stdin = process.stdin.as_mut().ok_or("it has no standard input")?;

@@ -4,10 +4,10 @@
 //! cargo run --release -p harvestfs-datanode --example datanode_bench -- [DIR] [ROUNDS] [ONLY]
 //! ```
 //!
-//! Prints, for each kind of work (whose name contains ONLY), the median over the rounds and the processor time of all
-//! processes together.
+//! Prints, for each kind of work (whose name contains ONLY), the median over the rounds and the total processor time
+//! of all processes.
 
-// Written for tests: not all of it is needed here, and it unwraps.
+// This module was written for tests: not all of it is needed here, and it unwraps.
 #[allow(dead_code, clippy::unwrap_used)]
 #[path = "../src/testing/data_client.rs"]
 mod data_client;
@@ -37,7 +37,7 @@ const PACKET_BYTES: usize = 1 << 20;
 const BLOCKS: u64 = 4;
 const RANDOM_READS: u64 = 20_000;
 const APPENDS: u64 = 2_000;
-/// Unacknowledged bytes of the client.
+/// Maximum unacknowledged bytes of the client.
 const WINDOW_BYTES: u64 = 8 << 20;
 
 type Failure = Box<dyn std::error::Error>;
@@ -61,7 +61,7 @@ fn main() -> Result<(), Failure> {
     }
 }
 
-/// One datanode, until standard input is closed.
+/// Runs one datanode until standard input is closed.
 async fn serve(dir: &Path, namenode: &str) -> Result<(), Failure> {
     let identity = Identity::load(&dir.join("identity"))?;
     let mut options = DatanodeOptions::new(identity, NAMENODE.to_owned(), vec![namenode.parse()?]);
@@ -120,7 +120,7 @@ async fn measure(dir: &Path, rounds: u64, only: &str) -> Result<(), Failure> {
     };
     let mut results: Vec<(Work, Vec<(f64, f64)>)> = ALL_WORK
         .into_iter()
-        // Reads need what the first one writes.
+        // Reads need the data that the first one writes.
         .filter(|work| *work == Work::WriteThree || work.name().contains(only))
         .map(|work| (work, Vec::new()))
         .collect();
@@ -151,7 +151,7 @@ async fn measure(dir: &Path, rounds: u64, only: &str) -> Result<(), Failure> {
     Ok(())
 }
 
-/// What is measured.
+/// The kinds of work that are measured.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Work {
     WriteThree,
@@ -209,7 +209,7 @@ impl Work {
 }
 
 impl Bench {
-    /// Does some work and returns how much it was, in the unit of its name.
+    /// Does some work and returns its amount, in the unit of its name.
     async fn run(&self, work: Work, base: u64) -> f64 {
         match work {
             Work::WriteThree => {
@@ -279,7 +279,7 @@ impl Bench {
     async fn read_block(&self, node: usize, block: u64) {
         let block = BlockId(block);
         let token = self.namenode.token(block, Right::Read);
-        // As a client that reads ahead: several requests at a time.
+        // Like a client that reads ahead: several requests at a time.
         let step = 8 << 20;
         let reads = (0..BLOCK_BYTES as u64 / step).map(|index| {
             let (client, node) = (self.client.clone(), self.nodes[node].clone());

@@ -1,10 +1,10 @@
-//! HarvestFS datanode: keeps replicas of blocks on spare disks of servers with another owner.
+//! The HarvestFS datanode: stores replicas of blocks on spare disk space of servers that belong to primary tenants.
 //!
-//! - `engine`: what is decided; pure;
-//! - `store`: volumes, replica files, checksums; knows no network;
-//! - `driver`: tasks, sockets and timers, which carry out what is decided: block streams of clients and other
-//!   datanodes (`service`, `write_stream`, `read_stream`), the link to the namenode (`link`), background
-//!   work within budgets (`repair`, `scrubber`).
+//! - `engine`: the decisions, as pure code;
+//! - `store`: volumes, replica files, checksums; no networking;
+//! - `driver`: tasks, sockets and timers that carry out the decisions: block streams of clients and other datanodes
+//!   (`service`, `write_stream`, `read_stream`), the link to the namenode (`link`), background work within budgets
+//!   (`repair`, `scrubber`).
 //!
 //! ```no_run
 //! use harvestfs_datanode::{Datanode, DatanodeOptions, StorageClass, VolumeOptions};

@@ -14,10 +14,10 @@ use harvestfs_telemetry::primary::{
 
 use crate::store::{VolumeError, VolumeOptions};
 
-/// Everything that a datanode needs to know. [`DatanodeOptions::new`] fills in what rarely changes.
+/// The options of a datanode. [`DatanodeOptions::new`] fills in what rarely changes.
 #[derive(Clone, Debug)]
 pub struct DatanodeOptions {
-    /// Key and certificate; the name in it is the name of the server.
+    /// Key and certificate; the name in the certificate is the name of the server.
     pub identity: Identity,
     /// The rack of the server.
     pub rack: String,
@@ -25,59 +25,58 @@ pub struct DatanodeOptions {
     pub environment: String,
     /// The machine function of the server's primary tenant.
     pub machine_function: String,
-    /// Where the data service listens; port 0 for any.
+    /// The address on which the data service listens; port 0 for any port.
     pub listen: SocketAddr,
-    /// Where others reach the data service, when that is not `listen`.
+    /// The address at which others reach the data service, if it differs from `listen`.
     pub advertise: Option<SocketAddr>,
-    /// Addresses of all namenodes of the cluster. No two of them may reach the same one at the same
-    /// time: it keeps the connection that was made last.
+    /// Addresses of all namenodes of the cluster. No two of them may reach the same namenode at the same time: a
+    /// namenode keeps only the connection that was made last.
     pub namenodes: Vec<SocketAddr>,
     /// The name in the namenode's certificate.
     pub namenode_name: String,
-    /// The volumes; one that cannot be used does not keep the others from serving.
+    /// The volumes. An unusable volume does not keep the others from serving.
     pub volumes: Vec<VolumeOptions>,
-    /// Where to put the Unix socket on which readers on this host are lent files; `None`: they read
-    /// over the network as all others.
+    /// Path of the Unix socket on which files are lent to readers on this host; with `None`, they read over the
+    /// network like all other readers.
     pub short_circuit_socket: Option<PathBuf>,
-    /// How the primary tenant is watched, and how much is its.
+    /// How the primary tenant is monitored, and how much of the server is left to it.
     pub primary: PrimaryOptions,
-    /// Connections that may come from one address.
+    /// Maximum number of connections from one address.
     pub connections_per_address_max: u32,
     /// Threads for each volume that wait for its disk. Four keep a flash disk busy.
     pub disk_threads: usize,
-    /// Memory for packets on their way between network and disk, in bytes.
+    /// Memory for packets in transit between network and disk, in bytes.
     pub buffer_bytes: usize,
-    /// Memory for checksums of replicas that were read lately, in bytes. They cover a thousand times
-    /// as much data.
+    /// Memory for checksums of recently read replicas, in bytes. They cover a thousand times as much data.
     pub table_cache_bytes: usize,
-    /// How much the scrubber reads in a second, in bytes; 0 turns it off.
+    /// Read rate of the scrubber in bytes per second; 0 turns it off.
     pub scrub_bytes_per_second: u64,
-    /// Least time from the start of one round of the scrubber to the start of the next.
+    /// Minimum time from the start of one round of the scrubber to the start of the next.
     pub scrub_interval: Duration,
-    /// Repairs that fetch replicas at a time.
+    /// Maximum number of repairs that fetch replicas at the same time.
     pub repairs_max: usize,
-    /// How much repairs fetch in a second, all together, in bytes.
+    /// Rate at which all repairs together fetch data, in bytes per second.
     pub repair_bytes_per_second: u64,
-    /// How much of what the namenode has it delete is deleted in a second, in bytes; 0 for no limit.
-    /// Where space is short there is none.
+    /// Rate at which replicas are deleted on the namenode's command, in bytes per second; 0 for no limit. There is no
+    /// limit while space is short.
     pub removal_bytes_per_second: u64,
     /// How long [`crate::Datanode::shutdown`] waits for streams to end.
     pub shutdown_grace: Duration,
 }
 
-/// How the primary tenant is watched, and how much of the server is left to it.
+/// How the primary tenant is monitored, and how much of the server is left to it.
 #[derive(Clone, Debug)]
 pub struct PrimaryOptions {
-    /// Where its use is read.
+    /// Where its resource usage is read from.
     pub source: PrimarySource,
-    /// When the server is busy.
+    /// When the server counts as busy.
     pub gate: GateOptions,
     /// Time between samples.
     pub interval: Duration,
 }
 
 impl Default for PrimaryOptions {
-    /// No primary is watched.
+    /// No primary tenant is monitored.
     fn default() -> Self {
         Self {
             source: PrimarySource::None,
@@ -87,21 +86,21 @@ impl Default for PrimaryOptions {
     }
 }
 
-/// Where the use of the primary tenant is read.
+/// Where the resource usage of the primary tenant is read from.
 #[derive(Clone, Debug)]
 pub enum PrimarySource {
     /// Nowhere: the server is never busy.
     None,
-    /// From the whole machine, less what is HarvestFS's own.
+    /// From the whole machine, minus HarvestFS's own usage.
     Machine {
-        /// What that is.
+        /// What belongs to HarvestFS itself.
         own: Own,
     },
-    /// From a control group; from the machine as long as it does not exist.
+    /// From a control group, or from the whole machine while the group does not exist.
     Cgroup {
         /// Its name, as in `/proc/PID/cgroup`.
         name: PathBuf,
-        /// What is HarvestFS's own of the machine.
+        /// What belongs to HarvestFS itself on the machine.
         own: Own,
     },
     /// From a recorded series.
@@ -109,7 +108,7 @@ pub enum PrimarySource {
 }
 
 impl PrimarySource {
-    /// What takes the samples, if anything is to.
+    /// Returns the sampler, if the primary tenant is monitored at all.
     pub(crate) fn sampler(&self) -> Result<Option<Box<dyn Sampler>>, SampleError> {
         Ok(match self {
             Self::None => None,
@@ -124,7 +123,7 @@ impl PrimarySource {
 }
 
 impl DatanodeOptions {
-    /// Options for a server with one primary tenant, everything else as is usual.
+    /// Options with default labels (rack, environment, machine function) and the usual values for everything else.
     #[must_use]
     pub fn new(identity: Identity, namenode_name: String, namenodes: Vec<SocketAddr>) -> Self {
         Self {
@@ -156,39 +155,39 @@ impl DatanodeOptions {
 /// Why a datanode cannot start.
 #[derive(Debug, thiserror::Error)]
 pub enum StartError {
-    /// None of its volumes can be used.
+    /// None of the volumes can be used.
     #[error("no volume can be used: {}", list(.0))]
     NoVolume(Vec<VolumeError>),
-    /// There are more than the namenode accepts.
+    /// There are more volumes than the namenode accepts.
     #[error("there are {0} volumes; a datanode may have {max}", max = harvestfs_protocol::limits::VOLUMES_PER_NODE_MAX)]
     TooManyVolumes(usize),
     /// A label is longer than the namenode accepts.
     #[error("the {what} {value:?} is longer than {max} bytes", max = harvestfs_protocol::limits::LABEL_BYTES_MAX)]
     LabelTooLong {
-        /// Which.
+        /// Which label.
         what: &'static str,
-        /// The label.
+        /// Its value.
         value: String,
     },
-    /// It would be registered at an address under which nobody reaches it.
+    /// The datanode would be registered at an address at which no peer can reach it.
     #[error("others do not reach a datanode under {0}: listen on the server's own address")]
     Unreachable(SocketAddr),
     /// There is no namenode to talk to.
     #[error("no address of a namenode is given")]
     NoNamenode,
-    /// The namenode's name cannot be in a certificate.
+    /// The namenode's name is not valid in a certificate.
     #[error(transparent)]
     NamenodeName(IdentityError),
-    /// The network does not work.
+    /// The network endpoint cannot be set up.
     #[error(transparent)]
     Transport(#[from] TransportError),
-    /// What the primary tenant uses cannot be read.
+    /// The primary tenant's resource usage cannot be read.
     #[error("the primary tenant cannot be watched: {0}")]
     Primary(#[from] SampleError),
-    /// There is no thread to watch the primary tenant.
+    /// The thread that monitors the primary tenant cannot be started.
     #[error("the primary tenant cannot be watched: {0}")]
     PrimaryThread(std::io::Error),
-    /// Opening the volumes was cut short.
+    /// Opening the volumes ended without a result.
     #[error("opening the volumes failed: this is a bug")]
     OpeningFailed,
 }

@@ -1,4 +1,4 @@
-//! What it costs a mount to measure one request and to name it, with logs as they are by default:
+//! The cost to a mount of measuring and naming one request, with the default log settings:
 //!
 //!     cargo run --release -p harvestfs-fuse-mount --example recording_cost
 

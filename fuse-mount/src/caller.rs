@@ -1,11 +1,11 @@
-//! The program on whose behalf the kernel asks, as far as it may be killed while it waits.
+//! The program on whose behalf the kernel makes a request, and which may be killed while it waits.
 //!
-//! The kernel lets a killed program end only once its request is answered. It would say so
-//! (`FUSE_INTERRUPT`), but the library that reads the requests answers that itself, with "not known". So of
-//! a program that waits for long, `/proc` is asked.
+//! The kernel lets a killed program end only once its request is answered. It would announce that (`FUSE_INTERRUPT`),
+//! but the library that reads the requests answers this itself, with "not known". So for a program that waits for
+//! long, `/proc` is read.
 //!
-//! Only what is about to kill it counts. A signal that the program handles interrupts nothing, as on other
-//! file systems: programs do not expect it of files.
+//! Only signals that are about to kill the program count. A signal that the program handles interrupts nothing, as on
+//! other file systems: programs do not expect that of files.
 
 use std::fs;
 use std::future::{Future, poll_fn};
@@ -23,13 +23,12 @@ use tokio::time::sleep;
 use crate::blocking;
 use crate::credentials::read_groups;
 
-/// How long a request waits before its caller is looked at, and between two looks. Most requests are
-/// answered sooner.
+/// How long a request waits before its caller is checked, and between two checks. Most requests are answered sooner.
 const LOOK_INTERVAL: Duration = Duration::from_millis(200);
-/// Callers that are looked at at the same time; more are looked at later.
+/// Number of callers that are checked at the same time; further ones are checked later.
 const LOOKS_MAX: usize = 16;
 
-/// Signals that end nothing unless a program says what they are to do.
+/// Signals that do not end a program by default.
 const HARMLESS: [Signal; 8] = [
     Signal::CHILD,
     Signal::CONT,
@@ -41,15 +40,15 @@ const HARMLESS: [Signal; 8] = [
     Signal::WINCH,
 ];
 
-/// The processes that use the mount. Asking may wait, as `/proc` does.
+/// The processes that use the mount. Calls may block, as reading `/proc` does.
 pub trait Processes: Send + Sync + 'static {
-    /// The supplementary groups of one, by the number of a thread.
+    /// The supplementary groups of a process, given the id of a thread.
     fn groups(&self, pid: u32) -> Vec<u32>;
-    /// Whether it is being killed.
+    /// Whether the thread is being killed.
     fn is_dying(&self, pid: u32) -> bool;
 }
 
-/// Those of this machine.
+/// The processes of this machine.
 pub struct ProcFs;
 
 impl Processes for ProcFs {
@@ -58,23 +57,23 @@ impl Processes for ProcFs {
     }
 
     fn is_dying(&self, pid: u32) -> bool {
-        // Of what cannot be read, nothing is known.
+        // If the file cannot be read, nothing is known.
         let status = fs::read_to_string(format!("/proc/{pid}/status"));
         status.is_ok_and(|status| is_dying(&status))
     }
 }
 
-/// What the looks at callers share.
+/// State shared by all checks of callers.
 pub struct Looks {
     processes: Arc<dyn Processes>,
     left: Arc<Semaphore>,
-    /// The caller that was found last to be killed; 0: none. Before it is gone, it asks for each file that
-    /// it has open.
+    /// The caller that was most recently found to be killed; 0 if there is none. Before it ends, it makes a request
+    /// for each file that it has open.
     last_killed: AtomicU32,
 }
 
 impl Looks {
-    /// None has been looked at.
+    /// No caller has been checked yet.
     pub fn new(processes: Arc<dyn Processes>) -> Self {
         Self {
             processes,
@@ -87,25 +86,25 @@ impl Looks {
 /// The thread that made a request.
 #[derive(Clone)]
 pub struct Caller {
-    /// 0: the kernel itself, or a process of a namespace that this one does not see.
+    /// The thread's id; 0 for the kernel itself, or for a process in a namespace that this one does not see.
     pid: u32,
     looks: Arc<Looks>,
 }
 
 impl Caller {
-    /// The thread with an id, as the mount sees it.
+    /// The thread with this id, as the mount sees it.
     pub fn new(pid: u32, looks: Arc<Looks>) -> Self {
         Self { pid, looks }
     }
 
-    /// What `work` comes to, or [`ClientError::Interrupted`] once the caller is being killed. What was
-    /// asked of the namenode then may still happen.
+    /// Returns the result of `work`, or [`ClientError::Interrupted`] once the caller is being killed. Requests already
+    /// sent to the namenode may still take effect.
     pub async fn unless_killed<T>(
         self,
         work: impl Future<Output = Result<T, ClientError>>,
     ) -> Result<T, ClientError> {
         let mut work = pin!(work);
-        // Without a timer, as long as there is nothing to wait for.
+        // No timer is needed as long as there is nothing to wait for.
         let first = poll_fn(|context| Poll::Ready(work.as_mut().poll(context))).await;
         if let Poll::Ready(result) = first {
             return result;
@@ -131,8 +130,8 @@ impl Caller {
         self.looks.last_killed.store(self.pid, Ordering::Relaxed);
     }
 
-    /// In a thread that nothing waits for: what `/proc` says about a process can wait for a lock that
-    /// the process holds until one of its requests is answered.
+    /// Checks in a thread that nothing waits for: reading `/proc` for a process can wait for a lock that the process
+    /// holds until one of its requests is answered.
     async fn is_killed(&self) -> bool {
         let Ok(permit) = self.looks.left.clone().try_acquire_owned() else {
             return false;
@@ -140,7 +139,7 @@ impl Caller {
         let (looks, pid) = (self.looks.clone(), self.pid);
         let looked = blocking::run(async move {
             let is_dying = looks.processes.is_dying(pid);
-            // Only now: a look that is given up goes on.
+            // Only now: a check that was given up still runs.
             drop(permit);
             is_dying
         });
@@ -148,7 +147,7 @@ impl Caller {
     }
 }
 
-/// Whether a signal is about to end a thread, or has begun to, as its `status` in `/proc` says.
+/// Whether a signal is about to end a thread, or has begun to, according to its `status` in `/proc`.
 fn is_dying(status: &str) -> bool {
     let field = |name: &str| {
         let value = status.lines().find_map(|line| line.strip_prefix(name))?;
@@ -161,7 +160,7 @@ fn is_dying(status: &str) -> bool {
     let pending = set("SigPnd:") | set("ShdPnd:");
     let kill = bit(Signal::KILL);
     if field("TracerPid:").is_some_and(|tracer| tracer != "0") {
-        // The others are for the tracer to decide.
+        // The tracer decides about other signals.
         return pending & kill != 0;
     }
     let harmless = HARMLESS.into_iter().map(bit).fold(0, |set, bit| set | bit);
@@ -169,7 +168,7 @@ fn is_dying(status: &str) -> bool {
     pending & (kill | !survived) != 0
 }
 
-/// Its place in the sets of `/proc`.
+/// The signal's bit in the masks of `/proc`.
 fn bit(signal: Signal) -> u64 {
     1 << (signal.as_raw() - 1)
 }
@@ -208,7 +207,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_request_of_a_killed_program_ends() {
-        // A program that was killed and that nobody has waited for, which is as far as it can get here.
+        // A program that was killed and not yet waited for: that is as far as it can get here.
         let mut child = Command::new("sleep")
             .arg("100")
             .stdout(Stdio::null())

@@ -1,4 +1,4 @@
-//! From our types to those of the kernel's protocol, and back.
+//! Conversion between our types and those of the kernel's protocol.
 
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
@@ -15,14 +15,14 @@ use harvestfs_protocol::name::Name;
 use harvestfs_protocol::types::{Attr, FileKind, Timestamp};
 use rustix::fs::{FallocateFlags, OFlags, XattrFlags};
 
-/// What `stat` recommends for reads and writes: one packet.
+/// The block size that `stat` recommends for reads and writes: one packet.
 const IO_BYTES: u32 = 1 << 20;
 /// `SEEK_DATA` of `lseek(2)`.
 pub const SEEK_DATA: i32 = 3;
 /// `SEEK_HOLE` of `lseek(2)`.
 pub const SEEK_HOLE: i32 = 4;
 
-/// In the flags of an open: for `execve(2)`, of `linux/fs.h`.
+/// The open flag for `execve(2)`, of `linux/fs.h`.
 const FMODE_EXEC: i32 = 1 << 5;
 
 /// The inode of a node id: the kernel uses our numbers.
@@ -30,7 +30,7 @@ pub fn inode(node_id: INodeNo) -> InodeId {
     InodeId(node_id.0)
 }
 
-/// Attributes as the kernel wants them.
+/// Attributes in the kernel's format.
 pub fn attributes(attr: &Attr) -> FileAttr {
     FileAttr {
         ino: INodeNo(attr.ino.0),
@@ -51,7 +51,7 @@ pub fn attributes(attr: &Attr) -> FileAttr {
     }
 }
 
-/// The kernel's word for what an inode is.
+/// The kernel's file type.
 pub fn file_type(kind: FileKind) -> FileType {
     match kind {
         FileKind::Regular => FileType::RegularFile,
@@ -64,7 +64,7 @@ pub fn file_type(kind: FileKind) -> FileType {
     }
 }
 
-/// What `mknod(2)` asks for in the type bits of its mode.
+/// The kind of file that `mknod(2)` requests in the type bits of its mode.
 pub fn file_kind(mode: u32) -> Result<FileKind, FsError> {
     match rustix::fs::FileType::from_raw_mode(mode) {
         rustix::fs::FileType::RegularFile => Ok(FileKind::Regular),
@@ -87,8 +87,8 @@ pub fn name(bytes: &OsStr) -> Result<Name, FsError> {
     Name::new(bytes.as_bytes())
 }
 
-/// The name of an extended attribute from the kernel. POSIX ACLs are not supported; saying so here
-/// spares a trip each time the kernel or a program asks.
+/// The name of an extended attribute from the kernel. POSIX ACLs are not supported; refusing them here saves a round
+/// trip each time the kernel or a program asks.
 pub fn xattr_name(name: &OsStr) -> Result<Vec<u8>, FsError> {
     let name = name.as_bytes();
     if name.starts_with(b"system.posix_acl_") {
@@ -106,7 +106,7 @@ pub fn set_xattr_mode(flags: i32) -> SetXattrMode {
     }
 }
 
-/// Names of attributes as `listxattr(2)` returns them: each with its end.
+/// Names of attributes as `listxattr(2)` returns them: each with its terminator.
 pub fn xattr_list(names: &[Vec<u8>]) -> Vec<u8> {
     let with_ends = names.iter().flat_map(|name| name.iter().chain(&[0]));
     with_ends.copied().collect()
@@ -125,7 +125,7 @@ pub fn rename_mode(flags: RenameFlags) -> Result<RenameMode, FsError> {
     }
 }
 
-/// A time from the kernel. What lies beyond the years that we can hold becomes their end.
+/// A time from the kernel, clamped to the range that we can represent.
 pub fn timestamp(time: SystemTime) -> Timestamp {
     let nanoseconds = match time.duration_since(UNIX_EPOCH) {
         Ok(after) => i64::try_from(after.as_nanos()).unwrap_or(i64::MAX),
@@ -136,7 +136,7 @@ pub fn timestamp(time: SystemTime) -> Timestamp {
     Timestamp(nanoseconds)
 }
 
-/// A time to set from the kernel.
+/// A time to be set, from the kernel.
 pub fn set_time(time: TimeOrNow) -> SetTime {
     match time {
         TimeOrNow::SpecificTime(time) => SetTime::To(timestamp(time)),
@@ -153,13 +153,13 @@ fn system_time(timestamp: Timestamp) -> SystemTime {
     }
 }
 
-/// Whether a read fills the kernel's pages. Only what a program reads past them has an owner
+/// Whether a read fills the kernel's pages. Only reads by a program that bypass them have a lock owner
 /// (`fuse_send_read` of Linux).
 pub fn is_paged(lock_owner: Option<LockOwner>) -> bool {
     lock_owner.is_none()
 }
 
-/// What a file is opened for.
+/// The access for which a file is opened.
 pub fn open_flags(flags: fuser::OpenFlags) -> OpenFlags {
     let bits = OFlags::from_bits_retain(flags.0 as u32);
     let write = flags.acc_mode() != OpenAccMode::O_RDONLY;
@@ -173,27 +173,27 @@ pub fn open_flags(flags: fuser::OpenFlags) -> OpenFlags {
     }
 }
 
-/// Whether a program reads and writes past the kernel's pages.
+/// Whether a program reads and writes bypassing the kernel's pages.
 pub fn is_direct(flags: fuser::OpenFlags) -> bool {
     OFlags::from_bits_retain(flags.0.cast_unsigned()).contains(OFlags::DIRECT)
 }
 
-/// Whether what a program writes goes to the end.
+/// Whether a program's writes go to the end.
 pub fn is_append(flags: fuser::OpenFlags) -> bool {
     OFlags::from_bits_retain(flags.0.cast_unsigned()).contains(OFlags::APPEND)
 }
 
-/// Whether a write is to be durable when it returns: its file has `O_SYNC` or `O_DSYNC`, or the write itself
+/// Whether a write has to be durable when it returns: its file has `O_SYNC` or `O_DSYNC`, or the write itself
 /// `RWF_SYNC` or `RWF_DSYNC`.
 pub fn is_synced(flags: fuser::OpenFlags) -> bool {
-    // `O_SYNC` is the bit of `O_DSYNC` and one more; what `rustix` calls `DSYNC` has both, too.
+    // `O_SYNC` consists of the bit of `O_DSYNC` and another one; `rustix`'s `DSYNC` has both, too.
     OFlags::from_bits_retain(flags.0.cast_unsigned()).intersects(OFlags::SYNC)
 }
 
-/// How the kernel is to treat what was opened; it keeps the pages that it has if it may.
+/// How the kernel is to treat an opened file; it keeps the pages that it has if it may.
 pub fn fopen_flags(opened_for: OpenFlags, may_keep_pages: bool) -> FopenFlags {
     let cache = if opened_for.append {
-        // Not cached: where appends land, the namenode decides.
+        // Not cached: the namenode decides where appends land.
         FopenFlags::FOPEN_DIRECT_IO
     } else if may_keep_pages {
         FopenFlags::FOPEN_KEEP_CACHE
@@ -204,7 +204,7 @@ pub fn fopen_flags(opened_for: OpenFlags, may_keep_pages: bool) -> FopenFlags {
     if opened_for.write {
         cache
     } else {
-        // Closing it has nothing to wait for.
+        // Closing it does not need to wait for anything.
         cache | FopenFlags::FOPEN_NOFLUSH
     }
 }
@@ -278,7 +278,7 @@ mod tests {
 
     #[test]
     fn writes_of_each_kind_of_sync_are_synced() {
-        // Of `asm-generic/fcntl.h`: `rustix` has no name for it alone.
+        // From `asm-generic/fcntl.h`: `rustix` has no name for it alone.
         const O_DSYNC: u32 = 0o10_000;
         let synced = |flags: u32| is_synced(fuser::OpenFlags(flags.cast_signed()));
         let append = (OFlags::WRONLY | OFlags::APPEND).bits();

@@ -1,4 +1,4 @@
-//! On whose behalf the kernel asks.
+//! Credentials of the callers on whose behalf the kernel makes requests.
 
 use std::collections::HashMap;
 use std::future::Future;
@@ -15,17 +15,17 @@ use crate::caller::Processes;
 use crate::serve::Header;
 use crate::{blocking, now};
 
-/// A process that gives up a group keeps it here for this long. The kernel, which checks first,
-/// sees it at once.
+/// How long groups are cached: a process that gives up a group keeps it here for that time. The kernel, which checks
+/// first, sees the change immediately.
 const GROUPS_LIFETIME: Duration = Duration::from_secs(1);
-/// Processes remembered.
+/// Number of processes whose groups are cached.
 const PROCESSES_MAX: usize = 1_024;
-/// Processes whose groups are read at the same time.
+/// Number of processes whose groups are read at the same time.
 const READS_MAX: usize = 16;
-/// What could not be read by then counts as no groups.
+/// How long reading groups may take; after that, the process counts as having none.
 const READ_DEADLINE: Duration = Duration::from_secs(10);
 
-/// Supplementary groups, which requests don't carry, of the processes that called last.
+/// Supplementary groups, which requests do not carry, of the processes that called most recently.
 pub struct Callers {
     cache: Arc<Cache>,
 }
@@ -44,7 +44,7 @@ struct Process {
 }
 
 impl Callers {
-    /// None has called yet.
+    /// Starts with an empty cache.
     pub fn new(processes: Arc<dyn Processes>) -> Self {
         Self {
             cache: Arc::new(Cache {
@@ -55,9 +55,9 @@ impl Callers {
         }
     }
 
-    /// The credentials of the calling process. To be awaited where the request is served, and not on
-    /// the thread that reads requests: what `/proc` says about a process can wait for a lock that the
-    /// process holds until one of its requests is answered.
+    /// The credentials of the calling process. To be awaited where the request is served, and not on the thread that
+    /// reads requests: reading `/proc` for a process can wait for a lock that the process holds until one of its
+    /// requests is answered.
     pub fn credentials(&self, header: Header) -> impl Future<Output = Credentials> + Send + use<> {
         self.of(Process {
             pid: header.pid,
@@ -67,7 +67,7 @@ impl Callers {
     }
 
     fn of(&self, process: Process) -> impl Future<Output = Credentials> + Send + use<> {
-        // Root may do everything without them.
+        // Root needs none.
         let cache = (process.uid != 0).then(|| self.cache.clone());
         async move {
             Credentials {
@@ -92,7 +92,7 @@ impl Cache {
             let permit = reads.acquire_owned().await.ok()?;
             let read = blocking::run(async move {
                 let groups = processes.groups(process.pid);
-                // Only now: a read that is given up goes on.
+                // Only now: a read that was given up still runs.
                 drop(permit);
                 groups
             });
@@ -120,7 +120,8 @@ impl Cache {
     }
 }
 
-/// None when the process is gone or of another PID namespace: then only its primary group counts.
+/// Reads the supplementary groups of a process. Returns an empty list if the process is gone or in another PID
+/// namespace: then only its primary group counts.
 pub fn read_groups(pid: u32) -> Vec<u32> {
     match std::fs::read_to_string(format!("/proc/{pid}/status")) {
         Ok(status) => parse_groups(&status),

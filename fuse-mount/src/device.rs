@@ -1,4 +1,4 @@
-//! The edge to `fuser`: what it read from `/dev/fuse` becomes plain values, for [`Adapter`].
+//! The interface to `fuser`: requests that it read from `/dev/fuse` become plain values, for [`Adapter`].
 
 use std::ffi::OsStr;
 use std::io;
@@ -21,7 +21,7 @@ use crate::session_end::SessionEnd;
 use crate::write::Write;
 use crate::{convert, kernel_options};
 
-/// Serves what the kernel asks through its device, to the end of the session.
+/// Serves the kernel's requests from its device, to the end of the session.
 pub struct Device(pub Adapter, pub Arc<SessionEnd>);
 
 impl From<&Request> for Header {

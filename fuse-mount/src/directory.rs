@@ -1,4 +1,4 @@
-//! An open directory: turns the kernel's numeric offsets into names to go on after.
+//! An open directory: translates the kernel's numeric offsets into names to continue after.
 
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
@@ -18,19 +18,19 @@ use crate::inner::Inner;
 use crate::reply::{EntriesReply, Entry, NamesReply};
 use crate::{convert, now};
 
-/// Entries are counted from here; `.` and `..` come first.
+/// The offset of the first entry; `.` and `..` come before it.
 const FIRST_ENTRY_OFFSET: u64 = 2;
 
-/// An open directory, with the window of entries that the kernel reads now.
+/// An open directory, with the window of entries that the kernel is reading.
 #[derive(Debug)]
 pub struct OpenDirectory {
     ino: InodeId,
-    /// None: nothing was read yet.
+    /// `None` if nothing was read yet.
     window: Mutex<Option<Window>>,
 }
 
-/// Consecutive entries. Entries that others add or remove before it shift no offsets: it goes on
-/// by name.
+/// Consecutive entries. Entries that others add or remove before the window do not shift offsets: reading continues by
+/// name.
 #[derive(Debug)]
 struct Window {
     /// The directory's parent.
@@ -38,15 +38,14 @@ struct Window {
     /// Offset of the first entry.
     start: u64,
     entries: Vec<DirEntry>,
-    /// No entry follows.
+    /// Whether no entry follows.
     end: bool,
-    /// The count of invalidations before it was asked for, which may have been on behalf of an
-    /// earlier request.
+    /// The count of invalidations before the window was requested, possibly on behalf of an earlier request.
     asked_at: u64,
 }
 
 impl OpenDirectory {
-    /// Nothing is read yet.
+    /// Opens a directory; nothing is read yet.
     pub fn new(ino: InodeId) -> Self {
         Self {
             ino,
@@ -88,7 +87,7 @@ impl OpenDirectory {
     ) -> Result<(), ClientError> {
         let window = self.window_at(inner, credentials, offset).await?;
         for (next, name, ino) in self.dots(&window, offset) {
-            // The kernel does not take these two for lookups.
+            // The kernel does not count these two as lookups.
             let attr = convert::attributes(&bare_directory(ino));
             if reply.add(next, OsStr::new(name), &uncached(attr)) {
                 return Ok(());
@@ -97,7 +96,7 @@ impl OpenDirectory {
         let mut is_first = true;
         for (next, entry) in window.entries_from(offset) {
             let name = OsStr::from_bytes(entry.name.as_bytes());
-            // What the window has may be older than what this mount changed since: attributes and names.
+            // Attributes and names in the window may be older than changes that this mount has made since.
             let is_elsewhere = inner
                 .client
                 .leads_elsewhere(self.ino, &entry.name, entry.ino);
@@ -110,8 +109,8 @@ impl OpenDirectory {
                 |attr: &Attr| pages.is_none_or(|pages| pages.may_tell(attr.size_bytes, now()));
             let attr = match attr.filter(may_tell) {
                 Some(attr) => Some((attr, true)),
-                // An answer that waits and is given up would lose the lookups before. The kernel asks again from
-                // here on.
+                // An answer that waits and is given up would lose the lookups before it. The kernel asks again from
+                // this entry on.
                 None if !is_first => break,
                 None => {
                     self.settled(inner, credentials, entry, is_elsewhere)
@@ -120,7 +119,7 @@ impl OpenDirectory {
             };
             is_first = false;
             let Some((attr, is_settled)) = attr else {
-                // It was removed meanwhile. Inode number 0: programs see no such name.
+                // It was removed in the meantime. Programs do not see a name with inode number 0.
                 let attr = FileAttr {
                     ino: INodeNo(0),
                     kind: convert::file_type(entry.kind),
@@ -143,7 +142,7 @@ impl OpenDirectory {
                 entry_ttl: ttl,
             };
             if reply.add(next, name, &told) {
-                // It did not fit, so the kernel never hears of this lookup.
+                // It did not fit, so the kernel never learns of this lookup.
                 inner.shared.nodes.forget(attr.ino, 1);
                 break;
             }
@@ -151,8 +150,8 @@ impl OpenDirectory {
         Ok(())
     }
 
-    /// Attributes of an entry that the kernel may get, and whether they are the file's; see [`Shared::settle`].
-    /// None: nothing has its name any more.
+    /// Attributes of an entry that may be sent to the kernel, and whether they are the file's actual ones; see
+    /// [`Shared::settle`]. `None` if the name no longer exists.
     ///
     /// [`Shared::settle`]: crate::shared::Shared::settle
     async fn settled(
@@ -168,9 +167,9 @@ impl OpenDirectory {
             false => client.getattr(credentials, entry.ino).await,
         };
         if found.as_ref().is_err_and(ClientError::is_gone) {
-            // If another file replaced it, the name was there all the time, and no program may miss it.
+            // If another file replaced it, the name existed all the time, and no program may miss it.
             found = client.lookup(credentials, self.ino, &entry.name).await;
-            // Without the right to look names up, there is no saying.
+            // Without the permission to look up names, this cannot be determined.
             if let Err(ClientError::Fs(FsError::NotFound | FsError::PermissionDenied)) = found {
                 return Ok(None);
             }
@@ -180,7 +179,7 @@ impl OpenDirectory {
         Ok(Some((attr, is_settled)))
     }
 
-    /// `.` and `..`, each with the offset to go on at after it.
+    /// `.` and `..`, each with the offset at which to continue after it.
     fn dots(
         &self,
         window: &Window,
@@ -202,7 +201,8 @@ impl OpenDirectory {
         let offset = offset.max(FIRST_ENTRY_OFFSET);
         let window = match &mut *guard {
             Some(window) if offset >= window.start && offset != FIRST_ENTRY_OFFSET => window,
-            // A new reading, or `rewinddir` or `seekdir`: what changed meanwhile is to be seen.
+            // The directory is read from the start, or after `rewinddir` or `seekdir`: changes made in the meantime
+            // have to be visible.
             outdated => {
                 let first = self.load(inner, credentials, FIRST_ENTRY_OFFSET, None);
                 outdated.insert(first.await?)
@@ -234,7 +234,7 @@ impl OpenDirectory {
         Ok(Window {
             parent: page.parent,
             start,
-            // A page without entries that is not the end would be asked for for ever.
+            // A page without entries that is not the last would be requested forever.
             end: page.end || page.entries.is_empty(),
             entries: page.entries,
             asked_at,
@@ -243,12 +243,12 @@ impl OpenDirectory {
 }
 
 impl Window {
-    /// The offset of the first entry after it.
+    /// The offset of the first entry after the window.
     fn next_start(&self) -> u64 {
         self.start + self.entries.len() as u64
     }
 
-    /// The entries from `offset` on, each with the offset to go on at after it.
+    /// The entries from `offset` on, each with the offset at which to continue after it.
     fn entries_from(&self, offset: u64) -> impl Iterator<Item = (u64, &DirEntry)> {
         let offset = offset.max(FIRST_ENTRY_OFFSET);
         assert!(
@@ -265,7 +265,7 @@ impl Window {
     }
 }
 
-/// The kernel caches nothing of it.
+/// An entry of which the kernel caches nothing.
 fn uncached(attr: FileAttr) -> Entry {
     Entry {
         attr,
@@ -274,7 +274,7 @@ fn uncached(attr: FileAttr) -> Entry {
     }
 }
 
-/// The kernel looks at type and number of `.` and `..` only.
+/// Attributes for `.` and `..`, of which the kernel uses only type and number.
 pub fn bare_directory(ino: InodeId) -> Attr {
     Attr {
         ino,

@@ -1,10 +1,10 @@
-//! The one place where an error becomes an errno.
+//! The translation of errors to errnos.
 
 use fuser::Errno;
 use harvestfs_client::ClientError;
 use harvestfs_protocol::error::FsError;
 
-/// The errno for a failed operation. What the user cannot have caused is logged here, once.
+/// The errno for a failed operation. Errors that the user cannot have caused are logged here, once.
 pub fn of(error: &ClientError) -> Errno {
     match error {
         ClientError::Fs(error) => of_fs(error),
@@ -33,7 +33,7 @@ pub fn of(error: &ClientError) -> Errno {
     }
 }
 
-/// The errno for an operation that the namenode, or a check of ours in its place, refused.
+/// The errno for an operation that the namenode, or a local check in its place, refused.
 pub fn of_fs(error: &FsError) -> Errno {
     match error {
         FsError::NotFound => Errno::ENOENT,

@@ -1,10 +1,10 @@
 //! A process that breaks a mount's connection to the kernel when the mount's process is killed.
 //!
-//! A thread that has the kernel drop pages may wait there for a read that this mount was to answer. It
-//! cannot be killed, and keeps the connection open; so after a SIGKILL nothing would ever end its wait,
-//! nor that of programs that use the mount. The kernel tells the guard that its parent was killed, and the
-//! guard has the kernel abort the connection. It has no part in the connection itself. What it aborts it opens
-//! when the mount begins: numbers of devices are used again, by the next mount, as soon as one is gone.
+//! A thread that makes the kernel drop pages may wait there for a read that this mount was to answer. It cannot be
+//! killed, and keeps the connection open; so after a SIGKILL nothing would ever end its wait, nor that of programs
+//! that use the mount. The kernel signals the guard when its parent is killed, and the guard makes the kernel abort
+//! the connection. The guard itself does not hold the connection open. It opens the abort file when the mount begins:
+//! device numbers are reused by the next mount as soon as one is gone.
 
 use std::fs::File;
 use std::io::{self, Write};
@@ -21,19 +21,19 @@ use rustix::io::Errno;
 use rustix::mount::{FsMountFlags, FsOpenFlags, MountAttrFlags, fsconfig_create, fsmount, fsopen};
 use rustix::process::{Signal, getpgrp, getpid, set_parent_process_death_signal, setsid};
 
-/// Tells the guard the device of the mount.
+/// The environment variable that passes the device of the mount to the guard.
 const DEVICE_VARIABLE: &str = "HARVESTFS_GUARD_DEVICE";
-/// Where the kernel's list of connections is mounted as a rule.
+/// Where the kernel's list of connections is usually mounted.
 const CONNECTIONS: &str = "/sys/fs/fuse/connections";
 
-/// A guard that watches. It ends when this is dropped, or with the process.
+/// A running guard. It ends when this is dropped, or with the process.
 #[derive(Debug)]
 pub(crate) struct Guard {
     _ends_with: ChildStdin,
 }
 
 impl Guard {
-    /// `device`: of the mount, as the kernel's table of mounts shows it.
+    /// Starts a guard. `device` is that of the mount, as shown in the kernel's table of mounts.
     pub(crate) fn start(device: &str) -> io::Result<Self> {
         let mut command = Command::new("/proc/self/exe");
         command
@@ -50,7 +50,7 @@ impl Guard {
                 let mut child = match command.spawn() {
                     Ok(child) => child,
                     Err(error) => {
-                        // The receiver waits.
+                        // The receiver is waiting.
                         let _ = sender.send(Err(error));
                         return;
                     }
@@ -60,7 +60,7 @@ impl Guard {
                     .take()
                     .ok_or_else(|| io::Error::other("it has no pipe"));
                 let _ = sender.send(pipe);
-                // How it ended says nothing.
+                // Its exit status does not matter.
                 let _ = child.wait();
             })?;
         let pipe = started
@@ -70,8 +70,8 @@ impl Guard {
     }
 }
 
-/// Whether this process is a guard, to be asked before anything else by a program that mounts: then it has
-/// done its work, successfully or not.
+/// Checks whether this process is a guard. A program that mounts has to call this before anything else: if the result
+/// is not `None`, the guard has done its work, successfully or not.
 pub(crate) fn asked() -> Option<bool> {
     let device = std::env::var(DEVICE_VARIABLE).ok()?;
     Some(match watch(&device) {
@@ -90,7 +90,7 @@ fn watch(device: &str) -> io::Result<()> {
     let mut connection = connection(device)?;
     let (killed, sender) = UnixStream::pair()?;
     signal_hook::low_level::pipe::register(Signal::USR1.as_raw(), sender)?;
-    // What ends a mount in an orderly way is often sent to all its processes.
+    // Signals that end a mount in an orderly way are often sent to all its processes.
     if getpgrp() != getpid() {
         setsid()?;
     }
@@ -107,7 +107,7 @@ fn watch(device: &str) -> io::Result<()> {
         match poll(&mut polled, None) {
             Err(Errno::INTR) => {}
             Err(error) => return Err(error.into()),
-            // Of a connection that has ended by itself, the kernel ignores it.
+            // The kernel ignores this for a connection that has already ended.
             Ok(_) if !polled[0].revents().is_empty() => return connection.write_all(b"1"),
             // The process has ended as a whole, and the connection with it.
             Ok(_) => return Ok(()),
@@ -115,7 +115,7 @@ fn watch(device: &str) -> io::Result<()> {
     }
 }
 
-/// What aborts the connection of a mount when it is written to.
+/// The file that aborts the connection of a mount when it is written to.
 fn connection(device: &str) -> io::Result<File> {
     let number = device.split_once(':').map(|(_, number)| number);
     let name = format!("{}/abort", number.ok_or(Errno::INVAL)?);
@@ -131,7 +131,7 @@ fn connection(device: &str) -> io::Result<File> {
     }
 }
 
-/// The kernel's list of connections, mounted for nobody else.
+/// The kernel's list of connections, in a detached mount of its own.
 fn connections() -> io::Result<OwnedFd> {
     let context = fsopen("fusectl", FsOpenFlags::FSOPEN_CLOEXEC)?;
     fsconfig_create(&context)?;

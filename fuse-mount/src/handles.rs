@@ -1,4 +1,4 @@
-//! Open files and directories, by the numbers that the kernel knows them under.
+//! Tables of open files and directories, by the handles that the kernel uses.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use parking_lot::RwLock;
 
-/// Numbers for open things.
+/// A table of handles for open files or directories.
 #[derive(Debug)]
 pub struct Handles<T> {
     open: RwLock<HashMap<u64, Arc<T>>>,
@@ -14,7 +14,7 @@ pub struct Handles<T> {
 }
 
 impl<T> Handles<T> {
-    /// None is open.
+    /// An empty table.
     pub fn new() -> Self {
         Self {
             open: RwLock::new(HashMap::new()),
@@ -22,19 +22,19 @@ impl<T> Handles<T> {
         }
     }
 
-    /// Takes a number for `value`.
+    /// Assigns a handle to `value`.
     pub fn insert(&self, value: T) -> u64 {
         let number = self.next.fetch_add(1, Ordering::Relaxed);
         self.open.write().insert(number, Arc::new(value));
         number
     }
 
-    /// What has the number.
+    /// Returns the value with this handle.
     pub fn get(&self, number: u64) -> Option<Arc<T>> {
         self.open.read().get(&number).cloned()
     }
 
-    /// Gives the number back.
+    /// Releases the handle.
     pub fn remove(&self, number: u64) -> Option<Arc<T>> {
         self.open.write().remove(&number)
     }

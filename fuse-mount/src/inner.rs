@@ -1,4 +1,4 @@
-//! What the requests of one mount work on.
+//! The state that the requests of one mount work on.
 
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
@@ -27,13 +27,13 @@ use crate::{blocking, convert, now};
 /// Most bytes of one `copy_file_range`; the answer has 32 bits.
 const COPY_BYTES_MAX: u64 = 1 << 30;
 
-/// What requests work on; shared with the tasks that serve them.
+/// The state that requests work on; shared with the tasks that serve them.
 pub struct Inner {
-    /// The cluster.
+    /// The client of the cluster.
     pub client: Client,
-    /// What the kernel has cached.
+    /// The state of the kernel's caches.
     pub shared: Arc<Shared>,
-    /// What is measured.
+    /// The metrics.
     pub metrics: Arc<Metrics>,
     /// Open files.
     pub files: Handles<OpenFile>,
@@ -43,15 +43,15 @@ pub struct Inner {
 
 /// An open file.
 pub struct OpenFile {
-    /// What the client knows it as.
+    /// The client's file.
     pub file: File,
-    /// Whether each write goes to the end, wherever that is by then.
+    /// Whether each write goes to the end of the file at that time.
     pub append: bool,
 }
 
 impl OpenFile {
-    /// Where data or a hole begins, as `lseek(2)` asks for it; none: beyond the end, or before the
-    /// beginning, which Linux does not tell apart.
+    /// Finds where data or a hole begins, as `lseek(2)` does; `None` beyond the end, or before the beginning, which
+    /// Linux does not distinguish.
     pub async fn seek(&self, offset: i64, whence: i32) -> Result<Option<u64>, ClientError> {
         let Ok(offset) = u64::try_from(offset) else {
             return Ok(None);
@@ -63,8 +63,8 @@ impl OpenFile {
         }
     }
 
-    /// Makes a range of another file share the data of a range of this one. Returns how many bytes it shares
-    /// now, and whether that is all that there were.
+    /// Makes a range of another file share the data of a range of this one, limited by this file's size and by
+    /// `COPY_BYTES_MAX`. Returns the number of bytes now shared, and whether that is the whole limited range.
     pub async fn copy_range(
         &self,
         offset: u64,
@@ -89,37 +89,36 @@ impl OpenFile {
     }
 }
 
-/// Who writes where.
+/// The kind of a write.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum WriteKind {
-    /// A program, at an offset.
+    /// By a program, at an offset.
     At(u64),
-    /// The kernel, at an offset, what programs have written to its pages. If that fails, it forgets it.
+    /// By the kernel, at an offset, of pages that programs have written to. If that fails, the kernel drops the data.
     Back(u64),
-    /// A program, at the end.
+    /// By a program, at the end.
     Append,
 }
 
-/// How long the kernel may cache attributes, which are not the file's if it is not `settled`.
+/// How long the kernel may cache attributes, which are not the file's actual ones unless `settled`.
 fn ttl_of(ttl: Duration, settled: bool) -> Duration {
     if settled { ttl } else { Duration::ZERO }
 }
 
-/// Whether a file may have set-id bits that a write clears; false only if it is known, without waiting.
+/// Whether a file may have set-id bits that a write clears; `false` only if that is known without waiting.
 pub fn may_have_privileges(file: &File) -> bool {
     file.try_mode()
         .is_none_or(|mode| without_set_id(mode) != mode)
 }
 
 impl Inner {
-    /// Counts a lookup, and tells how long the kernel may cache the attributes; see
-    /// [`Shared::remember`].
+    /// Counts a lookup, and returns how long the kernel may cache the attributes; see [`Shared::remember`].
     pub fn remember(&self, attr: &Attr, asked_at: u64) -> Duration {
         let lease = self.client.cacheable_for();
         self.shared.remember(attr, asked_at, lease)
     }
 
-    /// Finds a name. Of an inode that the kernel knows by number only, it asks for `.` and `..`.
+    /// Looks up a name. For an inode that the kernel knows by number only, the kernel looks up `.` and `..`.
     pub async fn lookup(
         &self,
         credentials: &Credentials,
@@ -128,8 +127,8 @@ impl Inner {
     ) -> Result<Attr, ClientError> {
         let client = &self.client;
         match name.as_bytes() {
-            // The kernel asks so for what a file handle leads to and it does not have itself, so that
-            // nothing here has it open.
+            // The kernel does so for the inode of a file handle that it does not have itself, so nothing here has it
+            // open.
             b"." => match client.getattr(credentials, parent).await {
                 Ok(attr) if attr.nlink == 0 => Err(FsError::Stale.into()),
                 found => found,
@@ -146,12 +145,12 @@ impl Inner {
         }
     }
 
-    /// Whether an error says that a directory is gone which the kernel still has: it is empty.
+    /// Whether an error means that a directory that the kernel still has is gone: it is then empty.
     pub fn is_removed(&self, ino: InodeId, error: &ClientError) -> bool {
         error.is_gone() && self.shared.nodes.removed_directory(ino).is_some()
     }
 
-    /// Answers a lookup: with an entry, or that there is none, which the kernel may remember.
+    /// Answers a lookup with an entry, or with a negative entry that the kernel may cache.
     pub async fn answer_lookup(
         &self,
         reply: impl Reply<Entry>,
@@ -169,8 +168,8 @@ impl Inner {
         self.answer_entry(reply, result, asked_at, None).await;
     }
 
-    /// Answers with an entry; with a `waiter`, one that was made for it, of an inode that the kernel may have:
-    /// it takes the attributes in any case.
+    /// Answers with an entry; with a `waiter`, one that a request has made, of an inode that the kernel may already
+    /// have: the kernel accepts its attributes in any case.
     pub async fn answer_entry(
         &self,
         reply: impl Reply<Entry>,
@@ -222,9 +221,8 @@ impl Inner {
         reply::send(reply, result.map(attributes));
     }
 
-    /// Answers with attributes that the request changed. The kernel takes them even if it was asked to
-    /// forget older ones while they were on their way, which it does not with those that it only asked
-    /// for; so it caches nothing of them.
+    /// Answers with attributes that the request changed. The kernel accepts them even if it was told to forget older
+    /// ones while they were in flight, unlike attributes that it merely requested; so it is not allowed to cache them.
     pub async fn answer_changed_attr(
         &self,
         reply: impl Reply<Attributes>,
@@ -235,7 +233,7 @@ impl Inner {
         let waiter = Waiter::locking(thread);
         let result = match result {
             Ok(attr) if resized => {
-                // The kernel drops pages itself then.
+                // The kernel drops pages itself in this case.
                 if let Some(pages) = self.shared.nodes.pages(attr.ino) {
                     pages.resize(attr.size_bytes, waiter, now());
                 }
@@ -256,7 +254,7 @@ impl Inner {
         reply::send(reply, result.map(attributes));
     }
 
-    /// Answers with a file that was created, which is open.
+    /// Answers with a file that was created and is open.
     pub async fn answer_created(
         &self,
         reply: impl Reply<Created>,
@@ -268,16 +266,16 @@ impl Inner {
             Ok((mut attr, opened)) => {
                 let settled = self.shared.settle(&mut attr).await;
                 let ttl = ttl_of(self.remember(&attr, asked_at), settled);
-                // When it was opened it was not known to be the kernel's.
+                // When it was opened, the kernel was not known to have it.
                 if let Some(pages) = self.shared.nodes.pages(attr.ino)
                     && !planted::is(Bug::KeepsPagesOfCreated)
                 {
                     pages.opened();
                 }
-                // It may have been another's file already.
+                // The file may have existed already.
                 let waiter = Waiter::not_locking(thread);
                 self.shared.impose(&attr, waiter);
-                // One time to live serves both, and entries have the shorter one.
+                // One time to live serves for both, and entries have the shorter one.
                 let ttl = self.shared.entry_ttl(ttl);
                 let entry = Entry {
                     attr: convert::attributes(&attr),
@@ -290,14 +288,14 @@ impl Inner {
         }
     }
 
-    /// The kernel forgets what it has of an inode: a request has changed it, or may have, and the answer to that does
-    /// not say so.
+    /// Makes the kernel forget what it has cached of an inode that a request has changed, or may have, if the answer
+    /// does not reflect that.
     pub async fn forget_changed(&self, ino: InodeId) {
         let shared = self.shared.clone();
         blocking::run(async move { shared.changed_elsewhere(ino).await }).await;
     }
 
-    /// Answers a thread how much was written at an offset of a file, where the kernel takes it to be.
+    /// Answers a thread with the number of bytes written, at the offset where the kernel assumes them to be.
     pub async fn answer_written(
         &self,
         reply: impl Reply<Written>,
@@ -326,8 +324,9 @@ impl Inner {
         reply::send(reply, result);
     }
 
-    /// Writes; with `kill_privileges`, for somebody who leaves a file no set-id bits. That fails only before any of
-    /// the data is taken in: a program repeats what failed, and would have it in the file twice.
+    /// Writes; with `kill_privileges`, on behalf of a user whose write clears set-id bits. Such a write can fail only
+    /// before any of the data is accepted: a program repeats a failed write, and would have the data in the file
+    /// twice.
     pub async fn write(
         &self,
         file: &File,
@@ -347,16 +346,17 @@ impl Inner {
         }
     }
 
-    /// Set-user-id and set-group-id do not survive a write by others than root. The commit of what is written clears
-    /// them; where they are known, they go at once, and from the kernel's attributes too.
+    /// Clears set-user-id and set-group-id, which do not survive a write by users other than root. The commit of the
+    /// written data clears them; if they are known, they are cleared immediately, and in the kernel's attributes too.
     async fn clear_privileges(&self, file: &File) -> Result<(), ClientError> {
-        // Without one the namenode may be away for long, and the kernel has no attributes that would be old.
+        // Without a lease the namenode may be unreachable for long, and the kernel has no attributes that could be
+        // stale.
         let lease = self.client.lease_remaining();
         if lease.is_zero() {
             return Ok(());
         }
         let ino = file.ino();
-        // Where it cannot be read, the file may have some.
+        // If the mode cannot be read, the file may have such bits.
         if let Ok(Ok(mode)) = tokio::time::timeout(lease, file.mode()).await {
             let left = without_set_id(mode);
             if left == mode {
@@ -406,7 +406,7 @@ impl Inner {
         Opened { handle, flags }
     }
 
-    /// Creates a file and opens it, or opens what has the name already.
+    /// Creates a file and opens it, or opens an existing file of that name.
     pub async fn create(
         &self,
         credentials: &Credentials,
@@ -423,7 +423,7 @@ impl Inner {
                 .create_file(credentials, parent, name, mode, open_flags)
                 .await
             {
-                // The kernel did not find it, but meanwhile another session made it.
+                // The kernel did not find it, but in the meantime another session has created it.
                 Err(ClientError::Fs(FsError::Exists)) if !exclusive => {}
                 created => {
                     let (attr, file) = created?;
@@ -431,13 +431,13 @@ impl Inner {
                 }
             }
             match self.client.lookup(credentials, parent, name).await {
-                // And removed it again; each round needs another session to do both.
+                // And another session has removed it again; each round requires another session to do both.
                 Err(ClientError::Fs(FsError::NotFound)) => {}
                 found => {
                     let mut attr = found?;
                     let file = self.client.open(credentials, attr.ino, open_flags).await?;
                     if open_flags.truncate {
-                        // It may have other names, and the caller may not wait for the answer.
+                        // The file may have other names, and the caller may not wait for the answer.
                         self.forget_changed(attr.ino).await;
                         attr = file.attr().await?;
                     }

@@ -1,15 +1,15 @@
-//! What was invalidated last, to tell whether an answer may be older than that.
+//! Recent invalidations, to determine whether an answer may predate one of them.
 
 use std::collections::VecDeque;
 
 use harvestfs_protocol::ids::InodeId;
 use parking_lot::Mutex;
 
-/// Invalidations of single inodes that are remembered, many more than come in while one request is
-/// served. What is asked about an older moment counts as invalidated.
+/// Number of invalidations of single inodes that are remembered, many more than arrive while one request is served.
+/// For older points in time, everything counts as invalidated.
 const REMEMBERED_MAX: usize = 4096;
 
-/// Counts invalidations and remembers the last ones.
+/// Counts invalidations and remembers the most recent ones.
 #[derive(Debug, Default)]
 pub struct Invalidations {
     recent: Mutex<Recent>,
@@ -18,29 +18,29 @@ pub struct Invalidations {
 #[derive(Debug, Default)]
 struct Recent {
     count: u64,
-    /// The inodes of the last invalidations, the newest last, none of them older than the last
-    /// invalidation of everything.
+    /// The inodes of the most recent invalidations, the newest last, none of them older than the last invalidation of
+    /// everything.
     inodes: VecDeque<InodeId>,
 }
 
-/// What was invalidated since a moment.
+/// What was invalidated since a point in time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Since {
     /// Nothing.
     Nothing,
-    /// Not the inode in question.
+    /// Other inodes, but not the one in question.
     Others,
     /// The inode in question.
     This,
 }
 
 impl Invalidations {
-    /// How many there were. A moment to ask [`Invalidations::since`] about.
+    /// The number of invalidations so far. Serves as a point in time for [`Invalidations::since`].
     pub fn count(&self) -> u64 {
         self.recent.lock().count
     }
 
-    /// An inode is invalidated.
+    /// Records that an inode is invalidated.
     pub fn add(&self, ino: InodeId) {
         let mut recent = self.recent.lock();
         recent.count += 1;
@@ -50,14 +50,14 @@ impl Invalidations {
         recent.inodes.push_back(ino);
     }
 
-    /// Everything is invalidated.
+    /// Records that everything is invalidated.
     pub fn add_all(&self) {
         let mut recent = self.recent.lock();
         recent.count += 1;
         recent.inodes.clear();
     }
 
-    /// What was invalidated since there were `count`, as it concerns an inode.
+    /// What was invalidated since the given `count`, with respect to an inode.
     pub fn since(&self, count: u64, ino: InodeId) -> Since {
         let recent = self.recent.lock();
         assert!(

@@ -1,4 +1,4 @@
-//! What the kernel is notified through: its device, or what is in its place.
+//! The interface for notifying the kernel: its device, or a substitute.
 
 use std::future::Future;
 use std::io;
@@ -16,48 +16,47 @@ use crate::submounts::Submounts;
 
 /// `FUSE_NOTIFY_INVAL_ENTRY` of `linux/fuse.h`.
 const NOTIFY_INVAL_ENTRY: i32 = 3;
-/// `FUSE_EXPIRE_ONLY`: the entry is looked up again, and not thrown away.
+/// `FUSE_EXPIRE_ONLY`: the entry is looked up again, and not discarded.
 const EXPIRE_ONLY: u32 = 1;
-/// `FUSE_NOTIFY_INC_EPOCH` of `linux/fuse.h` (protocol 7.44, Linux 6.16): all cached directory
-/// entries of the mount are from an older epoch now.
+/// `FUSE_NOTIFY_INC_EPOCH` of `linux/fuse.h` (protocol 7.44, Linux 6.16): all directory entries of the mount cached so
+/// far belong to an older epoch.
 const NOTIFY_INC_EPOCH: i32 = 8;
-/// How often is looked whether the kernel may be disturbed.
+/// Time between checks whether the kernel may be disturbed.
 pub const QUIET_LOOK: Duration = Duration::from_millis(2);
 
-/// A notification for which the kernel may wait for requests of ours. It goes on when this is dropped.
+/// A notification for which the kernel may wait for requests of ours. It continues if this is dropped.
 pub type Notified = Pin<Box<dyn Future<Output = io::Result<()>> + Send>>;
 
-/// What notifies the kernel of one mount.
+/// The notifications to the kernel for one mount.
 pub trait Kernel: Send + Sync + 'static {
-    /// The attributes that the kernel has of an inode are old. Takes no lock that the kernel holds during
-    /// a request.
+    /// Invalidates the kernel's attributes of an inode. Takes no lock that the kernel holds during a request.
     ///
     /// # Errors
-    /// The kernel refuses; `NotFound`: it does not know the inode.
+    /// The kernel refuses; `NotFound` if it does not know the inode.
     fn forget_attributes(&self, ino: InodeId) -> io::Result<()>;
 
-    /// All entries of the mount that the kernel has cached are old. Takes no lock.
+    /// Declares all cached entries of the mount stale. Takes no lock.
     ///
     /// # Errors
-    /// The kernel knows no epochs.
+    /// The kernel does not support epochs.
     fn declare_entries_old(&self) -> io::Result<()>;
 
-    /// The kernel is to drop the pages of a file from where `begin` says on, as soon as it says so, which is asked every
-    /// [`QUIET_LOOK`] and has its effect at once. Waits for those that are being read or written back.
+    /// Makes the kernel drop the pages of a file from the offset that `begin` returns. `begin` is called every
+    /// [`QUIET_LOOK`] until it returns one, which takes effect immediately. Waits for pages that are being read or
+    /// written back.
     fn drop_pages(&self, ino: InodeId, begin: Box<dyn FnMut() -> Option<u64> + Send>) -> Notified;
 
-    /// The kernel is to look up an entry again, and to keep what is mounted there. Waits for requests in
-    /// the directory.
+    /// Makes the kernel look up an entry again, and keep what is mounted there. Waits for requests in the directory.
     fn expire_entry(&self, parent: InodeId, name: &Name) -> Notified;
 
-    /// For how long something has been seen mounted in the mount; none: nothing is.
+    /// How long something has been seen mounted in the mount; `None` if nothing is.
     fn submounts_seen_for(&self) -> Option<Duration>;
 }
 
 /// The kernel of this machine.
 pub(crate) struct FuseKernel {
     notifier: Notifier,
-    /// The mount's connection to the kernel, for what the notifier does not know.
+    /// The mount's connection to the kernel, for messages that the notifier does not support.
     device: Arc<OwnedFd>,
     submounts: Submounts,
 }
@@ -75,7 +74,7 @@ impl FuseKernel {
 
 impl Kernel for FuseKernel {
     fn forget_attributes(&self, ino: InodeId) -> io::Result<()> {
-        // A negative offset: the attributes only.
+        // A negative offset means the attributes only.
         self.notifier.inval_inode(INodeNo(ino.0), -1, 0)
     }
 
@@ -103,8 +102,8 @@ impl Kernel for FuseKernel {
     }
 
     fn expire_entry(&self, parent: InodeId, name: &Name) -> Notified {
-        // struct fuse_notify_inval_entry_out { u64 parent; u32 namelen; u32 flags }, then the name with
-        // its end.
+        // struct fuse_notify_inval_entry_out { u64 parent; u32 namelen; u32 flags }, then the name with its
+        // terminator.
         let name = name.as_bytes();
         let mut body = parent.0.to_ne_bytes().to_vec();
         body.extend((name.len() as u32).to_ne_bytes());
@@ -122,13 +121,14 @@ impl Kernel for FuseKernel {
     }
 }
 
-/// Not one of the runtime's threads: its end would wait for the thread, and so for the kernel.
+/// Runs `work` in a dedicated thread, not one of the runtime's: shutting down the runtime would wait for the thread,
+/// and so for the kernel.
 fn in_thread(name: &str, work: impl FnOnce() -> io::Result<()> + Send + 'static) -> Notified {
     let (done, is_done) = oneshot::channel();
     let spawned = std::thread::Builder::new()
         .name(name.to_owned())
         .spawn(move || {
-            // Nobody waits when the runtime has ended.
+            // Nothing waits any more when the runtime has ended.
             let _ = done.send(work());
         });
     Box::pin(async move {

@@ -1,10 +1,10 @@
-//! Invalidates the kernel's caches when another session changed an inode or entry.
+//! Invalidates the kernel's caches when another session has changed an inode or entry.
 //!
-//! Nothing here may wait for a lock that the kernel holds during a request of ours, or two mounts
-//! that change one directory would wait for each other's acknowledgement. That rules out the
-//! notification that removes one directory entry (it takes the directory's lock). Instead all
-//! entries of the mount are declared old at once, which takes no lock, and the kernel looks each up
-//! again when it is next used; the client's cache answers those lookups without a trip.
+//! Nothing here may wait for a lock that the kernel holds during a request of ours, or two mounts that change one
+//! directory would wait for each other's acknowledgement. That rules out the notification that removes one directory
+//! entry (it takes the directory's lock). Instead, all entries of the mount are declared stale in a single step, which
+//! takes no lock, and the kernel looks up each one again when it is next used; the client's cache answers those
+//! lookups without a round trip.
 
 use std::sync::Arc;
 
@@ -29,7 +29,7 @@ impl KernelCache {
     /// The kernel caches nothing yet.
     pub fn new(shared: Arc<Shared>, notices: Arc<Notices>) -> Self {
         let knows_epochs = notices.declare_entries_old().is_ok();
-        // A kernel that cannot declare all entries old must not cache them.
+        // A kernel that cannot declare all entries stale must not cache them.
         shared.let_kernel_cache_entries(knows_epochs);
         Self {
             shared,
@@ -38,7 +38,7 @@ impl KernelCache {
         }
     }
 
-    /// `entry`: the one that changed; none: any may have.
+    /// `entry` is the one that changed; with `None`, any may have.
     fn forget_entries(&self, entry: Option<(InodeId, &Name)>) {
         if !self.knows_epochs {
             return;
@@ -51,7 +51,7 @@ impl KernelCache {
                     tracing::warn!(%error, "the kernel did not forget directory entries");
                 }
             }
-            // It may have cached some before something was mounted.
+            // The kernel may have cached some entries before something was mounted.
             Some(seen_for) if seen_for <= TTL_MAX => {
                 if let Some((parent, name)) = entry {
                     self.notices.expire_entry(parent, name);
@@ -85,7 +85,7 @@ impl CacheListener for KernelCache {
                     kernel.invalidate_one(one).await;
                 }
             };
-            // None: the runtime ends, and the mount with it.
+            // `None` means that the runtime ends, and the mount with it.
             let _ = blocking::run(notify).await;
         })
     }

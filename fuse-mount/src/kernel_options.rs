@@ -1,5 +1,4 @@
-//! The options of the connection with the kernel. Public, so that a benchmark can measure the cost of
-//! FUSE alone.
+//! The options of the connection to the kernel. Public, so that a benchmark can measure the cost of FUSE alone.
 
 use std::fs::File;
 use std::io;
@@ -10,13 +9,13 @@ use harvestfs_protocol::limits::{LEASE, PACKET_BYTES_MAX};
 
 pub use crate::read_ahead::raise as raise_read_ahead;
 
-/// Threads that read requests from the kernel. They only hand over, so that a few serve many
-/// callers; each holds a buffer of 16 MiB.
+/// Number of threads that read requests from the kernel. They only hand requests over, so that a few threads serve
+/// many callers; each holds a buffer of 16 MiB.
 const THREADS: usize = 2;
-/// Requests of read-ahead and write-back that the kernel has under way.
+/// Maximum number of read-ahead and write-back requests that the kernel has in flight.
 const BACKGROUND_REQUESTS_MAX: u16 = 64;
-/// How long an answer is taken to be on its way to the kernel at most, which counts its time to live
-/// from when it arrives: what is cached must be old before the lease is over.
+/// Assumed maximum time for an answer to reach the kernel, which counts the time to live from the arrival: cached data
+/// must expire before the lease does.
 pub(crate) const ANSWER_DELAY_MAX: Duration = Duration::from_secs(2);
 
 /// Longest time for which the kernel may cache attributes and entries.
@@ -25,19 +24,19 @@ pub const TTL_MAX: Duration = match LEASE.checked_sub(ANSWER_DELAY_MAX) {
     None => panic!("a lease is over before an answer has arrived"),
 };
 
-/// What the kernel lets programs do in a mount. Unless it is asked for, neither programs with another
-/// user's rights nor device files work: otherwise root on one machine could become root on all.
+/// What the kernel allows programs to do in a mount. By default, neither set-id programs nor device files work:
+/// otherwise root on one machine could become root on all.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Permissions {
-    /// Users other than the mounting one may use it.
+    /// Users other than the mounting one may use the mount.
     pub allow_other: bool,
-    /// Set-user-id and set-group-id bits, and file capabilities, count.
+    /// Set-user-id and set-group-id bits, and file capabilities, take effect.
     pub suid: bool,
-    /// Device files are devices.
+    /// Device files work as devices.
     pub dev: bool,
 }
 
-/// How a file system is mounted: what its source and its type are called.
+/// The session configuration for a file system with this source and subtype.
 #[must_use]
 pub fn config(source: &str, subtype: &str, permissions: Permissions) -> Config {
     let mut config = Config::default();
@@ -64,13 +63,13 @@ pub fn config(source: &str, subtype: &str, permissions: Permissions) -> Config {
         config.acl = SessionACL::All;
     }
     config.n_threads = Some(THREADS);
-    // Answers to requests that were read from one file share a lock, so each thread has a file of its
-    // own; but `fusermount3` may have opened a device for us that we may not open.
+    // Answers to requests that were read through one descriptor share a lock, so each thread has a descriptor of its
+    // own; but `fusermount3` may have opened a device for us that we may not open ourselves.
     config.clone_fd = open_device().is_ok();
     config
 }
 
-/// Agrees with the kernel on what both can do, as far as it can.
+/// Negotiates capabilities with the kernel, as far as it has them.
 pub fn negotiate(config: &mut KernelConfig) {
     for capability in [
         InitFlags::FUSE_ATOMIC_O_TRUNC,
@@ -88,15 +87,15 @@ pub fn negotiate(config: &mut KernelConfig) {
             tracing::debug!(?capability, "this kernel lacks a capability");
         }
     }
-    // Errors say what the nearest possible value is; the kernel's own is near enough.
+    // An error contains the nearest possible value; the kernel's own is near enough.
     let _ = config.set_max_write(PACKET_BYTES_MAX as u32);
     let _ = config.set_max_background(BACKGROUND_REQUESTS_MAX);
 }
 
-/// Opens what the kernel's requests are read from.
+/// Opens the device from which the kernel's requests are read.
 ///
 /// # Errors
-/// There is none, or its mode does not let us read and write it.
+/// There is none, or its mode does not allow us to read and write it.
 pub fn open_device() -> io::Result<File> {
     File::options().read(true).write(true).open("/dev/fuse")
 }

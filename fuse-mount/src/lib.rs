@@ -1,9 +1,9 @@
-//! Mounts a HarvestFS cluster: a thin adapter from the kernel's FUSE protocol to
-//! [`harvestfs_client`]. Nothing here decides what the file system does; it translates, and keeps
-//! the kernel's caches true to the client's.
+//! Mounts a HarvestFS cluster: a thin adapter from the kernel's FUSE protocol to [`harvestfs_client`]. Nothing here
+//! decides what the file system does; this crate translates, and keeps the kernel's caches consistent with the
+//! client's.
 //!
-//! The threads that read requests from the kernel never wait for the network: what the client's
-//! cache or buffers can answer is answered at once, everything else in a task.
+//! The threads that read requests from the kernel never wait for the network: requests that the client's cache or
+//! buffers can answer are answered immediately, all others in a task.
 
 #![forbid(unsafe_code)]
 
@@ -56,13 +56,12 @@ pub use self::serve::{Adapter, Header};
 pub use self::unmount::{asked_by_mount, remove_dead};
 pub use self::write::Write;
 
-/// The time by the runtime's clock, which is virtual in a simulation.
+/// The time of the runtime's clock, which is virtual in a simulation.
 fn now() -> Instant {
     tokio::time::Instant::now().into_std()
 }
 
-/// Serves requests of a kernel without its device, one that is simulated. What other sessions change it is
-/// notified of.
+/// Serves the requests of a simulated kernel, without a device. The kernel is notified of changes by other sessions.
 #[must_use]
 pub fn without_device(
     client: &Client,

@@ -1,4 +1,4 @@
-//! What a mount tells Prometheus, and what it logs of each request of the kernel.
+//! The Prometheus metrics of a mount, and its log of each request of the kernel.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -11,7 +11,7 @@ use harvestfs_telemetry::metrics::{
     WholeCounter, raise_to,
 };
 
-/// Names the kinds of requests.
+/// Defines the kinds of requests with their names.
 macro_rules! operations {
     ($($operation:ident $name:literal),* $(,)?) => {
         /// A kind of request of the kernel.
@@ -33,13 +33,13 @@ operations! {
     SetXattr "setxattr", GetXattr "getxattr", ListXattr "listxattr", RemoveXattr "removexattr",
 }
 
-/// Everything that a mount measures, with handles that were resolved at its start.
+/// All metrics of a mount, with handles that were resolved at its start.
 pub struct Metrics {
     registry: Registry,
     seconds: Vec<Histogram>,
-    /// Bytes that the kernel was given.
+    /// Bytes read by the kernel.
     pub read: WholeCounter,
-    /// Bytes that the kernel handed over.
+    /// Bytes written by the kernel.
     pub written: WholeCounter,
     fetched: WholeCounter,
     short_circuit: WholeCounter,
@@ -58,7 +58,7 @@ pub struct Observed {
 }
 
 impl Observed {
-    /// By what name its traces are found.
+    /// The id under which its traces are found.
     #[must_use]
     pub fn request(&self) -> RequestId {
         self.request
@@ -76,7 +76,7 @@ impl Drop for Observed {
 }
 
 impl Metrics {
-    /// Nothing was measured yet.
+    /// New metrics.
     #[must_use]
     pub fn new() -> Self {
         let registry = Registry::new(Part::Mount, env!("CARGO_PKG_VERSION"));
@@ -100,7 +100,7 @@ impl Metrics {
         }
     }
 
-    /// A request of the kernel was taken in hand.
+    /// Starts to measure a request of the kernel.
     #[must_use]
     pub fn begin(self: &Arc<Self>, operation: Operation) -> Observed {
         Observed {
@@ -111,7 +111,7 @@ impl Metrics {
         }
     }
 
-    /// All of it as text, with what the client counts.
+    /// Renders all metrics as text, with the client's counters.
     #[must_use]
     pub fn text(&self, client: &ClientCounters) -> String {
         self.dirty.set(client.dirty_bytes as f64);

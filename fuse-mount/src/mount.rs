@@ -1,4 +1,4 @@
-//! From a configuration to a mounted file system, and back.
+//! Mounting a file system from its options, and unmounting it.
 
 use std::io;
 use std::os::fd::AsFd;
@@ -25,7 +25,7 @@ use crate::shared::Shared;
 use crate::submounts::Submounts;
 use crate::unmount::{self, Unmounted};
 
-/// What the kernel calls the file system.
+/// The subtype by which the kernel knows the file system.
 const SUBTYPE: &str = "harvestfs";
 
 /// Where and how to mount.
@@ -33,14 +33,14 @@ const SUBTYPE: &str = "harvestfs";
 pub struct MountOptions {
     /// The directory to mount on.
     pub directory: PathBuf,
-    /// Which cluster it is of, as the kernel's table of mounts is to say.
+    /// Name of the cluster, as shown in the kernel's table of mounts.
     pub cluster: String,
-    /// What the kernel lets programs do there.
+    /// What the kernel allows programs to do there.
     pub permissions: Permissions,
 }
 
 impl MountOptions {
-    /// For the mounting user only.
+    /// Options for a mount that only the mounting user can use.
     #[must_use]
     pub fn new(directory: PathBuf, cluster: String) -> Self {
         Self {
@@ -54,7 +54,7 @@ impl MountOptions {
 /// Why a mount failed.
 #[derive(Debug, thiserror::Error)]
 pub enum MountError {
-    /// The cluster cannot be reached, or refuses us.
+    /// The cluster cannot be reached, or refuses the client.
     #[error(transparent)]
     Client(#[from] ClientError),
     /// The kernel, or `fusermount3`, refused.
@@ -89,18 +89,18 @@ fn hint(error: &io::Error) -> &'static str {
 /// A mounted file system.
 pub struct Mount {
     directory: PathBuf,
-    /// As the kernel's table of mounts shows it.
+    /// Its device, as shown in the kernel's table of mounts.
     device: String,
     client: Client,
     metrics: Arc<Metrics>,
     ended: Ended,
-    /// None: it could not be started.
+    /// `None` if it could not be started.
     _guard: Option<Guard>,
 }
 
 impl Mount {
-    /// Mounts what a session with the cluster shows, and ends the session if that fails. Only what this returns can be
-    /// unmounted: it is not to be dropped before.
+    /// Mounts the file system of a session with the cluster, and ends the session if that fails. Only the returned
+    /// mount can be unmounted: the future must not be dropped before it completes.
     ///
     /// # Errors
     /// [`MountError`]
@@ -162,12 +162,12 @@ impl Mount {
         let submounts = Submounts::new(device_number.clone()).map_err(failed)?;
         let kernel = FuseKernel::new(session.notifier(), device, submounts);
         connect(&client, shared, Arc::new(kernel));
-        // A thread of its own: it lives as long as the process.
+        // A dedicated thread: it lives as long as the process.
         std::thread::Builder::new()
             .name("fuse-session".into())
             .spawn(move || {
                 end.begin(entry);
-                // It returns only if it cannot go on: see [`SessionEnd`].
+                // `run` returns only if it cannot continue: see [`SessionEnd`].
                 if let Err(error) = session.run() {
                     end.failed(error.to_string());
                 }
@@ -201,22 +201,21 @@ impl Mount {
         move || metrics.text(&client.counters())
     }
 
-    /// Returns when the file system is unmounted, by whomever; then ends the session with the
-    /// cluster.
+    /// Returns when the file system is unmounted, by any process; then ends the session with the cluster.
     ///
     /// # Errors
-    /// When the connection to the kernel broke, or written data could not be made visible.
+    /// If the connection to the kernel broke, or written data could not be made visible.
     pub async fn ended(&mut self) -> Result<(), MountError> {
         finish(self.client.clone(), self.ended.clone()).await
     }
 
-    /// Unmounts, writes back what is dirty and ends the session. What programs still have open is
-    /// written back too, and then gone for them.
+    /// Unmounts, writes back dirty data and ends the session. Files that programs still have open are written back
+    /// too, and then no longer work for these programs.
     ///
     /// # Errors
-    /// When the kernel refuses, or written data could not be made visible.
+    /// If the kernel refuses, or written data could not be made visible.
     pub async fn unmount(self) -> Result<(), MountError> {
-        // The kernel writes back what it can first, and that ends.
+        // The kernel first writes back what it can; from now on, a write-back is no longer retried without limit.
         self.client.will_close();
         match unmount::by_child(&self.device).await {
             Ok(Unmounted::Entirely) => finish(self.client, self.ended).await,
@@ -228,7 +227,7 @@ impl Mount {
                 Ok(self.client.close().await?)
             }
             Err(error) => {
-                // What is dirty is stored all the same.
+                // Dirty data is stored all the same.
                 if let Err(error) = self.client.close().await {
                     tracing::error!(%error, "not everything that was written is stored");
                 }
@@ -238,7 +237,7 @@ impl Mount {
     }
 }
 
-/// What other sessions change, the kernel is notified of from now on.
+/// Notifies the kernel of changes by other sessions from now on.
 pub(crate) fn connect(client: &Client, shared: Arc<Shared>, kernel: Arc<dyn Kernel>) {
     let notices = Arc::new(Notices::new(kernel, tokio::runtime::Handle::current()));
     shared.connect(notices.clone());

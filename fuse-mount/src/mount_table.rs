@@ -1,15 +1,15 @@
-//! What is mounted where, as the kernel lists it in `/proc/self/mountinfo`. Nothing here asks a mounted
-//! file system, so that nothing waits for one that hangs.
+//! The table of mounts, as the kernel lists it in `/proc/self/mountinfo`. Nothing here accesses a mounted file system,
+//! so nothing waits for one that hangs.
 
 use std::ffi::OsString;
 use std::io;
 use std::os::unix::ffi::OsStringExt;
 use std::path::{Path, PathBuf};
 
-/// How the kernel calls mounts of HarvestFS.
+/// The file system type of HarvestFS mounts in the kernel.
 pub const MOUNT_TYPE: &str = "fuse.harvestfs";
 
-/// What a mount of a cluster is called as the source.
+/// The source name of a mount of a cluster.
 #[must_use]
 pub fn source_of(cluster: &str) -> String {
     format!("harvestfs:{cluster}")
@@ -18,34 +18,33 @@ pub fn source_of(cluster: &str) -> String {
 /// One mount.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MountEntry {
-    /// `major:minor` of its device, which no other file system that is mounted has. Where the same one is mounted
-    /// again, as by `mount --bind`, it has the same: the first entry is the mount that the others were made of.
+    /// `major:minor` of its device, which no other mounted file system has. Further mounts of the same file system, as
+    /// by `mount --bind`, have the same device: the first entry is the mount that the others were made from.
     pub device: String,
     /// Where it is mounted.
     pub mount_point: PathBuf,
     /// The type of the file system, with its subtype.
     pub kind: String,
-    /// What is mounted: of HarvestFS, the cluster.
+    /// The source of the mount: for HarvestFS, the cluster.
     pub source: String,
 }
 
 /// All mounts, in the order in which they were mounted.
 ///
 /// # Errors
-/// When `/proc` is not there.
+/// If `/proc` is not available.
 pub fn mounts() -> io::Result<Vec<MountEntry>> {
     Ok(parse(&std::fs::read("/proc/self/mountinfo")?))
 }
 
-/// What is seen at a directory: the last that was mounted there.
+/// The mount visible at a directory: the last one that was mounted there.
 #[must_use]
 pub fn mounted_on<'a>(mounts: &'a [MountEntry], directory: &Path) -> Option<&'a MountEntry> {
     mounts.iter().rfind(|it| it.mount_point == directory)
 }
 
-/// What is mounted in or over a file system, wherever that is seen, in the order in which it has to be
-/// unmounted. A further mount of the file system itself, as `mount --bind` makes them, counts where it is
-/// in or over one as well.
+/// Mounts in or over a file system, wherever it is visible, in the order in which they have to be unmounted. Further
+/// mounts of the file system itself, as made by `mount --bind`, are included if they are in or over one of its mounts.
 #[must_use]
 pub fn mounted_below<'a>(mounts: &'a [MountEntry], device: &str) -> Vec<&'a MountEntry> {
     let later = mounted_later(mounts, device).into_iter();
@@ -54,8 +53,8 @@ pub fn mounted_below<'a>(mounts: &'a [MountEntry], device: &str) -> Vec<&'a Moun
         .collect()
 }
 
-/// All that has to be unmounted before the first mount of a file system can be, in that order: what is
-/// mounted below, and its further mounts.
+/// All mounts that have to be unmounted before the first mount of a file system can be, in that order: mounts below
+/// it, and its further mounts.
 pub(crate) fn mounted_besides<'a>(mounts: &'a [MountEntry], device: &str) -> Vec<&'a MountEntry> {
     let later = mounted_later(mounts, device).into_iter();
     later
@@ -63,7 +62,8 @@ pub(crate) fn mounted_besides<'a>(mounts: &'a [MountEntry], device: &str) -> Vec
         .collect()
 }
 
-/// What was mounted after a file system, the last one first, and whether it is in or over a mount of that.
+/// Mounts made after a file system's, the last one first, each with whether it is in or over a mount of that file
+/// system.
 fn mounted_later<'a>(mounts: &'a [MountEntry], device: &str) -> Vec<(&'a MountEntry, bool)> {
     let mut own: Vec<&Path> = Vec::new();
     let mut later = Vec::new();
@@ -80,11 +80,10 @@ fn mounted_later<'a>(mounts: &'a [MountEntry], device: &str) -> Vec<(&'a MountEn
     later
 }
 
-/// The absolute path of a directory that may be a mount which does not answer: only what is above it
-/// is looked at.
+/// The absolute path of a directory that may be a mount that does not respond: only its parents are accessed.
 ///
 /// # Errors
-/// When there is no such path.
+/// If there is no such path.
 pub fn canonical(directory: &Path) -> io::Result<PathBuf> {
     let absolute = std::path::absolute(directory)?;
     match (absolute.parent(), absolute.file_name()) {
@@ -99,7 +98,7 @@ pub fn canonical(directory: &Path) -> io::Result<PathBuf> {
     }
 }
 
-/// Lines of proc_pid_mountinfo(5). One that is not understood is left out.
+/// Parses lines of proc_pid_mountinfo(5). Lines that cannot be parsed are omitted.
 fn parse(table: &[u8]) -> Vec<MountEntry> {
     table
         .split(|&byte| byte == b'\n')
@@ -122,7 +121,7 @@ fn parse(table: &[u8]) -> Vec<MountEntry> {
         .collect()
 }
 
-/// The kernel writes blanks, newlines and backslashes as three octal digits.
+/// Decodes blanks, newlines and backslashes, which the kernel writes as three octal digits.
 fn unescaped(field: &[u8]) -> Vec<u8> {
     let mut plain = Vec::with_capacity(field.len());
     let mut rest = field;
@@ -186,7 +185,7 @@ nonsense\n";
         assert!(below("9:9").is_empty());
     }
 
-    /// 0:38 is mounted once, and bound elsewhere, in itself and over itself.
+    /// 0:38 is mounted once, and bound elsewhere, inside itself and over itself.
     const BOUND: &[u8] = b"\
 21 1 254:0 / / rw - ext4 /dev/vda rw\n\
 40 21 0:38 / /mnt rw - fuse.harvestfs harvestfs:c1 rw\n\

@@ -1,6 +1,6 @@
-//! The inodes that the kernel knows. What it calls an inode, its *node id*, is the inode number, so
-//! that one file is one inode with one page cache, also when the namenode restarts, the lease ends or
-//! other mounts change it (adr/0016).
+//! The inodes that the kernel knows. The kernel's identifier of an inode, its *node id*, is the inode number, so that
+//! one file is always one inode with one page cache, even when the namenode restarts, the lease ends or other mounts
+//! change the file (adr/0016).
 
 use std::sync::Arc;
 
@@ -20,21 +20,21 @@ pub struct Nodes {
 #[derive(Debug)]
 struct Node {
     kind: Kind,
-    /// Lookups that the kernel has not yet forgotten.
+    /// Number of lookups that the kernel has not yet forgotten.
     lookups: u64,
 }
 
 #[derive(Debug)]
 enum Kind {
     Regular(Arc<Pages>),
-    /// The kernel asks for the attributes of a directory also after it was removed, as long as a
-    /// program has it open; the namenode knows nothing of it any more. None: of the root.
+    /// The kernel asks for the attributes of a directory even after it was removed, as long as a program has it open,
+    /// when the namenode no longer knows it. `None` for the root.
     Directory(Option<Box<Attr>>),
     Other,
 }
 
 impl Nodes {
-    /// The root only.
+    /// Only the root is known.
     pub fn new() -> Self {
         let root = Node {
             kind: Kind::Directory(None),
@@ -60,14 +60,14 @@ impl Nodes {
         node.learn(attr);
     }
 
-    /// The kernel gets these attributes of an inode that it knows.
+    /// Records attributes that are sent to the kernel for an inode that it knows.
     pub fn learn(&self, attr: &Attr) {
         if let Some(node) = self.nodes.lock().get_mut(&attr.ino) {
             node.learn(attr);
         }
     }
 
-    /// The attributes of a directory that the namenode does not know any more.
+    /// The attributes of a directory that the namenode no longer knows.
     pub fn removed_directory(&self, ino: InodeId) -> Option<Attr> {
         match &self.nodes.lock().get(&ino)?.kind {
             Kind::Directory(Some(attr)) => Some(Attr {
@@ -79,7 +79,7 @@ impl Nodes {
         }
     }
 
-    /// The kernel forgot `lookups` lookups of an inode.
+    /// Records that the kernel forgot `lookups` lookups of an inode.
     pub fn forget(&self, ino: InodeId, lookups: u64) {
         if ino == InodeId::ROOT {
             return;
@@ -88,7 +88,7 @@ impl Nodes {
         let Some(node) = nodes.get_mut(&ino) else {
             return;
         };
-        // The kernel's count; a wrong one must not end the mount.
+        // The count is the kernel's; a wrong one must not end the mount.
         node.lookups = node.lookups.saturating_sub(lookups);
         if node.lookups == 0 {
             nodes.remove(&ino);
@@ -100,7 +100,7 @@ impl Nodes {
         self.nodes.lock().contains_key(&ino)
     }
 
-    /// What the kernel has of a regular file that it knows.
+    /// The kernel's pages of a regular file that it knows.
     pub fn pages(&self, ino: InodeId) -> Option<Arc<Pages>> {
         match &self.nodes.lock().get(&ino)?.kind {
             Kind::Regular(pages) => Some(pages.clone()),

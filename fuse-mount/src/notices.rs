@@ -1,4 +1,4 @@
-//! Notifications to the kernel: that attributes, entries and pages that it has cached are old.
+//! Notifications to the kernel that cached attributes, entries and pages are stale.
 
 use std::io;
 use std::sync::Arc;
@@ -14,7 +14,8 @@ use crate::kernel::{Kernel, QUIET_LOOK};
 use crate::now;
 use crate::pages::Pages;
 
-/// Notices at the same time that wait for what the kernel holds during a request. Each takes a thread.
+/// Maximum number of concurrent notices that wait for something that the kernel holds during a request. Each takes a
+/// thread.
 const WAITING_MAX: usize = 16;
 
 /// Notifies the kernel.
@@ -22,12 +23,12 @@ pub struct Notices {
     kernel: Arc<dyn Kernel>,
     runtime: Handle,
     waiting: Arc<Semaphore>,
-    /// Pages of some file were dropped.
+    /// Signals that pages of some file were dropped.
     pub dropped: Notify,
 }
 
 impl Notices {
-    /// `runtime` runs what has to wait.
+    /// Notifies `kernel`; `runtime` runs notices that have to wait.
     pub fn new(kernel: Arc<dyn Kernel>, runtime: Handle) -> Self {
         Self {
             kernel,
@@ -37,7 +38,7 @@ impl Notices {
         }
     }
 
-    /// As [`Kernel::forget_attributes`]. Whether the kernel knows the inode.
+    /// As [`Kernel::forget_attributes`]. Returns whether the kernel knows the inode.
     pub fn forget_attributes(&self, ino: InodeId) -> bool {
         let notified = self.kernel.forget_attributes(ino);
         let is_unknown = matches!(&notified, Err(error) if error.kind() == io::ErrorKind::NotFound);
@@ -45,13 +46,13 @@ impl Notices {
         !is_unknown
     }
 
-    /// The pages that the kernel has of a file are old: it is made to drop them, in a task, since it
-    /// waits for those that are being read or written back. The caller has marked them.
+    /// Makes the kernel drop its stale pages of a file, in a task, since the kernel waits for pages that are being
+    /// read or written back. The caller has marked the pages.
     pub fn drop_pages(self: &Arc<Self>, ino: InodeId, pages: Arc<Pages>) {
         let notices = self.clone();
         self.runtime.spawn(async move {
             loop {
-                // Never closed.
+                // The semaphore is never closed.
                 let Ok(_permit) = notices.waiting.acquire().await else {
                     return;
                 };
@@ -80,7 +81,7 @@ impl Notices {
     /// As [`Kernel::declare_entries_old`].
     ///
     /// # Errors
-    /// When the kernel knows no epochs.
+    /// If the kernel does not support epochs.
     pub fn declare_entries_old(&self) -> io::Result<()> {
         self.kernel.declare_entries_old()
     }
@@ -89,7 +90,7 @@ impl Notices {
     pub fn expire_entry(self: &Arc<Self>, parent: InodeId, name: &Name) {
         let (notices, name) = (self.clone(), name.clone());
         self.runtime.spawn(async move {
-            // Never closed.
+            // The semaphore is never closed.
             let Ok(_permit) = notices.waiting.acquire().await else {
                 return;
             };
@@ -107,7 +108,7 @@ impl Notices {
     }
 }
 
-/// Logs that the kernel refused, unless it knows nothing of what it was to forget.
+/// Logs that the kernel refused, unless it does not know what it was to forget.
 fn note(ino: InodeId, what: &str, notified: io::Result<()>) {
     if let Err(error) = notified
         && error.kind() != io::ErrorKind::NotFound

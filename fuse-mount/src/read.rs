@@ -15,12 +15,12 @@ use crate::pages::{DROPPING_MAX, IN_FLIGHT_MAX, PageRead, Pages, ShortRead};
 use crate::reply::Reply;
 use crate::serve::{Adapter, Header};
 
-/// How often is looked whether anything is still in flight to the kernel.
+/// Time between checks whether an answer is still in flight to the kernel.
 const LOOK_INTERVAL: Duration = Duration::from_millis(1);
-/// Looks, before the read is refused anyway: what was in flight when it came is not any more.
+/// Number of checks before the read is refused: by then, nothing that was in flight when it arrived still is.
 const LOOKS_MAX: u32 = (DROPPING_MAX.as_millis() + IN_FLIGHT_MAX.as_millis()) as u32;
 
-/// What the kernel asks for.
+/// A read request of the kernel.
 pub struct Read {
     /// The file.
     pub ino: InodeId,
@@ -28,7 +28,7 @@ pub struct Read {
     pub offset: u64,
     /// How many bytes.
     pub size: u32,
-    /// Into the kernel's pages, not to a program.
+    /// Whether the data goes into the kernel's pages, and not directly to a program.
     pub paged: bool,
 }
 
@@ -67,10 +67,10 @@ impl Adapter {
     }
 }
 
-/// A read, and what the kernel had of the file when it asked.
+/// A read, and the kernel's view of the file when it was requested.
 struct Asked {
     read: Read,
-    /// None: it does not go into pages.
+    /// `None` if the data does not go into pages.
     pages: Option<(Arc<Pages>, PageRead)>,
 }
 
@@ -85,8 +85,8 @@ impl Asked {
         Self { read, pages }
     }
 
-    /// Answers it. While a change of the file may happen that nobody waits for, other mounts may see it before this one
-    /// knows of it, and what is in pages would stay: it serves this read only.
+    /// Answers the read. While the file may change without any caller waiting for that change, other mounts may see it
+    /// before this one learns of it, and pages would keep the previous content: the data must serve this read only.
     fn answer(
         &self,
         inner: &Inner,
@@ -100,7 +100,8 @@ impl Asked {
         }
     }
 
-    /// Whether it may be answered with this, or must be refused. None: not to be said yet.
+    /// Whether the read may be answered with this data (`true`) or must be refused (`false`); `None` if that is not
+    /// known yet.
     fn may_be_answered(&self, inner: &Inner, pieces: &[Bytes]) -> Option<bool> {
         let bytes: usize = pieces.iter().map(Bytes::len).sum();
         let end = self.read.offset + bytes as u64;
@@ -122,7 +123,7 @@ impl Asked {
         }
     }
 
-    /// As [`Asked::may_be_answered`], when it can be said.
+    /// As [`Asked::may_be_answered`], but waits until it is known.
     async fn may_be_answered_soon(&self, inner: &Inner, pieces: &[Bytes]) -> bool {
         for _ in 0..LOOKS_MAX {
             if let Some(may) = self.may_be_answered(inner, pieces) {

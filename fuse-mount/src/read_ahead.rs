@@ -1,10 +1,10 @@
-//! How far the kernel reads ahead on the mount: 128 KiB by default, which only
-//! root may. With more, one request fetches what one packet carries.
+//! The kernel's read-ahead on the mount: 128 KiB by default, which only root can change. With a larger one, one
+//! request fetches as much as one packet carries.
 
 use std::io;
 use std::path::Path;
 
-/// Kibibytes. Twice the largest request, so that one is under way while another is copied out.
+/// The read-ahead in kibibytes: twice the largest request, so that one is in flight while another is copied out.
 const READ_AHEAD_KIB: u32 = 2_048;
 
 /// Raises the read-ahead of the file system that is mounted on `directory`, an absolute path
@@ -21,7 +21,7 @@ pub fn raise(directory: &Path) -> io::Result<()> {
 
 /// `major:minor` of the last mount on a directory, from the lines of proc_pid_mountinfo(5).
 fn device_of<'a>(mounts: &'a str, directory: &str) -> Option<&'a str> {
-    // The kernel writes these characters as octal numbers.
+    // The kernel writes these characters as octal escapes.
     let escaped = directory
         .replace('\\', "\\134")
         .replace(' ', "\\040")

@@ -1,4 +1,4 @@
-//! Answers to the kernel: as plain values, and how each becomes a message of the kernel's protocol.
+//! Answers to the kernel: as plain values, and their translation to the kernel's protocol.
 
 use std::ffi::OsStr;
 use std::time::{Duration, UNIX_EPOCH};
@@ -15,44 +15,46 @@ use harvestfs_protocol::meta::StatFs;
 
 use crate::errno;
 
-/// Inode numbers are never used again, so that every inode is of the first generation.
+/// Inode numbers are never reused, so every inode is of the first generation.
 const GENERATION: Generation = Generation(0);
 
 /// The unit in which `statvfs` counts.
 const STATFS_UNIT_BYTES: u64 = 4_096;
 
-/// What takes the answer to a request.
+/// The receiver of the answer to a request.
 pub trait Reply<T>: Send + 'static {
-    /// Answers.
+    /// Sends the answer.
     fn answer(self, answer: Result<T, Errno>);
 }
 
-/// What takes the answer to a request for the names in a directory.
+/// The receiver of the answer to a request for the names in a directory.
 pub trait NamesReply: Reply<()> {
-    /// Adds a name; `next` is the offset to go on at after it. Whether it is full, and the name is not in it.
+    /// Adds a name; `next` is the offset at which to continue after it. Returns `true` if the answer is full and the
+    /// name was not added.
     fn add(&mut self, ino: u64, next: u64, kind: FileType, name: &OsStr) -> bool;
 }
 
-/// What takes the answer to a request for the names in a directory, with attributes.
+/// The receiver of the answer to a request for the names in a directory, with attributes.
 pub trait EntriesReply: Reply<()> {
-    /// Adds an entry; `next` is the offset to go on at after it. Whether it is full, and the entry is not in
-    /// it.
+    /// Adds an entry; `next` is the offset at which to continue after it. Returns `true` if the answer is full and the
+    /// entry was not added.
     fn add(&mut self, next: u64, name: &OsStr, entry: &Entry) -> bool;
 }
 
 /// An entry of a directory.
 #[derive(Clone, Copy, Debug)]
 pub struct Entry {
-    /// Of its inode. Number 0: of none, there is no such entry, or its attributes are not known.
+    /// The attributes of its inode. Inode number 0 means that there is no such entry, or that its attributes are not
+    /// known.
     pub attr: FileAttr,
     /// How long the kernel may cache the attributes.
     pub attr_ttl: Duration,
-    /// How long it may cache that the name leads there.
+    /// How long it may cache that the name refers to this inode.
     pub entry_ttl: Duration,
 }
 
 impl Entry {
-    /// There is no such entry, which the kernel may remember for `ttl`.
+    /// A negative entry, which the kernel may cache for `ttl`.
     pub(crate) fn none(ttl: Duration) -> Self {
         let attr = FileAttr {
             ino: INodeNo(0),
@@ -82,7 +84,7 @@ impl Entry {
 /// Attributes.
 #[derive(Clone, Copy, Debug)]
 pub struct Attributes {
-    /// These.
+    /// The attributes.
     pub attr: FileAttr,
     /// How long the kernel may cache them.
     pub ttl: Duration,
@@ -91,18 +93,18 @@ pub struct Attributes {
 /// A file or a directory that is open.
 #[derive(Clone, Copy, Debug)]
 pub struct Opened {
-    /// Its number.
+    /// Its handle.
     pub handle: FileHandle,
-    /// How the kernel treats it.
+    /// How the kernel is to treat it.
     pub flags: FopenFlags,
 }
 
 /// A file that was created, and is open.
 #[derive(Clone, Copy, Debug)]
 pub struct Created {
-    /// Its entry. One time to live serves both, that of the entry.
+    /// Its entry. One time to live, that of the entry, serves for the attributes too.
     pub entry: Entry,
-    /// Open as this.
+    /// The open file.
     pub opened: Opened,
 }
 
@@ -114,21 +116,21 @@ pub struct Written(pub u32);
 #[derive(Clone, Copy, Debug)]
 pub struct Offset(pub u64);
 
-/// An extended attribute, or the list of their names.
+/// An extended attribute, or the list of attribute names.
 #[derive(Clone, Debug)]
 pub enum Xattr {
-    /// How large it is, in bytes.
+    /// Its size in bytes.
     Size(u32),
-    /// What it is.
+    /// Its value.
     Value(Vec<u8>),
 }
 
-/// Translates the outcome of an operation, with an errno for an error.
+/// Answers with the result of an operation; an error becomes an errno.
 pub(crate) fn send<T>(reply: impl Reply<T>, result: Result<T, ClientError>) {
     reply.answer(result.map_err(|error| errno::of(&error)));
 }
 
-/// Answers a question for an extended attribute: `size_bytes` 0 asks how large it is.
+/// Answers a request for an extended attribute: a `size_bytes` of 0 asks for its size.
 pub(crate) fn xattr(
     reply: impl Reply<Xattr>,
     size_bytes: u32,
@@ -142,7 +144,7 @@ pub(crate) fn xattr(
     }
 }
 
-/// Answers where data or a hole was found, or that there is none up to the end.
+/// Answers with the offset at which data or a hole was found, or that there is none up to the end.
 pub(crate) fn offset(reply: impl Reply<Offset>, result: Result<Option<u64>, ClientError>) {
     match result {
         Ok(None) => reply.answer(Err(Errno::ENXIO)),
@@ -226,7 +228,7 @@ impl Reply<Written> for ReplyWrite {
 impl Reply<Offset> for ReplyLseek {
     fn answer(self, answer: Result<Offset, Errno>) {
         match answer {
-            // Files end far below the largest offset.
+            // No file reaches the largest offset.
             Ok(Offset(offset)) => self.offset(offset as i64),
             Err(error) => self.error(error),
         }
@@ -287,7 +289,7 @@ impl Reply<()> for ReplyDirectoryPlus {
 
 impl EntriesReply for ReplyDirectoryPlus {
     fn add(&mut self, next: u64, name: &OsStr, entry: &Entry) -> bool {
-        // One time to live serves both.
+        // One time to live serves for both.
         let Entry {
             attr, entry_ttl, ..
         } = entry;

@@ -1,5 +1,5 @@
-//! The kernel's requests as plain values, one method each: call the client, translate back. What comes from
-//! `/dev/fuse` gets here by way of [`crate::device`].
+//! The kernel's requests as plain values, with one method each: call the client, translate the answer. Requests from
+//! `/dev/fuse` arrive here through [`crate::device`].
 
 use std::ffi::OsStr;
 
@@ -80,7 +80,7 @@ impl Adapter {
         });
     }
 
-    /// `mode` has the kind of node, and the umask has been taken away.
+    /// `mode` includes the file type bits, and the umask has been applied.
     pub fn mknod(
         &self,
         header: Header,
@@ -151,7 +151,7 @@ impl Adapter {
         });
     }
 
-    /// `from` and `to`: a directory and a name in it.
+    /// `from` and `to` are each a directory and a name in it.
     pub fn rename(
         &self,
         header: Header,
@@ -226,7 +226,7 @@ impl Adapter {
         });
     }
 
-    /// `paged`: into the kernel's pages, not to a program.
+    /// A read with `paged` set goes into the kernel's pages, not directly to a program.
     pub fn read(
         &self,
         header: Header,
@@ -280,7 +280,7 @@ impl Adapter {
         reply.answer(Ok(()));
     }
 
-    /// `range` is where it begins and how long it is.
+    /// `range` is the offset and the length.
     pub fn fallocate(
         &self,
         header: Header,
@@ -314,7 +314,7 @@ impl Adapter {
         });
     }
 
-    /// `from`: an open file and an offset; `to`: another one, with its inode.
+    /// `from` is an open file and an offset; `to` is another one, with its inode.
     pub fn copy_file_range(
         &self,
         header: Header,
@@ -333,7 +333,7 @@ impl Adapter {
             let copied = source.copy_range(source_offset, &destination, destination_offset, length);
             let copied = caller.unless_killed(copied).await;
             if !matches!(copied, Ok((_, true))) {
-                // Of what is copied beyond what is answered, the kernel drops no pages itself.
+                // If more was copied than the answer says, the kernel does not drop the pages of the rest itself.
                 inner.forget_changed(ino).await;
             }
             inner
@@ -410,14 +410,14 @@ impl Adapter {
 
     pub fn fsyncdir(&self, reply: impl Reply<()>) {
         let _observed = self.begin(Operation::FsyncDir);
-        // Operations on names are durable when they are answered. The kernel takes this for success, and
-        // asks no more, for which it would lock the directory.
+        // Operations on names are durable when they are answered. The kernel treats this error as success, and sends
+        // no more such requests, for which it would lock the directory.
         reply.answer(Err(Errno::ENOSYS));
     }
 
     pub fn statfs(&self, header: Header, ino: InodeId, reply: impl Reply<StatFs>) {
         let (inner, credentials, caller) = self.context(header);
-        // The kernel asks about the mount as a whole by its root, or by no inode.
+        // For the mount as a whole, the kernel asks with the root's inode, or with none.
         let ino = match ino {
             ino if inner.shared.nodes.knows(ino) => ino,
             _ => InodeId::ROOT,
@@ -448,7 +448,7 @@ impl Adapter {
         });
     }
 
-    /// `size_bytes`: how much there is room for; 0 asks how large it is.
+    /// `size_bytes` is the caller's buffer size; 0 asks for the size of the value.
     pub fn getxattr(
         &self,
         header: Header,
@@ -466,7 +466,7 @@ impl Adapter {
         });
     }
 
-    /// `size_bytes`: how much there is room for; 0 asks how large the list is.
+    /// `size_bytes` is the caller's buffer size; 0 asks for the size of the list.
     pub fn listxattr(
         &self,
         header: Header,
@@ -490,8 +490,8 @@ impl Adapter {
         let name = convert::xattr_name(name);
         self.empty(header, Operation::RemoveXattr, reply, async move {
             let name = name?;
-            // The kernel itself drops a file's capabilities when somebody writes to it, in the name of
-            // the writer; programs need `CAP_SETFCAP` for it, which the kernel has checked.
+            // The kernel itself removes a file's capabilities when the file is written to, with the credentials of the
+            // writer; programs need `CAP_SETFCAP` for that, which the kernel has checked.
             let credentials = match name.as_slice() {
                 b"security.capability" => Credentials::root(),
                 _ => credentials.await,

@@ -1,4 +1,4 @@
-//! How a request is served: on the thread that read it as far as it need not wait, then in a task.
+//! Serving a request: on the thread that read it as far as possible without waiting, then in a task.
 
 use std::future::Future;
 use std::sync::Arc;
@@ -20,32 +20,32 @@ use crate::reply::{self, Entry, Reply};
 use crate::shared::Shared;
 use crate::write_buffers::WriteBuffers;
 
-/// On whose behalf the kernel asks: a thread, by its number as the mount sees it.
+/// The thread on whose behalf the kernel makes a request.
 #[derive(Clone, Copy, Debug)]
 pub struct Header {
     /// Its user.
     pub uid: u32,
     /// Its group.
     pub gid: u32,
-    /// Its number; 0: the kernel itself, or one that the mount does not see.
+    /// Its id, as the mount sees it; 0 for the kernel itself, or for a thread that the mount does not see.
     pub pid: u32,
 }
 
 /// Serves the kernel.
 pub struct Adapter {
-    /// What the requests work on.
+    /// The state that requests work on.
     pub(crate) inner: Arc<Inner>,
-    /// On whose behalf they are.
+    /// The credentials of the callers.
     pub(crate) callers: Callers,
-    /// Whether they still live.
+    /// Checks whether callers are still alive.
     pub(crate) looks: Arc<Looks>,
-    /// What they write, until it is sent.
+    /// Buffers for written data until it is sent.
     pub(crate) write_buffers: Arc<WriteBuffers>,
     runtime: Handle,
 }
 
 impl Adapter {
-    /// `processes` are those that use the mount; `runtime` runs what has to wait.
+    /// Creates an adapter. `processes` are those that use the mount; `runtime` runs work that has to wait.
     pub(crate) fn new(
         client: Client,
         shared: Arc<Shared>,
@@ -68,8 +68,8 @@ impl Adapter {
         }
     }
 
-    /// Does the work on this thread as far as it need not wait, which is often to its end: handing
-    /// it over costs more than most answers. A task goes on from there.
+    /// Does the work on this thread as far as possible without waiting, which is often to its end: handing it over
+    /// costs more than most answers. A task continues from there.
     pub(crate) fn serve(
         &self,
         operation: Operation,
@@ -78,12 +78,12 @@ impl Adapter {
         self.go_on(self.begin(operation), work);
     }
 
-    /// A request begins.
+    /// Starts to measure a request.
     pub(crate) fn begin(&self, operation: Operation) -> Observed {
         self.inner.metrics.begin(operation)
     }
 
-    /// As [`Adapter::serve`], for what was begun already.
+    /// As [`Adapter::serve`], for a request that is already being measured.
     pub(crate) fn go_on(
         &self,
         observed: Observed,
@@ -95,14 +95,14 @@ impl Adapter {
         });
         let mut work = Box::pin(work);
         let _runtime = self.runtime.enter();
-        // A wake-up before the task has it is not lost: the task begins with a poll.
+        // A wake-up before the task owns the future is not lost: the task begins with a poll.
         let first_look = work.as_mut().poll(&mut Context::from_waker(Waker::noop()));
         if first_look.is_pending() {
             self.runtime.spawn(work);
         }
     }
 
-    /// The client to ask, and on whose behalf.
+    /// The client, and the credentials of the caller.
     pub(crate) fn asked(
         &self,
         header: Header,
@@ -111,7 +111,7 @@ impl Adapter {
         (self.inner.client.clone(), credentials)
     }
 
-    /// What a request works on, and on whose behalf.
+    /// The state that a request works on, the credentials of the caller, and the caller itself.
     pub(crate) fn context(
         &self,
         header: Header,
@@ -124,7 +124,7 @@ impl Adapter {
         (self.inner.clone(), credentials, self.caller(header))
     }
 
-    /// A thread asks for something of an inode that it waits for; see [`Shared::heard_from`].
+    /// Records that a thread makes a request for an inode and waits for the answer; see [`Shared::heard_from`].
     pub(crate) fn heard_from(&self, header: Header, ino: InodeId) {
         self.inner.shared.heard_from(ino, header.pid);
     }
@@ -144,7 +144,7 @@ impl Adapter {
     ) {
         let (inner, caller) = (self.inner.clone(), self.caller(header));
         let asked_at = inner.shared.invalidations.count();
-        // `link` does; nothing else is of an inode that the kernel has.
+        // Relevant for `link` only: no other of these requests concerns an inode that the kernel already knows.
         let waiter = Some(Waiter::locking(header.pid));
         self.serve(operation, async move {
             let made = caller.unless_killed(work).await;

@@ -1,9 +1,10 @@
-//! The end of a session with the kernel, at which nothing is unmounted by its path.
+//! The end of a session with the kernel, at which nothing must be unmounted by its path.
 //!
-//! `fuser` 0.18 unmounts what is mounted on the directory of a session that has ended, although that is not mounted any
-//! more then: what was mounted there before, or is mounted there by now, is another file system. It takes a device that
-//! answers POLLERR for mounted, and the kernel says so of one that is not (mended in its pull request 703, which no
-//! release has). Its last call before is `destroy`, and a session that has begun never returns from that.
+//! `fuser` 0.18 unmounts whatever is mounted on the directory of a session that has ended, although the session's own
+//! mount is gone by then: what was mounted there before, or has been mounted since, is another file system. It takes a
+//! device that reports POLLERR for mounted, but that is what the kernel reports for one that is not (fixed in its pull
+//! request 703, which is in no release). Its last call before that is `destroy`, and for a session that has begun,
+//! that call never returns.
 
 use std::path::PathBuf;
 use std::sync::{Arc, OnceLock};
@@ -15,23 +16,23 @@ use harvestfs_protocol::watch;
 use crate::mount_table::{MountEntry, mounts};
 use crate::unmount;
 
-/// How a session has ended; none while it goes on.
+/// How a session has ended; `None` while it continues.
 pub(crate) type Ended = watch::Receiver<Option<Result<(), String>>>;
 
-/// How often, and how many times, it is looked whether a mount is gone: `umount --force` breaks its connection before.
+/// Interval and number of checks whether a mount is gone: `umount --force` breaks its connection first.
 const POLL: Duration = Duration::from_millis(20);
 const POLLS: usize = 50;
 
-/// What a session does at its end.
+/// Handles the end of a session.
 pub struct SessionEnd {
     ended: watch::Sender<Option<Result<(), String>>>,
     directory: PathBuf,
-    /// None before the session has begun.
+    /// `None` before the session has begun.
     mount: OnceLock<MountEntry>,
 }
 
 impl SessionEnd {
-    /// Of a session of a mount on `directory`.
+    /// For a session of a mount on `directory`.
     pub(crate) fn new(directory: PathBuf) -> (Arc<Self>, Ended) {
         let (ended, receiver) = watch::channel(None);
         let end = Self {
@@ -42,18 +43,19 @@ impl SessionEnd {
         (Arc::new(end), receiver)
     }
 
-    /// The session begins. Until then it is dropped where something fails, and `fuser` unmounts what it has mounted.
+    /// Records that the session begins. If something fails before, the session is dropped, and `fuser` unmounts what
+    /// it has mounted.
     pub(crate) fn begin(&self, mount: MountEntry) {
         // A session begins once.
         let _ = self.mount.set(mount);
     }
 
-    /// The session was given up before its end.
+    /// Records that the session was given up before its end.
     pub(crate) fn failed(&self, error: String) {
         self.tell(Err(error));
     }
 
-    /// The session has ended. Does not return if it had begun.
+    /// Records that the session has ended. Does not return if it had begun.
     pub(crate) fn reached(&self) {
         let Some(mount) = self.mount.get() else {
             return;
@@ -64,7 +66,7 @@ impl SessionEnd {
             thread::sleep(POLL);
             polls -= 1;
         }
-        // Somebody aborted its connection, and it answers that it is not connected.
+        // The connection was aborted by another process, and the mount answers that it is not connected.
         let removed = if is_there() {
             unmount::remove_dead(&self.directory)
         } else {
@@ -76,7 +78,7 @@ impl SessionEnd {
         }
     }
 
-    /// The first one says it. Nobody listens any more once the mount is dropped.
+    /// Reports the first result only. Nothing listens any more once the mount is dropped.
     fn tell(&self, result: Result<(), String>) {
         self.ended.send_if_modified(|ended| {
             let is_first = ended.is_none();

@@ -1,4 +1,4 @@
-//! What the requests of the kernel and the invalidations of the namenode both touch.
+//! State shared by the kernel's requests and the namenode's invalidations.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
@@ -15,29 +15,29 @@ use crate::notices::Notices;
 use crate::now;
 use crate::pages::{CachedWrite, IN_FLIGHT_MAX, Pages, QUIET_MAX, Waiter};
 
-/// How long an answer waits for pages to be dropped. They may wait for a read that waits for a
-/// datanode; then the kernel gets no larger size than it has.
+/// How long an answer waits for pages to be dropped. They may wait for a read that waits for a datanode; after this
+/// time, the kernel is sent no larger size than it has.
 const SETTLE_MAX: Duration = Duration::from_secs(2);
 
 /// How long a notification waits for a moment in which it makes no read fail.
 const HELD_MAX: Duration = Duration::from_millis(500);
-/// How often is looked whether there is one.
+/// Time between checks for such a moment.
 const HELD_LOOK: Duration = Duration::from_millis(1);
 
-/// What the kernel has cached, as far as it concerns both sides.
+/// The state of the kernel's caches, as far as it concerns both sides.
 pub struct Shared {
     /// The inodes that the kernel knows.
     pub nodes: Nodes,
-    /// What the namenode took back. Counted before the client is asked, and handed to
-    /// [`Shared::remember`] with its answer; added to before what is taken back is looked for.
+    /// Invalidations by the namenode. Their count is taken before the client is called, and passed to
+    /// [`Shared::remember`] with its answer; an invalidation is added before the invalidated inodes are looked up.
     pub invalidations: Invalidations,
     kernel_caches_entries: AtomicBool,
-    /// None: nothing is mounted yet.
+    /// `None` if nothing is mounted yet.
     notices: OnceLock<Arc<Notices>>,
 }
 
 impl Shared {
-    /// The kernel knows the root only and caches no entries.
+    /// The kernel knows only the root, and caches no entries.
     pub fn new() -> Self {
         Self {
             nodes: Nodes::new(),
@@ -47,13 +47,13 @@ impl Shared {
         }
     }
 
-    /// From now on the kernel can be notified.
+    /// Sets the connection through which the kernel is notified from now on.
     pub fn connect(&self, notices: Arc<Notices>) {
         let first = self.notices.set(notices);
         assert!(first.is_ok(), "a mount has two connections to the kernel");
     }
 
-    /// Whether the kernel may cache entries; not if nobody can make it forget them.
+    /// Sets whether the kernel may cache entries; it may not if it cannot be made to forget them.
     pub fn let_kernel_cache_entries(&self, allowed: bool) {
         self.kernel_caches_entries.store(allowed, Ordering::Relaxed);
     }
@@ -63,7 +63,7 @@ impl Shared {
         lease.saturating_sub(ANSWER_DELAY_MAX)
     }
 
-    /// How long the kernel may cache an entry when it may cache the attributes with it for `attr_ttl`.
+    /// How long the kernel may cache an entry if it may cache its attributes for `attr_ttl`.
     pub fn entry_ttl(&self, attr_ttl: Duration) -> Duration {
         if self.kernel_caches_entries.load(Ordering::Relaxed) {
             attr_ttl
@@ -72,16 +72,16 @@ impl Shared {
         }
     }
 
-    /// How long the kernel may believe that a name does not exist while `lease` remains.
+    /// How long the kernel may cache a negative entry while `lease` remains.
     pub fn no_entry_ttl(&self, lease: Duration) -> Duration {
         self.entry_ttl(Self::attr_ttl(lease))
     }
 
-    /// Counts a lookup that is answered with attributes, which the client was asked for after
-    /// `asked_at` invalidations. Returns how long the kernel may cache them: not at all if one came in
-    /// since then, which they may be older than, or if its name may be another's by now.
+    /// Counts a lookup that is answered with attributes that the client was asked for after `asked_at` invalidations.
+    /// Returns how long the kernel may cache them: not at all if there was an invalidation since then, as the
+    /// attributes may predate it, or the name may refer to another inode by now.
     pub fn remember(&self, attr: &Attr, asked_at: u64, lease: Duration) -> Duration {
-        // First, so that an invalidation from now on finds it.
+        // First, so that any further invalidation finds the inode.
         self.nodes.remember(attr);
         match self.invalidations.since(asked_at, attr.ino) {
             Since::Nothing => Self::attr_ttl(lease),
@@ -89,8 +89,8 @@ impl Shared {
         }
     }
 
-    /// Another session may have changed an inode: what the kernel has of it is old. Whether it has
-    /// anything.
+    /// Handles that another session may have changed an inode: what the kernel has cached of it is stale. Returns
+    /// whether the kernel knows the inode.
     pub async fn changed_elsewhere(&self, ino: InodeId) -> bool {
         self.invalidations.add(ino);
         let known = self.nodes.knows(ino);
@@ -100,7 +100,7 @@ impl Shared {
         known
     }
 
-    /// As [`Shared::changed_elsewhere`], of every inode.
+    /// As [`Shared::changed_elsewhere`], for every inode.
     pub async fn all_changed_elsewhere(&self) {
         self.invalidations.add_all();
         let arrived = now() + IN_FLIGHT_MAX;
@@ -110,16 +110,16 @@ impl Shared {
     }
 
     async fn forget_inode(&self, ino: InodeId, arrived: Instant) {
-        // An inode that the kernel does not know, and is counted to know: the answer with which it learns of it may be on
-        // its way, with attributes that are old by then.
+        // The kernel may not know an inode that it is counted to know: the answer that introduces the inode may still
+        // be in flight, with attributes that are stale by the time it arrives.
         while !self.forget_attributes(ino).await && self.nodes.knows(ino) && now() < arrived {
             tokio::time::sleep(HELD_LOOK).await;
         }
         self.forget_pages(ino);
     }
 
-    /// The kernel's attributes of an inode are old, its pages are not. Waits while a read would fail by it. Whether the kernel
-    /// knows the inode. To be run to its end: see [`crate::blocking`].
+    /// Makes the kernel forget its attributes of an inode, but not its pages. Waits while that would make a read fail.
+    /// Returns whether the kernel knows the inode. Must be run to its end: see [`crate::blocking`].
     pub async fn forget_attributes(&self, ino: InodeId) -> bool {
         let Some(notices) = self.notices.get() else {
             return true;
@@ -144,24 +144,25 @@ impl Shared {
         is_known
     }
 
-    /// Attributes of a file that are on their way to the kernel are ignored there from now on.
+    /// Makes the kernel ignore attributes of a file that are in flight to it.
     pub fn fence(&self, ino: InodeId) {
         if let Some(notices) = self.notices.get() {
             notices.forget_attributes(ino);
         }
     }
 
-    /// A thread is answered next that it wrote up to `end`, unless the file must not be disturbed now.
+    /// Records that a thread is about to be answered that it wrote up to `end`; returns `false` if the file must not
+    /// be disturbed now.
     #[must_use]
     pub fn try_wrote(&self, ino: InodeId, end: u64, cached: CachedWrite, thread: u32) -> bool {
         let pages = self.nodes.pages(ino);
         pages.is_none_or(|pages| pages.write(end, cached, thread, now()))
     }
 
-    /// As [`Shared::try_wrote`], once it may be.
+    /// As [`Shared::try_wrote`], but waits until it is possible.
     pub async fn wrote(&self, ino: InodeId, end: u64, mut cached: CachedWrite, thread: u32) {
         let began = now();
-        // Ends when what is in flight is not any more, and pages have been dropped.
+        // Ends when nothing relevant is in flight any more, and pages have been dropped.
         while !self.try_wrote(ino, end, cached, thread) {
             if let CachedWrite::Dropped { from } = cached
                 && let Some(pages) = self.nodes.pages(ino)
@@ -170,7 +171,7 @@ impl Shared {
                     self.drop_zeros(ino, &pages);
                 }
                 if now().duration_since(began) > SETTLE_MAX {
-                    // They wait for a read that waits for a datanode.
+                    // Dropping the pages waits for a read that waits for a datanode.
                     cached = CachedWrite::Kept;
                 }
             }
@@ -178,21 +179,21 @@ impl Shared {
         }
     }
 
-    /// A thread is answered next with attributes that the kernel takes in any case.
+    /// Records that a thread is about to be answered with attributes that the kernel accepts in any case.
     pub fn impose(&self, attr: &Attr, waiter: Waiter) {
         if let Some(pages) = self.nodes.pages(attr.ino) {
             pages.impose(attr.size_bytes, waiter, now());
         }
     }
 
-    /// A thread asks for something that it waits for; see [`Pages::heard_from`].
+    /// Records that a thread makes a request and waits for its answer; see [`Pages::heard_from`].
     pub fn heard_from(&self, ino: InodeId, thread: u32) {
         if let Some(pages) = self.nodes.pages(ino) {
             pages.heard_from(thread);
         }
     }
 
-    /// What was read into pages of a file may be old at any moment, without a notice: the kernel is not to keep it.
+    /// Makes the kernel drop its pages of a file: their contents may become stale at any moment, without a notice.
     pub fn forget_pages(&self, ino: InodeId) {
         if let Some(pages) = self.nodes.pages(ino) {
             self.drop_pages(ino, &pages);
@@ -216,14 +217,14 @@ impl Shared {
         }
     }
 
-    /// Waits until the kernel may get a file's attributes; see [`Pages`]. False: it takes too long, and
-    /// the size was replaced by one that the kernel may get meanwhile.
+    /// Waits until a file's attributes may be sent to the kernel; see [`Pages`]. Returns `false` if that takes too
+    /// long; the size is then replaced by one that may be sent now.
     pub async fn settle(&self, attr: &mut Attr) -> bool {
         if attr.kind != FileKind::Regular {
             return true;
         }
         let (Some(notices), Some(pages)) = (self.notices.get(), self.nodes.pages(attr.ino)) else {
-            // The kernel has nothing of it.
+            // The kernel has cached nothing of it.
             return true;
         };
         let began = now();
@@ -242,7 +243,7 @@ impl Shared {
                 attr.size_bytes = attr.size_bytes.min(pages.growth_max());
                 return false;
             }
-            // A refused read that is asked for again notifies nobody.
+            // The repetition of a refused read triggers no notification.
             let _ = tokio::time::timeout(QUIET_MAX / 4, dropped).await;
         }
     }

@@ -1,8 +1,8 @@
-//! What is mounted in the mount by others.
+//! Other mounts inside the mount.
 //!
-//! When the kernel finds that a directory entry is no longer valid, it detaches what is mounted there or
-//! below. So while there is such a mount, entries are not declared old: they are given no time to live
-//! instead, and the kernel looks each up again, which it does in place.
+//! When the kernel finds that a directory entry is no longer valid, it detaches whatever is mounted there or below. So
+//! while there is such a mount, entries are not declared stale: they are given a time to live of zero instead, and the
+//! kernel looks each up again, which it does in place.
 
 use std::fs::File;
 use std::io;
@@ -13,13 +13,13 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use crate::mount_table::{mounted_below, mounts};
 
-/// Looks whether something is mounted in a mount. What is mounted in other mount namespaces only, the
-/// kernel does not show.
+/// Checks whether something is mounted in a mount. The kernel does not show mounts that exist in other mount
+/// namespaces only.
 #[derive(Debug)]
 pub struct Submounts {
-    /// Tells when it has changed; see proc_pid_mountinfo(5).
+    /// Signals changes of the table; see proc_pid_mountinfo(5).
     table: File,
-    /// Of the mount.
+    /// The mount's device.
     device: String,
     state: Mutex<State>,
 }
@@ -31,10 +31,10 @@ enum State {
 }
 
 impl Submounts {
-    /// `device` is the mount's, as the kernel's table of mounts shows it. Nothing is mounted in it yet.
+    /// `device` is the mount's, as shown in the kernel's table of mounts. Nothing is mounted in it yet.
     ///
     /// # Errors
-    /// When `/proc` is not there.
+    /// If `/proc` is not available.
     pub fn new(device: String) -> io::Result<Self> {
         Ok(Self {
             table: File::open("/proc/self/mountinfo")?,
@@ -43,9 +43,9 @@ impl Submounts {
         })
     }
 
-    /// For how long something has been seen mounted in the mount; none: nothing is.
+    /// How long something has been seen mounted in the mount; `None` if nothing is.
     pub fn seen_for(&self) -> Option<Duration> {
-        // Held while the table is read, or another thread would find that it did not change.
+        // Held while the table is read: otherwise another thread would find it unchanged.
         let mut state = self.state.lock();
         if self.table_changed() {
             let is_any = match mounts() {
@@ -71,7 +71,7 @@ impl Submounts {
         let mut polled = [PollFd::new(&self.table, PollFlags::PRI)];
         match poll(&mut polled, Some(&Timespec::default())) {
             Ok(ready) => ready != 0,
-            // Then better look.
+            // When in doubt, look.
             Err(_) => true,
         }
     }

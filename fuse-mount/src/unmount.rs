@@ -1,10 +1,10 @@
-//! Unmounting, which is done by a process of its own.
+//! Unmounting, which is done by a separate process.
 //!
-//! The kernel asks for answers while it unmounts a file system or writes back what programs have
-//! changed in its cache. A thread of the mount's process that waits for that inside the kernel cannot
-//! be killed, and while it is there the connection stays open: nothing would ever end its wait once the
-//! threads that give the answers are gone. A child has no part in the connection. When the process
-//! of the mount ends, however it ends, the kernel breaks the connection and the child goes on.
+//! The kernel makes requests while it unmounts a file system or writes back what programs have changed in its cache. A
+//! thread of the mount's process that waits for that inside the kernel cannot be killed, and while it exists the
+//! connection stays open: nothing would ever end its wait once the threads that answer the requests are gone. A child
+//! process does not hold the connection open. When the process of the mount ends, however it ends, the kernel breaks
+//! the connection and the child continues.
 
 use std::ffi::OsStr;
 use std::fs::File;
@@ -22,33 +22,33 @@ use rustix::mount::{UnmountFlags, unmount};
 use crate::guard;
 use crate::mount_table::{MOUNT_TYPE, MountEntry, canonical, mounted_besides, mounted_on, mounts};
 
-/// Tells the child the device of the mount that it is to unmount.
+/// The environment variable that passes the device of the mount to the child.
 const DEVICE_VARIABLE: &str = "HARVESTFS_UNMOUNT_DEVICE";
-/// What the child says when programs still use the file system.
+/// The child's output if programs still use the file system.
 const IN_USE: &str = "in use";
-/// A mount that does not answer within this time hangs, and is not dead.
+/// A mount that does not respond within this time hangs, and is not dead.
 const ANSWER_DEADLINE: Duration = Duration::from_secs(10);
-/// How often what is mounted besides a mount is looked for: programs may mount more meanwhile.
+/// How often further mounts are looked for: programs may mount more in the meantime.
 const ATTEMPTS: usize = 3;
 
 /// How a mount was unmounted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Unmounted {
-    /// Nobody used it.
+    /// No program used it.
     Entirely,
-    /// Under programs that use it, for which it works until its process ends.
+    /// It was detached while programs use it; it works for them until its process ends.
     InUse,
 }
 
-/// Whether this process is a child of a mount's, to be asked before anything else by a program that
-/// mounts: then it has done what it is for, successfully or not.
+/// Checks whether this process is a child of a mount's process. A program that mounts has to call this before anything
+/// else: if the result is not `None`, the process has done its job, successfully or not.
 #[must_use]
 pub fn asked_by_mount() -> Option<bool> {
     if let Some(done) = guard::asked() {
         return Some(done);
     }
     let device = std::env::var(DEVICE_VARIABLE).ok()?;
-    // The mount may have ended meanwhile: this goes on without a reader.
+    // The mount may have ended in the meantime: this continues without a reader.
     Some(match unmount_device(&device) {
         Ok(Unmounted::Entirely) => true,
         Ok(Unmounted::InUse) => {
@@ -62,13 +62,13 @@ pub fn asked_by_mount() -> Option<bool> {
     })
 }
 
-/// Unmounts by a child, after what programs changed is written back.
+/// Unmounts by means of a child, after writing back what programs changed.
 pub(crate) async fn by_child(device: &str) -> io::Result<Unmounted> {
-    // This program as it runs, even if its file has been replaced meanwhile.
+    // The running program, even if its file has been replaced in the meantime.
     let output = tokio::process::Command::new("/proc/self/exe")
         .env(DEVICE_VARIABLE, device)
         .current_dir("/")
-        // A second Ctrl-C is for the mount alone: this is what unmounts it then.
+        // A second Ctrl-C must reach the mount only: it is then this child that unmounts.
         .process_group(0)
         .stdin(Stdio::null())
         .output()
@@ -91,12 +91,13 @@ pub(crate) async fn by_child(device: &str) -> io::Result<Unmounted> {
 fn unmount_device(device: &str) -> io::Result<Unmounted> {
     let all = mounts()?;
     let Some(first) = first_of(&all, device) else {
-        // Somebody else did.
+        // Another process has unmounted it.
         return Ok(Unmounted::Entirely);
     };
     let others = unmount_others(first)?;
     let all = mounts()?;
-    // It went with another one, or somebody else did: another file system may have its device by now.
+    // It was removed together with another mount, or by another process: its device number may belong to another file
+    // system by now.
     if first_of(&all, device) != Some(first) {
         return Ok(others);
     }
@@ -106,7 +107,7 @@ fn unmount_device(device: &str) -> io::Result<Unmounted> {
         return Ok(others);
     }
     let directory = &first.mount_point;
-    // It is still this mount that would be unmounted.
+    // Make sure that it is still this mount that would be unmounted.
     if !shows(&all, first) {
         return Err(io::Error::other(format!(
             "{} shows another mount",
@@ -116,25 +117,25 @@ fn unmount_device(device: &str) -> io::Result<Unmounted> {
     let unmounted = unmount_or_detach(directory)?;
     Ok(match others {
         Unmounted::Entirely => unmounted,
-        // The file system lives on, and so does its connection to the kernel.
+        // The file system remains, and so does its connection to the kernel.
         Unmounted::InUse => Unmounted::InUse,
     })
 }
 
-/// The mount of a device that its others were made of.
+/// The first mount of a device, from which its other mounts were made.
 fn first_of<'a>(mounts: &'a [MountEntry], device: &str) -> Option<&'a MountEntry> {
     mounts.iter().find(|it| it.device == device)
 }
 
-/// Whether what is seen where a mount is has its device.
+/// Whether the topmost mount at a mount's directory has the same device.
 fn shows(mounts: &[MountEntry], mount: &MountEntry) -> bool {
     mounted_on(mounts, &mount.mount_point).is_some_and(|top| top.device == mount.device)
 }
 
-/// Of a file system in use the kernel keeps what programs have changed until they close it. An error would reach a
-/// program that syncs or closes; from an unmounted file system it reaches none.
+/// Writes back the changes that the kernel keeps for a file system in use until programs close its files. An error at
+/// this point still reaches a program that syncs or closes; after the unmount, it reaches none.
 fn write_back(mounts: &[MountEntry], mount: &MountEntry) {
-    // What is over it may hang.
+    // A mount on top of it may hang.
     if !shows(mounts, mount) {
         return;
     }
@@ -145,9 +146,9 @@ fn write_back(mounts: &[MountEntry], mount: &MountEntry) {
     }
 }
 
-/// Unmounts what is mounted in or over a file system, and where that is mounted a further time: while it is,
-/// unmounting the first mount would not end it. That one stays, so that nobody else gets the number of the
-/// device meanwhile, unless the kernel takes it away with another one, as it does where mounts propagate.
+/// Unmounts mounts in or over a file system, and its further mounts: while one exists, unmounting the first mount
+/// would not end the file system. The first mount stays, so that its device number is not reused in the meantime,
+/// unless the kernel removes it together with another one, as it does where mounts propagate.
 fn unmount_others(first: &MountEntry) -> io::Result<Unmounted> {
     let device = &first.device;
     let mut unmounted = Unmounted::Entirely;
@@ -159,7 +160,7 @@ fn unmount_others(first: &MountEntry) -> io::Result<Unmounted> {
         if is_gone && !failed.is_empty() {
             break;
         }
-        // What has the device of one that is gone is none of ours.
+        // If the first mount is gone, other mounts with its device are not ours.
         if is_gone || others.is_empty() {
             return Ok(unmounted);
         }
@@ -167,12 +168,12 @@ fn unmount_others(first: &MountEntry) -> io::Result<Unmounted> {
         for other in others {
             let directory = &other.mount_point;
             let now = mounts()?;
-            // It may have gone with another one.
+            // It may have been removed together with another one.
             if mounted_on(&now, directory) != Some(other) {
                 continue;
             }
             let done = if other.device == *device {
-                // The first mount may go with it, and what programs have changed with that.
+                // The first mount may be removed with it, and with that the programs' changes.
                 write_back(&now, other);
                 unmount_or_detach(directory)
             } else {
@@ -186,7 +187,7 @@ fn unmount_others(first: &MountEntry) -> io::Result<Unmounted> {
                         unmounted = how;
                     }
                 }
-                // The others and this mount are none the worse for it.
+                // This does not affect the other mounts.
                 Err(error) => failed.push(format!("cannot unmount {shown}: {error}")),
             }
         }
@@ -197,7 +198,7 @@ fn unmount_others(first: &MountEntry) -> io::Result<Unmounted> {
     Ok(Unmounted::InUse)
 }
 
-/// Unmounts a mount of a file system of ours.
+/// Unmounts one of our own mounts.
 fn unmount_or_detach(directory: &Path) -> io::Result<Unmounted> {
     match unmount(directory, UnmountFlags::empty()) {
         Ok(()) => Ok(Unmounted::Entirely),
@@ -217,7 +218,7 @@ fn detach(directory: &Path) -> io::Result<()> {
     }
 }
 
-/// Users other than root need this program.
+/// Runs `fusermount3`, which users other than root need.
 fn fusermount(option: &str, directory: &Path) -> io::Result<()> {
     let output = Command::new("fusermount3")
         .args([OsStr::new(option), OsStr::new("-q"), OsStr::new("--")])
@@ -232,15 +233,15 @@ fn fusermount(option: &str, directory: &Path) -> io::Result<()> {
     }
 }
 
-/// Unmounts a HarvestFS whose process was killed: it stays behind, and answers that it is not
-/// connected. Anything else is left alone, also where the dead one is bound elsewhere: nothing is mounted
-/// there next, and programs would write to the local directory without an error.
+/// Unmounts a HarvestFS whose process was killed: such a mount remains, and answers that it is not connected. Anything
+/// else is left alone, even where the dead one is bound elsewhere: nothing will be mounted there again, and programs
+/// would write to the local directory without an error.
 ///
 /// # Errors
-/// When it is there and cannot be unmounted, or hangs.
+/// If there is one that cannot be unmounted, or that hangs.
 pub fn remove_dead(directory: &Path) -> io::Result<()> {
     let directory = match canonical(directory) {
-        // Nothing is mounted below a directory that is gone.
+        // Nothing is mounted below a directory that does not exist.
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
         directory => directory?,
     };
@@ -253,11 +254,11 @@ pub fn remove_dead(directory: &Path) -> io::Result<()> {
         if asked(&directory)? != Err(Errno::NOTCONN) {
             return Ok(());
         }
-        // Meanwhile it may have been unmounted, and what was below it is nobody's to detach.
+        // It may have been unmounted in the meantime, and what was below it is not ours to detach.
         if mounted_on(&mounts()?, &directory).is_none_or(|it| it.device != *dead) {
             continue;
         }
-        // Who else unmounts it may have been faster.
+        // Another process may have unmounted it first.
         if let Err(error) = detach(&directory)
             && mounted_on(&mounts()?, &directory).is_some_and(|it| it.device == *dead)
         {
@@ -267,11 +268,11 @@ pub fn remove_dead(directory: &Path) -> io::Result<()> {
     }
 }
 
-/// What a mounted file system answers to a question that the kernel always passes on.
+/// A mounted file system's answer to a request that the kernel always passes on.
 fn asked(directory: &Path) -> io::Result<Result<(), Errno>> {
     let (sender, answers) = mpsc::channel();
     let asked = directory.to_owned();
-    // Its thread may hang for as long as the mount does.
+    // The thread may hang for as long as the mount does.
     thread::spawn(move || sender.send(rustix::fs::statvfs(&asked).map(drop)));
     answers.recv_timeout(ANSWER_DEADLINE).map_err(|_| {
         io::Error::new(

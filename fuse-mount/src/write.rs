@@ -1,4 +1,4 @@
-//! A write by the kernel.
+//! Writes by the kernel.
 
 use std::sync::Arc;
 
@@ -13,30 +13,30 @@ use crate::pages::CachedWrite;
 use crate::reply::{self, Reply, Written};
 use crate::serve::{Adapter, Header};
 
-/// What the kernel wants written.
+/// A write request of the kernel.
 pub struct Write {
     /// The file.
     pub ino: InodeId,
     /// Where it begins.
     pub offset: u64,
-    /// Why the kernel writes.
+    /// The kernel's flags for the write.
     pub flags: WriteFlags,
-    /// To the end, as the descriptor is now: it may have been opened otherwise.
+    /// Whether the data goes to the end, according to the descriptor's current flags: it may have been opened
+    /// otherwise.
     pub append: bool,
-    /// Past its pages: a program opened the file with `O_DIRECT`.
+    /// Whether the write bypasses the kernel's pages: a program opened the file with `O_DIRECT`.
     pub direct: bool,
-    /// With `O_SYNC` or `O_DSYNC`.
+    /// Whether the file has `O_SYNC` or `O_DSYNC`.
     pub synced: bool,
 }
 
 impl Write {
-    /// Whether the kernel writes back what it has in its pages. That has its place, however the file was
-    /// opened.
+    /// Whether the kernel writes back its pages. Such data has a fixed offset, however the file was opened.
     fn writes_back(&self) -> bool {
         self.flags.contains(WriteFlags::FUSE_WRITE_CACHE)
     }
 
-    /// Whether a program writes this past the kernel's pages, as it does to what is opened for appending.
+    /// Whether the write bypasses the kernel's pages, as it does if the file was opened for appending.
     fn is_past_pages(&self, opened_to_append: bool) -> bool {
         (opened_to_append || self.direct) && !self.writes_back()
     }
@@ -64,12 +64,13 @@ impl Adapter {
         let kind = match (writes_back, open.append && write.append) {
             (true, _) => WriteKind::Back(offset),
             (false, true) => WriteKind::Append,
-            // What was not opened to append is in the kernel's pages, at the end that it knows.
+            // If the file was not opened for appending, the data is in the kernel's pages, at the end as the kernel
+            // knows it.
             (false, false) => WriteKind::At(offset),
         };
-        // After all other writes the kernel asks for a sync itself. It does not when a file is opened past its
-        // pages, as to append, nor after an asynchronous write with `O_DIRECT`; a synchronous one is not told
-        // from that, and what is synced here has nothing left to do when it is asked for again.
+        // After all other writes the kernel requests a sync itself. It does not if the file bypasses its pages, as for
+        // appending, nor after an asynchronous write with `O_DIRECT`; a synchronous one cannot be distinguished from
+        // that, and after a sync here, a second one has nothing left to do.
         let synced = write.synced && past_pages;
         let cached = if past_pages {
             CachedWrite::dropped_from(offset)
@@ -77,7 +78,7 @@ impl Adapter {
             CachedWrite::Kept
         };
         let thread = header.pid;
-        // The kernel asks for it whenever the writer is not root.
+        // The kernel sets this flag whenever the writer is not root.
         let kill_privileges = flags.contains(WriteFlags::FUSE_WRITE_KILL_SUIDGID)
             && inner::may_have_privileges(&open.file);
         if kind != WriteKind::Append && !kill_privileges && !synced {
@@ -122,7 +123,7 @@ impl Adapter {
         });
     }
 
-    /// Allocates, or cuts out, a range of an open file; `range` is where it begins and how long it is.
+    /// Allocates a range of an open file, or punches a hole; `range` is the offset and the length.
     pub(crate) fn serve_fallocate(
         &self,
         header: Header,
@@ -142,7 +143,7 @@ impl Adapter {
                 Ok(mode)
             };
             let allocated = caller.unless_killed(allocated).await;
-            // Also if the caller is killed meanwhile: it is done.
+            // Even if the caller is killed while this waits: the file has been changed.
             if let Ok(FallocateMode::Allocate | FallocateMode::ZeroRange) = allocated {
                 let end = offset.saturating_add(length);
                 let cached = CachedWrite::Kept;
@@ -171,7 +172,7 @@ mod tests {
         assert!(write(none, false).is_past_pages(true));
         assert!(write(none, true).is_past_pages(false));
         assert!(!write(none, false).is_past_pages(false));
-        // Of a mapping.
+        // Write-back of a memory mapping.
         assert!(!write(cache, false).is_past_pages(true));
         assert!(!write(cache, true).is_past_pages(false));
     }

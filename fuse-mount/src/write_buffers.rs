@@ -1,6 +1,5 @@
-//! Memory for the data of large writes, used again and again. An allocator returns what is freed to
-//! the kernel, and the kernel clears each page before it gives it out anew: an eighth of all time that
-//! a large write took.
+//! Reusable memory for the data of large writes. An allocator returns freed memory to the kernel, and the kernel
+//! clears each page before it hands it out again: that took an eighth of the time of a large write.
 
 use std::sync::Arc;
 
@@ -8,19 +7,19 @@ use bytes::Bytes;
 use harvestfs_protocol::limits::PACKET_BYTES_MAX;
 use parking_lot::Mutex;
 
-/// Most buffers that are kept while no data is in them: 32 MiB for a mount.
+/// Maximum number of unused buffers that are kept: 32 MiB for a mount.
 const FREE_MAX: usize = 32;
-/// Smaller writes are allocated: they would hold much more memory than they need.
+/// Smaller writes are allocated individually: they would occupy much more memory than they need.
 const WRITE_BYTES_MIN: usize = PACKET_BYTES_MAX / 2;
 
-/// Buffers of [`PACKET_BYTES_MAX`], the most that the kernel writes at once.
+/// Buffers of [`PACKET_BYTES_MAX`], the most that the kernel writes in one request.
 #[derive(Default)]
 pub struct WriteBuffers {
     free: Mutex<Vec<Vec<u8>>>,
 }
 
 impl WriteBuffers {
-    /// A copy of what the kernel writes.
+    /// Copies the data that the kernel writes.
     pub fn copy(self: &Arc<Self>, data: &[u8]) -> Bytes {
         if data.len() < WRITE_BYTES_MIN {
             return Bytes::copy_from_slice(data);
@@ -35,7 +34,7 @@ impl WriteBuffers {
     }
 }
 
-/// Goes back when the last that refers to its data is dropped.
+/// A buffer that returns to the pool when the last reference to its data is dropped.
 struct Lent {
     buffer: Vec<u8>,
     pool: Arc<WriteBuffers>,

@@ -1,4 +1,4 @@
-//! Which clients may ask.
+//! Access control for clients.
 
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -13,17 +13,17 @@ use tokio_rustls::TlsAcceptor;
 
 use crate::{Answer, Get, Token};
 
-/// Which clients may ask.
+/// The clients that may make requests.
 #[derive(Clone, Debug)]
 pub enum Access {
-    /// Anyone who can reach it, without TLS; only for an address of the loopback interface.
+    /// Any client that can reach it, without TLS; only for an address of the loopback interface.
     Anyone,
-    /// Clients that know the token, without TLS; only for an address of the loopback interface, which other users
-    /// of the machine can reach.
+    /// Clients that know the token, without TLS; only for an address of the loopback interface, which other users of
+    /// the machine can reach.
     Token(Token),
-    /// With TLS: an administrator's certificate, or the token.
+    /// With TLS, clients that have an administrator's certificate or the token.
     Proven {
-        /// Certificate and key of the part that listens.
+        /// Certificate and key of the listening part.
         identity: Identity,
         /// The token.
         token: Token,
@@ -37,18 +37,18 @@ pub(crate) enum Guard {
     Proven { tls: TlsAcceptor, token: Token },
 }
 
-/// What is to be done with a request.
+/// The decision on a request.
 pub(crate) enum Admission {
     /// It is answered.
     Given,
-    /// It is answered, and the browser gets a cookie that admits it from now on.
+    /// It is answered, and the browser gets a cookie that grants it access from now on.
     GivenWithCookie(String),
-    /// This is the answer.
+    /// It is refused with this answer.
     Refused(Answer),
 }
 
 impl Guard {
-    /// `port` is where it listens.
+    /// `port` is the listening port.
     pub(crate) fn new(access: Access, port: u16) -> Result<Self, rustls::Error> {
         Ok(match access {
             Access::Anyone => Self::Anyone,
@@ -60,7 +60,7 @@ impl Guard {
         })
     }
 
-    /// Whether a request is to be answered. `certificate` is what the peer proved in the handshake.
+    /// Decides whether a request is answered. `certificate` is the one that the client proved in the handshake.
     pub(crate) fn admit(
         &self,
         request: &Get,
@@ -100,13 +100,14 @@ impl Guard {
     }
 }
 
-/// Whether a request comes with the token as bearer or password.
+/// Whether a request presents the token as bearer or password.
 fn shows(headers: &HeaderMap, token: &Token) -> bool {
     let authorization = headers.get(header::AUTHORIZATION);
     authorization.is_some_and(|value| token.is_in(value.as_bytes()))
 }
 
-/// The answer to a page from elsewhere whose name was made to point here: it comes with that name.
+/// The refusal of a request by a foreign page whose host name was made to resolve to this machine: such a request
+/// carries that name.
 fn not_here(headers: &HeaderMap) -> Option<Answer> {
     let host = headers.get(header::HOST);
     let is_here = host.is_none_or(|host| is_this_machine(host.as_bytes()));

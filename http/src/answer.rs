@@ -6,7 +6,7 @@ use hyper::header::{self, HeaderValue};
 use hyper::{Response, StatusCode};
 use percent_encoding::percent_decode_str;
 
-/// Scripts and styles come from here and nowhere else; no other page may frame this one.
+/// Scripts and styles are loaded from this server only; no other page may frame ours.
 const CONTENT_SECURITY_POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; \
      img-src 'self' data:; connect-src 'self'; base-uri 'none'; form-action 'none'; \
      frame-ancestors 'none'";
@@ -14,13 +14,13 @@ const CONTENT_SECURITY_POLICY: &str = "default-src 'none'; script-src 'self'; st
 /// A request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Get {
-    /// The path, as it was sent: starts with `/`.
+    /// The path as it was sent; starts with `/`.
     pub path: String,
     query: String,
 }
 
 impl Get {
-    /// A request for a path with what follows the question mark.
+    /// A request for a path, with the part after the question mark.
     #[must_use]
     pub fn new(path: &str, query: &str) -> Self {
         Self {
@@ -29,7 +29,7 @@ impl Get {
         }
     }
 
-    /// The value of a parameter, decoded, as bytes: file names are bytes.
+    /// The value of a parameter, decoded, as bytes, because file names are bytes.
     #[must_use]
     pub fn parameter(&self, name: &str) -> Option<Vec<u8>> {
         let pairs = self.query.split('&');
@@ -40,7 +40,7 @@ impl Get {
     }
 }
 
-/// What a site answers.
+/// The answer of a site.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Answer {
     pub(crate) status: StatusCode,
@@ -59,19 +59,19 @@ impl Answer {
         }
     }
 
-    /// 400: what was asked makes no sense, and why.
+    /// 400: the request makes no sense, and why.
     #[must_use]
     pub fn bad_request(why: &str) -> Self {
         Self::plain(StatusCode::BAD_REQUEST, why)
     }
 
-    /// 404: there is no such thing.
+    /// 404: there is no such resource.
     #[must_use]
     pub fn not_found(what: &str) -> Self {
         Self::plain(StatusCode::NOT_FOUND, what)
     }
 
-    /// 503: not now, and why.
+    /// 503: not available now, and why.
     #[must_use]
     pub fn unavailable(why: &str) -> Self {
         Self::plain(StatusCode::SERVICE_UNAVAILABLE, why)

@@ -1,4 +1,4 @@
-//! Asks HTTP services: one request a connection, all within a deadline.
+//! A client for HTTP services: one request per connection, all within a deadline.
 
 use std::fmt;
 use std::io;
@@ -19,26 +19,26 @@ use tokio::net::TcpStream;
 use tokio::time::timeout;
 use tokio_rustls::TlsConnector;
 
-/// How long a request may take, with its connection and answer.
+/// How long a request may take, including connecting and receiving the answer.
 const DEADLINE: Duration = Duration::from_secs(10);
-/// Most bytes of an answer: what is known of ten thousand nodes.
+/// Maximum size of an answer: enough for the status of ten thousand nodes.
 const ANSWER_BYTES_MAX: usize = 64 << 20;
-/// Most bytes of an answer that are shown in an error.
+/// Maximum number of bytes of an answer that are shown in an error.
 const SHOWN_BYTES_MAX: usize = 300;
 
-/// Why a service did not do what it was asked for.
+/// Why a request to a service failed.
 #[derive(Debug, thiserror::Error)]
 pub enum ClientError {
-    /// The address is none.
+    /// The address is invalid.
     #[error("`{0}` is no address of a service: http://HOST:PORT or https://HOST:PORT is one")]
     Address(String),
-    /// The certificates of authorities are of no use.
+    /// The certificates of authorities are unusable.
     #[error("the certificates of authorities are of no use: {0}")]
     Authorities(String),
-    /// A header holds something that no header can.
+    /// A header value contains invalid characters.
     #[error("{0} holds something that a header cannot")]
     Header(&'static str),
-    /// It cannot be reached.
+    /// The service cannot be reached.
     #[error("cannot connect to {address}: {source}")]
     Connect {
         /// Host and port.
@@ -57,7 +57,7 @@ pub enum ClientError {
     /// There was no answer in time.
     #[error("{0} did not answer within {DEADLINE:?}")]
     Late(String),
-    /// The answer is no success.
+    /// The answer's status is not a success.
     #[error("{address} answered {status} to {request}: {said}")]
     Status {
         /// Host and port.
@@ -66,23 +66,23 @@ pub enum ClientError {
         request: String,
         /// The status.
         status: StatusCode,
-        /// The beginning of what it said.
+        /// The beginning of the answer's body.
         said: String,
     },
 }
 
-/// A service.
+/// The client of one service.
 pub struct Client {
     host: String,
     port: u16,
-    /// Before the paths of requests; without a slash at the end.
+    /// Prefix for the paths of requests, without a slash at the end.
     path: String,
     tls: Option<TlsConnector>,
     headers: Vec<(HeaderName, HeaderValue)>,
 }
 
 impl fmt::Debug for Client {
-    /// Without headers, which may hold secrets.
+    /// Omits headers, which may contain secrets.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Client")
             .field("address", &self.address())
@@ -91,10 +91,11 @@ impl fmt::Debug for Client {
 }
 
 impl Client {
-    /// A service at an address such as `http://host:8088`. For `https`, `authorities` are certificates in PEM.
+    /// A client of the service at an address such as `http://host:8088`. For `https`, `authorities` are certificates
+    /// in PEM.
     ///
     /// # Errors
-    /// When the address or the certificates are of no use.
+    /// If the address or the certificates are unusable.
     pub fn new(address: &str, authorities: Option<&[u8]>) -> Result<Self, ClientError> {
         let bad = || ClientError::Address(address.to_owned());
         let uri: Uri = address.parse().map_err(|_| bad())?;
@@ -116,10 +117,10 @@ impl Client {
         })
     }
 
-    /// With a header in each request.
+    /// Adds a header to each request.
     ///
     /// # Errors
-    /// When its value cannot be that of a header.
+    /// If the value is invalid in a header.
     pub fn with_header(mut self, name: &'static str, value: &str) -> Result<Self, ClientError> {
         let mut value = HeaderValue::from_str(value).map_err(|_| ClientError::Header(name))?;
         value.set_sensitive(true);
@@ -137,19 +138,19 @@ impl Client {
         }
     }
 
-    /// The body of the answer to `GET`.
+    /// Sends a `GET` request, and returns the body of the answer.
     ///
     /// # Errors
-    /// Unless the answer is a success and comes in time.
+    /// Unless the answer is a success and arrives in time.
     pub async fn get(&self, path: &str) -> Result<Bytes, ClientError> {
         self.ask(Method::GET, path, "application/json", Bytes::new())
             .await
     }
 
-    /// Sends a body of this type; returns that of the answer.
+    /// Sends a request with a body of this type, and returns the body of the answer.
     ///
     /// # Errors
-    /// Unless the answer is a success and comes in time.
+    /// Unless the answer is a success and arrives in time.
     pub async fn ask(
         &self,
         method: Method,
@@ -158,7 +159,7 @@ impl Client {
         body: Bytes,
     ) -> Result<Bytes, ClientError> {
         let exchange = self.exchange(method, path, content_type, body);
-        // Boxed: the client of HTTP is compiled here, once.
+        // Boxed, so that the HTTP client is compiled only here, once.
         let exchange: futures::future::BoxFuture<'_, _> = Box::pin(exchange);
         match timeout(DEADLINE, exchange).await {
             Ok(answer) => answer,
@@ -230,7 +231,8 @@ impl Client {
             let body = body.map_err(|error| self.broken(error))?;
             Ok((head.status, body.to_bytes()))
         };
-        // The connection does the work; it may end before the answer is taken from it.
+        // Polling the connection drives the request; the connection may end before the answer has been received from
+        // it.
         let connection = async {
             let _ = connection.await;
             std::future::pending().await

@@ -1,4 +1,4 @@
-//! Listening, and one task for each connection.
+//! The listening socket, and one task for each connection.
 
 use std::convert::Infallible;
 use std::io;
@@ -27,23 +27,23 @@ use crate::{Access, Answer, Get, Site};
 
 /// How long the TLS handshake may take.
 const HANDSHAKE_DEADLINE: Duration = Duration::from_secs(10);
-/// How long the head of a request may take; also how long a connection may be idle.
+/// How long receiving the head of a request may take; also how long a connection may be idle.
 const HEAD_DEADLINE: Duration = Duration::from_secs(60);
-/// How long an answer may take to be found.
+/// How long producing an answer may take.
 const ANSWER_DEADLINE: Duration = Duration::from_secs(10);
-/// How long the other end may take to receive an answer.
+/// How long the client may take to receive an answer.
 const RECEIVE_DEADLINE: Duration = Duration::from_secs(30);
-/// How long a connection may live: browsers make a new one.
+/// How long a connection may last: browsers make a new one.
 const CONNECTION_DEADLINE: Duration = Duration::from_secs(3600);
-/// Most bytes of a request's head.
+/// Maximum size of a request's head.
 const HEAD_BYTES_MAX: usize = 16 << 10;
-/// After a failure to accept: too many open files, most likely.
+/// The pause after a failure to accept: too many open files, most likely.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
 /// Why an endpoint cannot serve.
 #[derive(Debug, thiserror::Error)]
 pub enum HttpError {
-    /// The address cannot be listened on.
+    /// The endpoint cannot listen on the address.
     #[error("cannot listen on {addr} for HTTP: {source}")]
     Listen {
         /// The address.
@@ -51,18 +51,18 @@ pub enum HttpError {
         /// Why.
         source: io::Error,
     },
-    /// There is to be no TLS, and the address can be reached from other machines.
+    /// The configuration is without TLS, and the address can be reached from other machines.
     #[error(
         "{0} can be reached from other machines: access = \"token\" and access = \"anyone\" are for addresses \
          such as 127.0.0.1; write access = \"proven\""
     )]
     NotLoopback(SocketAddr),
-    /// The certificate is of no use for TLS.
+    /// The certificate is unusable for TLS.
     #[error("the certificate is of no use for HTTP: {0}")]
     Certificate(#[from] rustls::Error),
 }
 
-/// A socket that listens, and the access that it gives.
+/// A listening socket, and the access that it grants.
 pub struct Endpoint {
     listener: TcpListener,
     local_addr: SocketAddr,
@@ -89,7 +89,7 @@ impl Endpoint {
         })
     }
 
-    /// Where it can be reached; without the token.
+    /// The URL of the endpoint, without the token.
     #[must_use]
     pub fn url(&self) -> String {
         let scheme = match self.guard {
@@ -99,12 +99,12 @@ impl Endpoint {
         format!("{scheme}://{}/", self.local_addr)
     }
 
-    /// Serves a site until the future is dropped; connections end a little later by themselves.
+    /// Serves a site until the future is dropped; open connections end a little later by themselves.
     pub fn serve(self, site: impl Site) -> BoxFuture<'static, ()> {
         self.serve_site(Arc::new(site))
     }
 
-    /// Boxed, and for any site: the server of HTTP is compiled here, once.
+    /// Boxed, and for any site, so that the HTTP server is compiled only here, once.
     fn serve_site(self, site: Arc<dyn Site>) -> BoxFuture<'static, ()> {
         Box::pin(self.accept(site))
     }
@@ -188,7 +188,7 @@ async fn respond(
         Admission::Refused(refusal) => {
             let mut response = refusal.into_response();
             let close = HeaderValue::from_static("close");
-            // Who may not ask gets no place for as long as it likes.
+            // A client without access must not hold a slot for as long as it likes.
             response.headers_mut().insert(header::CONNECTION, close);
             return response;
         }
@@ -222,7 +222,7 @@ mod tests {
     use crate::Token;
 
     const DEADLINE: Duration = Duration::from_secs(20);
-    /// A quarter of all.
+    /// The limit for one address: a quarter of all connections.
     const CONNECTIONS_OF_ADDRESS: usize = 16;
 
     struct Fine;
@@ -243,20 +243,20 @@ mod tests {
 
     async fn ask(stream: &mut TcpStream) {
         let request = b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n";
-        // One that has no place may be closed by now: its answer shows that.
+        // A connection without a slot may be closed by now: its answer shows that.
         let _ = stream.write_all(request).await;
     }
 
-    /// What comes until the connection ends.
+    /// Reads until the connection ends.
     async fn rest(stream: &mut TcpStream) -> String {
         let mut said = String::new();
         let read = timeout(DEADLINE, stream.read_to_string(&mut said)).await;
-        // An end, orderly or not.
+        // Either kind of end, orderly or not.
         let _ = read.expect("the connection is closed");
         said
     }
 
-    /// Whether there is an answer, after which the connection is open.
+    /// Whether there is a successful answer, after which the connection remains open.
     async fn is_served(stream: &mut TcpStream) -> bool {
         ask(stream).await;
         let mut said = [0; 4096];
@@ -293,7 +293,7 @@ mod tests {
         socket.bind(([127, 0, 0, 2], 0).into()).unwrap();
         let mut other = socket.connect(address).await.unwrap();
         assert!(is_served(&mut other).await);
-        // A place is given back when a connection ends.
+        // A slot is released when a connection ends.
         open.pop();
         timeout(DEADLINE, async {
             loop {

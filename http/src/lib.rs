@@ -1,15 +1,15 @@
-//! What the parts of HarvestFS serve over HTTP: metrics, and the namenode a page to look at.
+//! HTTP services of the parts of HarvestFS: metrics, and the namenode's status page.
 //!
-//! Everything is read-only: only `GET` and `HEAD` are answered. An [`Access`] says which clients may ask: with TLS
-//! under the cluster's certificate, those that show the certificate of an administrator or the
-//! endpoint's [`Token`]; or, on loopback only and when configured so, without TLS those that show the token, or
-//! anyone on this machine.
+//! Everything is read-only: only `GET` and `HEAD` are answered. An [`Access`] determines which clients may make
+//! requests: with TLS under the cluster's certificate, those that present an administrator's certificate or the
+//! endpoint's [`Token`]; or, on loopback only and when configured so, without TLS those that present the token, or any
+//! client on this machine.
 //!
-//! Bounded: connections, in all and from one address, the time for a handshake, for a request's head, for an answer and
-//! for taking it, and the size of a head. A request's body is not read. A connection ends with the first request that
-//! is refused.
-
-//! [`client`] is the other end: what commands ask of the programs that others run.
+//! Resources are bounded: the number of connections, in total and from one address; the time for a handshake, for a
+//! request's head, for producing an answer and for receiving it; and the size of a head. Request bodies are not read.
+//! A connection ends with the first request that is refused.
+//!
+//! [`client`] is the client side: commands use it to query services run by others.
 
 #![forbid(unsafe_code)]
 

@@ -1,4 +1,4 @@
-//! Who gets how many of the connections that there may be.
+//! Allocation of the limited number of connections.
 
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -7,21 +7,21 @@ use std::time::{Duration, Instant};
 use harvestfs_protocol::transport::{ConnectionCounts, CountedConnection};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
-/// Connections at a time: some browsers and a few collectors.
+/// Maximum number of connections: some browsers and a few collectors.
 const CONNECTIONS_MAX: usize = 64;
-/// Of these, from one address.
+/// Maximum number of connections from one address.
 const CONNECTIONS_OF_ADDRESS_MAX: u32 = CONNECTIONS_MAX as u32 / 4;
-/// How often it is said at most that connections are refused or wait.
+/// Minimum time between two warnings that connections are refused or wait.
 const WARNING_PAUSE: Duration = Duration::from_secs(60);
 
-/// The places for connections.
+/// The slots for connections.
 pub(crate) struct Places {
     all: Arc<Semaphore>,
     of_addresses: ConnectionCounts,
     warned: Option<Instant>,
 }
 
-/// A place that is taken until this is dropped.
+/// A slot that is taken until this is dropped.
 pub(crate) struct Place {
     _of_all: OwnedSemaphorePermit,
     _of_address: CountedConnection,
@@ -36,16 +36,16 @@ impl Places {
         }
     }
 
-    /// Waits until there is a place for anybody.
+    /// Waits until a slot is free for any client.
     pub(crate) async fn wait(&mut self) -> Option<OwnedSemaphorePermit> {
         if self.all.available_permits() == 0 {
             self.warn("all are in use", None);
         }
-        // It is never closed.
+        // The semaphore is never closed.
         Arc::clone(&self.all).acquire_owned().await.ok()
     }
 
-    /// Gives one to an address, unless it has too many.
+    /// Gives a slot to an address, unless it already has too many.
     pub(crate) fn give(&mut self, of_all: OwnedSemaphorePermit, address: IpAddr) -> Option<Place> {
         let address = address.to_canonical();
         let Some(of_address) = self.of_addresses.begin(address) else {

@@ -1,4 +1,4 @@
-//! A connection whose other end has to take what it asked for.
+//! A connection whose other end has to receive promptly what it requested.
 
 use std::io;
 use std::pin::Pin;
@@ -8,11 +8,11 @@ use std::time::Duration;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::time::{Sleep, sleep};
 
-/// Fails once what is written has not been taken as a whole for so long, counted from the first wait.
+/// A stream that fails if written data has not been received in full for so long, counted from the first wait.
 pub(crate) struct Prompt<S> {
     stream: S,
     patience: Duration,
-    /// While something waits to be taken.
+    /// The deadline, while data waits to be received.
     deadline: Option<Pin<Box<Sleep>>>,
 }
 
@@ -99,7 +99,7 @@ mod tests {
     async fn what_is_taken_drop_by_drop_is_given_up() {
         let (ours, mut theirs) = tokio::io::duplex(16);
         let mut ours = Prompt::new(ours, Duration::from_millis(100));
-        // What fits does not wait, nor does what is taken at once.
+        // Data that fits the buffer does not wait, nor does data that is received immediately.
         ours.write_all(&[1; 16]).await.unwrap();
         ours.flush().await.unwrap();
         theirs.read_exact(&mut [0; 16]).await.unwrap();

@@ -1,17 +1,17 @@
-//! What is served.
+//! The sites that are served.
 
 use futures::future::{self, BoxFuture, FutureExt};
 use harvestfs_telemetry::metrics::CONTENT_TYPE;
 
 use crate::{Answer, Get};
 
-/// What an endpoint serves. Answers are whole: nothing is streamed.
+/// The content that an endpoint serves. Answers are complete: nothing is streamed.
 pub trait Site: Send + Sync + 'static {
-    /// Answers a request. It is given up when it takes longer than the endpoint's deadline.
+    /// Answers a request. The future is dropped if it takes longer than the endpoint's deadline.
     fn answer<'a>(&'a self, request: &'a Get) -> BoxFuture<'a, Answer>;
 }
 
-/// `/metrics` alone: what a function returns that does not wait.
+/// A site with `/metrics` only: the output of a function that does not wait.
 pub struct MetricsSite<F>(pub F);
 
 impl<F: Fn() -> String + Send + Sync + 'static> Site for MetricsSite<F> {

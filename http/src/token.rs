@@ -1,4 +1,4 @@
-//! The secret that opens an endpoint to clients without a certificate: Prometheus, a browser.
+//! The secret that gives access to an endpoint to clients without a certificate: Prometheus, a browser.
 
 use std::fmt;
 use std::fs;
@@ -16,26 +16,26 @@ use subtle::ConstantTimeEq;
 
 use crate::Get;
 
-/// 256 bits: too many to be guessed.
+/// 256 bits: too many to guess.
 const RANDOM_BYTES: usize = 32;
-/// Shortest and longest token that a file may hold.
+/// Minimum and maximum length of a token in a file.
 const TEXT_BYTES_MIN: usize = 16;
 const TEXT_BYTES_MAX: usize = 256;
 
-/// The parameter of an address that holds a token.
+/// The query parameter that contains a token.
 const PARAMETER: &str = "token";
-/// What is escaped there; what is left are the unreserved characters (RFC 3986, section 2.3), so that
-/// the tokens made here are in it as they are.
+/// The characters escaped in the query. The unreserved characters (RFC 3986, section 2.3) are not, so that tokens made
+/// here appear unchanged.
 const RESERVED: &AsciiSet = &NON_ALPHANUMERIC
     .remove(b'-')
     .remove(b'.')
     .remove(b'_')
     .remove(b'~');
 
-/// What is wrong with a token's file.
+/// Errors of a token's file.
 #[derive(Debug, thiserror::Error)]
 pub enum TokenError {
-    /// It cannot be read or written.
+    /// The file cannot be read or written.
     #[error("cannot {action} {}: {source}", path.display())]
     Io {
         /// What was attempted.
@@ -45,7 +45,7 @@ pub enum TokenError {
         /// Why.
         source: io::Error,
     },
-    /// Other users of the machine can read it.
+    /// Other users of the machine can read the file.
     #[error("{} can be read by others (mode {mode:03o}): run `chmod 600` on it", path.display())]
     Exposed {
         /// The file.
@@ -53,7 +53,7 @@ pub enum TokenError {
         /// Its permission bits.
         mode: u32,
     },
-    /// It holds something else.
+    /// The file contains something else.
     #[error(
         "{} holds no token: one line of {TEXT_BYTES_MIN} to {TEXT_BYTES_MAX} visible ASCII characters",
         path.display()
@@ -69,7 +69,7 @@ pub enum TokenError {
 pub struct Token(String);
 
 impl Token {
-    /// Makes a new token and writes it to a file that only the owner can read.
+    /// Creates a new token and writes it to a file that only its owner can read.
     ///
     /// # Errors
     /// [`TokenError::Io`]; an existing file is not replaced.
@@ -117,8 +117,8 @@ impl Token {
         }
     }
 
-    /// Whether the value of an `Authorization` header proves knowledge of the token: as `Bearer`,
-    /// or as the password of `Basic`, which browsers ask for. Takes as long for a wrong one.
+    /// Whether the value of an `Authorization` header proves knowledge of the token: as `Bearer`, or as the password
+    /// of `Basic`, which browsers ask for. Compares in constant time.
     pub(crate) fn is_in(&self, authorization: &[u8]) -> bool {
         let scheme = |name: &str| {
             let (scheme, value) = authorization.split_at_checked(name.len())?;
@@ -139,21 +139,21 @@ impl Token {
         password.is_some_and(|colon| self.equals(&pair[colon + 1..]))
     }
 
-    /// The address of a page that is opened with the token.
+    /// The URL of a page that is opened with the token.
     #[must_use]
     pub fn in_address(&self, listen: SocketAddr) -> String {
         let token = utf8_percent_encode(&self.0, RESERVED);
         format!("http://{listen}/?{PARAMETER}={token}")
     }
 
-    /// Whether a request was made to an address that holds the token.
+    /// Whether the URL of a request contains the token.
     pub(crate) fn is_in_query(&self, request: &Get) -> bool {
         let given = request.parameter(PARAMETER);
         given.is_some_and(|given| self.equals(&given))
     }
 
-    /// What a browser is to send with each further request. Other servers on this machine are sent it,
-    /// too, so the name says which endpoint it is of.
+    /// The cookie that a browser is to send with each further request. Browsers send it to other servers on this
+    /// machine, too, so its name contains the port of the endpoint.
     pub(crate) fn cookie(&self, port: u16) -> String {
         let value = BASE64_URL_SAFE_NO_PAD.encode(&self.0);
         format!(
@@ -162,7 +162,7 @@ impl Token {
         )
     }
 
-    /// Whether one of the cookies of a request is the one of [`Token::cookie`].
+    /// Whether one of the cookies of a request is that of [`Token::cookie`].
     pub(crate) fn is_in_cookies(&self, cookies: &[u8], port: u16) -> bool {
         let start = cookie_start(port);
         let value = BASE64_URL_SAFE_NO_PAD.encode(&self.0);

@@ -1,4 +1,4 @@
-//! What the child processes do: `journal-stores child <what> <store> <dir> [number]`.
+//! The tasks of the child processes: `journal-stores child <what> <store> <dir> [number]`.
 
 use std::collections::HashMap;
 use std::io::{Write, stdout};
@@ -9,7 +9,7 @@ use std::time::Instant;
 use crate::store::{Kind, Op, Result};
 use crate::workload::{mix, put, value};
 
-/// Of [`fill`], which is about space, not speed.
+/// Commit size of [`fill`], which measures space, not speed.
 const OPS_PER_COMMIT: u64 = 1000;
 
 /// The command that runs `what` in a child process.
@@ -37,7 +37,7 @@ pub fn run(args: &[String]) -> Result<()> {
     }
 }
 
-/// Commits records in groups of 1 to 20 and prints the last one of each when it is durable.
+/// Commits records in groups of 1 to 20 and prints the number of the last one of each group when it is durable.
 fn append(kind: Kind, dir: &Path, commits: u64) -> Result<()> {
     let mut store = kind.open(dir)?;
     let mut next = 0;
@@ -52,8 +52,8 @@ fn append(kind: Kind, dir: &Path, commits: u64) -> Result<()> {
     Ok(())
 }
 
-/// Checks that the first `acknowledged` records of [`append`] are there, that nothing else is
-/// but the ones after them, and prints how many there are.
+/// Checks that the first `acknowledged` records of [`append`] exist, that nothing else exists except the records after
+/// them, and prints the total number.
 fn check(kind: Kind, dir: &Path, acknowledged: u64) -> Result<()> {
     let mut found = HashMap::new();
     kind.open(dir)?.scan(&mut |key, value| {
@@ -74,8 +74,8 @@ fn check(kind: Kind, dir: &Path, acknowledged: u64) -> Result<()> {
     Ok(())
 }
 
-/// 5 `unit`s of inserts, as many overwrites, half as many deletes; then ends without closing
-/// the store, as a crash would. Prints the highest memory use.
+/// Does 5 `unit`s of inserts, as many overwrites, and half as many deletes; then ends without closing the store, as in
+/// a crash. Prints the peak memory use in KiB.
 fn fill(kind: Kind, dir: &Path, unit: u64) -> Result<()> {
     let mut store = kind.open(dir)?;
     let records = 5 * unit;
@@ -100,7 +100,8 @@ fn fill(kind: Kind, dir: &Path, unit: u64) -> Result<()> {
     std::process::abort();
 }
 
-/// Prints the milliseconds until the store is open, until everything was read, and the count.
+/// Prints the time in milliseconds until the store is open, the time until everything was read, and the number of
+/// records.
 fn recover(kind: Kind, dir: &Path) -> Result<()> {
     let started = Instant::now();
     let mut store = kind.open(dir)?;

@@ -1,4 +1,4 @@
-//! kill -9 while the store commits, again and again in the same directory.
+//! Kills the store with SIGKILL while it commits, repeatedly and in the same directory.
 
 use std::io::{BufRead, BufReader};
 use std::path::Path;
@@ -8,14 +8,14 @@ use crate::child;
 use crate::store::{Kind, Result};
 use crate::workload::mix;
 
-/// Commits between two kills, at most.
+/// Maximum number of commits between two kills.
 const COMMITS_MAX: u64 = 60;
 
 pub struct Kills {
     pub rounds: u64,
-    /// Acknowledged records, each of which was compared after every kill that followed.
+    /// Number of acknowledged records, each of which was compared after every later kill.
     pub acknowledged: u64,
-    /// The first thing that was wrong.
+    /// The first error, if there was one.
     pub failure: Option<String>,
 }
 
@@ -40,7 +40,7 @@ pub fn rounds(kind: Kind, dir: &Path, rounds: u64) -> Result<Kills> {
     })
 }
 
-/// Kills the child after `answers` acknowledgements; returns the last record acknowledged.
+/// Kills the child after `answers` acknowledgements; returns the last acknowledged record.
 fn append_until_killed(kind: Kind, dir: &Path, answers: u64, before: u64) -> Result<u64> {
     let mut child = child::command("append", kind, dir, 100_000)?
         .stdout(Stdio::piped())

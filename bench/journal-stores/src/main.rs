@@ -1,12 +1,12 @@
-//! Compares the stores that the namenode's journal could be kept in, and prints one table.
+//! Compares candidate stores for the namenode's journal, and prints one table.
 //!
 //! ```text
 //! cargo run --release -- [--dir DIR] [--runs 3] [--seconds 3] [--unit 200000] [--rounds 200]
 //!                        [--cuts 50] [--only STORE]
 //! ```
 //!
-//! 0 leaves the part out. `--unit` is a fifth of the records inserted for the measurement of space; 1000000 makes it
-//! 5M inserts, 5M overwrites, 2.5M deletes (and sled 0.34.7 then takes 20 GB of memory).
+//! A value of 0 skips the corresponding part. `--unit` is a fifth of the records inserted for the measurement of
+//! space; 1000000 makes it 5M inserts, 5M overwrites, 2.5M deletes (and sled 0.34.7 then takes 20 GB of memory).
 
 #![forbid(unsafe_code)]
 
@@ -92,7 +92,7 @@ fn main() -> Result<()> {
     }
     let options = Options::parse(&args)?;
     let mut rows: Vec<Row> = options.kinds().map(Row::new).collect();
-    // The stores take turns, so that what else the machine does hits all of them.
+    // The stores take turns, so that other load on the machine affects all of them.
     for run in 0..options.runs {
         for row in &mut rows {
             eprintln!("speed, run {}: {}", run + 1, row.kind.name());
@@ -107,7 +107,7 @@ fn main() -> Result<()> {
     Ok(())
 }
 
-/// Runs `measure` with a fresh directory that is gone afterwards.
+/// Runs `measure` with a fresh directory that is removed afterwards.
 fn in_fresh_dir<T>(options: &Options, measure: impl FnOnce(&Path) -> Result<T>) -> Result<T> {
     let dir = tempfile::tempdir_in(&options.dir)?;
     measure(&dir.path().join("store"))
@@ -165,7 +165,7 @@ impl Row {
     }
 }
 
-/// The cell about kill -9.
+/// The cell for kill -9.
 fn kills(kind: Kind, options: &Options) -> Result<String> {
     let kills = in_fresh_dir(options, |dir| kill::rounds(kind, dir, options.rounds))?;
     let outcome = match &kills.failure {
@@ -181,7 +181,7 @@ fn kills(kind: Kind, options: &Options) -> Result<String> {
     ))
 }
 
-/// The cells about sync calls and about images of a power loss.
+/// The cells for sync calls and for images of a power loss.
 fn power_loss(kind: Kind, options: &Options) -> Result<(String, String)> {
     const COMMITS: u64 = 200;
     if !strace::is_installed() {

@@ -1,10 +1,9 @@
 //! Images of the disk after a power loss, built from a recording of writes and syncs.
 //!
-//! Kind to the stores where file systems are: names and sizes of files are taken to be durable at
-//! once. Contents are durable when an fsync or fdatasync of the file returned that began after
-//! the write had ended; of the rest, an image keeps nothing, or each 512-byte sector at random.
-//! `sync_file_range` makes nothing durable: it writes no metadata and does not empty the cache of
-//! the disk, as its manual page says.
+//! The model favors the stores as far as file systems are concerned: names and sizes of files count as durable
+//! immediately. Contents are durable when an fsync or fdatasync of the file has returned that began after the write
+//! had ended; of all other contents, an image keeps nothing, or each 512-byte sector at random. `sync_file_range`
+//! makes nothing durable: it writes no metadata and does not flush the cache of the disk, as its manual page says.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -22,13 +21,13 @@ const SECTOR_BYTES: usize = 512;
 #[derive(Default)]
 pub struct PowerLoss {
     pub images: u64,
-    /// Images from which the store did not recover every acknowledged record.
+    /// Number of images from which the store did not recover every acknowledged record.
     pub failed: u64,
     pub first_failure: Option<String>,
 }
 
-/// Cuts the recording at `cuts` acknowledgements, each once with all unsynced data lost and
-/// once with a random part of it, and checks what the store makes of the image.
+/// Cuts the recording at `cuts` acknowledgements, each once with all unsynced data lost and once with a random part of
+/// it, and checks whether the store recovers from the image.
 pub fn check(kind: Kind, recording: &Recording, dir: &Path, cuts: u64) -> Result<PowerLoss> {
     let acknowledgements: Vec<usize> = (recording.events.iter().enumerate())
         .filter(|(_, timed)| matches!(timed.event, Event::Acknowledged(_)))
@@ -63,7 +62,7 @@ pub fn check(kind: Kind, recording: &Recording, dir: &Path, cuts: u64) -> Result
 #[derive(Default)]
 struct FileState {
     durable: Vec<u8>,
-    /// Writes since, with the time at which each ended.
+    /// Later writes, with the time at which each ended.
     unsynced: Vec<(f64, u64, Vec<u8>)>,
 }
 
@@ -75,7 +74,7 @@ struct Disk {
 }
 
 impl Disk {
-    /// `now` is the time of the power loss: a sync that had not returned does not count.
+    /// Applies an event. `now` is the time of the power loss: a sync that had not returned does not count.
     fn apply(&mut self, timed: &Timed, now: f64) {
         match &timed.event {
             Event::Create(path, file) => {

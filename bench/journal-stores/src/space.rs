@@ -1,4 +1,4 @@
-//! Space on the disk and time to recover after inserts, overwrites and deletes.
+//! Disk space and recovery time after inserts, overwrites and deletes.
 
 use std::fs;
 use std::os::unix::fs::MetadataExt;
@@ -9,9 +9,9 @@ use crate::child;
 use crate::store::{Kind, Result, VALUE_BYTES};
 
 pub struct Space {
-    /// Space after the work, as a multiple of the content that is left.
+    /// Space after the work, as a multiple of the remaining content.
     pub factor: f64,
-    /// The same after the store was asked to give space back.
+    /// The same after the store was asked to reclaim space.
     pub compacted_factor: f64,
     pub memory_mib_max: u64,
     pub open_ms: u64,
@@ -20,7 +20,7 @@ pub struct Space {
 
 /// Does 5 `unit`s of inserts, 5 of overwrites, 2.5 of deletes in a child that then aborts.
 pub fn measure(kind: Kind, dir: &Path, unit: u64) -> Result<Space> {
-    // The child ends with SIGABRT, which is meant; what counts is that it got to the end.
+    // The child ends with SIGABRT on purpose; what counts is that it reached the end.
     let filled = child::command("fill", kind, dir, unit)?
         .stderr(Stdio::inherit())
         .output()?;

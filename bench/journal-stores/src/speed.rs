@@ -17,7 +17,7 @@ use crate::workload::put;
 
 const WRITERS: u64 = 16;
 
-/// Operations per second, one durable commit of `ops_per_commit` after the other.
+/// Measures operations per second, with one durable commit of `ops_per_commit` operations after the other.
 pub fn alone(kind: Kind, dir: &Path, ops_per_commit: u64, time: Duration) -> Result<f64> {
     let mut store = kind.open(dir)?;
     let started = Instant::now();
@@ -30,8 +30,8 @@ pub fn alone(kind: Kind, dir: &Path, ops_per_commit: u64, time: Duration) -> Res
     Ok(done as f64 / started.elapsed().as_secs_f64())
 }
 
-/// Operations per second of 16 threads, each of which waits for one durable operation at a
-/// time. One thread owns the store and commits together what arrived during the last commit.
+/// Measures operations per second of 16 threads, each of which waits for one durable operation at a time. One thread
+/// owns the store and commits together all operations that arrived during the last commit.
 pub fn grouped(kind: Kind, dir: &Path, time: Duration) -> Result<f64> {
     match kind {
         Kind::Segments => {
@@ -78,7 +78,7 @@ fn commit_through_writer(writer: &JournalWriter, n: u64) -> bool {
         wants_durable: true,
         done: Box::new(move |outcome| drop(answer.send(outcome))),
     };
-    // Nothing else is queued, so that it never waits.
+    // Nothing else is queued, so it never waits.
     let handed_in = pin!(writer.submit(batch)).poll(&mut Context::from_waker(Waker::noop()));
     handed_in.is_ready() && matches!(answered.recv(), Ok(Ok(_)))
 }
@@ -95,7 +95,7 @@ fn own(mut store: Box<dyn Store>, queue: &mpsc::Receiver<Queued>) -> Result<()> 
         }
         store.commit(&ops)?;
         for answer in answers {
-            // A writer that went away does not matter.
+            // A writer that has ended does not matter.
             let _ = answer.send(());
         }
     }

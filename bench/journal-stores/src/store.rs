@@ -25,10 +25,10 @@ pub trait Store: Send {
     /// Applies the operations; they are durable when this returns, as far as the store knows.
     fn commit(&mut self, ops: &[Op]) -> Result<()>;
 
-    /// Calls `visit` with everything that is stored.
+    /// Calls `visit` for each stored entry.
     fn scan(&mut self, visit: &mut dyn FnMut(u64, &[u8])) -> Result<()>;
 
-    /// Gives space back, if the store has a call for it.
+    /// Reclaims space, if the store has a call for it.
     fn compact(&mut self) -> Result<()>;
 }
 
@@ -75,7 +75,7 @@ impl Kind {
         Self::ALL.into_iter().find(|kind| kind.key() == key)
     }
 
-    /// Opens the store in `dir`, creating it if need be.
+    /// Opens the store in `dir`, creating it if necessary.
     pub fn open(self, dir: &Path) -> Result<Box<dyn Store>> {
         Ok(match self {
             Self::Segments => Box::new(Segments::open(dir)?),
@@ -287,7 +287,7 @@ struct Sled {
 
 impl Sled {
     fn open(dir: &Path) -> Result<Self> {
-        // Only the explicit flush, so that what is measured is what acknowledges.
+        // Only explicit flushes, so that exactly the flush that acknowledges is measured.
         let database = sled::Config::new().path(dir).flush_every_ms(None).open()?;
         Ok(Self { database })
     }

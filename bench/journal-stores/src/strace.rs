@@ -1,4 +1,4 @@
-//! Records what a store asks of the operating system, with strace, and parses the recording.
+//! Records a store's system calls with strace, and parses the recording.
 
 use std::collections::HashMap;
 use std::fs;
@@ -13,19 +13,19 @@ const CALLS: &str = "openat,open,creat,close,dup,dup2,dup3,fcntl,lseek,read,writ
                      msync,syncfs,rename,renameat,renameat2,link,linkat,unlink,unlinkat,mkdir,\
                      mkdirat,rmdir,copy_file_range,sendfile,io_uring_setup";
 
-/// One thing that happened in the directory of the store.
+/// An event in the directory of the store.
 #[derive(Debug)]
 pub enum Event {
-    /// Path to a new empty file with this id.
+    /// The path of a new empty file with this id.
     Create(PathBuf, usize),
     Write(usize, u64, Vec<u8>),
     SetLen(usize, u64),
-    /// fsync or fdatasync of a file or directory that is part of the store.
+    /// An fsync or fdatasync of a file or directory that is part of the store.
     Sync(usize),
     Rename(PathBuf, PathBuf),
     Remove(PathBuf),
     MakeDir(PathBuf),
-    /// The store answered that so many records are durable.
+    /// The store acknowledged that so many records are durable.
     Acknowledged(u64),
 }
 
@@ -37,13 +37,13 @@ pub struct Timed {
 }
 
 pub struct Recording {
-    /// In the order in which the calls started.
+    /// Ordered by the start of the calls.
     pub events: Vec<Timed>,
-    /// How often each call that has to do with durability was made.
+    /// The number of calls of each function that affects durability.
     pub sync_calls: Vec<(&'static str, usize)>,
 }
 
-/// Whether strace can be run here.
+/// Whether strace is available.
 pub fn is_installed() -> bool {
     let version = Command::new("strace")
         .arg("-V")
@@ -53,7 +53,7 @@ pub fn is_installed() -> bool {
     version.is_ok_and(|status| status.success())
 }
 
-/// Runs `commits` commits on a new store in `dir` under strace; `trace_dir` takes its output.
+/// Runs `commits` commits on a new store in `dir` under strace, whose output is written to `trace_dir`.
 pub fn record(kind: Kind, dir: &Path, trace_dir: &Path, commits: u64) -> Result<Recording> {
     let appending = child::command("append", kind, dir, commits)?;
     let status = Command::new("strace")
@@ -89,7 +89,7 @@ struct Call {
 }
 
 impl Call {
-    /// `None` for lines that are not calls, and for calls that failed.
+    /// Parses a line; `None` for lines that are not calls, and for calls that failed.
     fn parse(line: &str) -> Option<Self> {
         let (started, rest) = line.split_once(' ')?;
         let (name, rest) = rest.split_once('(')?;
@@ -107,7 +107,7 @@ impl Call {
         })
     }
 
-    /// The arguments; only usable where none of them is a structure.
+    /// An argument; only usable where no argument is a structure.
     fn arg(&self, index: usize) -> &str {
         self.args.split(", ").nth(index).unwrap_or_default()
     }
@@ -233,7 +233,7 @@ impl<'a> Parser<'a> {
                 }
                 Ok(())
             }
-            // How often they were called was counted above.
+            // These were counted above.
             "fcntl" | "sync_file_range" => Ok(()),
             other => Err(format!("the recording has a call of {other}, not understood").into()),
         }

@@ -19,7 +19,7 @@ pub fn value(seed: u64) -> [u8; VALUE_BYTES] {
     value
 }
 
-/// Stores the numbered record `n`: keys in random order, as inode numbers or hashes would be.
+/// The operation that stores record number `n`: keys are in random order, as inode numbers or hashes would be.
 pub fn put(n: u64) -> Op {
     Op::Put(mix(n), value(n))
 }

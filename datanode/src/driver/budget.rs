@@ -1,4 +1,4 @@
-//! Waiting for a budget.
+//! Waiting until a budget allows work to proceed.
 
 use std::time::Instant;
 
@@ -7,18 +7,18 @@ use parking_lot::Mutex;
 use crate::engine;
 use crate::store::now;
 
-/// Lets work proceed at a steady rate; none: without limit.
+/// Lets work proceed at a steady rate; `None` means no limit.
 #[derive(Debug)]
 pub struct Budget(Option<Mutex<engine::budget::Budget>>);
 
 impl Budget {
-    /// A budget of so many bytes in a second; 0 means no limit.
+    /// A budget of so many bytes per second; 0 means no limit.
     pub fn new(bytes_per_second: u64) -> Self {
         let limited = || Mutex::new(engine::budget::Budget::new(bytes_per_second));
         Self((bytes_per_second > 0).then(limited))
     }
 
-    /// Waits until `bytes` may be spent. Callers are served in the order in which they come.
+    /// Waits until `bytes` may be spent. Callers are served in order of arrival.
     pub async fn spend(&self, bytes: u64) {
         let Some(budget) = &self.0 else {
             return;
@@ -29,7 +29,7 @@ impl Budget {
     }
 }
 
-/// Waits from `now` until then, if it is not over.
+/// Waits from `now` until `then`, if that is still to come.
 pub async fn sleep_until(then: Instant, now: Instant) {
     if then > now {
         tokio::time::sleep_until(then.into()).await;

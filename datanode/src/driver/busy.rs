@@ -1,4 +1,4 @@
-//! Whether the server is to be left to its owner: the one answer for everything in the datanode.
+//! Whether the server is to be left to its primary tenant: the single answer for everything in the datanode.
 
 use std::time::Duration;
 
@@ -11,11 +11,11 @@ use harvestfs_telemetry::primary::{self, Monitor, Status};
 use crate::engine::busy::{self, Looks};
 use crate::store::{BlockStore, now};
 
-/// How often the monitor is looked at. With the time between its samples it makes up the time within
-/// which a datanode reacts; a look costs a microsecond.
+/// How often the monitor is checked. Together with the time between its samples, this is the time within which a
+/// datanode reacts; a check costs a microsecond.
 const LOOK_INTERVAL: Duration = Duration::from_millis(50);
 
-/// Says whether the server is to be left alone, and until when at least.
+/// Whether the server is to be left alone, and for how long at least.
 #[derive(Debug)]
 pub struct BusySignal {
     monitor: Option<Monitor>,
@@ -25,7 +25,7 @@ pub struct BusySignal {
 }
 
 impl BusySignal {
-    /// Moved by a monitor of the primary, if there is one.
+    /// Follows a monitor of the primary tenant, if there is one.
     pub fn new(monitor: Option<Monitor>) -> Self {
         Self {
             monitor,
@@ -37,8 +37,7 @@ impl BusySignal {
         }
     }
 
-    /// Looks at the primary and at the disks, for ever, and adds up how long the server is left
-    /// alone.
+    /// Checks the primary tenant and the disks, forever, and adds up how long the server is left alone.
     pub async fn keep_looking(&self, store: &BlockStore, busy_seconds: &Counter) {
         let mut looks = Looks::default();
         loop {
@@ -84,12 +83,12 @@ impl BusySignal {
         let _ = self.denied.subscribe().wait_for(Option::is_none).await;
     }
 
-    /// Waits until the answer of [`BusySignal::denial`] changes from one to none, or back.
+    /// Returns a receiver that changes whenever a denial begins or ends.
     pub fn changes(&self) -> watch::Receiver<Option<Duration>> {
         self.denied.subscribe()
     }
 
-    /// What the primary uses, for heartbeats, from the last sample.
+    /// The primary tenant's resource usage for heartbeats, from the last sample.
     pub fn primary(&self) -> Option<PrimaryLoad> {
         busy::primary(&self.status()?.load?, self.size)
     }

@@ -1,4 +1,4 @@
-//! Starting and stopping.
+//! Starting and stopping a datanode.
 
 use std::io;
 use std::net::SocketAddr;
@@ -29,12 +29,12 @@ use crate::store::{Disk, RealDisk, VolumeError, VolumeOptions, now};
 
 /// How long connecting to another datanode may take.
 const DIAL_DEADLINE: Duration = Duration::from_secs(5);
-/// Most connections to other datanodes that are kept.
+/// Maximum number of connections to other datanodes that are kept open.
 const CONNECTIONS_KEPT_MAX: usize = 256;
 /// How long peers may take to confirm that the connection is closed.
 const CLOSE_DEADLINE: Duration = Duration::from_secs(1);
 
-/// A running datanode. Dropping it ends it at once; [`Datanode::shutdown`] gently.
+/// A running datanode. Dropping it stops it immediately; [`Datanode::shutdown`] stops it gracefully.
 pub struct Datanode {
     node: Arc<Node>,
     endpoint: Endpoint,
@@ -47,18 +47,20 @@ pub struct Datanode {
 }
 
 impl Datanode {
-    /// Opens the volumes, starts to listen, and keeps itself registered with all namenodes from
-    /// then on. Until it is registered, it answers all requests with `Busy` for want of keys.
+    /// Opens the volumes, starts to listen, and keeps the datanode registered with all namenodes from then on. Until
+    /// it is registered, it has no keys to verify tokens with and serves no blocks: reads and seals are answered with
+    /// `Busy`, and writes wait a few seconds for the registration.
     ///
     /// # Errors
-    /// [`StartError`]. A volume that cannot be used, or is not open soon after another one, is an error only if there is
-    /// no other.
+    /// [`StartError`]. A volume that cannot be used, or is not open soon after another one, is an error only if no
+    /// other volume can be used.
     pub async fn start(options: DatanodeOptions) -> Result<Self, StartError> {
         let sampler = options.primary.source.sampler()?;
         Self::start_on(options, Arc::new(RealDisk), sampler).await
     }
 
-    /// As [`Datanode::start`], with volumes on `disk`, and an owner as `sampler` sees it: none, no owner.
+    /// As [`Datanode::start`], with volumes on `disk`, and a primary tenant as observed by `sampler`; with `None`,
+    /// there is no primary tenant.
     ///
     /// # Errors
     /// As [`Datanode::start`].
@@ -67,7 +69,7 @@ impl Datanode {
         disk: Arc<dyn Disk>,
         sampler: Option<Box<dyn Sampler>>,
     ) -> BoxFuture<'static, Result<Self, StartError>> {
-        // Boxed, as what it starts is: it is compiled here, and not again in each program that has a datanode.
+        // Boxed, so that it is compiled here, and not again in every program that contains a datanode.
         Box::pin(Self::start_here(options, disk, sampler))
     }
 
@@ -164,41 +166,42 @@ impl Datanode {
         })
     }
 
-    /// Where the data service listens.
+    /// The address on which the data service listens.
     #[must_use]
     pub fn local_addr(&self) -> SocketAddr {
         self.local_addr
     }
 
-    /// Completes once the namenode that leads has accepted this datanode and the first report of
-    /// its replicas; the only one there is need not lead, but may be in recovery.
+    /// Completes once the leader has accepted this datanode and the first full report of its replicas. A sole namenode
+    /// need not lead for that: it may be in recovery.
     pub async fn registered(&self) {
         self.node.known().await;
     }
 
-    /// The metrics in the text format of Prometheus, as of each call; without waiting.
+    /// Returns a function that renders the current metrics in Prometheus text format, without waiting.
     pub fn metrics_text(&self) -> impl Fn() -> String + Send + Sync + 'static {
         let node = self.node.clone();
         move || node.metrics_text()
     }
 
-    /// The volumes that could not be used at the start, and why. One that was still being opened may be used by now.
+    /// The volumes that could not be used at the start, and why. One that was still being opened then may be in use by
+    /// now.
     #[must_use]
     pub fn volume_errors(&self) -> &[VolumeError] {
         &self.volume_errors
     }
 
-    /// Takes over the quotas of volumes that are in use, or will be once they are open, where they differ from what the
-    /// configuration said before: for new data at once, for what is there within an hour. Volumes are known
-    /// by their paths; everything else needs a restart.
+    /// Applies the quotas of volumes that are in use, or will be once they are open, where they differ from the
+    /// previous configuration: for new data immediately, for existing data within an hour. Volumes are identified by
+    /// their paths; every other change needs a restart.
     pub async fn reconfigure(&self, volumes: &[VolumeOptions]) {
-        // First: one that joins meanwhile sees it.
+        // First, so that a volume that joins in the meantime uses the new configuration.
         self.node.late.reconfigure(volumes);
         self.node.store.configure_quotas(volumes).await;
     }
 
-    /// Stops: ends block streams (`Stopping`), waits for what is under way on the disks, puts open
-    /// replicas on stable storage, and takes leave of all peers. Bounded by the configured grace.
+    /// Stops the datanode: ends block streams (`Stopping`), waits for the disk jobs in flight, puts open replicas on
+    /// stable storage, notifies the namenodes, and closes all connections. Bounded by the configured grace.
     pub fn shutdown(self) -> BoxFuture<'static, ()> {
         Box::pin(self.shut_down())
     }
@@ -211,7 +214,7 @@ impl Datanode {
             let Node {
                 store, obedience, ..
             } = &*self.node;
-            // At once: a disk that does not answer takes all the time that there is.
+            // Simultaneously: a disk that does not respond would use up all the time that is left.
             let ((), written) = join(store.sync_open_replicas(), obedience.write(store)).await;
             if let Err(error) = written {
                 tracing::warn!(%error, "the namenode that was obeyed is not written down");
@@ -263,7 +266,7 @@ fn check(options: &DatanodeOptions) -> Result<(), StartError> {
     Ok(())
 }
 
-/// Threads decide nothing by a seed.
+/// Starts monitoring the primary tenant. A simulation has no thread for it: threads are not reproducible from a seed.
 fn watch_primary(sampler: Box<dyn Sampler>, options: &PrimaryOptions) -> io::Result<Monitor> {
     let PrimaryOptions { gate, interval, .. } = *options;
     if machine::is_simulated() {
@@ -272,7 +275,7 @@ fn watch_primary(sampler: Box<dyn Sampler>, options: &PrimaryOptions) -> io::Res
     Monitor::start(sampler, gate, interval)
 }
 
-/// Keeps the node's knowledge of its primary fresh until it stops.
+/// Keeps the node's view of its primary tenant up to date until the node stops.
 async fn watch_busy(node: Arc<Node>) {
     tokio::select! {
         biased;
@@ -281,7 +284,7 @@ async fn watch_busy(node: Arc<Node>) {
     }
 }
 
-/// Keeps what the disks say of the namenode that is obeyed fresh until it stops.
+/// Keeps the record of the obeyed namenode on the disks up to date until the node stops.
 async fn write_obeyed(node: Arc<Node>) {
     tokio::select! {
         biased;

@@ -1,4 +1,4 @@
-//! Looks whether volumes are still where they were, and part of the cluster.
+//! Checks that volumes are still in place and part of the cluster.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -7,15 +7,16 @@ use futures::future::{join, join_all};
 
 use crate::driver::node::Node;
 
-/// How often. What is written between the removal of a directory and the next look has one replica fewer than it seems.
+/// Time between checks. Blocks written between the removal of a directory and the next check have one replica fewer
+/// than it seems.
 const INTERVAL: Duration = Duration::from_secs(1);
 
-/// Looks after the volumes until the datanode stops.
+/// Checks the volumes until the datanode stops.
 pub async fn run(node: Arc<Node>) {
     let rounds = async {
         loop {
             tokio::time::sleep(INTERVAL).await;
-            // At once: a disk that does not answer keeps no other one waiting for longer than this round.
+            // Simultaneously: a disk that does not respond delays no other one for longer than this round.
             let volumes = node.store.volumes();
             let looks = join_all(volumes.iter().map(|it| it.check_place()));
             join(looks, node.claim_rest()).await;

@@ -1,6 +1,6 @@
 //! Volumes that are still being opened when the others begin to serve. Each joins them once it is open, and the
-//! namenodes are told by new registrations. A restart instead would not do: a disk may be as slow at each start, and the
-//! process would be started over and over.
+//! namenodes learn of it by new registrations. A restart would not do instead: a disk may be as slow at each start,
+//! and the process would be restarted over and over.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -14,10 +14,10 @@ use crate::driver::budget::Budget;
 use crate::driver::node::Node;
 use crate::store::{Double, Found, PieceRemoved, Progress, Volume, VolumeError, VolumeOptions};
 
-/// How long nothing more is removed, or verified, while a disk does not answer.
+/// How long removal and verification pause while a disk does not respond.
 pub const SILENCE_PAUSE: Duration = Duration::from_secs(30);
 
-/// What is open, with what was found on it.
+/// An open volume, with the replicas found on it.
 pub type OpenVolume = (Arc<Volume>, Vec<Found>);
 
 /// A volume that is still being opened.
@@ -27,12 +27,12 @@ pub struct LateVolume {
     pub opened: oneshot::Receiver<Result<OpenVolume, VolumeError>>,
 }
 
-/// What is known about such volumes.
+/// The state of all such volumes.
 pub struct Late {
     volumes: Vec<(VolumeOptions, Arc<Progress>)>,
     /// How many have joined.
     joined: watch::Sender<usize>,
-    /// What the configuration says by now, if it was read again.
+    /// The current configuration, if it was read again since the start.
     configured: Mutex<Option<Vec<VolumeOptions>>>,
 }
 
@@ -48,8 +48,8 @@ impl Late {
         }
     }
 
-    /// Adds those that have not joined to those that have. They cannot be used, but they are there: a namenode that was
-    /// not told of them would take the server for one that was reimaged, and end what operators have said of it.
+    /// Appends the status of volumes that have not joined yet. They cannot be used, but they exist: a namenode to
+    /// which they are not reported would take the server for reimaged and cancel what operators have ordered for it.
     pub fn add_to(&self, statuses: &mut Vec<VolumeStatus>) {
         for (options, progress) in &self.volumes {
             let is_there = |it: &VolumeStatus| Some(it.storage) == progress.storage();
@@ -68,8 +68,8 @@ impl Late {
         }
     }
 
-    /// What such a volume may use once it is open. The namenode takes an order to change it for carried out when it sees
-    /// what it ordered.
+    /// The quota of such a volume once it is open. The namenode considers a quota change done when it sees the quota
+    /// that it ordered.
     fn quota_bytes(&self, options: &VolumeOptions, progress: &Progress) -> u64 {
         let configured = self.configured.lock();
         let mut of_volumes = configured.iter().flatten();
@@ -80,24 +80,24 @@ impl Late {
         newer.unwrap_or(opened_with)
     }
 
-    /// Changes with each volume that joins from now on.
+    /// Returns a receiver that changes with each volume that joins from now on.
     pub fn joined(&self) -> watch::Receiver<usize> {
         self.joined.subscribe()
     }
 
-    /// Another volume has joined.
+    /// Takes note that another volume has joined.
     pub fn has_joined(&self) {
         self.joined.send_modify(|joined| *joined += 1);
     }
 
-    /// The configuration was read again, and says this.
+    /// Takes note that the configuration was read again.
     pub fn reconfigure(&self, volumes: &[VolumeOptions]) {
         *self.configured.lock() = Some(volumes.to_vec());
     }
 }
 
-/// Waits for a volume and has it join, unless the node stops before. What it has that is on another one by then is removed
-/// at a rate, as with all replicas that are removed; 0 means no limit.
+/// Waits for a volume to open and adds it to the others, unless the node stops first. Those of its replicas that
+/// another volume has by then are removed at a limited rate, like all removals; 0 means no limit.
 pub async fn run(node: Arc<Node>, volume: LateVolume, removal_bytes_per_second: u64) {
     let budget = Budget::new(removal_bytes_per_second);
     tokio::select! {
@@ -134,7 +134,7 @@ async fn join_when_open(node: &Node, late: LateVolume, budget: &Budget) {
     if volume.health.is_good() {
         tracing::info!(volume = %path, "the volume is open by now, and is used");
     }
-    // It was opened with the quota of before.
+    // It was opened with the previous quota.
     let configured = node.late.configured.lock().clone();
     if let Some(configured) = configured {
         node.store.configure_quotas(&configured).await;
@@ -142,7 +142,8 @@ async fn join_when_open(node: &Node, late: LateVolume, budget: &Budget) {
     remove(&volume, doubles, budget).await;
 }
 
-/// Each slow start would leave more of them behind, and what they take is the owner's.
+/// Removes files that do not count. Each slow start would otherwise leave more of them behind, and the space that they
+/// take is the primary tenant's.
 async fn remove(volume: &Volume, doubles: Vec<Double>, budget: &Budget) {
     for double in doubles {
         if !volume.health.is_good() {

@@ -1,15 +1,15 @@
-//! Removes what repairs have left behind because a disk did not answer. Nobody knows of it who could have it removed, and
-//! perhaps no repair of the block comes here again.
+//! Removes files that repairs have left behind because a disk did not respond. No namenode knows of such a file and
+//! could have it removed, and the block may never be repaired here again.
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use crate::driver::node::Node;
 
-/// How often it is looked for.
+/// How often such files are looked for.
 const INTERVAL: Duration = Duration::from_secs(60);
 
-/// Looks for it until the datanode stops.
+/// Looks for such files until the datanode stops.
 pub async fn run(node: Arc<Node>) {
     let rounds = async {
         loop {

@@ -1,4 +1,4 @@
-//! What a datanode tells Prometheus.
+//! The Prometheus metrics of a datanode.
 
 use harvestfs_protocol::error::DataError;
 use harvestfs_protocol::identity::Role;
@@ -12,7 +12,7 @@ use harvestfs_telemetry::metrics::{
     DATANODE_VOLUME_USED_BYTES, Gauge, Histogram, Part, Registry, Timer, WholeCounter,
 };
 
-/// Everything that a datanode measures, with handles that were resolved at its start.
+/// All metrics of a datanode, with handles that were resolved at its start.
 pub struct Metrics {
     registry: Registry,
     pub read: Operation,
@@ -50,7 +50,7 @@ impl Operation {
         self.seconds.start_timer()
     }
 
-    /// Counts a failure, unless it is a denial or the end of the datanode.
+    /// Counts a failure, unless it is a denial or the datanode is stopping.
     pub fn note_failure(&self, error: &DataError) {
         if !matches!(error, DataError::Busy { .. } | DataError::Stopping) {
             self.count_failure();
@@ -63,7 +63,7 @@ impl Operation {
     }
 }
 
-/// What is sampled at each question.
+/// Values that are sampled for each scrape.
 pub struct Sample {
     pub busy: bool,
     pub registered: bool,
@@ -109,7 +109,7 @@ impl Metrics {
         }
     }
 
-    /// Counts what is read for a peer: datanodes read to repair.
+    /// Returns the counter of bytes read for a peer: datanodes read for repairs.
     pub fn read_for(&self, peer: Role) -> &WholeCounter {
         match peer {
             Role::Datanode => &self.read_for_repair,
@@ -117,12 +117,12 @@ impl Metrics {
         }
     }
 
-    /// Denials since the start.
+    /// Number of denials since the start.
     pub fn denials(&self) -> u64 {
         self.denied_reads.get() + self.denied_writes.get() + self.denied_repairs.get()
     }
 
-    /// All of it as text, with what was sampled.
+    /// Renders all metrics as text, with the sampled values.
     pub fn text(&self, sample: &Sample) -> String {
         let flag = |is_set| if is_set { 1.0 } else { 0.0 };
         let share = |permille: Option<u16>| permille.map_or(f64::NAN, |it| f64::from(it) / 1_000.0);

@@ -1,5 +1,4 @@
-//! Carries out what the engine decides: tasks, sockets, timers, and the jobs on disks that they ask the
-//! store for.
+//! Carries out the engine's decisions: tasks, sockets, timers, and the disk jobs that they request from the store.
 
 mod budget;
 mod busy;

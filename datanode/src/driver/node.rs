@@ -32,14 +32,14 @@ use crate::engine::link::obedience::Refusal;
 use crate::engine::link::standing::Standing;
 use crate::store::{BlockStore, Double, Found, Volume};
 
-/// When to ask again a datanode that has just started.
+/// When to retry a request to a datanode that has just started.
 const UNREGISTERED_RETRY_MS: u32 = 200;
 /// How long a writer waits for the first registration.
 const REGISTRATION_DEADLINE: Duration = Duration::from_secs(5);
-/// How long a volume that joins late is left alone after it could not be made part of the cluster.
+/// The pause between attempts to make a volume that joins late part of the cluster.
 const CLAIM_INTERVAL: Duration = Duration::from_secs(5);
 
-/// What the namenode said at the last registration.
+/// The namenode's reply to the last registration.
 #[derive(Clone, Copy, Debug)]
 pub struct Registration {
     /// This datanode's number.
@@ -54,19 +54,20 @@ pub struct Node {
     pub store: BlockStore,
     /// Connections to other datanodes.
     pub connections: ConnectionPool,
-    /// Whether the server is to be left to its owner.
+    /// Whether the server is to be left to its primary tenant.
     pub busy: BusySignal,
     /// Which namenode is obeyed.
     pub obedience: Obedience,
-    /// Where files are lent to readers on this host, if anywhere.
+    /// The socket on which files are lent to readers on this host, if there is one.
     pub short_circuit: Option<ShortCircuit>,
     /// Volumes that are still being opened.
     pub late: Late,
-    /// Block streams under way.
+    /// Number of block streams in progress.
     pub active_streams: AtomicU32,
-    /// What is measured.
+    /// The metrics.
     pub metrics: Metrics,
-    /// Held while the volumes become part of a cluster: two namenodes may say of which one at once. What was said last.
+    /// Held while the volumes join a cluster, as two namenodes may name it at the same time. Contains the cluster
+    /// named last.
     claiming: AsyncMutex<Option<ClusterId>>,
     tokens: RwLock<Tokens>,
     standing: Mutex<Standing>,
@@ -103,29 +104,29 @@ impl Node {
         })
     }
 
-    /// There is a link to a namenode from now on.
+    /// Notes that there is a link to a namenode from now on.
     pub fn begin(&self, link: LinkId) {
         self.note(|standing| standing.begin(link));
         self.store.changes().of(link).begin();
     }
 
-    /// There is none any more: what the namenode signed is not accepted.
+    /// Notes that the link has ended: tokens signed by its namenode are no longer accepted.
     pub fn end(&self, link: LinkId) {
         self.store.changes().of(link).end();
         self.set_keys(link, &[]);
         self.note(|standing| standing.end(link));
     }
 
-    /// Whether a namenode is obeyed, as far as is heard.
+    /// Whether a namenode is obeyed, as far as this datanode knows.
     pub fn has_leader(&self) -> bool {
         self.standing.lock().has_leader()
     }
 
-    /// Whether the namenode on a link, at this address, which says so of itself, is to be obeyed. Returns
-    /// how far it is.
+    /// Decides whether to obey the namenode on a link, at this address, given the authority that it claims. Returns
+    /// the position that is obeyed now.
     ///
     /// # Errors
-    /// Why not.
+    /// Why the namenode is not obeyed.
     pub fn obey(
         &self,
         link: LinkId,
@@ -138,16 +139,16 @@ impl Node {
         result
     }
 
-    /// Makes the volumes part of a cluster. Those of another cluster go down.
+    /// Makes the volumes part of a cluster. Volumes of another cluster are taken down.
     pub async fn claim(&self, cluster: ClusterId) {
         let mut claimed = self.claiming.lock().await;
         *claimed = Some(cluster);
         self.store.claim(cluster).await;
     }
 
-    /// Volumes whose disks did not answer at the registration become part of the cluster once they do.
+    /// Makes volumes whose disks did not respond at the registration part of the cluster once they do respond.
     pub async fn claim_rest(&self) {
-        // Not for as long as it takes: registrations wait for the lock, and a disk may be slow again.
+        // The lock is not held any longer: registrations wait for it, and a disk may be slow again.
         let claimed = *self.claiming.lock().await;
         let Some(cluster) = claimed else {
             return;
@@ -158,18 +159,18 @@ impl Node {
         join_all(rest.iter().map(|it| it.join_cluster(cluster))).await;
     }
 
-    /// A volume joins the others that was opened after them, with what was found on it. Returns its files that do not
-    /// count; `None` if the others have it already.
+    /// Adds a volume that was opened after the others, with the replicas found on it. Returns its files that do not
+    /// count, because another volume has the block; `None` if the store already has this volume.
     pub async fn join(&self, volume: &Arc<Volume>, found: Vec<Found>) -> Option<Vec<Double>> {
-        // Which one the others are part of is said at the first registration. Nobody is served before.
+        // The cluster of the other volumes is known from the first registration on. Nothing is served before that.
         if self.store.cluster().is_none() {
             let mut registrations = self.registration.subscribe();
             // The sender lives as long as `self`.
             let _ = registrations.wait_for(Option::is_some).await;
         }
         let _alone = loop {
-            // As at a registration: what belongs to another cluster goes down before anything is said of it. Without the
-            // lock, for which registrations wait: its disk may be slow again.
+            // As at a registration: a volume of another cluster is taken down before anything on it is reported. This
+            // runs without the lock, for which registrations wait: the disk may be slow again.
             while let Some(cluster) = self.to_claim(volume) {
                 volume.join_cluster(cluster).await;
                 if self.to_claim(volume).is_some() {
@@ -181,14 +182,14 @@ impl Node {
                 break alone;
             }
         };
-        // Namenodes register no server that has one twice.
+        // Namenodes do not register a server that has a volume twice.
         let is_same = |it: &Arc<Volume>| it.storage() == volume.storage();
         if self.store.volumes().iter().any(is_same) {
             return None;
         }
         if let Some(obeyed) = volume.obeyed_at_start()
             && volume.health.is_good()
-            // Else it may be about another cluster's namenodes.
+            // Otherwise it may be about another cluster's namenodes.
             && volume.cluster() == self.store.cluster()
         {
             self.obedience.found(obeyed);
@@ -199,21 +200,21 @@ impl Node {
         Some(doubles)
     }
 
-    /// Which cluster the others are part of, if a volume that can be used is not yet.
+    /// Returns the cluster of the other volumes if this volume can be used and is not part of it yet.
     fn to_claim(&self, volume: &Volume) -> Option<ClusterId> {
         let cluster = self.store.cluster()?;
         let is_unclaimed = volume.health.is_good() && volume.cluster() != Some(cluster);
         is_unclaimed.then_some(cluster)
     }
 
-    /// What the namenodes are told of the volumes, also of those that are still being opened.
+    /// The status of the volumes for the namenodes, including volumes that are still being opened.
     pub fn volumes(&self) -> Vec<VolumeStatus> {
         let mut volumes = self.store.status();
         self.late.add_to(&mut volumes);
         volumes
     }
 
-    /// Takes note of what a namenode said at registration.
+    /// Takes note of a namenode's reply to a registration.
     pub fn registered(&self, link: LinkId, registered: &NodeRegistered) {
         self.set_keys(link, &registered.keys);
         self.note(|standing| standing.gave_keys(link));
@@ -221,7 +222,7 @@ impl Node {
             id: registered.node,
             block_bytes: registered.block_bytes.min(BLOCK_BYTES_MAX),
         };
-        // What one that stands by says may be old.
+        // The values from a standby may be old.
         let is_old = registered.authority.recovering;
         self.registration.send_if_modified(|known| {
             let is_news = known.is_none() || !is_old;
@@ -232,17 +233,18 @@ impl Node {
         });
     }
 
-    /// Accepts tokens signed with these keys of the namenode on a link, and no others of its.
+    /// Accepts tokens signed with these keys of the namenode on a link, and with no other keys of that namenode.
     pub fn set_keys(&self, link: LinkId, keys: &[TokenKey]) {
         self.tokens.write().set_keys(link, keys);
     }
 
-    /// What the namenode said at the last registration, if there was one.
+    /// The namenode's reply to the last registration, if there was one.
     pub fn registration(&self) -> Option<Registration> {
         *self.registration.borrow()
     }
 
-    /// The same; the first one is waited for, not for long: `None` if it does not come, or the datanode stops.
+    /// The same, but waits a short time for the first registration: `None` if there is none by then, or the datanode
+    /// stops.
     pub async fn wait_for_registration(&self) -> Option<Registration> {
         let mut registrations = self.registration.subscribe();
         let registered = async {
@@ -261,8 +263,8 @@ impl Node {
     /// Checks the right to a block.
     ///
     /// # Errors
-    /// [`DataError::BadToken`] or [`DataError::TokenExpired`]; [`DataError::Busy`] as long as the
-    /// namenode has not yet sent the keys to accept, or, of several, the one that leads.
+    /// [`DataError::BadToken`] or [`DataError::TokenExpired`]; [`DataError::Busy`] until the namenode, or the leader
+    /// if there are several, has sent the keys to accept.
     pub fn check_token(
         &self,
         token: &BlockToken,
@@ -275,7 +277,7 @@ impl Node {
         if self.registration().is_none() {
             return Err(unregistered);
         }
-        // A clock before 1970 makes every token look valid for long; it is not trusted.
+        // With a clock before 1970, every token would look valid for long; such a clock is not trusted.
         let now_unix_ms = unix_now_ms().unwrap_or(u64::MAX);
         let verified = self.tokens.read().verify(token, block, right, now_unix_ms);
         match verified {
@@ -289,7 +291,7 @@ impl Node {
     /// Opens a block stream to another datanode.
     ///
     /// # Errors
-    /// Why it cannot be reached.
+    /// Why the datanode cannot be reached.
     pub async fn open_stream(
         &self,
         node: &NodeInfo,
@@ -325,13 +327,13 @@ impl Node {
         }
     }
 
-    /// Completes once the namenode that leads knows, or has known, this datanode and its replicas.
+    /// Completes once the leader knows, or has known, this datanode and its replicas.
     pub async fn known(&self) {
         // The sender lives as long as `self`.
         let _ = self.known.subscribe().wait_for(|known| *known).await;
     }
 
-    /// The metrics in the text format of Prometheus. Waits for nothing.
+    /// The metrics in Prometheus text format. Never waits.
     pub fn metrics_text(&self) -> String {
         self.metrics.text(&Sample {
             busy: self.busy.denial().is_some(),
@@ -342,7 +344,7 @@ impl Node {
         })
     }
 
-    /// Tells all tasks to come to an end.
+    /// Signals all tasks to end.
     pub fn stop(&self) {
         self.stopping.send_replace(true);
     }

@@ -1,4 +1,4 @@
-//! Keeps it on the disks which namenode is obeyed.
+//! Records on the disks which namenode is obeyed.
 
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -13,20 +13,20 @@ use crate::engine::link::LinkId;
 use crate::engine::link::obedience::{Judgement, Refusal};
 use crate::store::{BlockStore, StoreError};
 
-/// How much later than in memory it may be on the disk how far a namenode was; a new epoch, and what
-/// comes before a deletion, are written at once.
+/// How far the position of the obeyed namenode on disk may lag behind memory; a new epoch, and the position that
+/// precedes a deletion, are written immediately.
 const WRITE_INTERVAL: Duration = Duration::from_secs(5);
 
-/// What was obeyed, in memory and on the disks.
+/// The position that was obeyed, in memory and on the disks.
 pub struct Obedience {
     state: Mutex<engine::link::obedience::Obedience>,
-    /// Held while it is written. The volumes that have what was written last.
+    /// Held while the position is written. Contains the volumes that have the position written last.
     have_it: AsyncMutex<Vec<StorageId>>,
     begun: Notify,
 }
 
 impl Obedience {
-    /// With what the disks say, and at most so many links at a time.
+    /// Starts with the position on the disks, and at most so many links at a time.
     pub fn new(obeyed: Option<Position>, links_max: usize) -> Self {
         let state = engine::link::obedience::Obedience::new(obeyed, links_max);
         Self {
@@ -36,31 +36,31 @@ impl Obedience {
         }
     }
 
-    /// How far the namenode was that was obeyed.
+    /// The position of the namenode that was obeyed last.
     pub fn obeyed(&self) -> Option<Position> {
         self.state.lock().obeyed()
     }
 
-    /// What is obeyed, as it is now.
+    /// Locks the current state.
     pub fn lock(&self) -> MutexGuard<'_, engine::link::obedience::Obedience> {
         self.state.lock()
     }
 
-    /// A volume says that this was obeyed before the start.
+    /// Takes note that, according to a volume, this position was obeyed before the start.
     pub fn found(&self, obeyed: Position) {
         self.state.lock().found(obeyed);
     }
 
-    /// Whether a command still holds that was given in this epoch.
+    /// Whether a command given in this epoch is still valid.
     pub fn holds(&self, epoch: Epoch) -> bool {
         self.state.lock().holds(epoch)
     }
 
-    /// Whether the namenode on a link, at this address, which says so, is to be obeyed; takes note of it.
-    /// Returns how far it is. Of several, it is usual that one stands by.
+    /// Decides whether to obey the namenode on a link, at this address, given the authority that it claims, and takes
+    /// note of it. Returns the position that is obeyed now. Of several namenodes, it is normal that some are standbys.
     ///
     /// # Errors
-    /// Why not.
+    /// Why the namenode is not obeyed.
     pub fn obey(
         &self,
         link: LinkId,
@@ -89,10 +89,10 @@ impl Obedience {
         result
     }
 
-    /// Has it on the disks what was obeyed until now.
+    /// Makes the position obeyed so far durable.
     ///
     /// # Errors
-    /// What the last disk says, when no disk has it.
+    /// The error of the last disk, if no disk has the position.
     pub async fn write(&self, store: &BlockStore) -> Result<(), StoreError> {
         let mut have_it = self.have_it.lock().await;
         let to_write = self.state.lock().to_write();
@@ -102,7 +102,7 @@ impl Obedience {
         Ok(())
     }
 
-    /// As [`Obedience::write`], also if a disk can be used that lacks it: one that has it may fail.
+    /// As [`Obedience::write`], but also writes if a usable disk lacks the position: the one that has it may fail.
     async fn spread(&self, store: &BlockStore) -> Result<(), StoreError> {
         let mut have_it = self.have_it.lock().await;
         let volumes = store.volumes();
@@ -130,12 +130,12 @@ impl Obedience {
         Ok(())
     }
 
-    /// Another volume has joined, which may lack what the others have.
+    /// Takes note that another volume has joined, which may lack the position that the others have.
     pub fn has_joined(&self) {
         self.begun.notify_one();
     }
 
-    /// Writes it whenever it has changed, or a disk lacks it; a new epoch at once.
+    /// Writes the position whenever it has changed or a disk lacks it; a new epoch immediately.
     pub async fn keep_written(&self, store: &BlockStore) {
         loop {
             // Whichever comes first.

@@ -1,4 +1,4 @@
-//! Opening the volumes at the start: those that are open wait for the others, but not for long.
+//! Opening the volumes at startup: volumes that are open wait for the others, but not for long.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -12,27 +12,29 @@ use crate::driver::late::{LateVolume, OpenVolume};
 use crate::options::{DatanodeOptions, StartError};
 use crate::store::{BlockStore, BufferPool, Disk, Progress, Volume, VolumeError, now};
 
-/// For how long what is open waits for a disk that says nothing. A volume that cannot be used when the server registers is
-/// repaired at once, and what is open is away meanwhile: what hangs may hang for long.
+/// How long open volumes wait for a disk that does not respond. A volume that cannot be used when the server registers
+/// is repaired immediately, but while the open volumes wait for it, they are unavailable, and a disk that hangs may
+/// hang for long.
 const SILENCE_WAIT: Duration = Duration::from_secs(if cfg!(test) { 1 } else { 10 });
-/// The same where it is not known yet which volume it is. The namenode, which is not told of it, takes the server for one
-/// that was reimaged, and ends what operators have said of it; but after 30 s without the server it repairs all on it.
+/// The same while it is not yet known which volume is on the disk. The namenode, to which that volume is not reported,
+/// would take the server for reimaged and cancel what operators have ordered for it; but after 30 s without the
+/// server, it repairs everything on it.
 const UNKNOWN_WAIT: Duration = Duration::from_secs(25);
-/// For how long what is open waits for a disk that answers: a large volume may take longer to open than a small one at each
-/// start. After an orderly stop the namenode expects the server within 120 s, and repairs nothing until then. After a
-/// crash it repairs from 30 s on until the server is back.
+/// How long open volumes wait for a disk that does respond: a large volume may take longer to open than a small one at
+/// each start. After an orderly stop the namenode expects the server back within 120 s and repairs nothing until then.
+/// After a crash it repairs from 30 s on until the server is back.
 const OTHERS_WAIT: Duration = Duration::from_secs(90);
-/// Where no volume is open, a disk that owes one answer for this long is given up: whoever supervises the datanode is to
-/// know. Verifying what is on it may take much longer.
+/// When no volume is open, a disk that has owed one answer for this long is given up, so that whatever supervises the
+/// datanode notices. Verifying the contents of the disk may take much longer.
 const ANSWER_DEADLINE: Duration = Duration::from_secs(2 * 60);
 
-/// What came of opening the volumes.
+/// The result of opening the volumes.
 pub struct Opened {
-    /// Over those that are open.
+    /// The store over the volumes that are open.
     pub store: BlockStore,
-    /// Why the others are not.
+    /// Why the other volumes are not open.
     pub errors: Vec<VolumeError>,
-    /// Those of the others that may be opened yet.
+    /// Those of the other volumes that may still be opened.
     pub late: Vec<LateVolume>,
 }
 
@@ -43,20 +45,20 @@ struct Opening<T> {
     opened: oneshot::Receiver<Result<T, VolumeError>>,
 }
 
-/// What came of opening a volume.
+/// The result of opening a volume.
 enum Ended<T> {
     Open(T),
     Unusable(VolumeError),
-    /// It may be opened yet.
+    /// It may still be opened.
     Late(Opening<T>, VolumeError),
 }
 
 impl<T: Send + 'static> Opening<T> {
-    /// Begins on a thread of its own. The runtime would wait for one of its own when the process is to end, and
-    /// a disk may never answer.
+    /// Starts opening on a dedicated thread. The runtime would wait for one of its own threads when the process exits,
+    /// and a disk may never respond.
     ///
     /// # Errors
-    /// There is no thread.
+    /// The thread cannot be started.
     fn begin(
         path: PathBuf,
         open: impl FnOnce(&Progress) -> Result<T, VolumeError> + Send + 'static,
@@ -64,7 +66,7 @@ impl<T: Send + 'static> Opening<T> {
         let progress = Arc::<Progress>::default();
         let (sender, opened) = oneshot::channel();
         let noted = progress.clone();
-        // What nobody waits for any more is dropped here.
+        // If nothing waits for the result any more, it is dropped here.
         let work = move || drop(sender.send(open(&noted)));
         if machine::is_simulated() {
             tokio::spawn(async move { work() });
@@ -81,7 +83,7 @@ impl<T: Send + 'static> Opening<T> {
         })
     }
 
-    /// Waits for its end, or until another one was kept waiting for long enough, or its disk does not answer.
+    /// Waits until opening ends, or has kept another volume waiting for long enough, or the disk does not respond.
     async fn end(mut self, is_one_open: &watch::Sender<bool>) -> Result<Ended<T>, StartError> {
         let error = tokio::select! {
             biased;
@@ -104,7 +106,7 @@ impl<T: Send + 'static> Opening<T> {
     }
 }
 
-/// Begins to open a volume, and waits for the end as [`Opening::end`] does.
+/// Starts to open a volume, and waits as [`Opening::end`] does.
 async fn attempt<T: Send + 'static>(
     path: PathBuf,
     open: impl FnOnce(&Progress) -> Result<T, VolumeError> + Send + 'static,
@@ -116,7 +118,7 @@ async fn attempt<T: Send + 'static>(
     }
 }
 
-/// Completes when a volume that is open has waited for this one for long enough.
+/// Completes when an open volume has waited for this one for long enough.
 async fn others_waited(is_one_open: &watch::Sender<bool>, progress: &Progress) {
     // The sender is only borrowed.
     let _ = is_one_open.subscribe().wait_for(|is_open| *is_open).await;
@@ -147,10 +149,10 @@ async fn silence(progress: &Progress) {
     }
 }
 
-/// Opens all volumes at the same time, because each may have to verify open replicas.
+/// Opens all volumes at the same time, because each may have open replicas to verify.
 ///
 /// # Errors
-/// None can be used, or opening one broke off.
+/// No volume can be used, or opening one ended without a result.
 pub async fn open_volumes(
     options: &DatanodeOptions,
     disk: Arc<dyn Disk>,
@@ -220,7 +222,7 @@ mod tests {
     fn held_back() -> (Opening<()>, mpsc::Sender<()>) {
         let (release, released) = mpsc::channel();
         let opening = begin(move || {
-            // Without the other end, nothing is held back any more.
+            // If the other end is dropped, nothing is held back any more.
             let _ = released.recv();
             Ok(())
         });
@@ -244,8 +246,8 @@ mod tests {
         assert!(matches!(ended, Ended::Late(_, VolumeError::Silent { .. })));
     }
 
-    /// Else the good volumes of a server are away for as long as its worst disk likes. But what is not waited for is
-    /// repaired.
+    /// Otherwise the good volumes of a server would be unavailable for as long as its worst disk likes. But a volume
+    /// that is not waited for is repaired.
     #[tokio::test]
     async fn one_that_is_open_waits_for_the_others_only_for_a_while() {
         for (is_known, answers, wanted) in [

@@ -1,4 +1,4 @@
-//! The answer to a read: pieces of the replica, read ahead while earlier ones are being sent.
+//! Serving a read: pieces of the replica are read ahead while earlier ones are being sent.
 
 use std::collections::VecDeque;
 
@@ -14,16 +14,15 @@ use tokio::task::JoinHandle;
 use crate::driver::node::Node;
 use crate::store::{BlockStore, ChunkRange, Piece, StoreError};
 
-/// What one packet carries at most. Small enough that disk and network work at the same time also
-/// for one request of the kernel.
+/// Most data in one packet. Small enough that disk and network overlap even for a single request of the kernel.
 const PIECE_BYTES: usize = 256 * 1024;
-/// Pieces that are read ahead of the one that is being sent.
+/// Number of pieces read ahead of the one that is being sent.
 const PIECES_AHEAD: usize = 4;
 
 /// Serves a read until its end or failure.
 ///
 /// # Errors
-/// What broke the stream.
+/// The error that broke the stream.
 pub async fn serve(
     node: &Node,
     request: &ReadRequest,
@@ -72,7 +71,7 @@ async fn send_range(
         if node.is_stopping() {
             return Ok(Err(DataError::Stopping));
         }
-        // Packets end at chunk borders: the reader goes on elsewhere from there.
+        // Packets end at chunk boundaries: the reader continues from there on another datanode.
         if let Some(denial) = node.busy.denial() {
             node.metrics.denied_reads.inc();
             return Ok(Err(denial));
@@ -116,7 +115,7 @@ impl ReadAhead {
         Some(match result {
             Ok(read) => read.map_err(Into::into),
             Err(error) if error.is_panic() => std::panic::resume_unwind(error.into_panic()),
-            // The runtime is being shut down, with everything on it.
+            // The runtime is being shut down, with all its tasks.
             Err(_) => Err(DataError::Stopping),
         })
     }

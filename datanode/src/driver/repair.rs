@@ -1,4 +1,4 @@
-//! Fetching a replica from another datanode, because the namenode says so.
+//! Fetching a replica from another datanode, on the namenode's command.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -15,7 +15,7 @@ use crate::driver::node::Node;
 use crate::engine::repair::{After, Fetch, Step, Trouble};
 use crate::store::{BlockWriter, Origin, StoreError, WritePacket};
 
-/// How long a source may take for its next packet.
+/// How long a source may take to send its next packet.
 const PACKET_DEADLINE: Duration = Duration::from_secs(30);
 
 /// A replica that is to be fetched.
@@ -67,7 +67,7 @@ impl Repairer {
         self.repairs_max
     }
 
-    /// Fetches a replica unless it is here already, and reports what came of it.
+    /// Fetches a replica unless it is here already, and reports the outcome.
     pub async fn repair(&self, repair: Repair) {
         let store = &self.node.store;
         if store.report(repair.block).is_some() {
@@ -156,7 +156,7 @@ impl Repairer {
         }
     }
 
-    /// Fetches from one source what it is asked for.
+    /// Fetches the requested range from one source.
     async fn fetch_from(
         &self,
         source: &NodeInfo,

@@ -1,5 +1,5 @@
-//! Reads every sealed replica again and again, slowly, so that damage is found while there are
-//! other replicas to repair it from; and those that clients doubt, out of turn.
+//! Reads every sealed replica again and again, slowly, so that damage is found while there are other replicas to
+//! repair it from. Replicas that clients doubt are read out of turn.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -14,18 +14,18 @@ use crate::driver::node::Node;
 use crate::engine::scrub::Rounds;
 use crate::store::{ChunkRange, StoreError, Volume, now};
 
-/// What is read at a time.
+/// Bytes read at a time.
 const PIECE_BYTES: usize = 256 * 1024;
 
-/// Verifies replicas. All that it reads is paid from one budget.
+/// Verifies replicas. All reads are charged to one budget.
 pub struct Scrubber {
     node: Arc<Node>,
-    /// None if it is turned off.
+    /// `None` if the scrubber is turned off.
     budget: Option<Budget>,
 }
 
 impl Scrubber {
-    /// One that reads at most so many bytes in a second; with 0 it reads nothing.
+    /// A scrubber that reads at most so many bytes per second; with 0 it reads nothing.
     pub fn new(node: Arc<Node>, bytes_per_second: u64) -> Arc<Self> {
         Arc::new(Self {
             node,
@@ -56,7 +56,7 @@ impl Scrubber {
         }
     }
 
-    /// Says what is here of a replica that a client could not use, and verifies it if it is sealed.
+    /// Reports the state of a replica that a client could not use, and verifies the replica if it is sealed.
     pub async fn verify_doubted(&self, storage: StorageId, block: BlockId) {
         self.node.store.answer(storage, block);
         let report = self.node.store.report(block);
@@ -67,7 +67,7 @@ impl Scrubber {
         }
     }
 
-    /// Verifies replicas of a volume until it is down.
+    /// Verifies replicas of a volume until the volume is down.
     async fn verify_all(&self, volume: &Volume, blocks: Vec<BlockId>, budget: &Budget) {
         for block in blocks {
             if !volume.health.is_good() {
@@ -76,25 +76,25 @@ impl Scrubber {
             if self.verify(block, budget).await {
                 continue;
             }
-            // Each round begins with the same ones: were the others left out, nobody would ever read them.
+            // Each round begins with the same replicas: if the others were skipped now, they would never be read.
             while volume.health.is_good() && volume.is_silent() {
                 tokio::time::sleep(SILENCE_PAUSE).await;
             }
-            // Not again and again: it may be this file alone for which the disk does not answer.
+            // Only once more: the disk may fail to respond for this file alone.
             self.verify(block, budget).await;
         }
     }
 
-    /// Returns whether its volume could be asked for it.
+    /// Verifies a replica. Returns `false` if its volume could not be accessed.
     async fn verify(&self, block: BlockId, budget: &Budget) -> bool {
         match self.read(block, budget).await {
             Ok(()) | Err(StoreError::NoSuchReplica) => true,
-            // That says nothing about the replica.
+            // This error says nothing about the replica.
             Err(error) if error.is_of_volume() => {
                 tracing::debug!(%block, %error, "the scrubber leaves a volume alone");
                 false
             }
-            // Reported by the store itself.
+            // The store itself reports the replica.
             Err(error) => {
                 self.node.metrics.scrub.count_failure();
                 tracing::warn!(%block, %error, "the scrubber found a bad replica");

@@ -26,15 +26,15 @@ use crate::driver::node::{Node, StreamCount};
 use crate::driver::{read_stream, write_stream};
 use crate::engine::busy::admission::{Admission, Server, admit};
 
-/// Most connections at a time; bounds the memory that peers can claim.
+/// Maximum number of connections at a time; bounds the memory that peers can claim.
 const CONNECTIONS_MAX: usize = 4096;
-/// Most block streams at a time, for the same reason. Writers may keep a stream open for long
-/// without sending.
+/// Maximum number of block streams at a time, for the same reason. Writers may keep a stream open for long without
+/// sending.
 const STREAMS_MAX: usize = 4096;
-/// A stream's first message follows its opening at once.
+/// How long to wait for a stream's first message, which should follow its opening immediately.
 const REQUEST_DEADLINE: Duration = Duration::from_secs(10);
 
-/// How many streams each peer has.
+/// Number of streams of each peer.
 #[derive(Default)]
 struct PeerStreams(Mutex<HashMap<Peer, u32>>);
 
@@ -45,7 +45,7 @@ struct PeerStream {
 }
 
 impl PeerStreams {
-    /// Counts one more stream of a peer; none if it has as many as one may have.
+    /// Counts one more stream of a peer; `None` if the peer has reached its maximum.
     fn begin(self: &Arc<Self>, peer: &Peer) -> Option<PeerStream> {
         let mut counts = self.0.lock();
         let count = counts.entry(peer.clone()).or_default();
@@ -73,17 +73,16 @@ impl Drop for PeerStream {
     }
 }
 
-/// What all streams of all connections share.
+/// State shared by all streams of all connections.
 #[derive(Clone)]
 struct Streams {
     left: Arc<Semaphore>,
     of_peers: Arc<PeerStreams>,
 }
 
-/// Kept by every task that must end before the datanode does; when all are gone, everything has
-/// ended.
+/// Held by every task that must end before the datanode does; when all are dropped, everything has ended.
 pub type Alive = mpsc::Sender<()>;
-/// What becomes an [`Alive`] as long as the datanode is not stopping.
+/// Can be upgraded to an [`Alive`] as long as the datanode is not stopping.
 pub type WeakAlive = mpsc::WeakSender<()>;
 
 /// Accepts connections until the endpoint is closed.
@@ -145,7 +144,7 @@ async fn serve_connection(
             Ok((StreamKind::Data, sender, receiver)) => {
                 let Some(counted) = streams.of_peers.begin(connection.peer()) else {
                     tracing::warn!(peer = %connection.peer(), "a peer has too many streams");
-                    // Here, so that nothing else of this connection is looked at meanwhile.
+                    // Inline, so that nothing else of this connection is processed in the meantime.
                     let exceeded = Some(STREAMS_PER_PEER_MAX);
                     serve_stream(
                         node.clone(),
@@ -185,7 +184,7 @@ fn log_end(connection: &Connection, error: &TransportError) {
     }
 }
 
-/// `exceeded` is how many streams the peer may have, if that is exceeded.
+/// Receives and serves the request of a stream. `exceeded` is the peer's maximum number of streams, if it is exceeded.
 async fn serve_stream(
     node: Arc<Node>,
     peer: Role,

@@ -20,14 +20,14 @@ use tokio::time::Instant;
 use crate::driver::node::Node;
 use crate::store::{Lent, OpenFile};
 
-/// Most readers at a time; bounds the files that they can be lent.
+/// Maximum number of readers at a time; bounds the number of files lent to them.
 const READERS_MAX: usize = 32;
-/// When to try again to accept a reader, when the system lacks something for it.
+/// How long to pause when a reader cannot be accepted because the system lacks a resource.
 const ACCEPT_PAUSE: Duration = Duration::from_secs(1);
-/// Bytes received at once; all requests are far shorter.
+/// Maximum number of bytes received at a time; all requests are far shorter.
 const RECEIVED_BYTES_MAX: usize = 4096;
 
-/// The socket at which files are lent, and the host whose clients may know it.
+/// The socket on which files are lent, and the host whose clients may learn its path.
 #[derive(Debug)]
 pub struct ShortCircuit {
     path: PathBuf,
@@ -35,7 +35,7 @@ pub struct ShortCircuit {
 }
 
 impl ShortCircuit {
-    /// The socket's path, for those on the same host.
+    /// The socket's path, for clients on the same host.
     pub fn path_for(&self, host: &str) -> Option<PathBuf> {
         (host == self.host).then(|| self.path.clone())
     }
@@ -43,12 +43,12 @@ impl ShortCircuit {
 
 impl Drop for ShortCircuit {
     fn drop(&mut self) {
-        // If it stays, connecting to it fails, and the next start replaces it.
+        // If the file stays, connecting to it fails, and the next start replaces it.
         let _ = std::fs::remove_file(&self.path);
     }
 }
 
-/// Opens the socket. Where that fails, readers on this host use the network as all others.
+/// Opens the socket. If that fails, readers on this host use the network like all other readers.
 pub fn open(path: &Path) -> Option<(ShortCircuit, UnixListener)> {
     match listen(path) {
         Ok(opened) => Some(opened),
@@ -64,7 +64,7 @@ fn listen(path: &Path) -> io::Result<(ShortCircuit, UnixListener)> {
     let host = this_host()?;
     let path = std::path::absolute(path)?;
     match std::fs::remove_file(&path) {
-        // What a process left behind that was killed.
+        // Left behind by a process that was killed.
         Ok(()) => {}
         Err(error) if error.kind() == io::ErrorKind::NotFound => {}
         Err(error) => return Err(error),
@@ -91,12 +91,12 @@ pub async fn serve(listener: UnixListener, node: Arc<Node>) {
             }
         };
         let Ok(permit) = readers.clone().try_acquire_owned() else {
-            // It reads over the network.
+            // The reader falls back to the network.
             continue;
         };
         let node = node.clone();
         tokio::spawn(async move {
-            // The end of the connection is the end of what was lent on it.
+            // The loans of a connection end with the connection.
             tokio::select! {
                 biased;
                 _ = node.busy.denied() => {}
@@ -112,7 +112,7 @@ pub async fn serve(listener: UnixListener, node: Arc<Node>) {
     }
 }
 
-/// Answers the requests of one reader until it is gone.
+/// Answers the requests of one reader until it disconnects.
 async fn lend(node: &Node, mut socket: UnixStream) -> io::Result<()> {
     let mut decoder = FrameDecoder::new();
     let mut loans: VecDeque<(Instant, Arc<OpenFile>)> = VecDeque::new();
@@ -152,7 +152,7 @@ async fn find(node: &Node, request: &FileRequest) -> Result<Lent, DataError> {
     tracing::debug!(block = %request.block, "a file is asked for");
     node.check_token(&request.token, request.block, Right::Read)?;
     let lent = node.store.lend(request.block).await?;
-    // It may have become busy while the file was opened.
+    // The server may have become busy while the file was opened.
     match node.busy.denial() {
         Some(denial) => Err(denial),
         None => Ok(lent),

@@ -1,4 +1,4 @@
-//! Gives up replicas on volumes that should be below a lowered quota by now.
+//! Gives up replicas on volumes that are above a lowered quota past its deadline.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -6,10 +6,10 @@ use std::time::Duration;
 use crate::driver::node::Node;
 use crate::store::now;
 
-/// How often volumes are looked at.
+/// How often volumes are checked.
 const INTERVAL: Duration = Duration::from_millis(500);
 
-/// Looks after the volumes until the datanode stops.
+/// Checks the volumes until the datanode stops.
 pub async fn run(node: Arc<Node>) {
     let rounds = async {
         loop {

@@ -1,4 +1,4 @@
-//! The tokens that are accepted: each namenode signs with keys of its own.
+//! Verification of tokens: each namenode signs with its own keys.
 
 use harvestfs_protocol::error::DataError;
 use harvestfs_protocol::ids::BlockId;
@@ -6,14 +6,15 @@ use harvestfs_protocol::token::{BlockToken, Right, TokenKey, TokenVerifier};
 
 use crate::engine::link::LinkId;
 
-/// By link: the keys that the namenode gave last, none where there is no namenode. Numbers of keys of two namenodes may be the same.
+/// By link: verifiers with the keys last sent by the namenode; without a namenode, no keys. Two namenodes may use the
+/// same key numbers.
 #[derive(Debug)]
 pub struct Tokens {
     verifiers: Vec<TokenVerifier>,
 }
 
 impl Tokens {
-    /// Accepts none, with at most so many links at a time.
+    /// Accepts no tokens at first, with at most so many links at a time.
     pub fn new(links_max: usize) -> Self {
         Self {
             verifiers: std::iter::repeat_with(TokenVerifier::default)
@@ -22,12 +23,12 @@ impl Tokens {
         }
     }
 
-    /// Accepts what is signed with these keys of the namenode on a link, and no others of its.
+    /// Accepts tokens signed with these keys of the namenode on a link, and with no other keys of that namenode.
     pub fn set_keys(&mut self, LinkId(link): LinkId, keys: &[TokenKey]) {
         self.verifiers[link] = TokenVerifier::new(keys);
     }
 
-    /// Checks the right to a block, whichever namenode gave it.
+    /// Checks the right to a block, whichever namenode granted it.
     ///
     /// # Errors
     /// As [`TokenVerifier::verify`].
@@ -42,7 +43,7 @@ impl Tokens {
         for verifier in &self.verifiers {
             match verifier.verify(token, block, right, now_unix_ms) {
                 Ok(()) => return Ok(()),
-                // The one that signed it says so; others do not know the key.
+                // Only the verifier with the signing key reports this; the others do not know the key.
                 Err(DataError::TokenExpired) => return Err(DataError::TokenExpired),
                 Err(error) => refusal = refusal.or(Some(error)),
             }

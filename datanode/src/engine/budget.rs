@@ -2,10 +2,10 @@
 
 use std::time::{Duration, Instant};
 
-/// What may be spent at once after a pause.
+/// The work allowed in one burst after a pause.
 const BURST: Duration = Duration::from_millis(100);
 
-/// Says when work at a steady rate may go on.
+/// Determines when work at a steady rate may continue.
 #[derive(Debug)]
 pub struct Budget {
     bytes_per_second: u64,
@@ -14,7 +14,7 @@ pub struct Budget {
 }
 
 impl Budget {
-    /// A budget of so many bytes in a second; 0 means no limit.
+    /// A budget of so many bytes per second; 0 means no limit.
     pub fn new(bytes_per_second: u64) -> Self {
         Self {
             bytes_per_second,
@@ -22,20 +22,19 @@ impl Budget {
         }
     }
 
-    /// When `bytes` may be spent by a caller that asks at `now`. Callers are served in the order in which
-    /// they come.
+    /// Returns when `bytes` may be spent by a caller that asks at `now`. Callers are served in order of arrival.
     pub fn spend(&mut self, bytes: u64, now: Instant) -> Instant {
         if self.bytes_per_second == 0 {
             return now;
         }
         let cost = Duration::from_secs_f64(bytes as f64 / self.bytes_per_second as f64);
-        // Soon after the machine has booted there is no instant before.
+        // Shortly after boot, there may be no earlier instant.
         let earliest = now.checked_sub(BURST).unwrap_or(now);
         let start = self
             .paid_at
             .map_or(earliest, |paid_at| paid_at.max(earliest));
         let paid_at = start + cost;
-        // Otherwise callers that come later would be served before.
+        // Otherwise later callers would be served earlier.
         assert!(
             self.paid_at.is_none_or(|before| before <= paid_at),
             "{bytes} bytes are paid for at {paid_at:?}, before what was spent until {:?}",
@@ -85,8 +84,8 @@ mod tests {
     }
 
     proptest! {
-        /// Whatever is asked for when: within any time, no more than its cost and a burst; and a caller
-        /// that comes after a pause waits for its own cost only.
+        /// Whatever is requested and when: in any period, no more is granted than it pays for plus a burst; and a
+        /// caller that arrives after a pause waits for its own cost only.
         #[test]
         fn the_rate_is_kept(steps in prop::collection::vec((0u64..2_000, 1u64..100_000), 1..200)) {
             const RATE: u64 = 100_000;

@@ -1,5 +1,5 @@
-//! What the datanode decides. Nothing here does I/O, looks at a clock or at a source of chance: events
-//! come in as calls, with the time and chance where they matter, and what is to be done comes out.
+//! The datanode's decisions. Nothing here does I/O or reads a clock or a source of randomness: events arrive as calls,
+//! with the time and random numbers where they matter, and the actions to take are returned.
 
 pub mod budget;
 pub mod busy;

@@ -1,11 +1,11 @@
-//! All replicas of a datanode: which are here, and what becomes of them.
+//! All replicas of a datanode, and the operations on them.
 //!
-//! What changes on disk and in the map of replicas together is done inside one job on the disk's
-//! threads, so that a caller that gives up leaves nothing half done. The job owns the replica that it
-//! changes ([`super::open_replica::Taken`], [`super::removal::Removal`] and the like): no other can
-//! change it before the job has ended, and a job that never begins gives it back. Sealing what has to be written
-//! again first, and removing what is large, are several jobs, which hand the replica on: wherever a caller gives up in
-//! between, it is as usable as before, or corrupt and to be removed.
+//! A change that affects both the disk and the map of replicas is made inside one job on the disk's threads, so that a
+//! caller that gives up leaves nothing half done. The job owns the replica that it changes
+//! ([`super::open_replica::Taken`], [`super::removal::Removal`] and the like): nothing else can change it before the
+//! job has ended, and a job that never starts gives it back. Sealing a replica that has to be rewritten first, and
+//! removing a large one, take several jobs, which hand the replica on: wherever a caller gives up in between, the
+//! replica is as usable as before, or corrupt and to be removed.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -33,7 +33,7 @@ use super::volume::{Found, Volume, VolumeOptions};
 use crate::engine::quota::Charge;
 use crate::engine::quota::shrinking::SHRINK_DEADLINE;
 
-/// How long what is obeyed is to be written on the other disks once one has it.
+/// How long to wait for the obeyed position to be written to the other disks once one has it.
 const OTHERS_WAIT: Duration = Duration::from_secs(1);
 
 /// All replicas of a datanode. Cheap to clone.
@@ -43,8 +43,8 @@ pub struct BlockStore {
 }
 
 impl BlockStore {
-    /// A store over volumes that were opened, with what was found on them; so many others may [join](Self::join) them
-    /// `late`. Namenodes on at most so many links are told of it.
+    /// A store over volumes that were opened, with the replicas found on them; `late` further volumes may
+    /// [join](Self::join). Changes are reported to namenodes on at most `links_max` links.
     pub fn new(
         volumes: Vec<(Arc<Volume>, Vec<Found>)>,
         late: usize,
@@ -58,12 +58,12 @@ impl BlockStore {
         }
     }
 
-    /// A volume joins that was opened late, with what was found on it. Returns its files that do not count.
+    /// Adds a volume that was opened late, with the replicas found on it. Returns its files that do not count.
     pub fn join(&self, volume: &Arc<Volume>, found: Vec<Found>) -> Vec<Double> {
         self.inventory.join(volume, found)
     }
 
-    /// What happens to replicas, for the namenodes.
+    /// The queues of replica changes for the namenodes.
     pub fn changes(&self) -> &Arc<Changes> {
         &self.inventory.changes
     }
@@ -73,19 +73,19 @@ impl BlockStore {
         &self.inventory.buffers
     }
 
-    /// What a heartbeat says about the volumes. Touches no disk.
+    /// The status of the volumes for heartbeats. Accesses no disk.
     pub fn status(&self) -> Vec<VolumeStatus> {
         self.inventory.volumes().map(|v| v.status()).collect()
     }
 
-    /// What would have to go until no volume is above its quota or nearly full, in bytes. Until then,
-    /// space matters more than sparing the disks.
+    /// Bytes that would have to be freed until no volume is above its quota or nearly full. Until then, space matters
+    /// more than sparing the disks.
     pub fn pressure_bytes(&self) -> u64 {
         let healthy = self.inventory.volumes().filter(|v| v.health.is_good());
         healthy.map(|volume| volume.quota.pressure_bytes()).sum()
     }
 
-    /// Whether a replica is on a volume that is above its quota, and answers.
+    /// Whether a replica is on a volume that is above its quota and responds.
     pub fn is_above_quota(&self, block: BlockId) -> bool {
         let volume = {
             let replicas = self.inventory.lock();
@@ -101,15 +101,15 @@ impl BlockStore {
         healthy.map(|v| v.storage()).collect()
     }
 
-    /// All volumes, also those that cannot be used.
+    /// All volumes, including those that cannot be used.
     pub fn volumes(&self) -> Vec<Arc<Volume>> {
         self.inventory.volumes().cloned().collect()
     }
 
-    /// Changes what a volume may use; see [`Volume::set_quota`].
+    /// Changes a volume's quota; see [`Volume::set_quota`].
     ///
     /// # Errors
-    /// What the disk says.
+    /// The disk's error.
     pub async fn set_quota(
         &self,
         storage: StorageId,
@@ -121,13 +121,13 @@ impl BlockStore {
                 let volume = self.inventory.volume(index);
                 volume.set_quota(quota_bytes, time, None).await
             }
-            // It was reimaged since; the new volume has the configured quota.
+            // The volume was reimaged since; the new one has the configured quota.
             None => Ok(()),
         }
     }
 
-    /// Takes over the quotas of a configuration where they differ from what it said before. A disk that is slow
-    /// keeps no other volume's from holding.
+    /// Applies the quotas of a configuration where they differ from the previous one. A slow disk does not delay the
+    /// quotas of other volumes.
     pub async fn configure_quotas(&self, configured: &[VolumeOptions]) {
         let mut changes = JoinSet::new();
         for volume in self.inventory.volumes() {
@@ -160,7 +160,7 @@ impl BlockStore {
             .collect()
     }
 
-    /// What is given up to free so many bytes of a volume, in order.
+    /// Selects the replicas to give up to free so many bytes of a volume, in order.
     pub fn victims(&self, storage: StorageId, excess_bytes: u64) -> Vec<BlockId> {
         let index = self.inventory.volume_index(storage);
         index.map_or_else(Vec::new, |index| {
@@ -168,7 +168,7 @@ impl BlockStore {
         })
     }
 
-    /// Whether no volume that can be used answers now.
+    /// Whether no usable volume responds now.
     pub fn is_silent(&self) -> bool {
         let mut healthy = self.inventory.volumes().filter(|v| v.health.is_good());
         healthy.next().is_some_and(|first| first.is_silent()) && healthy.all(|it| it.is_silent())
@@ -179,24 +179,24 @@ impl BlockStore {
         self.inventory.volumes().find_map(|v| v.cluster())
     }
 
-    /// Makes the volumes part of a cluster. Those of another cluster go down.
+    /// Makes the volumes part of a cluster. Volumes of another cluster are taken down.
     pub async fn claim(&self, cluster: ClusterId) {
-        // At once: the registration waits for it, and one disk may be slow.
+        // Simultaneously: the registration waits for it, and one disk may be slow.
         join_all(self.volumes().iter().map(|it| it.join_cluster(cluster))).await;
     }
 
-    /// How far the namenode was that was obeyed before the start, as the volume says that knows most.
+    /// The latest position that was obeyed before the start, according to the volumes.
     pub fn obeyed_at_start(&self) -> Option<Position> {
         let volumes = self.inventory.volumes();
         let obeyed = volumes.filter_map(|volume| volume.obeyed_at_start());
         obeyed.max_by_key(|it| (it.epoch, it.record))
     }
 
-    /// Writes down how far the namenode was that is obeyed, on all volumes that answer soon: deletions on each of them wait
-    /// for it, and one that has it is enough. Returns which ones have it.
+    /// Records the position of the obeyed namenode on all volumes that respond soon: deletions on each of them wait
+    /// for this, and one volume that has it is enough. Returns the volumes that have it.
     ///
     /// # Errors
-    /// What the last volume says, when none has it.
+    /// The error of the last volume, if no volume has the position.
     pub async fn write_obeyed(&self, position: Position) -> Result<Vec<StorageId>, StoreError> {
         let (usable, others): (Vec<_>, Vec<_>) = self
             .volumes()
@@ -219,7 +219,7 @@ impl BlockStore {
                 Err(_) => {}
             }
         }
-        // Where it has not begun by then, it is left to the next time.
+        // A write that has not started by then is left to the next call.
         let others = async {
             while let Some(written) = writes.next().await {
                 have_it.extend(written.ok());
@@ -241,7 +241,7 @@ impl BlockStore {
             .collect()
     }
 
-    /// The replicas of a volume that wait for the namenode's order to be deleted, in no order.
+    /// The replicas of a volume that wait for the namenode to command their deletion, in no order.
     pub fn corrupt_replicas_of(&self, storage: StorageId) -> Vec<BlockId> {
         let Some(wanted) = self.inventory.volume_index(storage) else {
             return Vec::new();
@@ -263,8 +263,7 @@ impl BlockStore {
         sealed.map(|report| report.block).collect()
     }
 
-    /// What is known about a replica, for a report; nothing about one on a volume that is down, with which it
-    /// is gone.
+    /// The state of a replica, for a report; `None` for a replica on a volume that is down, with which it is lost.
     pub fn report(&self, block: BlockId) -> Option<(StorageId, ReplicaReport)> {
         let replicas = self.inventory.lock();
         let entry = replicas.get(&block)?;
@@ -275,22 +274,20 @@ impl BlockStore {
         Some((volume.storage(), entry.report(block)?))
     }
 
-    /// Tells the namenode what is here of a replica that it takes to be on a volume, also that there is
-    /// none.
+    /// Reports the actual state of a replica that the namenode believes to be on a volume, even if there is none.
     pub fn answer(&self, storage: StorageId, block: BlockId) {
         self.inventory.answer(storage, block);
     }
 
-    /// Tells the namenode again what is known about a replica.
+    /// Reports the state of a replica again.
     pub fn report_again(&self, block: BlockId) {
         self.inventory.report_have(block);
     }
 
-    /// Creates a replica on the volume that has most room, if possible of the class asked for.
+    /// Creates a replica on the volume with the most room, if possible of the requested class.
     ///
     /// # Errors
-    /// [`StoreError::ReplicaExists`], [`StoreError::NoSpace`], [`StoreError::Silent`], or what the disk
-    /// says.
+    /// [`StoreError::ReplicaExists`], [`StoreError::NoSpace`], [`StoreError::Silent`], or the disk's error.
     pub async fn create(
         &self,
         block: BlockId,
@@ -298,7 +295,7 @@ impl BlockStore {
         origin: Origin,
         block_bytes: u64,
     ) -> Result<BlockWriter, StoreError> {
-        // A repair may be asked for of any length; no replica holds more than this.
+        // A repair may be requested with any length; no replica holds more than this.
         let chunks_max = layout::chunks_for(block_bytes).unwrap_or(u32::MAX);
         let mut refused = Vec::new();
         loop {
@@ -336,15 +333,15 @@ impl BlockStore {
             let id = (block, created_on.storage());
             let disk = created_on.disk().clone();
             if origin == Origin::Repair {
-                // What an earlier repair may have left is no replica. Usually there is none; one that cannot be
-                // removed is in the way, which is said next.
+                // A file that an earlier repair may have left is no replica. Usually there is none; if one cannot be
+                // removed, it is in the way, which the next step reports.
                 let _ = disk.remove(&path);
             }
             match ReplicaWriter::create(disk, path, id, chunks_max, charge) {
                 Ok(writer) => {
                     let lease = Lease::new(created, writer, created_on);
                     creation.done();
-                    // Here: a replica is known whose creator has given up.
+                    // In the job, so that the replica is reported even if its creator has given up.
                     inventory.report_have(block);
                     Ok(lease)
                 }
@@ -368,16 +365,16 @@ impl BlockStore {
         ))
     }
 
-    /// Puts the replicas that are not sealed on stable storage, as far as the disks let it.
+    /// Puts the unsealed replicas on stable storage, as far as the disks allow.
     pub async fn sync_open_replicas(&self) {
         let open = self.inventory.open_replicas();
-        // At once: the process is to end soon, and one disk may not answer.
+        // Simultaneously: the process is to end soon, and one disk may not respond.
         let volumes = self.volumes();
         join_all(volumes.iter().map(|it| sync_open_of(it, &open))).await;
     }
 }
 
-/// Syncs those of the open replicas that are on one volume.
+/// Syncs the open replicas that are on one volume.
 async fn sync_open_of(volume: &Arc<Volume>, open: &[(BlockId, Arc<Volume>)]) {
     for (block, on) in open {
         if !Arc::ptr_eq(on, volume) {

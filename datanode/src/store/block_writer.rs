@@ -1,4 +1,4 @@
-//! The writing end of one replica, for pipelines and repairs.
+//! The writing end of a replica, for pipelines and repairs.
 
 use std::sync::Arc;
 
@@ -17,13 +17,13 @@ use super::volume::Volume;
 /// A packet for the end of a replica.
 #[derive(Clone, Debug)]
 pub struct WritePacket {
-    /// Where in the block, in bytes; a multiple of the chunk size.
+    /// Offset in the block, in bytes; a multiple of the chunk size.
     pub block_offset: u64,
-    /// Page-aligned, filled up with zeros to whole chunks.
+    /// The data: page-aligned, padded with zeros to whole chunks.
     pub data: Bytes,
     /// One checksum for each chunk.
     pub checksums: Vec<u32>,
-    /// To be on stable storage before it is acknowledged.
+    /// Whether the data has to be on stable storage before it is acknowledged.
     pub sync: bool,
 }
 
@@ -58,11 +58,11 @@ impl BlockWriter {
         self.replica.fenced().await;
     }
 
-    /// Verifies and writes packets in order; then, if `sync`, puts everything written so far on
-    /// stable storage. After an error, the writer is of no use.
+    /// Verifies and writes packets in order; then, if `sync`, puts everything written so far on stable storage. After
+    /// an error, the writer can no longer be used.
     ///
     /// # Errors
-    /// [`StoreError::Corrupt`] for a packet that does not match its checksums, and those of
+    /// [`StoreError::Corrupt`] for a packet that does not match its checksums, and the errors of
     /// [`super::replica::ReplicaWriter::append`].
     pub async fn write(&mut self, packets: Vec<WritePacket>, sync: bool) -> Result<(), StoreError> {
         let mut lease = self.take_lease()?;
@@ -95,8 +95,7 @@ impl BlockWriter {
     /// Seals the replica at `length_bytes`, which must be in its last chunk.
     ///
     /// # Errors
-    /// [`StoreError::OutOfOrder`] for another length, or what the disk says; the replica is then
-    /// still open.
+    /// [`StoreError::OutOfOrder`] for another length, or the disk's error; the replica is then still open.
     pub async fn seal(&mut self, length_bytes: u64) -> Result<(), StoreError> {
         let mut lease = self.take_lease()?;
         let (inventory, volume) = (self.store.inventory.clone(), self.volume.clone());
@@ -114,11 +113,11 @@ impl BlockWriter {
         self.volume.run(job).await
     }
 
-    /// Removes the replica, because no client knows of it; only this one, should it be gone and another one
-    /// of the block be here.
+    /// Removes the replica, because no client knows of it; removes only this replica, should it be gone and the block
+    /// have another one here.
     ///
     /// # Errors
-    /// [`StoreError::OutOfOrder`] if it is sealed or deleted, or about to be; or what the disk says.
+    /// [`StoreError::OutOfOrder`] if it is sealed or deleted, or about to be; or the disk's error.
     pub async fn discard(mut self) -> Result<(), StoreError> {
         let taken = match self.lease.take() {
             Some(lease) => lease.into_taken(),

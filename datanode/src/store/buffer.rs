@@ -17,10 +17,10 @@ const CLASSES_BYTES: [usize; 4] = [PAGE_BYTES, 64 * 1024, 256 * 1024, PACKET_BYT
 #[repr(C, align(4096))]
 struct Page([u8; PAGE_BYTES]);
 
-/// Hands out aligned buffers, together no more than a limit, and keeps them for reuse.
+/// Hands out aligned buffers, up to a total limit, and keeps them for reuse.
 ///
-/// A stream that holds no buffer yet may go over the limit by one. Without that, two datanodes whose
-/// buffers are all full of each other's packets would wait for each other.
+/// A stream that holds no buffer yet may exceed the limit by one. Otherwise two datanodes whose buffers are all filled
+/// with each other's packets would wait for each other.
 #[derive(Clone)]
 pub struct BufferPool {
     inner: Arc<Inner>,
@@ -29,14 +29,14 @@ pub struct BufferPool {
 struct Inner {
     /// One permit for each page that may still be handed out.
     free_pages: Arc<Semaphore>,
-    /// Buffers to use again, by class.
+    /// Buffers kept for reuse, by class.
     idle: Mutex<[Vec<Box<[Page]>>; CLASSES_BYTES.len()]>,
-    /// Most buffers kept of each class.
+    /// Maximum number of buffers kept in each class.
     idle_max: [usize; CLASSES_BYTES.len()],
 }
 
 impl BufferPool {
-    /// A pool that hands out `limit_bytes` bytes at a time.
+    /// A pool that hands out up to `limit_bytes` bytes at a time.
     pub fn new(limit_bytes: usize) -> Self {
         let pages = (limit_bytes / PAGE_BYTES).clamp(1, Semaphore::MAX_PERMITS);
         Self {
@@ -49,11 +49,11 @@ impl BufferPool {
         }
     }
 
-    /// A buffer of at least `bytes` bytes, at most [`PACKET_BYTES_MAX`]; its content is arbitrary.
-    /// Waits while the limit is reached, unless the caller `holds_none`.
+    /// Returns a buffer of at least `bytes` bytes, at most [`PACKET_BYTES_MAX`]; its content is arbitrary. Waits while
+    /// the limit is reached, unless the caller `holds_none`.
     ///
     /// # Panics
-    /// When that is too much: packets are checked before.
+    /// When `bytes` is too large: packets are checked before.
     pub async fn take(&self, bytes: usize, holds_none: bool) -> Buffer {
         let class = class_of(bytes);
         let pages = (CLASSES_BYTES[class] / PAGE_BYTES) as u32;
@@ -86,8 +86,7 @@ fn new_pages(pages: usize) -> Box<[Page]> {
     vec![Page([0; PAGE_BYTES]); pages].into_boxed_slice()
 }
 
-/// A page-aligned buffer. It reads and writes as the bytes that were asked for; its memory is a
-/// whole number of pages.
+/// A page-aligned buffer. It dereferences to the requested number of bytes; its memory is a whole number of pages.
 pub struct Buffer {
     pages: Box<[Page]>,
     len: usize,
@@ -108,10 +107,10 @@ impl Buffer {
         }
     }
 
-    /// Makes it `bytes` bytes long.
+    /// Sets its length to `bytes` bytes.
     ///
     /// # Panics
-    /// When it has less memory.
+    /// When its memory is smaller.
     pub fn set_len(&mut self, bytes: usize) {
         let most = self.pages.len() * PAGE_BYTES;
         assert!(bytes <= most, "{bytes} bytes in a buffer of {most}");
@@ -128,14 +127,14 @@ impl Buffer {
         page.unwrap_or_else(|| panic!("the first page of a buffer of {len} bytes"))
     }
 
-    /// Fills up the last page with zeros and makes them part of the buffer.
+    /// Pads the last page with zeros and makes them part of the buffer.
     pub fn pad_to_page(&mut self) {
         let padded = self.len.next_multiple_of(PAGE_BYTES);
         let len = std::mem::replace(&mut self.len, padded);
         self[len..].fill(0);
     }
 
-    /// The bytes, to be shared; the memory returns to the pool with the last of them.
+    /// Converts it into shared bytes; the memory returns to the pool when the last of them is dropped.
     pub fn freeze(self) -> Bytes {
         Bytes::from_owner(self)
     }
@@ -204,7 +203,7 @@ mod tests {
         tokio::pin!(blocked);
         let wait = tokio::time::timeout(Duration::from_millis(10), &mut blocked);
         assert!(wait.await.is_err(), "over the limit");
-        // A stream that holds none gets one all the same.
+        // A stream that holds no buffer gets one all the same.
         let urgent = pool.take(10, true).await;
         drop(second);
         assert_eq!(blocked.await.len(), 1);

@@ -1,4 +1,4 @@
-//! Open files and checksum tables of replicas that were read lately, each up to a limit.
+//! Caches of open files and checksum tables of recently read replicas, each with a limit.
 
 use std::num::NonZeroUsize;
 use std::sync::Arc;
@@ -11,7 +11,8 @@ use super::inventory::Generation;
 use super::layout::{self, PAGE_BYTES};
 use super::replica::{OpenFile, Table};
 
-/// Most files kept open for reading: two descriptors each stay well below the usual limit of 1024.
+/// Maximum number of files kept open for reading: at two descriptors each, they stay well below the usual limit of
+/// 1024.
 const FILES_MAX: NonZeroUsize = NonZeroUsize::new(192).unwrap();
 
 /// Files kept open for reading.
@@ -35,7 +36,7 @@ impl FileCache {
 
     /// Keeps a file.
     pub fn put(&self, replica: Generation, file: Arc<OpenFile>) {
-        // What is pushed out is closed after the lock is released.
+        // An evicted file is closed after the lock is released.
         let _pushed_out = self.files.lock().push(replica, file);
     }
 
@@ -59,7 +60,7 @@ impl TableCache {
         }
     }
 
-    /// The table of a group, if it is here.
+    /// The table of a group, if it is cached.
     pub fn get(&self, replica: Generation, group: u32) -> Option<Arc<Table>> {
         self.tables.lock().get(&(replica, group)).cloned()
     }

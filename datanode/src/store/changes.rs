@@ -16,17 +16,17 @@ pub struct Changes {
     queues: Vec<ChangeQueue>,
 }
 
-/// A queue of changes that can be waited for.
+/// A queue of changes, with a way to wait for them.
 #[derive(Debug, Default)]
 pub struct ChangeQueue {
-    /// There is a namenode that is to be told.
+    /// There is a namenode to report to.
     is_used: AtomicBool,
     queue: Mutex<engine::link::changes::Changes>,
     added: Notify,
 }
 
 impl Changes {
-    /// For at most so many links at a time.
+    /// Queues for at most so many links at a time.
     pub fn new(links_max: usize) -> Self {
         Self {
             queues: std::iter::repeat_with(ChangeQueue::default)
@@ -43,19 +43,19 @@ impl Changes {
         }
     }
 
-    /// What the namenode on a link is to be told.
+    /// The queue of changes for the namenode on a link.
     pub fn of(&self, LinkId(link): LinkId) -> &ChangeQueue {
         &self.queues[link]
     }
 }
 
 impl ChangeQueue {
-    /// From now on there is a namenode that is told, of everything at first.
+    /// Notes that from now on there is a namenode to report to, starting with everything.
     pub fn begin(&self) {
         self.is_used.store(true, Ordering::Release);
     }
 
-    /// There is none any more.
+    /// Notes that there is no longer a namenode to report to.
     pub fn end(&self) {
         self.is_used.store(false, Ordering::Release);
         self.lock().clear();
@@ -78,7 +78,7 @@ impl ChangeQueue {
         }
     }
 
-    /// The queue, to take from it.
+    /// Locks the queue, to take from it.
     pub fn lock(&self) -> MutexGuard<'_, engine::link::changes::Changes> {
         self.queue.lock()
     }

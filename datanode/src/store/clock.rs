@@ -1,8 +1,8 @@
-//! The clock that engines are told the time by.
+//! The clock that supplies the engines with the time.
 
 use std::time::Instant;
 
-/// The time by the clock of the runtime, which simulations set.
+/// The time of the runtime's clock, which simulations control.
 pub fn now() -> Instant {
     tokio::time::Instant::now().into_std()
 }

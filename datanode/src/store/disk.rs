@@ -1,9 +1,9 @@
-//! What the block store asks of a disk, and the real one. Tests put failing and forgetful disks in
-//! its place.
+//! The disk interface that the block store needs, and its real implementation. Tests replace it with disks that fail
+//! or forget.
 //!
-//! Bulk data bypasses the page cache (O_DIRECT), so that harvesting does not evict the owner's
-//! pages. Table pages and small appends go through it: a sync then writes them together, and what
-//! is left behind is one page for each 4 MiB.
+//! Bulk data bypasses the page cache (O_DIRECT), so that harvesting does not evict the primary tenant's pages. Table
+//! pages and small appends go through it: a sync then writes them together, and all that remains cached is one page
+//! for each 4 MiB.
 
 use std::fs::{self, File, OpenOptions};
 use std::io;
@@ -19,20 +19,20 @@ pub trait Disk: Send + Sync + 'static {
     fn create(&self, path: &Path) -> io::Result<Box<dyn DiskFile>>;
     /// Opens an existing file for reading and writing.
     fn open(&self, path: &Path) -> io::Result<Box<dyn DiskFile>>;
-    /// Opens an existing file past the page cache, for another process to read.
+    /// Opens an existing file with direct I/O, for another process to read.
     ///
     /// # Errors
-    /// [`io::ErrorKind::Unsupported`] where there is no file that could be handed over, or no way past
-    /// the page cache.
+    /// [`io::ErrorKind::Unsupported`] if there is no file that could be handed over, or no way to bypass the page
+    /// cache.
     fn open_to_lend(&self, path: &Path) -> io::Result<OwnedFd> {
         let _ = path;
         Err(io::ErrorKind::Unsupported.into())
     }
-    /// Size of a file in bytes, without opening it; of a link, its own.
+    /// Size of a file in bytes, without opening it; for a symbolic link, the size of the link.
     fn file_bytes(&self, path: &Path) -> io::Result<u64> {
         Ok(fs::symlink_metadata(path)?.len())
     }
-    /// Moves a file, replacing what is there.
+    /// Renames a file, replacing an existing one.
     fn rename(&self, from: &Path, to: &Path) -> io::Result<()>;
     /// Removes a file.
     fn remove(&self, path: &Path) -> io::Result<()>;
@@ -45,23 +45,23 @@ pub trait Disk: Send + Sync + 'static {
 pub trait DiskFile: Send + Sync {
     /// Size in bytes.
     fn len_bytes(&self) -> io::Result<u64>;
-    /// Fills the buffer, past the page cache where possible.
+    /// Fills the buffer, bypassing the page cache if possible.
     fn read_at(&self, buffer: &mut [u8], position: u64) -> io::Result<()>;
-    /// Writes all of it, past the page cache where possible.
+    /// Writes all data, bypassing the page cache if possible.
     fn write_at(&self, data: &[u8], position: u64) -> io::Result<()>;
     /// Fills the buffer through the page cache.
     fn read_cached_at(&self, buffer: &mut [u8], position: u64) -> io::Result<()>;
-    /// Writes all of it through the page cache.
+    /// Writes all data through the page cache.
     fn write_cached_at(&self, data: &[u8], position: u64) -> io::Result<()>;
-    /// Lets the page cache forget a range that is on stable storage; a hint.
+    /// Lets the page cache drop a range that is on stable storage; only a hint.
     fn forget_cached(&self, position: u64, length: u64);
     /// Allocates a range, growing the file to its end.
     fn allocate(&self, position: u64, length: u64) -> io::Result<()>;
-    /// Cuts or grows the file.
+    /// Truncates or grows the file.
     fn set_len(&self, length: u64) -> io::Result<()>;
-    /// Puts the data on stable storage, and as much of the metadata as reading it needs.
+    /// Puts the data on stable storage, with the metadata needed to read it.
     fn sync_data(&self) -> io::Result<()>;
-    /// Puts everything on stable storage.
+    /// Puts data and all metadata on stable storage.
     fn sync_all(&self) -> io::Result<()>;
 }
 
@@ -71,15 +71,15 @@ pub struct RealDisk;
 
 impl Disk for RealDisk {
     fn create(&self, path: &Path) -> io::Result<Box<dyn DiskFile>> {
-        // Other users of the machine have no business in it.
+        // Not readable by other users of the machine.
         let mut options = OpenOptions::new();
         options.read(true).write(true).create_new(true).mode(0o600);
         let cached = options.open(path)?;
-        // Around a table page that is read there is bulk data, which the page cache is not for. A
-        // hint: without it, some memory is wasted.
+        // A table page is surrounded by bulk data, which should not enter the page cache by read-ahead. A hint:
+        // without it, some memory is wasted.
         let _ = rustix::fs::fadvise(&cached, 0, None, Advice::Random);
         let direct = open_direct(path).inspect_err(|_| {
-            // Else it would be in the way of the next one of this name.
+            // Otherwise it would block the next file of this name.
             let _ = fs::remove_file(path);
         })?;
         Ok(Box::new(match direct {
@@ -121,16 +121,16 @@ impl Disk for RealDisk {
 }
 
 enum RealFile {
-    /// A file that is written to.
+    /// A file that is written.
     Both { direct: File, cached: File },
-    /// A file that is only read, cut or synced.
+    /// A file that is only read, truncated or synced.
     Direct(File),
-    /// The file system refuses direct I/O; pages are forgotten after use.
+    /// The file system does not support direct I/O; pages are dropped after use.
     Cached(File),
 }
 
 impl RealFile {
-    /// What bulk data goes through.
+    /// The descriptor for bulk data.
     fn bulk(&self) -> &File {
         match self {
             Self::Both { direct, .. } | Self::Direct(direct) => direct,
@@ -138,7 +138,7 @@ impl RealFile {
         }
     }
 
-    /// What small things go through.
+    /// The descriptor for small data.
     fn cached(&self) -> &File {
         match self {
             Self::Both { cached, .. } | Self::Cached(cached) => cached,
@@ -151,7 +151,7 @@ impl RealFile {
     }
 }
 
-/// Opens a file past the page cache; `None` where the file system refuses that.
+/// Opens a file with direct I/O; `None` if the file system does not support that.
 fn open_direct(path: &Path) -> io::Result<Option<File>> {
     let mut options = OpenOptions::new();
     options.read(true).write(true).custom_flags(DIRECT_FLAG);
@@ -193,7 +193,7 @@ impl DiskFile for RealFile {
 
     fn forget_cached(&self, position: u64, length: u64) {
         let length = std::num::NonZeroU64::new(length);
-        // A hint: what remains costs memory only.
+        // Only a hint: pages that remain merely cost memory.
         let _ = rustix::fs::fadvise(self.cached(), position, length, Advice::DontNeed);
     }
 

@@ -1,5 +1,5 @@
-//! Blocks of which there are two files: a volume could not be used for a time, and what it had was created again on
-//! another one. One of them counts. What the other one takes is in use all the same until it is removed.
+//! Blocks with two files: a volume could not be used for a while, and its replicas were created again on another one.
+//! Only one of the files counts. The space of the other one is in use all the same until it is removed.
 
 use std::collections::hash_map;
 use std::sync::Arc;
@@ -17,30 +17,30 @@ use crate::engine::quota::Charge;
 /// The files of a volume that do not count.
 #[derive(Default)]
 pub(super) struct Doubles {
-    /// What those take that are left alone.
+    /// The charges of files that are left alone.
     kept: Mutex<Vec<Charge>>,
-    /// Of these blocks, a job is removing a file.
+    /// Blocks of which a job is removing a file.
     in_removal: Mutex<Vec<BlockId>>,
 }
 
-/// A file that does not count. Dropped before it is removed, it is left alone.
+/// A file that does not count. If this is dropped before the file is removed, the file is left alone.
 #[must_use = "the file is removed only piece by piece"]
 pub struct Double {
     inventory: Arc<Inventory>,
     volume: Arc<Volume>,
     block: BlockId,
     chunks: u32,
-    /// None only when the file is removed, and this is about to be dropped.
+    /// `None` only when the file has been removed, and this is about to be dropped.
     charge: Option<Charge>,
 }
 
-/// What came of removing a piece of a file.
+/// The result of removing a piece of a file.
 pub enum PieceRemoved {
-    /// It was the last one, of so many bytes; or the file is left alone, and it was none.
+    /// The last piece, of so many bytes, was removed; or the file is left alone, and nothing was removed.
     Last(u64),
-    /// So many bytes are removed, and this is left.
+    /// So many bytes were removed, and this is left.
     Some(u64, Double),
-    /// None is yet: the disk of the one that counts does not answer.
+    /// Nothing was removed yet: the disk of the file that counts does not respond.
     Silent(Double),
 }
 
@@ -51,15 +51,15 @@ enum Begun {
     LeftAlone,
 }
 
-/// As long as it lives, no replica of the block is created on the volume, whose file would be taken for the one that is to
-/// be removed.
+/// While this exists, no replica of the block is created on the volume: its file would be mistaken for the one that is
+/// being removed.
 struct InRemoval {
     volume: Arc<Volume>,
     block: BlockId,
 }
 
 impl Doubles {
-    /// A file that is there does not count, and is left alone.
+    /// Charges an existing file that does not count and is left alone.
     pub(super) fn keep(&self, charge: Charge) {
         self.kept.lock().push(charge);
     }
@@ -83,10 +83,10 @@ impl Double {
         }
     }
 
-    /// Removes a piece of the file, as long as the one that counts is whole.
+    /// Removes a piece of the file, as long as the file that counts is whole.
     ///
     /// # Errors
-    /// What the disk says: the rest is left alone.
+    /// The disk's error: the rest is left alone.
     pub async fn remove_piece(self) -> Result<PieceRemoved, StoreError> {
         let volume = self.volume.clone();
         volume.run(move || self.remove_piece_now()).await
@@ -115,8 +115,9 @@ impl Double {
         Ok(PieceRemoved::Last(bytes))
     }
 
-    /// It is left alone if the file that counts is not on another volume any more, or may be worth less than this one. So
-    /// may one that was found sealed, as this one: nobody has read it, and this may be the last good one of the block.
+    /// Decides whether a piece may be removed. The file is left alone if the one that counts is no longer on another
+    /// volume, or may be worth less than this one. That includes one that was found sealed, like this one: it has
+    /// never been read, and this file may be the last good one of the block.
     fn begin(&self) -> Begun {
         let replicas = self.inventory.lock();
         let Some(entry) = replicas.get(&self.block) else {
@@ -135,18 +136,18 @@ impl Double {
             | State::Corrupt { .. }
             | State::Deleting => false,
         };
-        // What is above its quota may be the next that goes.
+        // A replica on a volume above its quota may be given up next.
         let stays = is_whole && other.quota.excess_bytes() == 0;
         if !stays || Arc::ptr_eq(other, &self.volume) {
             return Begun::LeftAlone;
         }
         match other.check_usable() {
             Ok(()) => {}
-            // It is there once its disk answers again, and most of them do.
+            // The replica is available once its disk responds again, and most disks do.
             Err(StoreError::Silent { .. }) => return Begun::Silent,
             Err(_) => return Begun::LeftAlone,
         }
-        // Before the map is unlocked: a replica is created with an entry there.
+        // Before the map is unlocked: creating a replica begins with an entry in the map.
         self.volume.doubles.in_removal.lock().push(self.block);
         Begun::Removal(InRemoval {
             volume: self.volume.clone(),
@@ -170,8 +171,8 @@ impl Drop for InRemoval {
     }
 }
 
-/// Leaves all files alone of a block of which a volume has several, as one that is corrupt and one that is sealed: one is
-/// removed with all others there, for the chunks that it has itself.
+/// Leaves alone all files of a block if a volume has several of them, such as a corrupt and a sealed one: removing one
+/// removes all files of the block there, and the decision considers only its own chunks.
 pub(super) fn leave_several_alone(doubles: &mut Vec<Double>) {
     let mut files = FxHashMap::<BlockId, u32>::default();
     for double in &*doubles {
@@ -186,8 +187,8 @@ pub(super) fn leave_several_alone(doubles: &mut Vec<Double>) {
     });
 }
 
-/// Adds what was found of a block on one of the volumes. Of two files the better one counts. The other one stays: nobody
-/// has read all of the better one, and it may be the one on a disk that fails again.
+/// Adds a file found on one of the volumes. Of two files of a block, the better one counts. The other one stays: the
+/// better one has not been read in full, and it may be on the disk that fails again.
 pub(super) fn add_found(
     replicas: &mut FxHashMap<BlockId, Entry>,
     volumes: &[Arc<Volume>],
@@ -210,7 +211,7 @@ pub(super) fn add_found(
     }
 }
 
-/// A file does not count that was found, and on which nobody is at work.
+/// Leaves alone a file that was found and does not count, and on which no job is working.
 pub(super) fn leave_alone(volume: &Volume, block: BlockId, state: State) {
     warn_of(volume, block);
     let charge = match state {
@@ -231,7 +232,7 @@ fn warn_of(volume: &Volume, block: BlockId) {
     );
 }
 
-/// Whether it is sealed, and how many chunks it has.
+/// The rank of a file: whether it is sealed, then how many chunks it has.
 fn worth(entry: &Entry) -> (bool, u32) {
     match &entry.state {
         State::Sealed { chunks, .. } => (true, *chunks),

@@ -1,4 +1,4 @@
-//! What can go wrong in the block store.
+//! Errors of the block store.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -10,13 +10,13 @@ use harvestfs_protocol::ids::ClusterId;
 use super::layout;
 use crate::engine::removal::sealing::Short;
 
-/// When to ask again for what a silent disk has.
+/// When to retry a request for data on a silent disk.
 const BUSY_RETRY_MS: u32 = 2_000;
 
 /// Why a volume cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum VolumeError {
-    /// It is not there.
+    /// It does not exist.
     #[error("{} is not there: is the disk mounted?", path.display())]
     Missing {
         /// The volume.
@@ -28,7 +28,7 @@ pub enum VolumeError {
         /// The volume.
         path: PathBuf,
     },
-    /// The file that says what it is cannot be trusted.
+    /// Its version file cannot be trusted.
     #[error("{} is corrupt: {reason}", path.display())]
     CorruptVersionFile {
         /// The file.
@@ -41,9 +41,9 @@ pub enum VolumeError {
     UnknownFormat {
         /// The file.
         path: PathBuf,
-        /// What it says.
+        /// The version in the file.
         found: u32,
-        /// What can be read.
+        /// The version that this release can read.
         known: u32,
     },
     /// It belongs to another server.
@@ -51,7 +51,7 @@ pub enum VolumeError {
     OtherServer {
         /// The volume.
         path: PathBuf,
-        /// Whose it is.
+        /// The one that it belongs to.
         found: String,
         /// The name of this server.
         expected: String,
@@ -61,18 +61,18 @@ pub enum VolumeError {
     OtherCluster {
         /// The volume.
         path: PathBuf,
-        /// Whose it is.
+        /// The one that it belongs to.
         found: ClusterId,
         /// Which one this datanode is part of.
         expected: ClusterId,
     },
-    /// Its disk does not answer.
+    /// Its disk does not respond.
     #[error("the disk of {} does not answer", path.display())]
     Silent {
         /// The volume.
         path: PathBuf,
     },
-    /// It takes longer than the others are kept waiting.
+    /// Opening it takes longer than the other volumes wait.
     #[error("{} is still being opened", path.display())]
     Opening {
         /// The volume.
@@ -89,7 +89,7 @@ pub enum VolumeError {
     Io {
         /// What was accessed.
         path: PathBuf,
-        /// What the system says.
+        /// The system's error.
         source: io::Error,
     },
 }
@@ -109,19 +109,19 @@ pub enum StoreError {
     /// No replica of the block is here.
     #[error("no replica of the block is here")]
     NoSuchReplica,
-    /// The replica is shorter than what was asked for.
+    /// The replica is shorter than the requested range.
     #[error("the replica holds {have_bytes} bytes only")]
     ShortReplica {
-        /// What it holds.
+        /// Its length in bytes.
         have_bytes: u64,
     },
-    /// There is one already.
+    /// The block already has a replica here.
     #[error("a replica of the block is here already")]
     ReplicaExists,
     /// Data and checksum differ.
     #[error("the checksum of the chunk at {offset} does not match")]
     Corrupt {
-        /// Where in the block, in bytes.
+        /// Offset in the block, in bytes.
         offset: u64,
     },
     /// No room below the quota, or on the disk.
@@ -136,14 +136,14 @@ pub enum StoreError {
     /// The disk failed.
     #[error("{what} {}: {source}", path.display())]
     Disk {
-        /// What was done.
+        /// What was being done.
         what: &'static str,
         /// To which file.
         path: PathBuf,
-        /// What the system says.
+        /// The system's error.
         source: Arc<io::Error>,
     },
-    /// The volume's disk does not answer now. What was handed to it may still be done.
+    /// The volume's disk does not respond now. A job that was handed to it may still run.
     #[error("the disk of the volume {} does not answer", path.display())]
     Silent {
         /// The volume.
@@ -178,12 +178,12 @@ impl StoreError {
 }
 
 impl StoreError {
-    /// Whether it is the volume that cannot be used now, with all that is on it.
+    /// Whether the volume cannot be used now, with everything on it.
     pub(crate) fn is_of_volume(&self) -> bool {
         matches!(self, Self::Silent { .. } | Self::VolumeDown { .. })
     }
 
-    /// Whether a file, or the directory in which it was to be created, is not there.
+    /// Whether a file, or the directory in which it was to be created, does not exist.
     pub(crate) fn is_missing(&self) -> bool {
         matches!(self, Self::Disk { source, .. } if source.kind() == io::ErrorKind::NotFound)
     }

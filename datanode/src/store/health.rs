@@ -33,8 +33,7 @@ impl Health {
         }
     }
 
-    /// Takes note of an error of the disk, and gives the volume up if it is serious or the last of
-    /// too many.
+    /// Records an error of the disk, and gives the volume up if the error is serious or there have been too many.
     pub fn note_error(&self, error: &io::Error, volume: &Path) {
         match error.raw_os_error().map(Errno::from_raw_os_error) {
             Some(Errno::ROFS | Errno::NODEV | Errno::NXIO | Errno::STALE | Errno::UCLEAN) => {
@@ -47,7 +46,7 @@ impl Health {
                     self.fail("the disk reports too many errors", volume);
                 }
             }
-            // Not about the disk: too many open files, a file that is gone, no room.
+            // Not the disk's fault: too many open files, a missing file, no space.
             _ => {}
         }
     }

@@ -1,5 +1,4 @@
-//! The map of all replicas. It is locked for lookups and single changes, never while a disk is
-//! accessed.
+//! The map of all replicas. It is locked for lookups and single changes, never during disk access.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
@@ -22,9 +21,9 @@ use super::replica::ReplicaWriter;
 use super::volume::{Found, FoundState, Volume};
 use crate::engine::quota::{Charge, REPLICA_OVERHEAD_BYTES, shrinking, volumes};
 
-/// Volumes, replicas, and what is cached of them.
+/// Volumes, replicas, and caches of their contents.
 pub(super) struct Inventory {
-    /// By number, in which they are filled: those at the end are of volumes that join later.
+    /// The volumes by number. Slots are filled in order: those at the end are for volumes that join later.
     pub(super) slots: Box<[OnceLock<Arc<Volume>>]>,
     replicas: Mutex<FxHashMap<BlockId, Entry>>,
     next_generation: AtomicU64,
@@ -34,8 +33,8 @@ pub(super) struct Inventory {
     pub(super) changes: Arc<Changes>,
 }
 
-/// Which of the replicas that this datanode has had of a block since it was started: one that is removed
-/// and created again is another one.
+/// Distinguishes the replicas of one block that this datanode has had since it was started: a replica that is removed
+/// and created again has another generation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Generation(u64);
 
@@ -46,7 +45,7 @@ pub(super) struct Entry {
     pub(super) state: State,
 }
 
-/// What may be done with a replica.
+/// The state of a replica, which determines what may be done with it.
 pub(super) enum State {
     /// May be written to.
     Open(Arc<OpenReplica>),
@@ -54,13 +53,15 @@ pub(super) enum State {
     Sealed {
         chunks: u32,
         charge: Charge,
-        /// So it was at the start: only its size is known, and nobody may have read it since it was written.
+        /// It was found sealed at the start: only its size is known, and it may never have been read since it was
+        /// written.
         is_found: bool,
     },
-    /// The same, and its file is being moved aside: only that job may change the state.
+    /// A sealed replica that was found to be corrupt, while its file is being moved aside: only that job may change
+    /// the state.
     Condemned { chunks: u32 },
-    /// Some of it does not match its checksums, or cannot be read. The rest may be all that is left of the
-    /// block, and is read; of one without chunks nothing is.
+    /// Some of it does not match its checksums, or cannot be read. The rest may be all that is left of the block and
+    /// is still read; a corrupt replica without chunks is not read at all.
     Corrupt { chunks: u32, charge: Charge },
     /// Its file is being removed: only its [`super::removal::Removal`] may change the state.
     Deleting,
@@ -78,7 +79,7 @@ pub(super) struct Readable {
     pub(super) is_corrupt: bool,
 }
 
-/// A replica that is about to be created. Dropped before its file is there: there is none.
+/// A replica that is about to be created. If this is dropped before the file exists, there is no replica.
 #[must_use = "without its file there is no replica"]
 pub(super) struct Creation {
     inventory: Arc<Inventory>,
@@ -87,11 +88,11 @@ pub(super) struct Creation {
     is_created: bool,
 }
 
-/// What is to be done to delete a replica.
+/// The next action to delete a replica.
 pub(super) enum ToDelete {
-    /// It is gone, or another has it.
+    /// None: the replica is gone, or another job owns it.
     Nothing,
-    /// It is to be taken over.
+    /// Take it over first.
     Open(Arc<Volume>, Arc<OpenReplica>),
     Now(Removal),
 }
@@ -118,7 +119,7 @@ impl Entry {
         (found.block, entry)
     }
 
-    /// What is reported to the namenode; nothing about what cannot be read.
+    /// The replica's report to the namenode; `None` if it cannot be read.
     pub(super) fn report(&self, block: BlockId) -> Option<ReplicaReport> {
         let (chunks, sealed) = match &self.state {
             State::Open(replica) if replica.origin == Origin::Repair => return None,
@@ -188,13 +189,11 @@ impl Inventory {
             .collect()
     }
 
-    /// Chooses a volume for a new replica and reserves what it takes at first: the class asked for
-    /// before others; for a repair then the volume that received the fewest; then the most room for each
-    /// writer.
+    /// Chooses a volume for a new replica and reserves its initial space: the requested class before others; then, for
+    /// a repair, the volume that has received the fewest; then the one with the most room per writer.
     ///
     /// # Errors
-    /// [`StoreError::NoSpace`], or [`StoreError::Silent`] if a disk does not answer that may have
-    /// room.
+    /// [`StoreError::NoSpace`], or [`StoreError::Silent`] if a disk that may have room does not respond.
     pub(super) fn reserve(
         &self,
         class: Option<StorageClass>,
@@ -226,12 +225,12 @@ impl Inventory {
         reserved.ok_or_else(|| {
             let silent = self.volumes().filter(|volume| volume.health.is_good());
             let mut silent = silent.filter_map(|volume| volume.check_usable().err());
-            // There may be room on a disk that does not answer.
+            // There may be room on a disk that does not respond.
             silent.next().unwrap_or(StoreError::NoSpace)
         })
     }
 
-    /// Replicas of a volume that are given up because it is so much above its quota.
+    /// Selects replicas of a volume to give up because the volume is above its quota by so much.
     pub(super) fn victims(&self, volume: usize, excess_bytes: u64) -> Vec<BlockId> {
         let candidates = {
             let replicas = self.lock();
@@ -255,7 +254,7 @@ impl Inventory {
         shrinking::victims(candidates, excess_bytes)
     }
 
-    /// Puts what is known about a replica on the list of changes.
+    /// Adds the state of a replica to the queue of changes.
     pub(super) fn report_have(&self, block: BlockId) {
         let replicas = self.lock();
         if let Some(entry) = replicas.get(&block)
@@ -266,7 +265,8 @@ impl Inventory {
         }
     }
 
-    /// Puts on the list of changes what is here of a replica that is taken to be on a volume.
+    /// Adds the actual state of a replica to the queue of changes, for a namenode that believes it to be on this
+    /// volume.
     pub(super) fn answer(&self, storage: StorageId, block: BlockId) {
         let replicas = self.lock();
         let (storage, change) = match replicas.get(&block) {
@@ -275,7 +275,7 @@ impl Inventory {
                 let storage = self.volume(entry.volume).storage();
                 match (entry.report(block), &entry.state) {
                     (Some(report), _) => (storage, ReplicaChange::Have(report)),
-                    // What is being fetched or removed is reported when that is done.
+                    // A replica that is being fetched or removed is reported when that is done.
                     (None, State::Open(replica)) if !replica.is_corrupt() => return,
                     (None, State::Deleting) => return,
                     (None, State::Open(_) | State::Condemned { .. } | State::Corrupt { .. }) => {
@@ -290,7 +290,7 @@ impl Inventory {
         self.changes.push(storage, change);
     }
 
-    /// Looks a replica up for reading. What is corrupt is read too, since each chunk is verified.
+    /// Looks up a replica for reading. Corrupt replicas are read too, since each chunk is verified.
     pub(super) fn readable(&self, block: BlockId) -> Result<Readable, StoreError> {
         let replicas = self.lock();
         let entry = replicas.get(&block).ok_or(StoreError::NoSuchReplica)?;
@@ -318,7 +318,7 @@ impl Inventory {
         })
     }
 
-    /// Looks a replica up that is not known to be corrupt.
+    /// Looks up a replica that is not known to be corrupt.
     pub(super) fn intact(&self, block: BlockId) -> Result<Readable, StoreError> {
         let readable = self.readable(block)?;
         if readable.is_corrupt {
@@ -327,10 +327,10 @@ impl Inventory {
         Ok(readable)
     }
 
-    /// Looks up what is left to read of a replica that was looked up before.
+    /// Looks up again a replica that was looked up before, to see what is left of it.
     ///
     /// # Errors
-    /// Why it can no longer be read; [`StoreError::NoSuchReplica`] also if there is another one by now.
+    /// Why it can no longer be read; [`StoreError::NoSuchReplica`] also if the block has a new replica by now.
     pub(super) fn look_again(
         &self,
         block: BlockId,
@@ -344,7 +344,7 @@ impl Inventory {
         }
     }
 
-    /// Seals a replica that only the caller has. Blocks on the disk.
+    /// Seals a replica that the caller owns exclusively. Blocks on the disk.
     pub(super) fn seal_now(
         &self,
         block: BlockId,
@@ -366,7 +366,7 @@ impl Inventory {
                 Ok(())
             }
             Err((error, charge)) => {
-                // It may have been cut, and it may have been the sync.
+                // The file may have been cut already, and the sync may be what failed.
                 replica.cut(chunks);
                 replica.set_unproven();
                 replica.put_back(charge);
@@ -375,7 +375,7 @@ impl Inventory {
         }
     }
 
-    /// Takes a replica out of service to delete it, or says what has to be taken over first.
+    /// Takes a replica out of service to delete it, or returns the replica that has to be taken over first.
     ///
     /// # Errors
     /// Its volume cannot be used.
@@ -394,7 +394,7 @@ impl Inventory {
                 entry.state = State::Open(replica.clone());
                 ToDelete::Open(volume, replica)
             }
-            // The job that has it comes to its end; then it may be deleted.
+            // The job that owns it will end; then it may be deleted.
             condemned @ State::Condemned { .. } => {
                 entry.state = condemned;
                 ToDelete::Nothing
@@ -419,7 +419,7 @@ impl Inventory {
         Ok(Removal::new(self.clone(), block, volume.clone(), charge))
     }
 
-    /// What a repair has begun and given up, because its disk did not answer.
+    /// A replica that a repair started and abandoned, because its disk did not respond.
     pub(super) fn abandoned_repair(
         &self,
         block: BlockId,
@@ -428,7 +428,7 @@ impl Inventory {
         self.abandoned(replicas.get(&block)?)
     }
 
-    /// Blocks of which there is such a replica.
+    /// Blocks with such a replica.
     pub(super) fn abandoned_repairs(&self) -> Vec<BlockId> {
         let replicas = self.lock();
         let abandoned = replicas
@@ -443,7 +443,7 @@ impl Inventory {
             State::Open(replica)
                 if replica.origin == Origin::Repair
                     && replica.is_idle()
-                    // Else it is gone: nothing can remove it, and it is in nobody's way.
+                    // Otherwise it is lost with the volume: nothing can remove it, and it blocks nothing.
                     && volume.health.is_good() =>
             {
                 Some((volume.clone(), replica.clone()))
@@ -466,8 +466,7 @@ impl Inventory {
         );
     }
 
-    /// Replaces the state of a replica that only the caller may change, and that has to be as it
-    /// says.
+    /// Replaces the state of a replica that only the caller may change, after checking that it has the expected state.
     pub(super) fn replace(
         &self,
         block: BlockId,
@@ -486,7 +485,7 @@ impl Inventory {
     /// Adds a replica that is about to be created, in place of one that is lost.
     ///
     /// # Errors
-    /// [`StoreError::ReplicaExists`]; also if a file of the block is being removed there.
+    /// [`StoreError::ReplicaExists`]; also while a file of the block is being removed there.
     pub(super) fn add(
         self: &Arc<Self>,
         block: BlockId,
@@ -519,8 +518,8 @@ impl Inventory {
         })
     }
 
-    /// Takes note that a replica cannot be trusted as a whole and reports it, unless it is gone by now, and
-    /// perhaps another one here. It is still read. Blocks on the disk.
+    /// Marks a replica as not trustworthy as a whole and reports it, unless it is gone by now, and perhaps replaced by
+    /// another one. It can still be read. Blocks on the disk.
     pub(super) fn condemn(&self, block: BlockId, found: &Readable) {
         let Readable {
             volume, generation, ..
@@ -558,7 +557,7 @@ impl Inventory {
         let Some((chunks, charge)) = sealed else {
             return;
         };
-        // So that it is known after a restart. If it fails, the scrubber finds it again.
+        // So that this is known after a restart. If it fails, the scrubber finds the damage again.
         let moved = volume
             .disk()
             .rename(&volume.sealed_path(block), &volume.corrupt_path(block));
@@ -573,7 +572,7 @@ impl Inventory {
 }
 
 impl Creation {
-    /// Its file is there.
+    /// Records that the file exists.
     pub(super) fn done(mut self) {
         self.is_created = true;
     }

@@ -1,4 +1,4 @@
-//! Running jobs on a volume's disk, as long as it answers.
+//! Running jobs on a volume's disk, as long as it responds.
 
 use std::io;
 use std::path::PathBuf;
@@ -13,13 +13,13 @@ use super::place::Place;
 use super::volume::Volume;
 use super::workers::JobLost;
 
-/// A job on a disk fails after this long because the disk is silent.
+/// How long a job on a disk may take before it fails because the disk is silent.
 const DISK_DEADLINE: Duration = Duration::from_secs(30);
 
-/// Why a volume is not used any more after a broken invariant.
+/// Why a volume is no longer used after a broken invariant.
 pub(super) const BROKEN_OFF: &str = "a job on it broke off; the log says where";
 
-/// Gives a volume up, on the thread of a job.
+/// Judges a volume, and gives it up, on the thread of a job.
 struct Judge {
     health: Arc<Health>,
     place: Arc<Place>,
@@ -43,7 +43,7 @@ impl Judge {
     }
 }
 
-/// For jobs that run one after the other.
+/// Serializes jobs.
 pub(super) struct InTurn(Arc<Semaphore>);
 
 impl Default for InTurn {
@@ -53,12 +53,12 @@ impl Default for InTurn {
 }
 
 impl Volume {
-    /// Whether its disk owes an answer for so long that it is to be left alone.
+    /// Whether its disk has owed an answer for so long that it is to be left alone.
     pub fn is_silent(&self) -> bool {
         self.pulse.is_silent()
     }
 
-    /// That it can be used now.
+    /// Checks that it can be used now.
     ///
     /// # Errors
     /// [`StoreError::VolumeDown`] or [`StoreError::Silent`].
@@ -79,9 +79,9 @@ impl Volume {
     /// Runs a job that accesses the disk, and judges the disk by its result.
     ///
     /// # Errors
-    /// What the job says; [`StoreError::VolumeDown`] if the volume is; [`StoreError::Silent`] if the
-    /// disk does not answer in time. Then a job that has not begun never runs, and what it held is dropped; one that
-    /// has begun goes on.
+    /// The job's error; [`StoreError::VolumeDown`] if the volume is down; [`StoreError::Silent`] if the disk does not
+    /// respond in time. In that case a job that has not started never runs, and everything that it owns is dropped;
+    /// one that has started continues.
     pub async fn run<T: Send + 'static>(
         &self,
         job: impl FnOnce() -> Result<T, StoreError> + Send + 'static,
@@ -107,7 +107,7 @@ impl Volume {
         }
     }
 
-    /// Gives the volume up when its directory is not where it was.
+    /// Gives the volume up if its directory is no longer in place.
     pub async fn check_place(&self) {
         if self.check_usable().is_err() {
             return;
@@ -117,7 +117,7 @@ impl Volume {
             judge.look();
             Ok(())
         };
-        // A volume that went down, or is silent, has said so.
+        // A volume that went down, or is silent, has already been logged.
         let _ = self.run(job).await;
     }
 
@@ -129,7 +129,7 @@ impl Volume {
         }
     }
 
-    /// Whether the volume can be used.
+    /// Checks that the volume is not down.
     ///
     /// # Errors
     /// [`StoreError::VolumeDown`].
@@ -147,8 +147,8 @@ impl Volume {
         }
     }
 
-    /// As [`Volume::run`], for what replaces a file of the volume as a whole: it begins when each such job
-    /// before it has ended. Else one whose disk did not answer for long would put back old content.
+    /// As [`Volume::run`], for jobs that replace a file of the volume as a whole: each starts only when all such jobs
+    /// before it have ended. Otherwise a job whose disk did not respond for long would restore old content.
     ///
     /// # Errors
     /// As for [`Volume::run`].

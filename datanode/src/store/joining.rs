@@ -1,4 +1,4 @@
-//! Volumes that are opened only after the others are in use.
+//! Volumes that finish opening when the others are already in use.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -15,24 +15,26 @@ impl Inventory {
         self.slots.iter().filter_map(|slot| slot.get())
     }
 
-    /// The volume of this number, which is open.
+    /// The open volume with this number.
     pub(super) fn volume(&self, index: usize) -> &Arc<Volume> {
         let volume = self.slots[index].get();
         volume.expect("a number is that of a volume which is open, and none is closed")
     }
 
-    /// A volume joins, with what was found on it. Of a block that another one has already, that one's file stays in
-    /// use, unless nothing is left of it, or it is known to be bad: somebody may be at work on it. Returns this one's.
+    /// Adds a volume, with the replicas found on it. If another volume already has a block, the file there stays in
+    /// use, as something may be working on it, unless nothing is left of it, or it is known to be bad. Returns the
+    /// files of this volume that do not count.
     pub(super) fn join(self: &Arc<Self>, volume: &Arc<Volume>, found: Vec<Found>) -> Vec<Double> {
         let others = self.volumes().filter(|it| it.health.is_good());
         let repairs = others.map(|it| it.repairs.load(Ordering::Relaxed)).min();
-        // Else it would receive all of them until it has received as many.
+        // Otherwise the new volume would receive all repairs until it has received as many as the others.
         let repairs = repairs.unwrap_or(0);
         volume.repairs.store(repairs, Ordering::Relaxed);
         let is_good = volume.health.is_good();
         let (mut doubles, mut replaced) = (Vec::new(), Vec::new());
         {
-            // Until all is there: who sees the volume sees what is on it, or reports would say that it is empty.
+            // Locked until everything is in place: if the volume were visible before its replicas are, reports would
+            // claim that it is empty.
             let mut replicas = self.lock();
             let mut slots = self.slots.iter();
             let index = slots.position(|slot| slot.set(volume.clone()).is_ok());
@@ -59,14 +61,16 @@ impl Inventory {
         doubles
     }
 
-    /// Whether a replica gives way to what was found of the block elsewhere: it is gone, or corrupt, and that is not.
+    /// Whether a replica gives way to one of the block that was found elsewhere: it is lost, or corrupt while the
+    /// other is sealed.
     fn gives_way(&self, known: &Entry, found: &Found) -> bool {
         let is_worse = matches!(known.state, State::Corrupt { .. });
         (is_worse && found.state == FoundState::Sealed) || self.give_up_lost(known)
     }
 
-    /// Whether a replica is gone with its volume, so that another one may take its place. A volume that is down stays
-    /// so until the next start. What a job or a writer still has is not given up: it may yet change its state.
+    /// Whether a replica is lost with its volume, so that another one may take its place. A volume that is down stays
+    /// down until the next start. A replica that a job or a writer still owns is not given up: the owner may yet
+    /// change its state.
     pub(super) fn give_up_lost(&self, entry: &Entry) -> bool {
         if self.volume(entry.volume).health.is_good() {
             return false;
@@ -80,11 +84,11 @@ impl Inventory {
 }
 
 impl Volume {
-    /// Makes it part of a cluster. It goes down if it is part of another one. While its disk does not answer, it is left as
-    /// it is.
+    /// Makes the volume part of a cluster. It is taken down if it is part of another one. While its disk does not
+    /// respond, it is left as it is.
     pub async fn join_cluster(self: &Arc<Self>, cluster: ClusterId) {
         if self.cluster().is_some() {
-            // Whatever its disk does: nothing has to be written to find out.
+            // Whatever the disk does: nothing has to be written to find out.
             self.claim_or_fail(cluster);
             return;
         }
@@ -94,7 +98,7 @@ impl Volume {
             Ok(())
         };
         let done = match self.check_usable() {
-            // Two that replace the file at once would be in each other's way, and take the volume down.
+            // Two jobs that replace the file simultaneously would interfere, and take the volume down.
             Ok(()) => self.run_in_turn(claim).await,
             Err(error) => Err(error),
         };

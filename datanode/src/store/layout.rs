@@ -1,9 +1,8 @@
-//! The name of a replica file. What is in it, says [`harvestfs_protocol::replica_layout`].
+//! The name of a replica file. Its contents are described in [`harvestfs_protocol::replica_layout`].
 //!
-//! The length of a sealed replica follows from the size of its file. An open replica's file is
-//! longer than its data (it is allocated in steps); its data ends before the first chunk that does
-//! not match its table entry. An entry that was never written is 0 and belongs to a chunk of zeros,
-//! whose CRC32 is not 0, so the two never match.
+//! The length of a sealed replica follows from the size of its file. An open replica's file is longer than its data
+//! (it is allocated in steps); its data ends before the first chunk that does not match its table entry. An entry that
+//! was never written is 0 and belongs to a chunk of zeros, whose CRC32 is not 0, so the two never match.
 //!
 //! Every part starts at a multiple of the page size, as direct I/O demands, and a sync of the one
 //! file covers data and checksums alike.

@@ -12,16 +12,16 @@ use super::replica::OpenFile;
 
 /// A file that is lent.
 pub struct Lent {
-    /// To be handed over; for reading only.
+    /// The descriptor to hand over; read-only.
     pub file: OwnedFd,
-    /// To be kept as long as the file is lent: the space of a replica that is removed meanwhile counts
-    /// as taken until then.
+    /// To be kept as long as the file is lent: if the replica is removed in the meantime, its space counts as used
+    /// until then.
     pub loan: Arc<OpenFile>,
 }
 
 impl BlockStore {
-    /// Opens the file of a sealed replica for a reader that verifies what it reads. What is corrupt is not lent: it may
-    /// be removed at any time, and each read of it is to be seen here.
+    /// Opens the file of a sealed replica for a reader that verifies what it reads. A corrupt replica is not lent: it
+    /// may be removed at any time, and each read of it has to be observed here.
     ///
     /// # Errors
     /// [`StoreError::OutOfOrder`] if it is not sealed, or why it cannot be opened.

@@ -1,4 +1,4 @@
-//! The block store: replicas on volumes. No network in here.
+//! The block store: replicas on volumes. No networking in here.
 
 mod block_store;
 mod block_writer;

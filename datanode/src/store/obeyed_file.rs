@@ -1,4 +1,4 @@
-//! The file that remembers how far the namenode was that this datanode has obeyed.
+//! The file that stores the position of the namenode that this datanode has obeyed.
 //!
 //! ```text
 //! harvestfs-obeyed 1
@@ -17,11 +17,11 @@ use super::checked_text;
 
 const OBEYED_FILE: &str = "OBEYED";
 const MAGIC: &str = "harvestfs-obeyed 1";
-/// More than any such file has.
+/// More than any such file contains.
 const FILE_BYTES_MAX: u64 = 1024;
 
-/// Reads the file of a volume; `None` when there is none that can be trusted: other volumes, and
-/// other datanodes, know as well.
+/// Reads the file of a volume; `None` if there is none that can be trusted: other volumes, and other datanodes, have
+/// the position as well.
 pub fn read(dir: &Path) -> Option<Position> {
     let path = dir.join(OBEYED_FILE);
     if fs::metadata(&path).ok()?.len() > FILE_BYTES_MAX {
@@ -34,7 +34,7 @@ pub fn read(dir: &Path) -> Option<Position> {
     found
 }
 
-/// Writes it durably.
+/// Writes the file durably.
 pub fn write(position: Position, dir: &Path) -> std::io::Result<()> {
     checked_text::replace(&dir.join(OBEYED_FILE), &body(position))
 }

@@ -1,4 +1,4 @@
-//! A replica that is not sealed: its writer, and taking it over.
+//! Replicas that are not sealed: their writers, and taking them over.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
@@ -13,30 +13,30 @@ use super::replica::{OpenFile, ReplicaWriter};
 use super::volume::{Volume, WriterCount};
 use crate::engine::quota::Charge;
 
-/// A replica is taken over once its writer has let go, which it is given this long for. A writer lets go
-/// as soon as its disk has answered.
+/// How long to wait for a writer to let go of a replica that is being taken over. A writer lets go as soon as its disk
+/// has responded.
 const TAKE_OVER_DEADLINE: Duration = Duration::from_secs(35);
 
-/// What a replica is written by.
+/// The kind of writer of a replica.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Origin {
     /// A pipeline.
     Pipeline,
-    /// A repair: it is no replica until it is sealed.
+    /// A repair: the replica does not count until it is sealed.
     Repair,
 }
 
 /// A replica that is not sealed.
 pub struct OpenReplica {
-    /// What it is written by.
+    /// The kind of writer.
     pub origin: Origin,
     /// Chunks that may be read.
     chunks: AtomicU32,
     /// Data and checksums differ.
     corrupt: AtomicBool,
-    /// A sync of it failed, or it was found at start: a sync proves nothing before it is written again.
+    /// A sync of it failed, or it was found at the start: a sync proves nothing before the replica is rewritten.
     unproven: AtomicBool,
-    /// Of one that is unproven, chunks that were written again, and a sync of which proved them.
+    /// For an unproven replica: the number of chunks that were rewritten and then synced.
     proven_chunks: AtomicU32,
     /// Once true, the writer must stop.
     fence: watch::Sender<bool>,
@@ -45,11 +45,11 @@ pub struct OpenReplica {
 }
 
 enum Slot {
-    /// A writer has it. Its file, once created.
+    /// A writer has the replica. Contains its file, once created.
     Writing(Option<Arc<OpenFile>>),
-    /// Neither written nor taken over.
+    /// Neither being written nor taken over.
     Idle(Charge),
-    /// Being sealed or deleted, or that is done.
+    /// Being sealed or deleted, or already sealed or deleted.
     Taken,
 }
 
@@ -59,7 +59,7 @@ impl OpenReplica {
         Self::new(origin, 0, Slot::Writing(None))
     }
 
-    /// A replica that was found at start.
+    /// A replica that was found at the start.
     pub fn found(chunks: u32, charge: Charge) -> Arc<Self> {
         let replica = Self::new(Origin::Pipeline, chunks, Slot::Idle(charge));
         replica.set_unproven();
@@ -85,33 +85,33 @@ impl OpenReplica {
         self.chunks.load(Ordering::Acquire)
     }
 
-    /// Takes note that not more than so many chunks can be read.
+    /// Records that no more than so many chunks can be read.
     pub fn cut(&self, chunks: u32) {
         self.chunks.fetch_min(chunks, Ordering::AcqRel);
     }
 
-    /// Whether it has to be written again before a sync of it says that it is on stable storage.
+    /// Whether it has to be rewritten before a sync proves that it is on stable storage.
     pub fn is_unproven(&self) -> bool {
         self.unproven.load(Ordering::Relaxed)
     }
 
-    /// Of one that is unproven: chunks that need not be written again.
+    /// For an unproven replica: the number of chunks that need not be rewritten.
     pub fn proven_chunks(&self) -> u32 {
         self.proven_chunks.load(Ordering::Relaxed)
     }
 
-    /// Takes note that so many chunks were written again and synced. The caller must have the replica.
+    /// Records that so many chunks were rewritten and synced. The caller must own the replica.
     pub fn set_proven_chunks(&self, chunks: u32) {
         self.proven_chunks.store(chunks, Ordering::Relaxed);
     }
 
-    /// Takes note that a sync of it failed.
+    /// Records that a sync of it failed.
     pub fn set_unproven(&self) {
         self.proven_chunks.store(0, Ordering::Relaxed);
         self.unproven.store(true, Ordering::Relaxed);
     }
 
-    /// Whether it is neither written nor taken over.
+    /// Whether it is neither being written nor taken over.
     pub fn is_idle(&self) -> bool {
         matches!(*self.slot.lock(), Slot::Idle(_))
     }
@@ -129,8 +129,7 @@ impl OpenReplica {
         self.corrupt.load(Ordering::Relaxed)
     }
 
-    /// Takes note that data and checksums differ; returns whether that was known. Nothing more is
-    /// written.
+    /// Records that data and checksums differ, and fences the writer; returns whether that was already known.
     pub fn set_corrupt(&self) -> bool {
         self.fence.send_replace(true);
         self.corrupt.swap(true, Ordering::Relaxed)
@@ -183,20 +182,20 @@ impl OpenReplica {
         }
     }
 
-    /// Gives the replica back, or to the next that takes it over. The caller must have it.
+    /// Gives the replica back, or to the next caller that takes it over. The caller must own it.
     pub fn put_back(&self, charge: Charge) {
         self.replace(Slot::Idle(charge));
         self.let_go.notify_waiters();
     }
 
-    /// Takes note that the replica is sealed or removed, or is about to be: it can no longer be taken
-    /// over. The caller must have it.
+    /// Records that the replica is sealed or removed, or is about to be: it can no longer be taken over. The caller
+    /// must own it.
     pub fn end(&self) {
         self.replace(Slot::Taken);
         self.let_go.notify_waiters();
     }
 
-    /// As [`OpenReplica::end`], where nobody has the replica; returns what it takes, if that is so.
+    /// As [`OpenReplica::end`], if nothing owns the replica; returns its charge in that case.
     pub fn end_if_idle(&self) -> Option<Charge> {
         let mut slot = self.slot.lock();
         match std::mem::replace(&mut *slot, Slot::Taken) {
@@ -221,11 +220,11 @@ fn out_of_order(reason: &str) -> StoreError {
     StoreError::OutOfOrder(reason.to_owned())
 }
 
-/// A replica that was taken over, to be sealed or deleted. Wherever it is dropped before that has begun, the
-/// replica is free again.
+/// A replica that was taken over, to be sealed or deleted. If this is dropped before that has begun, the replica is
+/// free again.
 pub struct Taken {
     replica: Arc<OpenReplica>,
-    /// None only when it was taken out, and this is about to be dropped.
+    /// `None` only when it was taken out, and this is about to be dropped.
     charge: Option<Charge>,
 }
 
@@ -237,7 +236,7 @@ impl Taken {
         }
     }
 
-    /// It begins: the replica stays taken, and the caller has what it takes.
+    /// Begins the sealing or deletion: the replica stays taken, and the caller receives its charge.
     pub fn begin(mut self) -> (Arc<OpenReplica>, Charge) {
         let charge = self.charge.take();
         let charge = charge.expect("a replica that was taken over has its charge");
@@ -255,10 +254,10 @@ impl Drop for Taken {
 
 const HAS_WRITER: &str = "a lease has its writer until it is dropped";
 
-/// The right to write to an open replica. Wherever it is dropped, the replica is free again.
+/// The right to write to an open replica. When this is dropped, the replica is free again.
 pub struct Lease {
     replica: Arc<OpenReplica>,
-    /// None only when it was taken out, and this is about to be dropped.
+    /// `None` only when it was taken out, and this is about to be dropped.
     writer: Option<ReplicaWriter>,
     _count: WriterCount,
 }
@@ -290,7 +289,7 @@ impl Lease {
         Ok(self.writer.as_mut().expect(HAS_WRITER))
     }
 
-    /// Lets readers see what was written.
+    /// Makes the written data visible to readers.
     pub fn publish(&self) {
         let chunks = self.writer.as_ref().expect(HAS_WRITER).chunks();
         let before = self.replica.chunks.swap(chunks, Ordering::AcqRel);
@@ -306,7 +305,7 @@ impl Lease {
         self.writer.take().expect(HAS_WRITER)
     }
 
-    /// Ends the writing; no other can take the replica over in between.
+    /// Ends the writing; nothing else can take the replica over in between.
     pub fn into_taken(self) -> Taken {
         let replica = self.replica.clone();
         let charge = self.into_writer().close();

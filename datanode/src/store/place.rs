@@ -1,5 +1,5 @@
-//! Whether a volume's directory is still there. Who clears a disk or mounts another one asks nobody, and files that are
-//! open can be written and synced as if nothing had happened.
+//! Detects that a volume's directory is gone. Operators clear disks or mount others without notice, and open files can
+//! be written and synced as if nothing had happened.
 
 use std::fs::{self, File};
 use std::io;
@@ -13,7 +13,7 @@ use super::error::VolumeError;
 /// Name of the file that is locked.
 pub const LOCK_FILE: &str = "LOCK";
 
-/// Why a volume is given up whose directory went.
+/// Why a volume whose directory is gone is given up.
 const GONE: &str = "its directory was removed, or another disk is mounted there; the datanode makes a volume of what is \
                     there now when it is restarted";
 
@@ -29,7 +29,7 @@ impl Place {
     /// Locks a directory.
     ///
     /// # Errors
-    /// [`VolumeError::Locked`], or what the disk says.
+    /// [`VolumeError::Locked`], or the disk's error.
     pub fn take(dir: &Path) -> Result<Self, VolumeError> {
         let lock_path = dir.join(LOCK_FILE);
         let lock = File::create(&lock_path).map_err(VolumeError::io(&lock_path))?;
@@ -42,11 +42,11 @@ impl Place {
         }
     }
 
-    /// Why the directory cannot be relied upon any more, if so: the file that is locked is not the one there. Blocks
-    /// on the disk.
+    /// Returns why the directory can no longer be relied upon, if so: the locked file is not the one that is there.
+    /// Blocks on the disk.
     ///
     /// # Errors
-    /// What the disk says when it does not say either.
+    /// The disk's error, if it cannot tell.
     pub fn loss(&self) -> io::Result<Option<&'static str>> {
         let locked = self.lock.metadata()?;
         match fs::symlink_metadata(&self.lock_path) {

@@ -1,11 +1,11 @@
-//! How far the opening of a volume is, for those who wait for it.
+//! Progress of opening a volume, for tasks that wait for it.
 
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use harvestfs_protocol::ids::StorageId;
 
-/// Counts what the disk has answered.
+/// Counts the disk's answers, and holds what is known about the volume so far.
 #[derive(Debug, Default)]
 pub struct Progress {
     answers: AtomicU64,
@@ -14,34 +14,34 @@ pub struct Progress {
 }
 
 impl Progress {
-    /// The disk has answered.
+    /// Records an answer of the disk.
     pub fn answered(&self) {
         self.answers.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// How often it has.
+    /// Number of answers so far.
     pub fn answers(&self) -> u64 {
         self.answers.load(Ordering::Relaxed)
     }
 
-    /// It is this volume that is being opened.
+    /// Records which volume is being opened.
     pub fn found(&self, storage: StorageId) {
-        // It is seen before the volume is locked, and said again when it is.
+        // Called before the volume is locked, and again when it is.
         let _ = self.storage.set(storage);
     }
 
-    /// So much it may use.
+    /// Records the volume's quota.
     pub fn limited(&self, quota_bytes: u64) {
-        // It is opened once.
+        // A volume is opened once.
         let _ = self.quota_bytes.set(quota_bytes);
     }
 
-    /// What it may use, once that is known, which is long before it is open.
+    /// The volume's quota, once it is known, which is long before the volume is open.
     pub fn quota_bytes(&self) -> Option<u64> {
         self.quota_bytes.get().copied()
     }
 
-    /// Which volume it is, once that is known, which is long before it is open.
+    /// The volume's id, once it is known, which is long before the volume is open.
     pub fn storage(&self) -> Option<StorageId> {
         self.storage.get().copied()
     }

@@ -11,18 +11,18 @@ use crate::engine;
 #[derive(Debug, Default)]
 pub struct Pulse(Mutex<engine::disk::silence::Pulse>);
 
-/// A job, until it has ended, or is withdrawn.
+/// A job that has not ended or been withdrawn yet.
 #[derive(Debug)]
 pub struct Beat(Arc<Pulse>);
 
 impl Pulse {
-    /// A job is handed to the disk.
+    /// Records that a job is handed to the disk.
     pub fn begin(self: &Arc<Self>) -> Beat {
         self.0.lock().begun(now());
         Beat(self.clone())
     }
 
-    /// Whether the disk owes an answer for so long that it is to be left alone.
+    /// Whether the disk has owed an answer for so long that it is to be left alone.
     pub fn is_silent(&self) -> bool {
         self.0.lock().is_silent(now())
     }
@@ -34,7 +34,7 @@ impl Pulse {
 }
 
 impl Beat {
-    /// The disk has done the job. Dropped without that, it never ran.
+    /// Records that the disk has done the job. If this is dropped without that, the job never ran.
     pub fn end(self) {
         self.0.0.lock().answered(now());
     }

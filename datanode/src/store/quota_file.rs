@@ -1,4 +1,4 @@
-//! The file that remembers a quota that was changed while the datanode ran.
+//! The file that stores a quota that was changed while the datanode ran.
 //!
 //! ```text
 //! harvestfs-quota 1
@@ -16,11 +16,10 @@ use crate::engine::quota::shrinking::SetQuota;
 
 const QUOTA_FILE: &str = "QUOTA";
 const MAGIC: &str = "harvestfs-quota 1";
-/// More than any such file has.
+/// More than any such file contains.
 const FILE_BYTES_MAX: u64 = 1024;
 
-/// Reads the file of a volume; `None` when there is none that can be trusted: the configuration
-/// holds then.
+/// Reads the file of a volume; `None` if there is none that can be trusted: the configured quota then applies.
 pub fn read(dir: &Path) -> Option<SetQuota> {
     let path = dir.join(QUOTA_FILE);
     if fs::metadata(&path).ok()?.len() > FILE_BYTES_MAX {
@@ -33,7 +32,7 @@ pub fn read(dir: &Path) -> Option<SetQuota> {
     found
 }
 
-/// Writes it durably.
+/// Writes the file durably.
 pub fn write(quota: &SetQuota, dir: &Path) -> std::io::Result<()> {
     checked_text::replace(&dir.join(QUOTA_FILE), &body(quota))
 }

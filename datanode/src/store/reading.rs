@@ -20,7 +20,7 @@ use super::replica::{OpenFile, Table, read_cached_table, read_chunks, read_table
 /// Whole chunks that match their checksums.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Piece {
-    /// Where in the block, in bytes.
+    /// Offset in the block, in bytes.
     pub block_offset: u64,
     /// The data.
     pub data: Bytes,
@@ -28,7 +28,7 @@ pub struct Piece {
     pub checksums: Vec<u32>,
 }
 
-/// A range of chunks of one block, as it is read: in pieces that do not cross a group's end.
+/// A range of chunks of one block, read in pieces that do not cross the end of a group.
 #[derive(Clone, Copy, Debug)]
 pub struct ChunkRange {
     next: u32,
@@ -36,7 +36,7 @@ pub struct ChunkRange {
 }
 
 impl ChunkRange {
-    /// The chunks that hold a range of bytes; `None` if that is empty or beyond any replica.
+    /// The chunks that contain a range of bytes; `None` if the range is empty or beyond any replica.
     pub fn covering(block_offset: u64, length_bytes: u64) -> Option<Self> {
         let end = block_offset.checked_add(length_bytes)?;
         let next = u32::try_from(block_offset / PAGE_BYTES as u64).ok()?;
@@ -44,14 +44,14 @@ impl ChunkRange {
         (length_bytes > 0).then_some(Self { next, end })
     }
 
-    /// Takes the next piece of at most `bytes_max` bytes, as numbers of chunks.
+    /// Takes the next piece of at most `bytes_max` bytes, as a range of chunk numbers.
     pub fn take_piece(&mut self, bytes_max: usize) -> Option<Range<u32>> {
         let first = self.next;
         let chunks_max = (bytes_max.min(PACKET_BYTES_MAX) / PAGE_BYTES).max(1) as u32;
         let end = self
             .end
             .min(layout::group_end(first))
-            // The range may end at the largest number of a chunk.
+            // The range may end at the largest possible chunk number.
             .min(first.saturating_add(chunks_max));
         self.next = end;
         (end > first).then_some(first..end)
@@ -59,7 +59,7 @@ impl ChunkRange {
 }
 
 impl BlockStore {
-    /// Makes sure that a replica holds a range.
+    /// Checks that a replica holds a range.
     ///
     /// # Errors
     /// Why it cannot be read.
@@ -69,9 +69,8 @@ impl BlockStore {
         readable.check_end(range.end)
     }
 
-    /// Reads chunks of one group and verifies them. A replica that does not match, or cannot be
-    /// read, is reported and moved aside; what matches of it is still read. `holds_none`: see
-    /// [`super::buffer::BufferPool::take`].
+    /// Reads chunks of one group and verifies them. A replica that does not match, or cannot be read, is reported and
+    /// moved aside; its matching chunks can still be read. `holds_none`: see [`super::buffer::BufferPool::take`].
     ///
     /// # Errors
     /// [`StoreError::Corrupt`], or why it cannot be read.
@@ -93,8 +92,7 @@ impl BlockStore {
             .await
     }
 
-    /// Has a replica's checksums read from its disk again, so that what is read next verifies them
-    /// too.
+    /// Drops a replica's cached checksums, so that the next read fetches them from the disk and verifies them too.
     pub fn forget_checksums(&self, block: BlockId) {
         if let Ok(readable) = self.inventory.readable(block) {
             self.inventory.tables.forget(readable.generation);
@@ -127,8 +125,8 @@ impl Inventory {
     ) -> Result<Piece, StoreError> {
         let source = self.file_of(block, readable)?;
         let mut bad_chunk = first_chunk;
-        // A mismatch may lie in memory, in the cached table for example: it counts once it is seen
-        // again on what the disk says.
+        // A mismatch may originate in memory, for example in the cached table: it counts only if it recurs with what
+        // the disk returns.
         for trust_cache in [true, false] {
             let table = self.table_of(readable, &source, first_chunk, trust_cache);
             let read = table
@@ -143,13 +141,13 @@ impl Inventory {
                 }
                 Ok(Err(chunk)) => bad_chunk = chunk,
                 Err(error) => {
-                    // It may have been sealed, and so cut, or deleted since it was looked up.
+                    // It may have been sealed, and thereby cut, or deleted since it was looked up.
                     let now = self.look_again(block, readable)?;
                     now.check_end(end)?;
                     if is_damage(&error) {
                         if now.is_corrupt {
-                            // Known, and not once more an error of the disk: readers that come again would
-                            // have the volume given up.
+                            // The damage is known, and must not count as another error of the disk: readers that retry
+                            // would cause the volume to be given up.
                             let offset = layout::chunk_bytes(first_chunk);
                             return Err(StoreError::Corrupt { offset });
                         }
@@ -184,7 +182,7 @@ impl Inventory {
         let mut opened = match readable.open {
             None => volume.disk().open(&sealed_path),
             Some(_) => match volume.disk().open(&volume.open_path(block)) {
-                // It was sealed meanwhile.
+                // It was sealed in the meantime.
                 Err(error) if error.kind() == io::ErrorKind::NotFound => {
                     volume.disk().open(&sealed_path)
                 }
@@ -202,13 +200,13 @@ impl Inventory {
             Ok(file) => {
                 let file = OpenFile::new(file);
                 self.files.put(readable.generation, file.clone());
-                // What was removed meanwhile is not kept open.
+                // A file that was removed in the meantime is not kept open.
                 self.look_again(block, readable)
                     .inspect_err(|_| drop(self.files.forget(readable.generation)))?;
                 Ok(Source::Complete(file))
             }
             Err(error) => {
-                // Deleted meanwhile.
+                // It may have been deleted in the meantime.
                 let now = self.look_again(block, readable)?;
                 if error.kind() == io::ErrorKind::NotFound || is_damage(&error) {
                     if now.is_corrupt {
@@ -230,7 +228,7 @@ impl Inventory {
     ) -> io::Result<Arc<Table>> {
         let group = layout::group_of(chunk);
         let file = match source {
-            // The table changes with every append; the writer has it in the page cache.
+            // The table changes with every append, and the writer keeps it in the page cache.
             Source::Growing(file) => return Ok(Arc::new(read_cached_table(&***file, group)?)),
             Source::Complete(file) => file,
         };
@@ -245,7 +243,7 @@ impl Inventory {
 
 /// The file of a replica.
 pub(super) enum Source {
-    /// There is a writer: it may grow.
+    /// There is a writer: the file may grow.
     Growing(Arc<OpenFile>),
     /// Nothing more is written.
     Complete(Arc<OpenFile>),
@@ -265,16 +263,15 @@ impl Source {
     }
 }
 
-/// Whether an error means that this replica is damaged, and not that the request or the process is
-/// in trouble.
+/// Whether an error means that this replica is damaged, rather than that the request or the process is in trouble.
 pub(super) fn is_damage(error: &io::Error) -> bool {
     error.kind() == io::ErrorKind::UnexpectedEof || is_medium_error(error)
 }
 
-/// Whether the disk could not read or write something. Past the page cache, the kernel passes on that it is a
-/// bad sector (`ENODATA`), that the disk's own checksum does not match (`EILSEQ`), that the disk refuses it
-/// (`EREMOTEIO`), or that it took too long (`ETIMEDOUT`); through it, all are `EIO`. What a file system knows of the file
-/// may not match its checksum either (`EBADMSG`).
+/// Whether the disk could not read or write something. For direct I/O, the kernel reports a bad sector as `ENODATA`, a
+/// mismatch of the disk's own checksum as `EILSEQ`, a request that the disk refuses as `EREMOTEIO`, and a timeout as
+/// `ETIMEDOUT`; through the page cache, all are `EIO`. The file system's metadata for the file may not match its
+/// checksum either (`EBADMSG`).
 pub(super) fn is_medium_error(error: &io::Error) -> bool {
     matches!(
         error.raw_os_error().map(Errno::from_raw_os_error),
@@ -289,8 +286,8 @@ pub(super) fn is_medium_error(error: &io::Error) -> bool {
     )
 }
 
-/// Whether an error is one of the process, or of the volume as a whole, and so says nothing about the replica at which it
-/// was met.
+/// Whether an error concerns the process, or the volume as a whole, and so says nothing about the replica at which it
+/// occurred.
 pub(super) fn is_of_no_replica(error: &io::Error) -> bool {
     matches!(
         error.raw_os_error().map(Errno::from_raw_os_error),

@@ -1,4 +1,4 @@
-//! Removing replicas, at once or piece by piece.
+//! Removal of replicas, in one step or piece by piece.
 
 use std::io;
 use std::sync::Arc;
@@ -13,28 +13,29 @@ use super::open_replica::Taken;
 use super::volume::Volume;
 use crate::engine::quota::Charge;
 
-/// What is cut off at a time: so little that an owner's sync does not wait long for it.
+/// Bytes cut off at a time: so few that a sync of the primary tenant does not wait long for them.
 pub(super) const PIECE_BYTES: u64 = 32 << 20;
 
-/// A replica that can no longer be read, and whose file is still there. Each job on the file has this while it
-/// runs, so that no other replica of the block can come into being meanwhile. Dropped before it is
-/// removed, the replica is kept as corrupt, to be deleted again.
+/// A replica that can no longer be read, and whose file still exists. Each job on the file owns this while it runs, so
+/// that no other replica of the block can be created in the meantime. If this is dropped before the file is removed,
+/// the replica is kept as corrupt, to be deleted again.
 #[must_use = "the replica is removed only by `finish`"]
 pub struct Removal {
     inventory: Arc<Inventory>,
     block: BlockId,
     volume: Arc<Volume>,
-    /// None only when it is removed, and this is about to be dropped.
+    /// `None` only when the file has been removed, and this is about to be dropped.
     charge: Option<Charge>,
-    /// The disk refused it. It is reported with its volume, and not at once: the same would follow.
+    /// The disk refused the removal. The replica is then reported with its volume, and not immediately: another
+    /// attempt would fail the same way.
     is_refused: bool,
 }
 
 impl BlockStore {
-    /// Removes a replica; without one, does nothing.
+    /// Removes a replica; does nothing if there is none.
     ///
     /// # Errors
-    /// What the disk says; the replica is then kept as corrupt, to be deleted again.
+    /// The disk's error; the replica is then kept as corrupt, to be deleted again.
     pub async fn delete(&self, block: BlockId) -> Result<(), StoreError> {
         match self.start_removal(block).await? {
             Some(removal) => removal.finish().await.map(drop),
@@ -45,7 +46,7 @@ impl BlockStore {
     /// Takes a replica out of service; `None` if there is none, or it is being removed or moved aside.
     ///
     /// # Errors
-    /// Its volume cannot be used, or it is being written to and its writer does not let go.
+    /// Its volume cannot be used, or it is being written and its writer does not let go.
     pub async fn start_removal(&self, block: BlockId) -> Result<Option<Removal>, StoreError> {
         match self.inventory.start_deleting(block)? {
             ToDelete::Nothing => Ok(None),
@@ -58,7 +59,7 @@ impl BlockStore {
         }
     }
 
-    /// Removes an open replica that was taken over, and no other one.
+    /// Removes an open replica that was taken over, and no other replica.
     ///
     /// # Errors
     /// Its volume cannot be used, and the replica is free again; or as for [`BlockStore::delete`].
@@ -72,13 +73,13 @@ impl BlockStore {
         removal.finish().await.map(drop)
     }
 
-    /// Blocks of which a repair has begun something and could not remove it when it gave up, because the disk did
-    /// not answer; those that give up right now included.
+    /// Blocks for which a repair started a replica and could not remove it when it gave up, because the disk did not
+    /// respond; including repairs that are giving up right now.
     pub fn abandoned_repairs(&self) -> Vec<BlockId> {
         self.inventory.abandoned_repairs()
     }
 
-    /// Removes such a thing. It is no replica, and would be in the way of the next repair for good.
+    /// Removes such a leftover. It is no replica, and would block further repairs here permanently.
     ///
     /// # Errors
     /// As for [`BlockStore::delete`].
@@ -111,9 +112,9 @@ impl Removal {
         }
     }
 
-    /// Cuts a piece off the replica, and returns its bytes, or what the disk says: [`Removal::finish`] may
-    /// still work then. 0 once the rest is small, or if it was never sealed. A reader that still has the
-    /// file open finds it too short, and reads another replica.
+    /// Cuts a piece off the replica, and returns its size in bytes, or the disk's error, after which
+    /// [`Removal::finish`] may still work. Returns 0 once the rest is small, or if the replica was never sealed. A
+    /// reader that still has the file open finds it too short, and reads another replica.
     ///
     /// # Errors
     /// The volume cannot be used; the replica is then kept as corrupt, to be deleted again.
@@ -137,10 +138,10 @@ impl Removal {
             .await
     }
 
-    /// Removes what is left of the replica, and returns its bytes.
+    /// Removes the rest of the replica, and returns its size in bytes.
     ///
     /// # Errors
-    /// What the disk says; the replica is then kept as corrupt, to be deleted again.
+    /// The disk's error; the replica is then kept as corrupt, to be deleted again.
     pub async fn finish(self) -> Result<u64, StoreError> {
         let volume = self.volume.clone();
         volume.run(move || self.finish_now()).await
@@ -171,7 +172,7 @@ impl Drop for Removal {
         if let Some(charge) = self.charge.take() {
             self.inventory.keep_as_corrupt(self.block, charge);
             if !self.is_refused {
-                // Whoever had it removed has to do so again.
+                // The caller that wanted it removed has to request that again.
                 self.inventory
                     .changes
                     .push(self.volume.storage(), ReplicaChange::Corrupt(self.block));
@@ -181,7 +182,7 @@ impl Drop for Removal {
 }
 
 impl Inventory {
-    /// Nothing of it is read any more: a part of the file may be gone, and it was to be removed.
+    /// Keeps a replica as corrupt, and unreadable: a part of the file may be missing, and it was to be removed.
     fn keep_as_corrupt(&self, block: BlockId, charge: Charge) {
         let corrupt = State::Corrupt { chunks: 0, charge };
         self.replace(block, "being removed", corrupt, |before| {
@@ -207,7 +208,7 @@ impl Inventory {
     }
 }
 
-/// Removes what a volume has of a block, wherever it is. Blocks on the disk.
+/// Removes all files that a volume has of a block, in whichever directory. Blocks on the disk.
 pub(super) fn remove_files(volume: &Volume, block: BlockId) -> Result<(), StoreError> {
     let places = [
         volume.sealed_path(block),
@@ -225,10 +226,11 @@ pub(super) fn remove_files(volume: &Volume, block: BlockId) -> Result<(), StoreE
     Ok(())
 }
 
-/// Cuts a piece off a sealed replica's file, and returns its bytes; 0 once the rest is small. Blocks on the disk.
+/// Cuts a piece off a sealed replica's file, and returns its size in bytes; 0 once the rest is small. Blocks on the
+/// disk.
 pub(super) fn cut(volume: &Volume, block: BlockId) -> Result<u64, StoreError> {
     let disk = volume.disk();
-    // Should the datanode end before the rest is gone, that is not taken for a replica.
+    // If the datanode ends before the rest is removed, the remainder must not be taken for a replica.
     let path = volume.corrupt_path(block);
     match disk.rename(&volume.sealed_path(block), &path) {
         Ok(()) => {}

@@ -1,5 +1,4 @@
-//! One replica's file: appending, sealing, reading, finding its length after a crash. Everything
-//! here blocks on the disk.
+//! One replica's file: appending, sealing, reading. Everything here blocks on the disk.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -17,27 +16,25 @@ use super::layout::{self, ENTRY_BYTES, GROUP_CHUNKS, PAGE_BYTES};
 use super::reading::is_damage;
 use crate::engine::quota::{Charge, REPLICA_OVERHEAD_BYTES};
 
-/// Files grow by at least this and at most that much at a time.
+/// Minimum and maximum step by which files grow.
 const ALLOCATION_STEP_BYTES_MIN: u64 = 1 << 20;
 const ALLOCATION_STEP_BYTES_MAX: u64 = 32 << 20;
 
-/// Packets up to this size go through the page cache: many of them are written at once then, and a
-/// sync writes data and checksums together. Measured for durable 4 KiB appends: 91 us against 118 us
-/// with direct I/O.
+/// Packets up to this size go through the page cache, so that many of them are written together, and a sync writes
+/// data and checksums together. Measured for durable 4 KiB appends: 91 us against 118 us with direct I/O.
 const SMALL_APPEND_BYTES_MAX: usize = 64 * 1024;
 
-/// Before a small append that demands a sync, this much is written with zeros in advance, because a
-/// first write to allocated space changes metadata, which costs each sync a journal commit (150 us
-/// against 91 us).
+/// Before a small append that requires a sync, this much is written with zeros in advance, because the first write to
+/// allocated space changes metadata, which costs each sync a journal commit (150 us against 91 us).
 const ZEROED_AHEAD_BYTES: usize = 256 * 1024;
 
-/// After this much, small appends are put on stable storage, and the page cache forgets them.
+/// After this many bytes, small appends are synced, and dropped from the page cache.
 const CACHED_BYTES_MAX: u64 = 1 << 20;
 
-/// Chunks that are read at a time where a whole replica is.
+/// Chunks read at a time when a whole replica is read.
 pub(super) const CHUNKS_TOGETHER_MAX: u32 = (PACKET_BYTES_MAX / PAGE_BYTES) as u32;
 
-/// What is said to have failed where a replica that is to be sealed cannot be read.
+/// The failed action in the error when a replica that is to be sealed cannot be read.
 const READING: &str = "reading again";
 
 #[repr(align(4096))]
@@ -47,7 +44,7 @@ static ZEROS: Zeros = Zeros([0; ZEROED_AHEAD_BYTES]);
 
 /// An open file, together with the space that it still takes once it is removed.
 pub struct OpenFile {
-    // Dropped in this order: the space is free once the file is closed.
+    // Dropped in this order: the space is released once the file is closed.
     file: Box<dyn DiskFile>,
     charge_when_removed: Mutex<Option<Charge>>,
 }
@@ -78,14 +75,14 @@ impl std::ops::Deref for OpenFile {
 /// The checksums of one group's chunks.
 pub type Table = [u32; GROUP_CHUNKS as usize];
 
-/// Reads a group's table past the page cache.
+/// Reads a group's table, bypassing the page cache.
 pub fn read_table(file: &dyn DiskFile, group: u32) -> std::io::Result<Table> {
     let mut page = Buffer::unpooled(PAGE_BYTES);
     file.read_at(&mut page, layout::table_page_position(group))?;
     Ok(decode_table(&page))
 }
 
-/// Reads a group's table from the page cache, where the writer of an open replica has put it.
+/// Reads a group's table from the page cache, where the writer of an open replica keeps it.
 pub fn read_cached_table(file: &dyn DiskFile, group: u32) -> std::io::Result<Table> {
     let mut page = [0; PAGE_BYTES];
     file.read_cached_at(&mut page, layout::table_page_position(group))?;
@@ -101,19 +98,19 @@ fn decode_table(page: &[u8]) -> Table {
     table
 }
 
-/// A piece of data for the end of a replica: whole chunks, already verified.
+/// Data for the end of a replica: whole chunks, already verified.
 pub struct Append<'a> {
     /// Number of the first chunk.
     pub first_chunk: u32,
-    /// The data, page-aligned, filled up with zeros to whole chunks.
+    /// The data, page-aligned, padded with zeros to whole chunks.
     pub data: &'a [u8],
     /// One checksum for each chunk.
     pub checksums: &'a [u32],
-    /// A sync follows at once.
+    /// A sync follows immediately.
     pub sync: bool,
 }
 
-/// Whether an error in sealing a replica that has no writer says that the replica is gone or damaged.
+/// Whether an error while sealing a replica without a writer means that the replica is gone or damaged.
 pub fn is_loss(error: &StoreError) -> bool {
     matches!(
         error,
@@ -130,19 +127,19 @@ pub struct ReplicaWriter {
     charge: Charge,
     /// Chunks that are written.
     chunks: u32,
-    /// Most chunks that there may be.
+    /// Maximum number of chunks.
     chunks_max: u32,
     /// The file is allocated up to here.
     allocated_bytes: u64,
     /// The file is written with zeros up to here.
     zeroed_bytes: u64,
-    /// From here on, the page cache has data of small appends.
+    /// The position from which the page cache contains data of small appends.
     cached_from: Option<u64>,
     /// The file's entry in its directory is on stable storage.
     entry_is_stable: bool,
-    /// There are writes after the last sync.
+    /// There were writes since the last sync.
     is_dirty: bool,
-    /// A sync failed: no later one proves what was written before.
+    /// A sync failed: a later one proves nothing about data written before.
     sync_failed: bool,
 }
 
@@ -176,7 +173,7 @@ impl ReplicaWriter {
         match writer.write_header(block, storage) {
             Ok(()) => Ok(writer),
             Err(error) => {
-                // The first error counts; an empty file that stays is found at the next start.
+                // The first error counts; an empty file that remains is found at the next start.
                 let _ = writer.disk.remove(&writer.path);
                 Err(error)
             }
@@ -188,8 +185,8 @@ impl ReplicaWriter {
         self.allocate(head_bytes)?;
         let mut header = Buffer::unpooled(PAGE_BYTES);
         layout::encode_header(header.first_page(), block, storage);
-        // The first table page is put into the page cache as a whole. Otherwise its first entry
-        // would have to wait until the page is read.
+        // The whole first table page is put into the page cache. Otherwise its first entry would have to wait until
+        // the page is read.
         self.file
             .write_at(&header, 0)
             .and_then(|()| {
@@ -230,7 +227,7 @@ impl ReplicaWriter {
         }
     }
 
-    /// The open file, to read what is written.
+    /// The open file, for reading what was written.
     pub fn file(&self) -> &Arc<OpenFile> {
         &self.file
     }
@@ -240,13 +237,13 @@ impl ReplicaWriter {
         self.chunks
     }
 
-    /// Whether a sync failed. The kernel keeps the pages as if they had been written then, and no
-    /// later sync writes them.
+    /// Whether a sync failed. The kernel then treats the pages as if they had been written, and no later sync writes
+    /// them.
     pub fn has_failed_sync(&self) -> bool {
         self.sync_failed
     }
 
-    /// Closes the file; what it takes stays charged.
+    /// Closes the file; its space remains charged.
     pub fn close(self) -> Charge {
         self.charge
     }
@@ -254,8 +251,8 @@ impl ReplicaWriter {
     /// Writes data at the end.
     ///
     /// # Errors
-    /// [`StoreError::OutOfOrder`] if it is not for the end or there is too much of it,
-    /// [`StoreError::NoSpace`], or what the disk says. The length is then as before.
+    /// [`StoreError::OutOfOrder`] if the data does not belong at the end or is too long, [`StoreError::NoSpace`], or
+    /// the disk's error. The length is then unchanged, unless it was a sync of earlier small appends that failed.
     pub fn append(&mut self, append: &Append<'_>) -> Result<(), StoreError> {
         let chunks = append.checksums.len() as u32;
         if append.first_chunk != self.chunks {
@@ -285,14 +282,14 @@ impl ReplicaWriter {
         Ok(())
     }
 
-    /// At most as much data of small appends is in the page cache.
+    /// An upper bound of the data of small appends in the page cache, in bytes.
     fn cached_bytes(&self) -> u64 {
         let end = layout::file_bytes(self.chunks);
-        // An append that failed may have begun behind a table page, beyond the end.
+        // A failed append may have begun behind a table page, beyond the end.
         self.cached_from.map_or(0, |from| end.saturating_sub(from))
     }
 
-    /// Writes data and checksums, cut where a group ends.
+    /// Writes data and checksums, split where a group ends.
     fn write_pieces(&mut self, append: &Append<'_>, end: u32) -> std::io::Result<()> {
         let is_small = append.data.len() <= SMALL_APPEND_BYTES_MAX;
         if is_small && append.sync {
@@ -325,7 +322,7 @@ impl ReplicaWriter {
         Ok(())
     }
 
-    /// Makes sure that the file is written up to `end`, and if it was not, some way further.
+    /// Ensures that the file is written up to `end`; if it is not, writes zeros somewhat further.
     fn zero_ahead(&mut self, end: u64) -> std::io::Result<()> {
         if end <= self.zeroed_bytes {
             return Ok(());
@@ -345,7 +342,7 @@ impl ReplicaWriter {
         Ok(())
     }
 
-    /// Reserves and allocates the file up to `end`, or further while there is room.
+    /// Reserves and allocates space for the file up to `end`, or further while there is room.
     fn allocate(&mut self, end: u64) -> Result<(), StoreError> {
         if end <= self.allocated_bytes {
             return Ok(());
@@ -403,18 +400,19 @@ impl ReplicaWriter {
         if let Some(from) = self.cached_from
             && cached_bytes >= CACHED_BYTES_MAX
         {
-            // Where a group ended in between, its table page goes too and is not needed any more.
+            // If a group ended in between, its table page is dropped too and is not needed any more.
             self.file.forget_cached(from, cached_bytes);
             self.cached_from = None;
         }
         Ok(())
     }
 
-    /// Writes again, of the first `chunks` chunks, those of the group that begins with `first_chunk`, as far as they
-    /// match their checksums, so that the next sync proves that they are on stable storage; with the first group,
-    /// the header. Returns where those end. So little that an owner does not wait long for it.
+    /// Rewrites the chunks of the group that begins with `first_chunk`, up to chunk `chunks` and as far as they match
+    /// their checksums, so that the next sync proves that they are on stable storage; with the first group, also the
+    /// header. Returns where the rewritten chunks end. One group is so little that the primary tenant does not wait
+    /// long for it.
     ///
-    /// In place: what is there already is replaced by the same, so that it is at no risk.
+    /// The chunks are rewritten in place: the existing data is replaced by identical data, so it is not at risk.
     pub fn write_group_again(
         &mut self,
         (block, storage): (BlockId, StorageId),
@@ -438,7 +436,7 @@ impl ReplicaWriter {
         let table_position = layout::table_page_position(layout::group_of(first_chunk));
         match self.file.read_at(buffer, table_position) {
             Ok(()) => {}
-            // What is before it is as good as what is before wrong bytes.
+            // The data before it is as good as data before wrong bytes.
             Err(error) if is_damage(&error) && first_chunk > 0 => return Ok(first_chunk),
             Err(error) => return Err(reading(error)),
         }
@@ -454,7 +452,7 @@ impl ReplicaWriter {
             match read {
                 Ok(Ok(_)) => {}
                 Ok(Err(differs)) => return Ok(differs),
-                // One of them: those before it are as good as before wrong bytes.
+                // One of these chunks is damaged: those before it are as good as chunks before wrong bytes.
                 Err(error) if is_damage(&error) && piece > 1 => {
                     together = 1;
                     continue;
@@ -469,12 +467,12 @@ impl ReplicaWriter {
         Ok(end)
     }
 
-    /// Cuts the replica to `chunks` chunks, puts it on stable storage, and moves it to
-    /// `sealed_path`. Returns what it takes from now on.
+    /// Cuts the replica to `chunks` chunks, puts it on stable storage, and moves it to `sealed_path`. Returns the
+    /// charge for its final size.
     ///
     /// # Errors
-    /// [`StoreError::ShortReplica`] if there are fewer chunks, or what the disk says; the replica
-    /// is then still open, may be cut, and its file moved; the charge comes back.
+    /// [`StoreError::ShortReplica`] if there are fewer chunks, or the disk's error; the replica is then still open,
+    /// may have been cut, and its file may have been moved; the charge is returned.
     pub fn seal(mut self, chunks: u32, sealed_path: &Path) -> Result<Charge, (StoreError, Charge)> {
         match self.cut_and_move(chunks, sealed_path) {
             Ok(()) => {
@@ -497,7 +495,7 @@ impl ReplicaWriter {
             .set_len(layout::file_bytes(chunks))
             .and_then(|()| self.file.sync_all())
             .map_err(StoreError::disk("sealing", &self.path))?;
-        // Only now may the size of the file be taken for its length.
+        // Only now may the length be derived from the size of the file.
         self.disk
             .rename(&self.path, sealed_path)
             .map_err(StoreError::disk("moving", &self.path))?;
@@ -519,7 +517,7 @@ fn parent(path: &Path) -> &Path {
 /// Reads whole chunks of one group into `buffer` and verifies them; returns their checksums.
 ///
 /// # Errors
-/// The first mismatch as a number of a chunk, or what the disk says.
+/// The number of the first chunk that does not match, or the disk's error.
 pub fn read_chunks(
     file: &dyn DiskFile,
     table: &Table,

@@ -1,4 +1,4 @@
-//! Sealing replicas whose writers are gone, or are to be.
+//! Sealing replicas whose writers are gone, or are to be stopped.
 
 use std::sync::Arc;
 
@@ -15,20 +15,20 @@ use crate::engine::quota::Charge;
 use crate::engine::removal::sealing::{self, Look, Sealing};
 
 impl BlockStore {
-    /// Cuts a replica whose writer is gone, or is to be, to `length_bytes` and seals it. A replica
-    /// that is sealed already stays as it is.
+    /// Cuts a replica whose writer is gone, or is to be stopped, to `length_bytes` and seals it. A replica that is
+    /// already sealed stays as it is.
     ///
     /// # Errors
-    /// [`StoreError::ShortReplica`], [`StoreError::NoSuchReplica`], or what the disk says.
+    /// [`StoreError::ShortReplica`], [`StoreError::NoSuchReplica`], or the disk's error.
     pub async fn seal(&self, block: BlockId, length_bytes: u64) -> Result<(), StoreError> {
         self.seal_while(block, length_bytes, &|| true).await
     }
 
-    /// As [`BlockStore::seal`], and at what the replica has when that is less, also nothing: nothing more will come.
-    /// What has to be written again first is so piece by piece, as long as `may_go_on`.
+    /// As [`BlockStore::seal`], but if the replica is shorter, even empty, seals it at its actual length: no more data
+    /// will arrive. A replica that has to be rewritten first is rewritten piece by piece, as long as `may_go_on`.
     ///
     /// # Errors
-    /// As [`BlockStore::seal`]; [`StoreError::Busy`] where it may not go on, and does from there the next time.
+    /// As [`BlockStore::seal`]; [`StoreError::Busy`] if it may not continue; the next call resumes from there.
     pub async fn seal_what_is_there(
         &self,
         block: BlockId,
@@ -49,7 +49,7 @@ impl BlockStore {
         }
     }
 
-    /// Whether a replica has to be written again before it is sealed.
+    /// Whether a replica has to be rewritten before it is sealed.
     pub fn is_unproven(&self, block: BlockId) -> bool {
         let replicas = self.inventory.lock();
         let entry = replicas.get(&block);
@@ -102,16 +102,16 @@ impl BlockStore {
 
 const HAS_WRITER: &str = "a replica that is open again has its writer until it is sealed";
 
-/// A replica that was taken over and is open again. Each job on it has this while it runs. Wherever it is dropped
-/// before it is sealed, the replica is free again.
+/// A replica that was taken over and reopened. Each job on it owns this while it runs. If this is dropped before the
+/// replica is sealed, the replica is free again.
 struct Reopened {
     inventory: Arc<Inventory>,
     block: BlockId,
     found: Readable,
     replica: Arc<OpenReplica>,
-    /// None only when it is being sealed, and this is about to be dropped.
+    /// `None` only when it is being sealed, and this is about to be dropped.
     writer: Option<ReplicaWriter>,
-    /// Chunks that need not be written again any more: whole groups.
+    /// Number of chunks that need not be rewritten any more: whole groups.
     written: u32,
 }
 
@@ -140,8 +140,8 @@ impl Reopened {
         }
     }
 
-    /// Writes the next group again, of a replica that is to be sealed at `chunks`. Returns whether that was the last
-    /// one. What differs from its checksums by now, or cannot be read, is not there.
+    /// Rewrites the next group of a replica that is to be sealed at `chunks`. Returns whether that was the last one.
+    /// Chunks that no longer match their checksums, or cannot be read, are lost.
     fn write_on(mut self, chunks: u32) -> Result<(Self, bool), StoreError> {
         if self.written > 0 && self.written >= chunks {
             return Ok((self, true));
@@ -160,7 +160,7 @@ impl Reopened {
         Ok((self, written == chunks))
     }
 
-    /// What was written again is put on stable storage, and is not written once more.
+    /// Puts the rewritten chunks on stable storage, so that they are not rewritten again.
     fn interrupt(mut self) -> Result<(), StoreError> {
         self.writer.as_mut().expect(HAS_WRITER).sync()?;
         self.replica.set_proven_chunks(self.written);
@@ -186,14 +186,15 @@ impl Drop for Reopened {
     }
 }
 
-/// What is lost would be sealed in vain for ever, and count as good.
+/// Condemns a replica that is lost: sealing it would be retried in vain forever, and it would count as good.
 fn note_loss(inventory: &Inventory, block: BlockId, found: &Readable, error: &StoreError) {
     if is_loss(error) {
         inventory.condemn(block, found);
     }
 }
 
-/// Opens a replica again that is to be sealed. An earlier seal may have moved its file, and failed after that.
+/// Reopens a replica that is to be sealed. An earlier attempt to seal it may have moved its file, and failed after
+/// that.
 fn reopen(
     volume: &Volume,
     block: BlockId,

@@ -1,5 +1,4 @@
-//! Finding out at the start how much of a replica without a writer can be trusted. Everything here blocks on
-//! the disk.
+//! Finding out at startup how much of a replica without a writer can be trusted. Everything here blocks on the disk.
 
 use harvestfs_protocol::data::first_mismatch;
 use harvestfs_protocol::ids::{BlockId, StorageId};
@@ -12,11 +11,11 @@ use super::progress::Progress;
 use super::reading::is_of_no_replica;
 use super::replica::{CHUNKS_TOGETHER_MAX, read_table};
 
-/// What can be trusted of an open replica that was found.
+/// The trusted part of an open replica that was found.
 pub struct Trusted {
     /// The longest prefix in which every chunk can be read and matches its checksum.
     pub chunks: u32,
-    /// What the disk says of what is behind that, where it cannot read it.
+    /// The disk's error for the data after that prefix, if it cannot be read.
     pub damage: Option<std::io::Error>,
 }
 
@@ -28,7 +27,7 @@ impl Trusted {
         }
     }
 
-    /// Behind so many chunks, the disk says this. What is before a bad sector is as good as what is
+    /// The result when the disk reports an error after so many chunks. Data before a bad sector is as good as data
     /// before wrong bytes, and may be all that is left of the block.
     fn before(error: std::io::Error, chunks: u32) -> std::io::Result<Self> {
         if is_of_no_replica(&error) {
@@ -41,11 +40,10 @@ impl Trusted {
     }
 }
 
-/// The chunks of an open replica that can be trusted.
+/// Returns the chunks of an open replica that can be trusted.
 ///
 /// # Errors
-/// What the disk says of the header, without which nothing is known; or what says nothing about the
-/// replica.
+/// The disk's error for the header, without which nothing is known; or an error that says nothing about the replica.
 pub fn trusted_chunks(
     file: &dyn DiskFile,
     (block, storage): (BlockId, StorageId),
@@ -62,7 +60,7 @@ pub fn trusted_chunks(
     if layout::decode_header(buffer.first_page()) != Some((block, storage)) {
         return Ok(Trusted::chunks(0));
     }
-    // Up to `alone_until`, something could not be read: chunk by chunk, it is seen which one.
+    // Up to `alone_until`, something could not be read: reading chunk by chunk shows which one.
     let (mut trusted, mut alone_until) = (0, 0);
     while trusted < chunks_max {
         let table = read_table(file, layout::group_of(trusted));

@@ -1,4 +1,4 @@
-//! The file that says which volume a directory is.
+//! The file that identifies the volume in a directory.
 //!
 //! ```text
 //! harvestfs-volume 1
@@ -21,10 +21,10 @@ use super::error::VolumeError;
 pub const VERSION_FILE: &str = "VERSION";
 const MAGIC: &str = "harvestfs-volume";
 const FORMAT_VERSION: u32 = 1;
-/// More than any version file has: a server's name is limited.
+/// More than any version file contains: a server's name has limited length.
 const FILE_BYTES_MAX: u64 = 4096;
 
-/// What the file says.
+/// The contents of the file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct VersionFile {
     /// The volume.
@@ -51,7 +51,7 @@ impl VersionFile {
         Self::parse(&bytes, &path).map(Some)
     }
 
-    /// Writes the file durably, replacing what is there.
+    /// Writes the file durably, replacing an existing one.
     pub fn write(&self, dir: &Path) -> Result<(), VolumeError> {
         let path = dir.join(VERSION_FILE);
         checked_text::replace(&path, &self.body()).map_err(VolumeError::io(&path))

@@ -42,8 +42,8 @@ use crate::engine::disk::silence::GIVE_UP_AFTER;
 use crate::engine::quota::shrinking::{SetQuota, Shrinking};
 use crate::engine::quota::{Charge, Quota, REPLICA_OVERHEAD_BYTES};
 
-/// Directories of sealed replicas: with a million replicas, each still has entries that a file
-/// system finds fast.
+/// Number of directories for sealed replicas: with a million replicas, each directory is still small enough for fast
+/// lookups in the file system.
 const SEALED_DIRS: u64 = 64;
 /// The mode of the directories of replicas.
 const PRIVATE: u32 = 0o700;
@@ -53,17 +53,17 @@ const REPAIR_DIR: &str = "repair";
 const SEALED_DIR: &str = "sealed";
 const CORRUPT_DIR: &str = "corrupt";
 
-/// No replica has more chunks.
+/// The maximum number of chunks of a replica.
 const CHUNKS_MAX: u32 = (BLOCK_BYTES_MAX / layout::PAGE_BYTES as u64) as u32;
 
-/// A volume as the configuration names it.
+/// A volume as configured.
 #[derive(Clone, Debug)]
 pub struct VolumeOptions {
-    /// Its directory. It, but not its parent, is created when missing.
+    /// Its directory, which is created if it is missing, unlike its parent.
     pub path: PathBuf,
-    /// What the owner lets us use, in bytes.
+    /// The space that the primary tenant grants, in bytes.
     pub quota_bytes: u64,
-    /// What its disk is.
+    /// The class of its disk.
     pub class: StorageClass,
 }
 
@@ -72,19 +72,20 @@ pub struct Volume {
     pub(super) path: PathBuf,
     storage: StorageId,
     class: StorageClass,
-    /// What the owner lets us use.
+    /// The space that the primary tenant grants, and its usage.
     pub quota: Arc<Quota>,
-    /// What heartbeats say of that: a quota that is lowered holds before it is said.
+    /// The quota reported in heartbeats: a lowered quota takes effect before it is reported.
     said_quota_bytes: AtomicU64,
     /// What is known about its disk.
     pub health: Arc<Health>,
-    /// Replicas being written.
+    /// Number of replicas being written.
     pub writers: AtomicU32,
-    /// Repairs that it was chosen to receive since the start, or counts as if, having joined later.
+    /// Number of repairs that it was chosen to receive since the start; a volume that joins late starts with the
+    /// lowest count of the others.
     pub repairs: AtomicU64,
     pub(super) pulse: Arc<Pulse>,
     pub(super) workers: Workers,
-    /// For its small files.
+    /// Serializes the replacement of its small files.
     pub(super) in_turn: InTurn,
     /// Its files that do not count.
     pub(super) doubles: Doubles,
@@ -95,40 +96,40 @@ pub struct Volume {
     pub(super) place: Arc<Place>,
 }
 
-/// How the quota in force came about.
+/// The origin of the quota in force.
 struct LastChange {
     shrinking: Shrinking,
-    /// Changes that have begun since the volume was opened: one that is not the last any more is of no account when the
-    /// disk has it.
+    /// Number of changes that have begun since the volume was opened: a change that is no longer the latest when it
+    /// reaches the disk has no effect.
     begun: u64,
 }
 
-/// A replica that was found at start.
+/// A replica that was found at the start.
 pub struct Found {
     /// The block.
     pub block: BlockId,
     /// Chunks that can be read.
     pub chunks: u32,
-    /// What is to be done with it.
+    /// Its state.
     pub state: FoundState,
-    /// What it takes.
+    /// The space that it takes.
     pub charge: Charge,
 }
 
-/// In which directory a replica was found.
+/// The state in which a replica was found.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FoundState {
-    /// Its writer is gone.
+    /// It is open, without a writer.
     Open,
     /// Complete.
     Sealed,
-    /// To be deleted when the namenode says so.
+    /// It is corrupt, to be deleted when the namenode commands so.
     Corrupt,
 }
 
 impl Volume {
-    /// Opens a volume, formatting an empty directory, and lists what is on it. Data is read only of
-    /// open replicas. Blocks on the disk, whose answers `progress` counts.
+    /// Opens a volume, formatting an empty directory, and lists the replicas on it. Reads data of open replicas only.
+    /// Blocks on the disk, whose answers `progress` counts.
     ///
     /// # Errors
     /// Why the volume cannot be used.
@@ -150,7 +151,7 @@ impl Volume {
         }
         progress.answered();
         match VersionFile::read(path)? {
-            // Soon: without it, the namenode would take the server for one that was reimaged.
+            // As early as possible: without the id, the namenode would take the server for reimaged.
             Some(version) if version.server == server => progress.found(version.storage),
             Some(_) => {}
             None => check_empty(path)?,
@@ -175,11 +176,11 @@ impl Volume {
         let health = Arc::<Health>::default();
         let on_panic = {
             let (health, path) = (health.clone(), path.clone());
-            // What the job was to change may be half done.
+            // The change that the job was making may be half done.
             move || health.fail(BROKEN_OFF, &path)
         };
         let workers = Workers::start("disk", threads, on_panic).map_err(VolumeError::io(path))?;
-        // A clock before 1970 makes the deadline late.
+        // A clock before 1970 delays the deadline.
         let now_unix_ms = unix_now_ms().unwrap_or(0);
         let set = quota_file::read(path);
         progress.answered();
@@ -214,10 +215,10 @@ impl Volume {
         Ok((volume, found))
     }
 
-    /// Makes the volume part of a cluster, for good. Blocks on the disk.
+    /// Makes the volume part of a cluster, permanently. Blocks on the disk.
     ///
     /// # Errors
-    /// [`VolumeError::OtherCluster`], or what the disk says.
+    /// [`VolumeError::OtherCluster`], or the disk's error.
     pub fn claim(&self, cluster: ClusterId) -> Result<(), VolumeError> {
         let mut version = self.version();
         match version.cluster {
@@ -245,12 +246,12 @@ impl Volume {
         self.version.lock().clone()
     }
 
-    /// Which volume it is.
+    /// The volume's id.
     pub fn storage(&self) -> StorageId {
         self.storage
     }
 
-    /// What its disk is.
+    /// The class of its disk.
     pub fn class(&self) -> StorageClass {
         self.class
     }
@@ -265,7 +266,7 @@ impl Volume {
         &self.path
     }
 
-    /// What a heartbeat says about it. Touches no disk.
+    /// The volume's status for heartbeats. Accesses no disk.
     pub fn status(&self) -> VolumeStatus {
         if self.pulse.is_over() {
             let minutes = GIVE_UP_AFTER.as_secs() / 60;
@@ -282,12 +283,12 @@ impl Volume {
         }
     }
 
-    /// Changes what the owner lets us use, from now on for new data, and within `time` for what is
-    /// there. It holds until it is changed again, or the configuration says something else than it does now;
-    /// `configured_bytes` is what that says, if it changed.
+    /// Changes the volume's quota: immediately for new data, within `time` for existing data. The quota holds until it
+    /// is changed again, or the configured quota differs from what it is now; `configured_bytes` is the configured
+    /// quota, if that changed.
     ///
     /// # Errors
-    /// What the disk says: the quota then holds until the next start only.
+    /// The disk's error: the quota then holds only until the next start.
     pub async fn set_quota(
         self: &Arc<Self>,
         quota_bytes: u64,
@@ -303,7 +304,7 @@ impl Volume {
             let mut last = self.last_change.lock();
             last.begun += 1;
             if quota_bytes < self.quota.limit_bytes() {
-                // The owner needs the space: it is not filled while a slow disk is waited for.
+                // The primary tenant needs the space: it must not be filled while a slow disk delays the change.
                 last.shrinking = shrinking;
                 self.quota.set_limit(quota_bytes);
             }
@@ -313,11 +314,11 @@ impl Volume {
         let write = move || {
             quota_file::write(&set, &path).map_err(StoreError::disk("writing the quota of", &path))
         };
-        // First: once a heartbeat shows the quota, the namenode does not send it again after a crash.
+        // First: once a heartbeat reports the quota, the namenode does not send it again after a crash.
         let written = self.run_in_turn(write).await;
         let mut last = self.last_change.lock();
         if last.begun != number {
-            // The one that came since may be lower, and holds already.
+            // A later change may have lowered the quota, and is in force already.
             return written;
         }
         last.shrinking = shrinking;
@@ -327,26 +328,26 @@ impl Volume {
         written
     }
 
-    /// What the configuration lets us use, in bytes, also while another quota holds.
+    /// The configured quota in bytes, even while another quota holds.
     pub fn configured_quota_bytes(&self) -> u64 {
         self.last_change.lock().shrinking.configured_bytes()
     }
 
-    /// While more is used than the quota allows: milliseconds until that must change.
+    /// While the usage exceeds the quota: milliseconds until it must no longer do so.
     pub fn time_to_shrink(&self, now: Instant) -> Option<u64> {
         let excess_bytes = self.quota.excess_bytes();
         self.last_change.lock().shrinking.left_ms(excess_bytes, now)
     }
 
-    /// How far the namenode was that was obeyed before the volume was opened, as it says.
+    /// The position of the namenode that was obeyed before the volume was opened, as recorded on the volume.
     pub fn obeyed_at_start(&self) -> Option<Position> {
         self.obeyed_at_start
     }
 
-    /// Writes down how far the namenode was that is obeyed.
+    /// Records the position of the obeyed namenode.
     ///
     /// # Errors
-    /// What the disk says.
+    /// The disk's error.
     pub async fn write_obeyed(&self, position: Position) -> Result<(), StoreError> {
         let path = self.path.clone();
         self.run_in_turn(move || {
@@ -356,17 +357,17 @@ impl Volume {
         .await
     }
 
-    /// Where an open replica's file is.
+    /// The path of an open replica's file.
     pub fn open_path(&self, block: BlockId) -> PathBuf {
         self.path.join(OPEN_DIR).join(layout::file_name(block))
     }
 
-    /// Where the file of a replica is that a repair is fetching.
+    /// The path of the file of a replica that a repair is fetching.
     pub fn repair_path(&self, block: BlockId) -> PathBuf {
         self.path.join(REPAIR_DIR).join(layout::file_name(block))
     }
 
-    /// Where a sealed replica's file is.
+    /// The path of a sealed replica's file.
     pub fn sealed_path(&self, block: BlockId) -> PathBuf {
         self.path
             .join(SEALED_DIR)
@@ -374,7 +375,7 @@ impl Volume {
             .join(layout::file_name(block))
     }
 
-    /// Where a corrupt replica's file is.
+    /// The path of a corrupt replica's file.
     pub fn corrupt_path(&self, block: BlockId) -> PathBuf {
         self.path.join(CORRUPT_DIR).join(layout::file_name(block))
     }
@@ -382,7 +383,7 @@ impl Volume {
     fn find_replicas(&self, progress: &Progress) -> Result<Vec<Found>, VolumeError> {
         let repair_dir = self.path.join(REPAIR_DIR);
         for (_, path, _) in self.replica_files(&repair_dir, progress)? {
-            // One that stays is in the way of a repair of this block at most.
+            // A file that remains blocks at most a repair of this block.
             self.of_one_file(fs::remove_file(&path), &path)?;
             progress.answered();
         }
@@ -403,12 +404,12 @@ impl Volume {
                             "no sealed replica can have this size: it is corrupt"
                         );
                         let aside = self.corrupt_path(block);
-                        // What stays is found to be corrupt at the next start too.
+                        // A file that is not moved is found to be corrupt at the next start too.
                         self.of_one_file(self.disk.rename(&path, &aside), &path)?;
                         progress.answered();
                         (chunks_left(file_bytes), FoundState::Corrupt)
                     }
-                    // It is not moved: the next start may find that nothing is wrong with it.
+                    // It is not moved: the next start may find nothing wrong with it.
                     None => (chunks_left(None), FoundState::Corrupt),
                 };
                 found.push(self.found(block, file_bytes, chunks, state));
@@ -432,16 +433,18 @@ impl Volume {
                     }
                     (chunks, FoundState::Open)
                 }
-                // Called corrupt, it could be removed; not mentioned, it would be in the way of another one. As
-                // long as the volume is away as a whole, all on it stays as it is, and the next start finds it.
+                // If it were reported as corrupt, it could be removed; if it were not mentioned, it would be in the
+                // way of another replica. As long as the volume is unavailable as a whole, everything on it stays as
+                // it is, and the next start finds it.
                 Err(error) if is_of_no_replica(&error) => {
                     return Err(VolumeError::io(&path)(error));
                 }
-                // Anything else concerns this file: the next start would find the same, and all others were away for it.
+                // Any other error concerns this file only: the next start would find the same, and all other files
+                // would be unavailable because of it.
                 Err(error) => {
                     tracing::error!(file = %path.display(), %error, "cannot read an open replica");
                     self.health.note_error(&error, &path);
-                    // What it holds is not known.
+                    // Its contents are unknown.
                     (chunks_left(None), FoundState::Corrupt)
                 }
             };
@@ -457,7 +460,7 @@ impl Volume {
         chunks: u32,
         state: FoundState,
     ) -> Found {
-        // What a file of unknown size takes is not guessed: good replicas could be given up for it.
+        // The space of a file of unknown size is not guessed: good replicas could be given up for it.
         let bytes = file_bytes.unwrap_or(0) + REPLICA_OVERHEAD_BYTES;
         Found {
             block,
@@ -467,10 +470,11 @@ impl Volume {
         }
     }
 
-    /// What was done with one file; nothing where it could not be, which is not to keep all others away.
+    /// Passes on the result of an operation on one file; `None` if it failed, so that one bad file does not make all
+    /// others unavailable.
     ///
     /// # Errors
-    /// It is not about this file.
+    /// The error is not about this file.
     fn of_one_file<T>(
         &self,
         done: std::io::Result<T>,
@@ -487,7 +491,7 @@ impl Volume {
         }
     }
 
-    /// The replica files in a directory, with their sizes in bytes where these can be learned.
+    /// Lists the replica files in a directory, with their sizes in bytes where these can be determined.
     fn replica_files(
         &self,
         dir: &Path,
@@ -512,11 +516,11 @@ impl Volume {
     }
 }
 
-/// Counts a writer of a volume as long as it lives.
+/// Counts a writer of a volume as long as this exists.
 pub struct WriterCount(Arc<Volume>);
 
 impl WriterCount {
-    /// One more.
+    /// Counts one more writer.
     pub fn new(volume: Arc<Volume>) -> Self {
         volume.writers.fetch_add(1, Ordering::Relaxed);
         Self(volume)
@@ -529,8 +533,8 @@ impl Drop for WriterCount {
     }
 }
 
-/// Chunks of a corrupt replica that its file may still hold: each is verified when it is read. Where the file could not be
-/// looked at, it may be whole, and the last of its block: it must not count as one that holds nothing.
+/// The number of chunks that the file of a corrupt replica may still hold: each is verified when it is read. If the
+/// file's size is unknown, the replica may be whole, and the last of its block, so it must not count as empty.
 fn chunks_left(file_bytes: Option<u64>) -> u32 {
     file_bytes.map_or(CHUNKS_MAX, |file_bytes| {
         layout::chunks_within(file_bytes).unwrap_or(0)
@@ -544,7 +548,7 @@ fn sealed_dir(block: u64) -> String {
 fn check_empty(path: &Path) -> Result<(), VolumeError> {
     for entry in fs::read_dir(path).map_err(VolumeError::io(path))? {
         let name = entry.map_err(VolumeError::io(path))?.file_name();
-        // What a fresh file system has, and what a start that was cut short leaves behind.
+        // Left by a fresh file system, or by a start that was interrupted.
         let harmless = ["lost+found", LOCK_FILE];
         if !harmless.iter().any(|harmless| name == *harmless) && !durable::is_temporary(&name) {
             return Err(VolumeError::NotAVolume {
@@ -578,14 +582,14 @@ fn make_dirs(path: &Path, progress: &Progress) -> Result<(), VolumeError> {
         progress.answered();
     }
     for dir in &tops {
-        // Earlier releases let all users in, and made files that all may read.
+        // Earlier releases gave all users access to the directories, and created files that all may read.
         fs::set_permissions(dir, fs::Permissions::from_mode(PRIVATE))
             .map_err(VolumeError::io(dir))?;
         progress.answered();
     }
     durable::sync_directory(&sealed).map_err(VolumeError::io(&sealed))?;
     progress.answered();
-    // With the names of what is about to be read, and relied upon.
+    // Makes the directory entries durable that are about to be read and relied upon.
     durable::recover_noting(path, || progress.answered()).map_err(VolumeError::io(path))?;
     progress.answered();
     Ok(())

@@ -8,10 +8,10 @@ use harvestfs_protocol::panics::contained;
 use parking_lot::{Condvar, Mutex};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot};
 
-/// Most jobs that wait for a thread; a caller with another one waits to hand it in.
+/// Maximum number of jobs that wait for a thread; further callers wait to hand in theirs.
 const JOBS_QUEUED_MAX: usize = 1024;
 
-/// The threads of one disk. They end when the last clone is gone and the queue is empty.
+/// The threads of one disk. They end when the last clone is dropped and the queue is empty.
 #[derive(Clone)]
 pub struct Workers {
     inner: Arc<Handle>,
@@ -25,7 +25,7 @@ struct Handle {
 
 struct Job {
     work: Box<dyn FnOnce() + Send>,
-    /// Given back when it no longer waits.
+    /// Returned when the job no longer waits.
     room: OwnedSemaphorePermit,
 }
 
@@ -37,29 +37,28 @@ struct Queue {
 
 #[derive(Default)]
 struct State {
-    /// In the order of their numbers.
+    /// Ordered by number.
     jobs: BTreeMap<u64, Job>,
     next_number: u64,
     closed: bool,
 }
 
-/// The job panicked, which is logged; its result is gone.
+/// The job panicked, which is logged; its result is lost.
 #[derive(Debug)]
 pub struct JobLost;
 
-/// A job that was handed in. When this is dropped, a job that has not begun is withdrawn: it is dropped
-/// with all that it holds.
+/// A job that was handed in. When this is dropped before the job has started, the job is withdrawn: it is dropped with
+/// everything that it owns.
 struct HandedIn<'a> {
     queue: &'a Queue,
     number: u64,
 }
 
 impl Workers {
-    /// Starts `threads` threads, which call `on_panic` for each job that panics, before its caller learns
-    /// of it.
+    /// Starts `threads` threads, which call `on_panic` for each job that panics, before its caller learns of that.
     ///
     /// # Errors
-    /// What the system says.
+    /// The system's error.
     pub fn start(
         name: &str,
         threads: usize,
@@ -86,8 +85,8 @@ impl Workers {
         Ok(workers)
     }
 
-    /// Runs a job on one of the threads. When the caller stops waiting, a job that has not begun never
-    /// runs, and one that has begun goes on to its end.
+    /// Runs a job on one of the threads. If the caller stops waiting, a job that has not started never runs, and one
+    /// that has started runs to its end.
     ///
     /// # Errors
     /// [`JobLost`].
@@ -96,7 +95,7 @@ impl Workers {
         job: impl FnOnce() -> T + Send + 'static,
     ) -> Result<T, JobLost> {
         if machine::is_simulated() {
-            // A caller may stop waiting before the job begins, and when it has been done.
+            // A caller may stop waiting before the job starts, or after it is done.
             wait_for_disk().await;
             let result = contained(job).map_err(|_| JobLost);
             wait_for_disk().await;
@@ -107,7 +106,7 @@ impl Workers {
         let room = room.expect("the semaphore is never closed");
         let on_panic = self.inner.on_panic.clone();
         let work = move || match contained(job) {
-            // Fails only if the caller no longer waits for the result, which is dropped here then.
+            // Fails only if the caller no longer waits for the result, which is then dropped here.
             Ok(done) => drop(sender.send(done)),
             Err(_) => {
                 tracing::error!("a disk job panicked: this is a bug");
@@ -123,7 +122,7 @@ impl Workers {
     }
 }
 
-/// A simulated disk is slow, or takes no time at all.
+/// Waits for the latency of a simulated disk, which may be zero.
 async fn wait_for_disk() {
     let latency = machine::disk_latency();
     if !latency.is_zero() {
@@ -169,7 +168,7 @@ impl Queue {
 impl Drop for HandedIn<'_> {
     fn drop(&mut self) {
         let withdrawn = self.queue.state.lock().jobs.remove(&self.number);
-        // Without the lock: what it holds may take others.
+        // Not under the lock: dropping the job may take other locks.
         drop(withdrawn);
     }
 }

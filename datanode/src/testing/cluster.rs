@@ -19,9 +19,9 @@ use crate::{Datanode, DatanodeOptions, VolumeOptions};
 /// A namenode, datanodes, and a client.
 pub struct TestCluster {
     pub authority: CertificateAuthority,
-    /// The one that leads, at the start.
+    /// The initial leader.
     pub namenode: FakeNamenode,
-    /// Those that stand by.
+    /// The standbys.
     pub standbys: Vec<FakeNamenode>,
     pub client: DataClient,
     pub datanodes: Vec<Option<Datanode>>,
@@ -50,7 +50,7 @@ impl TestCluster {
         cluster
     }
 
-    /// The namenodes only: one that leads in the first epoch, and so many that stand by.
+    /// Only the namenodes: a leader in the first epoch, and so many standbys.
     pub fn without_datanodes(standbys: usize) -> Self {
         let authority = CertificateAuthority::in_memory().unwrap();
         let any = "127.0.0.1:0".parse().unwrap();
@@ -100,7 +100,7 @@ impl TestCluster {
         options
     }
 
-    /// Stops a datanode without a word, as a crash of its process does.
+    /// Stops a datanode abruptly, as when its process crashes.
     pub async fn kill(&mut self, index: usize) {
         drop(self.datanodes[index].take());
         // Its disk threads let go of the volume once their last job is done.

@@ -1,4 +1,4 @@
-//! The other end of block streams. Also used by the benchmark, so it knows the protocol only.
+//! The client end of block streams. Also used by the benchmark, so it uses the protocol only.
 
 use std::time::Duration;
 
@@ -44,7 +44,7 @@ impl DataClient {
         connection.open_stream(StreamKind::Data).await.unwrap()
     }
 
-    /// Asks for a pipeline; its first answer is the first acknowledgement.
+    /// Opens a pipeline; its first answer is the first acknowledgement.
     pub async fn write(
         &self,
         pipeline: &[NodeInfo],
@@ -91,7 +91,7 @@ impl DataClient {
         assert_eq!(last, Ok(()));
     }
 
-    /// Reads a range; what came before an error is lost.
+    /// Reads a range; data received before an error is dropped.
     pub async fn read(
         &self,
         node: &NodeInfo,

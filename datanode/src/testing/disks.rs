@@ -14,7 +14,7 @@ use rand::{RngExt, SeedableRng};
 
 use crate::store::{Disk, DiskFile, RealDisk};
 
-/// What can be made to fail.
+/// Operations that can be made to fail.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fault {
     Read,
@@ -23,7 +23,7 @@ pub enum Fault {
     Create,
     Allocate,
     Rename,
-    /// Asking for the size of a file that is not open.
+    /// Querying the size of a file that is not open.
     Size,
 }
 
@@ -36,7 +36,7 @@ pub struct FaultyDisk {
 #[derive(Default)]
 struct Rules {
     failing: Mutex<Vec<(Fault, PathBuf, i32)>>,
-    /// From there on, no file can be read.
+    /// Positions from which on files cannot be read.
     bad_from: Mutex<Option<u64>>,
     hanging: Mutex<Hanging>,
     released: Condvar,
@@ -62,18 +62,18 @@ impl FaultyDisk {
         Arc::default()
     }
 
-    /// From now on, `fault` on files below `dir` fails with `errno`.
+    /// Makes `fault` on files below `dir` fail with `errno` from now on.
     pub fn fail(&self, fault: Fault, dir: &Path, errno: rustix::io::Errno) {
         let rule = (fault, dir.to_owned(), errno.raw_os_error());
         self.rules.failing.lock().push(rule);
     }
 
-    /// From now on, what is after a position in a file cannot be read.
+    /// Makes the data after a position in a file unreadable from now on.
     pub fn fail_reads_from(&self, position: u64) {
         *self.rules.bad_from.lock() = Some(position);
     }
 
-    /// Everything works again.
+    /// Makes everything work again.
     pub fn heal(&self) {
         self.rules.failing.lock().clear();
         *self.rules.bad_from.lock() = None;
@@ -82,7 +82,7 @@ impl FaultyDisk {
         self.rules.released.notify_all();
     }
 
-    /// From now on, nothing answers until [`FaultyDisk::heal`].
+    /// Makes all operations hang until [`FaultyDisk::heal`].
     pub fn hang(&self) {
         self.rules.hanging.lock().all = true;
     }
@@ -92,7 +92,7 @@ impl FaultyDisk {
         self.rules.hanging.lock().one = Some((fault, dir.to_owned()));
     }
 
-    /// Waits until so many operations do not get an answer.
+    /// Waits until so many operations hang.
     pub async fn wait_for_hanging(&self, operations: usize) {
         while self.rules.hanging.lock().operations != operations {
             tokio::time::sleep(Duration::from_millis(1)).await;
@@ -221,9 +221,8 @@ impl DiskFile for FaultyFile {
     }
 }
 
-/// A real disk that records what is done to it, so that the state after a power loss at any moment
-/// can be made from the record. After a sync that failed, what it was to write can be read, and no
-/// later sync writes it.
+/// A real disk that records all operations, so that the state after a power loss at any time can be made from the
+/// record. After a failed sync, the data that it was to write can still be read, and no later sync writes it.
 #[derive(Default)]
 pub struct RecordingDisk {
     record: Arc<Record>,
@@ -233,7 +232,7 @@ pub struct RecordingDisk {
 struct Record {
     operations: Mutex<Vec<Operation>>,
     next_file: AtomicU64,
-    /// Which file has a name now.
+    /// The files by their current names.
     names: Mutex<HashMap<PathBuf, u64>>,
     next_sync_fails: AtomicBool,
 }
@@ -251,7 +250,7 @@ enum Operation {
     SyncDir(PathBuf),
 }
 
-/// Least that a disk writes as a whole.
+/// The smallest unit that a disk writes atomically.
 const SECTOR_BYTES: usize = 512;
 
 impl RecordingDisk {
@@ -259,19 +258,19 @@ impl RecordingDisk {
         Arc::default()
     }
 
-    /// Number of operations so far: a moment in the record.
+    /// Number of operations so far: a point in time in the record.
     pub fn now(&self) -> usize {
         self.record.operations.lock().len()
     }
 
-    /// The next sync of a file fails: what it was to write is lost, which is not seen before a
-    /// power loss.
+    /// Makes the next sync of a file fail: the data that it was to write is lost, which does not show before a power
+    /// loss.
     pub fn fail_next_sync(&self) {
         self.record.next_sync_fails.store(true, Ordering::Relaxed);
     }
 
-    /// Writes to `image` what a power loss at `moment` may leave of `volume`: everything that was
-    /// synced, and any part of what was not.
+    /// Writes to `image` what a power loss at `moment` may leave of `volume`: everything that was synced, and any part
+    /// of the rest.
     pub fn crash(&self, moment: usize, seed: u64, volume: &Path, image: &Path) {
         let mut rng = StdRng::seed_from_u64(seed);
         let operations = self.record.operations.lock()[..moment].to_vec();
@@ -279,7 +278,7 @@ impl RecordingDisk {
         let mut names: HashMap<PathBuf, u64> = HashMap::new();
         // The names as the running system saw them.
         let mut seen: HashMap<PathBuf, u64> = HashMap::new();
-        // Changes of directories reach the disk in order; how far they came is chance.
+        // Directory changes reach the disk in order; how many of them is random.
         let names_until = rng.random_range(0..=moment);
         for (index, operation) in operations.iter().enumerate() {
             let later = &operations[index..];
@@ -348,7 +347,7 @@ fn dir_synced(later: &[Operation], path: &Path) -> bool {
         .any(|operation| matches!(operation, Operation::SyncDir(synced) if synced == dir))
 }
 
-/// Whether a sync wrote what was written before. A sync that failed left it clean.
+/// Whether a sync wrote the data written before it. A failed sync marked it clean without writing it.
 fn written_by_sync(later: &[Operation], file: u64) -> bool {
     let first = later.iter().find_map(|operation| match operation {
         Operation::SyncFile(synced) if *synced == file => Some(true),

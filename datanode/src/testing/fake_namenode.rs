@@ -1,5 +1,5 @@
-//! A namenode that remembers what datanodes say and has them do what a test wants. Also used by the
-//! benchmark, so it knows the protocol only.
+//! A namenode that records what datanodes report and sends them the commands of a test. Also used by the benchmark, so
+//! it uses the protocol only.
 
 use std::collections::HashMap;
 use std::net::SocketAddr;
@@ -37,7 +37,7 @@ pub struct FakeNamenode {
     key: TokenKey,
 }
 
-/// What datanodes said, and the commands for them.
+/// The reports of datanodes, and the commands for them.
 #[derive(Default)]
 pub struct State {
     pub registered: Vec<RegisterNode>,
@@ -51,9 +51,9 @@ pub struct State {
     pub block_bytes: u64,
     pub cluster: Option<ClusterId>,
     pub authority: Authority,
-    /// Heartbeats come, and their answers do not.
+    /// Heartbeats arrive, but their answers are lost.
     pub loses_answers: bool,
-    /// It stands by, and has not learned yet that there are these servers.
+    /// It is a standby that has not learned yet of these servers.
     pub knows_no_server: bool,
     connections: Vec<Connection>,
 }
@@ -63,7 +63,7 @@ impl FakeNamenode {
         Self::start_with_secret(authority, addr, 7)
     }
 
-    /// One whose first key has the same number as that of any other one, and this secret.
+    /// A namenode whose first key has the same number as that of any other namenode, and this secret.
     pub fn start_with_secret(
         authority: &CertificateAuthority,
         addr: SocketAddr,
@@ -92,7 +92,7 @@ impl FakeNamenode {
         self.state.lock()
     }
 
-    /// It leads from now on, in this epoch.
+    /// Makes it lead from now on, in this epoch.
     pub fn lead(&self, number: u32) {
         self.lock().authority = Authority {
             position: Position {
@@ -106,31 +106,31 @@ impl FakeNamenode {
         };
     }
 
-    /// It stands by from now on.
+    /// Makes it a standby from now on.
     pub fn stand_by(&self) {
         self.lock().authority.recovering = true;
     }
 
-    /// Loses all connections.
+    /// Closes all connections.
     pub fn disconnect(&self) {
         self.lock().disconnect();
     }
 
-    /// Waits until it has answered a datanode's heartbeat that came after this call, and the
-    /// datanode has the answer: the next one has come, too.
+    /// Waits until it has answered a datanode's heartbeat that arrived after this call, and the datanode has the
+    /// answer, which the arrival of the next heartbeat shows.
     pub async fn wait_for_heartbeats(&self) {
         let before = self.lock().heartbeats.len();
         self.wait_for(|state| (state.heartbeats.len() >= before + 2).then_some(()))
             .await;
     }
 
-    /// As a crash: connections are gone, and what was known.
+    /// Simulates a crash: connections and everything known are lost.
     pub async fn stop(self) {
         self.endpoint.close("stopping");
         let _ = self.endpoint.wait_idle(Duration::from_secs(5)).await;
     }
 
-    /// The right to a block for an hour.
+    /// A token for a block, valid for an hour.
     pub fn token(&self, block: BlockId, right: Right) -> BlockToken {
         self.token_of(&self.key, block, right, VALIDITY)
     }
@@ -146,7 +146,7 @@ impl FakeNamenode {
         TokenSigner::new(key).sign(block, right, expires_unix_ms)
     }
 
-    /// How to reach a datanode, once it has registered and reported everything.
+    /// The address of a datanode, once it has registered and reported everything.
     pub async fn node(&self, name: &str) -> NodeInfo {
         self.wait_for(|state| {
             let node = *state.nodes.get(name)?;
@@ -175,8 +175,8 @@ impl FakeNamenode {
         }
     }
 
-    /// Has a datanode do something with its next heartbeat, which it sends at once because its
-    /// connection is closed.
+    /// Sends a command to a datanode with its next heartbeat, which it sends immediately because its connection is
+    /// closed.
     pub fn command_now(&self, node: NodeId, command: NodeCommand) {
         let mut state = self.lock();
         state.commands.entry(node).or_default().push(command);
@@ -208,8 +208,8 @@ async fn serve(connection: Connection, state: &Mutex<State>, key: &TokenKey) {
         let is_heartbeat = matches!(request, Request::Node(NodeRequest::Heartbeat(_)));
         let response = {
             let mut state = state.lock();
-            // `command_now` may have closed it: a heartbeat that came before is not to take the
-            // command, which would be lost with the answer.
+            // `command_now` may have closed the connection: a heartbeat that arrived before must not take the command,
+            // which would be lost with the answer.
             if connection.is_closed() {
                 return;
             }

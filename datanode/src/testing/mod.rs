@@ -1,4 +1,4 @@
-//! What several tests share.
+//! Helpers shared by several tests.
 
 pub mod cluster;
 pub mod data_client;
@@ -6,7 +6,7 @@ pub mod disks;
 pub mod fake_namenode;
 pub mod primary;
 
-/// A moment, for what is tested in virtual time.
+/// An instant, for tests in virtual time.
 pub fn some_time() -> std::time::Instant {
     std::time::Instant::now()
 }

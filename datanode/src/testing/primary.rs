@@ -1,4 +1,4 @@
-//! A primary tenant that uses what a test says, or whose kernel files hang.
+//! A primary tenant whose resource usage a test controls, or whose kernel files hang.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -7,7 +7,7 @@ use harvestfs_telemetry::gate::Load;
 use harvestfs_telemetry::primary::{SampleError, Sampler};
 use parking_lot::{Condvar, Mutex};
 
-/// Cheap to clone; all clones are one primary.
+/// A primary tenant. Cheap to clone; all clones are the same tenant.
 #[derive(Clone, Default)]
 pub struct TestPrimary {
     inner: Arc<Inner>,
@@ -15,7 +15,7 @@ pub struct TestPrimary {
 
 #[derive(Default)]
 struct Inner {
-    /// The use, or that reading it hangs.
+    /// The usage, or that reading it hangs.
     cpu_share: Mutex<Option<f64>>,
     changed: Condvar,
 }
@@ -32,7 +32,7 @@ impl TestPrimary {
         self.inner.changed.notify_all();
     }
 
-    /// Reading what it uses does not return from now on.
+    /// Makes reading its usage hang from now on.
     pub fn hang(&self) {
         *self.inner.cpu_share.lock() = None;
     }

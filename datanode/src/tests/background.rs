@@ -112,7 +112,7 @@ async fn the_scrubber_finds_damage_without_a_reader() {
         cluster
             .write_block(&cluster.nodes, block, &data(block, 400_000))
             .await;
-        // So that its checksums are cached.
+        // So that the replica's checksums are cached.
         cluster.read(0, block, (0, 1)).await.unwrap();
     }
     corrupt(&cluster, 0, 2, 90);
@@ -130,7 +130,7 @@ async fn the_scrubber_finds_damage_without_a_reader() {
         cluster.read(0, block, (0, 400_000)).await.unwrap();
     }
     assert!(cluster.volume(0).join("corrupt/0000000000000002").exists());
-    // The namenode has it deleted once there are others.
+    // The namenode has the replica deleted once there are others.
     let blocks = vec![BlockId(2)];
     cluster
         .namenode
@@ -145,7 +145,7 @@ async fn the_scrubber_finds_damage_without_a_reader() {
     assert!(!cluster.volume(0).join("corrupt/0000000000000002").exists());
 }
 
-/// What a client says of a replica the datanode looks at, and says itself.
+/// A datanode verifies a replica that a client doubts, and reports the result.
 #[tokio::test]
 async fn doubted_replicas_are_verified() {
     let mut cluster = TestCluster::start(1).await;
@@ -157,9 +157,10 @@ async fn doubted_replicas_are_verified() {
     corrupt(&cluster, 0, 2, 90);
     cluster.kill(0).await;
     let mut options = cluster.options(0);
-    // A tenth of a second for each, so that it is seen that they are verified one after the other.
+    // A tenth of a second per replica, which shows that they are verified one after the other.
     options.scrub_bytes_per_second = 4 << 20;
-    // Its rounds do not begin: it pauses while the owner needs the server, and so do verifications.
+    // The scrubber's rounds do not begin: it pauses while the primary tenant needs the server, and so do
+    // verifications.
     cluster.primaries[0].uses(0.95);
     cluster.restart(options, 0).await;
     set_busy(&cluster, 0, true).await;
@@ -218,7 +219,7 @@ async fn a_quota_shrinks_while_the_datanode_runs() {
         deadline_ms: 300,
     };
     cluster.namenode.command_now(node, command);
-    // The namenode commands no deletion, so it chooses itself, and says so.
+    // The namenode commands no deletion, so the datanode itself chooses replicas, and reports that.
     cluster
         .namenode
         .wait_for(|state| {
@@ -242,14 +243,14 @@ async fn what_the_namenode_has_deleted_goes_at_the_rate_that_is_set_until_space_
     let start = Instant::now();
     delete(&cluster, 1..=6);
     deleted(&cluster, 4).await;
-    // The fourth goes once the third is paid for, but for a tenth of a second.
+    // The fourth replica is deleted once the third is paid for, minus a tenth of a second.
     assert!(start.elapsed() > Duration::from_millis(2_800));
-    // What is still there, and what is not paid for yet, counts.
+    // Bytes that still exist, and bytes that are not paid for yet, count.
     removable(&cluster, |bytes| bytes < 1_500_000).await;
     deleted(&cluster, 6).await;
     removable(&cluster, is_usual).await;
 
-    // Until no more than 0.5 MB is left, what was deleted is not paid for.
+    // Deletions need not be paid for until no more than 0.5 MB is left.
     options.volumes[0].quota_bytes = 1_600_000;
     options.removal_bytes_per_second = 1;
     start_anew(&mut cluster, &options).await;
@@ -263,10 +264,11 @@ async fn deletions_that_wait_are_forgotten_with_the_connection() {
     let (cluster, _) = removing(500_000, 3).await;
     delete(&cluster, 1..=2);
     deleted(&cluster, 1).await;
-    // It registers again for this one, while the second waits for the first to be paid for.
+    // The datanode registers again because of this volume, while the second deletion waits for the first to be paid
+    // for.
     delete(&cluster, 3..=3);
     deleted(&cluster, 2).await;
-    // All is paid for: it would have been its turn.
+    // Everything is paid for: it would have been the second one's turn.
     removable(&cluster, |bytes| bytes == 1_500_000).await;
     let state = cluster.namenode.lock();
     let left: Vec<_> = state.replicas[&cluster.nodes[0].node].keys().collect();
@@ -316,7 +318,7 @@ fn delete(cluster: &TestCluster, blocks: RangeInclusive<u64>) {
     cluster.namenode.command_now(cluster.nodes[0].node, command);
 }
 
-/// Waits until a heartbeat says as much as that of what may be deleted.
+/// Waits until a heartbeat reports an accepted number of removable bytes.
 async fn removable(cluster: &TestCluster, is_enough: impl Fn(u64) -> bool) {
     cluster
         .namenode
@@ -327,7 +329,7 @@ async fn removable(cluster: &TestCluster, is_enough: impl Fn(u64) -> bool) {
         .await;
 }
 
-/// Waits until a datanode said of so many replicas that they are deleted.
+/// Waits until a datanode has reported that so many replicas are deleted.
 async fn deleted(cluster: &TestCluster, replicas: usize) {
     let is_deletion = |(_, change): &&_| matches!(change, ReplicaChange::Deleted(_));
     cluster

@@ -1,4 +1,4 @@
-//! What the owner is promised: a datanode whose primary needs the server leaves it alone.
+//! The promise to the primary tenant: a datanode leaves its server alone when the tenant needs it.
 
 use std::time::Duration;
 
@@ -18,7 +18,7 @@ use crate::testing::fake_namenode::State;
 
 const DEADLINE: Duration = Duration::from_secs(20);
 
-/// Makes a primary busy or idle and waits until its datanode has said so.
+/// Makes a primary tenant busy or idle and waits until its datanode has reported that.
 pub(super) async fn set_busy(cluster: &TestCluster, index: usize, busy: bool) {
     cluster.primaries[index].uses(if busy { 0.95 } else { 0.1 });
     let node = cluster.nodes[index].node;
@@ -38,7 +38,7 @@ async fn heartbeats_tell_at_once_what_the_primary_does() {
     set_busy(&cluster, 0, false).await;
     let began = Instant::now();
     set_busy(&cluster, 0, true).await;
-    // On a machine with nothing else to do it takes milliseconds.
+    // On an otherwise idle machine it takes milliseconds.
     assert!(
         began.elapsed() < HEARTBEAT_INTERVAL,
         "{:?}",
@@ -141,7 +141,7 @@ async fn a_write_under_way_is_cut_and_what_was_acknowledged_can_be_sealed() {
         stream.send(content.clone().into(), true).await.unwrap();
         stream.wait_for_all().await.unwrap();
         set_busy(&cluster, busy, true).await;
-        // Nothing more needs to be sent for the writer to learn it.
+        // The writer learns of it without sending anything more.
         let answer = stream.ack().await;
         let node = cluster.nodes[busy].node;
         assert!(
@@ -190,7 +190,7 @@ async fn a_busy_datanode_is_neither_source_nor_target_of_repairs() {
         token: cluster.namenode.token(BlockId(block), Right::Read),
     };
     let failed = |block: u64| (target, ReplicaChange::RepairFailed(BlockId(block)));
-    // A busy source: the next one has it; without another one, it fails, and says so.
+    // A busy source: the next source has the replica; without another source, the repair fails, which is reported.
     set_busy(&cluster, 0, true).await;
     cluster.namenode.command_now(target, replicate(1, &[0]));
     let wait = |state: &mut crate::testing::fake_namenode::State| {
@@ -359,7 +359,7 @@ fn is_sealed(cluster: &TestCluster, state: &State) -> bool {
     replica.is_some_and(|(_, replica)| replica.sealed)
 }
 
-/// All of it has to be read and written again first.
+/// The whole replica has to be read and rewritten first.
 #[tokio::test]
 async fn what_a_start_found_is_sealed_when_the_owner_lets_it() {
     let (cluster, seal) = found_unsealed().await;
@@ -369,7 +369,7 @@ async fn what_a_start_found_is_sealed_when_the_owner_lets_it() {
     cluster.namenode.wait_for_heartbeats().await;
     assert!(!is_sealed(&cluster, &cluster.namenode.lock()));
     set_busy(&cluster, 0, false).await;
-    // It was dropped, and the namenode repeats it.
+    // The command was dropped, and the namenode repeats it.
     cluster.namenode.command_now(node, seal);
     cluster
         .namenode
@@ -377,7 +377,7 @@ async fn what_a_start_found_is_sealed_when_the_owner_lets_it() {
         .await;
 }
 
-/// Else the owner would not get back the space before the server is idle.
+/// Otherwise the primary tenant would not get the space back before the server is idle.
 #[tokio::test]
 async fn what_a_start_found_is_sealed_at_once_where_the_quota_is_exceeded() {
     const QUOTA_BYTES: u64 = 4_096;

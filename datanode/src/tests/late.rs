@@ -34,7 +34,7 @@ fn copy(from: &Path, to: &Path) {
     }
 }
 
-/// A cluster whose datanode has block 1 and is stopped, and how that is to start again: with another volume, of this
+/// A cluster whose datanode has block 1 and is stopped, and the options to restart it: with another volume, of this
 /// name.
 async fn stopped(other: &str) -> (TestCluster, DatanodeOptions) {
     let mut cluster = TestCluster::start(1).await;
@@ -48,7 +48,7 @@ async fn stopped(other: &str) -> (TestCluster, DatanodeOptions) {
     (cluster, options)
 }
 
-/// Starts the datanode while the disk of a volume does not answer.
+/// Starts the datanode while the disk of a volume does not respond.
 async fn start_without(
     late: &Path,
     cluster: &mut TestCluster,
@@ -65,8 +65,8 @@ async fn start_without(
     (datanode, disk)
 }
 
-/// It is there all the time for the namenode, which would take the server for one that was reimaged otherwise; and it
-/// joins without a restart, which the next slow start would only repeat.
+/// The volume is reported all the time to the namenode, which would otherwise take the server for reimaged; and it
+/// joins without a restart, as the next start might be just as slow.
 #[tokio::test]
 async fn a_volume_that_takes_long_to_open_joins_the_others_which_serve_meanwhile() {
     const QUOTA_BYTES: u64 = 1 << 29;
@@ -109,7 +109,7 @@ async fn a_volume_that_takes_long_to_open_joins_the_others_which_serve_meanwhile
         let read = cluster.read(0, block, (0, 5000)).await.unwrap();
         assert_eq!(read, data(block, 5000));
     }
-    // It is told of the namenode that is obeyed, though that has said nothing new.
+    // The obeyed namenode is recorded on it, though nothing new was obeyed.
     let [of_late, of_other] = &obeyed;
     while !of_late.exists() || !of_other.exists() {
         tokio::time::sleep(Duration::from_millis(5)).await;
@@ -124,7 +124,7 @@ async fn a_volume_that_takes_long_to_open_joins_the_others_which_serve_meanwhile
         .await;
 }
 
-/// Namenodes refuse a server that has a volume twice, with all its volumes.
+/// Namenodes refuse a server that reports a volume twice, and thus all its volumes.
 #[tokio::test]
 async fn a_copy_of_a_volume_that_takes_long_to_open_takes_nothing_down() {
     let (mut cluster, options) = stopped("copy").await;

@@ -1,4 +1,4 @@
-//! The datanode and its namenode.
+//! The datanode with its namenode.
 
 use harvestfs_protocol::data::WriteAck;
 use harvestfs_protocol::error::DataError;
@@ -22,7 +22,7 @@ async fn it_registers_again_when_the_namenode_comes_back() {
     assert_eq!(cluster.namenode.lock().registered[0].cluster, None);
     let fresh = FakeNamenode::start(&cluster.authority, "127.0.0.1:0".parse().unwrap());
     std::mem::replace(&mut cluster.namenode, fresh).stop().await;
-    // Blocks are served meanwhile.
+    // Blocks are served in the meantime.
     cluster.read(0, 1, (0, 5000)).await.unwrap();
     let back = FakeNamenode::start(&cluster.authority, addr);
     back.node("dn1").await;
@@ -46,7 +46,7 @@ async fn it_asks_for_patience_until_it_is_registered() {
     cluster.nodes[0].data_addr = datanode.local_addr();
     let read = cluster.read(0, 1, (0, 1)).await;
     assert!(matches!(read, Err(DataError::Busy { .. })), "{read:?}");
-    // What answers a writer has a number.
+    // A datanode that answers a writer has a number.
     let token = namenode_token(&cluster, 2);
     let nodes = cluster.nodes.clone();
     let mut stream = cluster.client.write(&nodes, BlockId(2), token).await;
@@ -139,7 +139,7 @@ async fn heartbeats_come_on_time_while_no_disk_answers() {
         .collect();
     for pair in times.windows(2) {
         let gap = pair[1] - pair[0];
-        // Late is one thing on a busy machine, left out another.
+        // On a busy machine a heartbeat may be late, but none may be skipped.
         assert!(gap < HEARTBEAT_INTERVAL * 2, "{gap:?}");
     }
     assert!(state.heartbeats[before + 2].2.active_streams > 10);
@@ -149,7 +149,7 @@ async fn heartbeats_come_on_time_while_no_disk_answers() {
     waiting.abort_all();
 }
 
-/// The namenode takes the next heartbeat on a connection for the proof that an answer has arrived.
+/// The namenode takes the next heartbeat on a connection as proof that its last answer has arrived.
 #[tokio::test]
 async fn no_heartbeat_follows_one_without_an_answer_on_the_same_connection() {
     let cluster = TestCluster::start(1).await;
@@ -216,7 +216,7 @@ async fn commands_are_obeyed_and_may_come_twice() {
     cluster
         .namenode
         .command_now(node, NodeCommand::ReportBlocks { storage });
-    // One after it registered again, one that was asked for.
+    // One after it registered again, and one that was requested.
     cluster
         .namenode
         .wait_for(|state| (*state.full_reports.get(&node)? >= 2).then_some(()))

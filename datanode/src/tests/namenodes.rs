@@ -1,4 +1,4 @@
-//! The datanode and several namenodes, of which one leads.
+//! The datanode with several namenodes, one of which leads.
 
 use std::time::Duration;
 
@@ -15,7 +15,7 @@ use crate::testing::fake_namenode::{FakeNamenode, State, VALIDITY};
 /// Bytes of each replica.
 const REPLICA_BYTES: usize = 100_000;
 
-/// One datanode, a namenode that leads in epoch 5, and two that stand by.
+/// One datanode, a leader in epoch 5, and two standbys.
 async fn start() -> TestCluster {
     start_with(|_| {}).await
 }
@@ -51,7 +51,7 @@ async fn wait_for_block(namenode: &FakeNamenode, block: u64, is_there: bool) {
         .await;
 }
 
-/// With its next heartbeat, which it sends when it is time.
+/// Sends the command with the datanode's next regular heartbeat.
 fn have_deleted(namenode: &FakeNamenode, node: NodeId, blocks: impl Iterator<Item = u64>) {
     let blocks = blocks.map(BlockId).collect();
     let delete = NodeCommand::Delete { blocks };
@@ -78,7 +78,7 @@ async fn one_that_begins_to_lead_knows_what_is_here_and_is_obeyed() {
         wait_for_block(namenode, 1, true).await;
         wait_for_block(namenode, 2, true).await;
     }
-    // What stands by commands in vain.
+    // A standby's commands have no effect.
     have_deleted(&cluster.standbys[0], node, 1..=2);
     cluster.standbys[0].wait_for_heartbeats().await;
     assert_eq!(cluster.standbys[0].lock().commands.len(), 0);
@@ -86,7 +86,7 @@ async fn one_that_begins_to_lead_knows_what_is_here_and_is_obeyed() {
         cluster.read(0, block, (0, 1)).await.unwrap();
     }
 
-    // The one that leads goes, and another one begins to.
+    // The leader stops, and another namenode becomes leader.
     let old_addr = cluster.namenode.addr;
     let leader = cluster.standbys.remove(0);
     std::mem::replace(&mut cluster.namenode, leader)
@@ -105,7 +105,7 @@ async fn one_that_begins_to_lead_knows_what_is_here_and_is_obeyed() {
         );
     }
 
-    // The old one comes back, and does not know that it leads no longer.
+    // The old leader returns, and does not know that it no longer leads.
     let old = FakeNamenode::start(&cluster.authority, old_addr);
     old.lead(5);
     have_deleted(&old, node, 2..=2);
@@ -114,7 +114,7 @@ async fn one_that_begins_to_lead_knows_what_is_here_and_is_obeyed() {
     assert_eq!(old.lock().heartbeats.len(), 0, "it is not spoken to");
     let obeyed = old.lock().registered[0].obeyed.unwrap();
     assert_eq!(obeyed.epoch.number, 6);
-    // Once it does, it is told everything, as any that stands by.
+    // Once it does, everything is reported to it, as to any standby.
     old.stand_by();
     wait_for_block(&old, 2, true).await;
     old.wait_for_heartbeats().await;
@@ -138,7 +138,7 @@ async fn tokens_of_each_are_accepted_until_it_replaces_its_keys() {
     let node = &cluster.nodes[0];
     let read = cluster.client.read(node, block, token, (0, 1)).await;
     assert!(matches!(read, Err(DataError::BadToken(_))), "{read:?}");
-    // New keys of one drop its old ones, and those of no other.
+    // New keys of one namenode replace its old ones, and those of no other namenode.
     let [one, two] = &cluster.standbys[..] else {
         panic!("two stand by");
     };
@@ -151,7 +151,7 @@ async fn tokens_of_each_are_accepted_until_it_replaces_its_keys() {
     assert!(matches!(read, Err(DataError::BadToken(_))), "{read:?}");
     assert_eq!(read_with(&cluster, two).await, Ok(()));
     assert_eq!(cluster.read(0, 1, (0, 1)).await.map(drop), Ok(()));
-    // After a failover, what the old one signed is good.
+    // After a failover, tokens signed by the old leader are still valid.
     let token = cluster.namenode.token(block, Right::Read);
     let leader = cluster.standbys.remove(1);
     std::mem::replace(&mut cluster.namenode, leader)
@@ -196,7 +196,7 @@ async fn what_was_commanded_is_dropped_when_another_one_leads_and_not_when_one_s
 
     next.lead(6);
     next.wait_for_heartbeats().await;
-    // What was begun is done, and reported.
+    // Commands that were started are completed, and reported.
     tokio::time::sleep(Duration::from_secs(1)).await;
     let rest = left(REPLICAS).await;
     assert!(rest > 2, "all is deleted before the other one leads");
@@ -219,7 +219,7 @@ async fn it_is_registered_once_the_one_that_leads_knows_it() {
     let registered = datanode.registered();
     let waited = tokio::time::timeout(Duration::from_millis(100), registered).await;
     assert!(waited.is_err(), "none of them leads");
-    // Those that stand by have a word in what may be read, and what the others sign may be good.
+    // Tokens of a standby that knows the server are accepted, and tokens of another one may turn out to be valid.
     let read = read_with(&cluster, &cluster.standbys[0]).await;
     assert_eq!(read, Err(DataError::NoSuchReplica));
     let read = read_with(&cluster, &cluster.standbys[1]).await;
@@ -230,7 +230,7 @@ async fn it_is_registered_once_the_one_that_leads_knows_it() {
     datanode.registered().await;
     let read = read_with(&cluster, &cluster.standbys[1]).await;
     assert!(matches!(read, Err(DataError::BadToken(_))), "{read:?}");
-    // One that learns late of the server is asked again and again.
+    // A namenode that learns of the server late is asked again and again.
     let attempts = |state: &mut State| (state.registered.len() >= 4).then_some(());
     cluster.standbys[1].wait_for(attempts).await;
     cluster.standbys[1].lock().knows_no_server = false;
@@ -253,12 +253,12 @@ async fn one_of_another_cluster_is_not_obeyed_whatever_its_epoch() {
         .wait_for(|state| (state.registered.len() >= 3).then_some(()))
         .await;
     assert_eq!(cluster.read(0, 1, (0, 1)).await.map(drop), Ok(()));
-    // The one that leads still does.
+    // The leader still does.
     have_deleted(&cluster.namenode, cluster.nodes[0].node, 1..=1);
     wait_for_block(&cluster.namenode, 1, false).await;
 }
 
-/// With its next heartbeat, it hears of these namenodes.
+/// Reports these namenodes to the datanode with its next heartbeat.
 fn name(by: &FakeNamenode, node: NodeId, all: &[&FakeNamenode]) {
     let named = NodeCommand::Namenodes {
         this: by.addr,
@@ -298,7 +298,7 @@ async fn it_goes_on_with_those_that_replace_all_that_its_configuration_names() {
         wait_for_block(namenode, 2, true).await;
     }
 
-    // What leaves is told nothing more, and what it signs is not accepted.
+    // Nothing more is reported to a namenode that leaves, and tokens that it signs are not accepted.
     assert_eq!(read_with(&cluster, other).await, Ok(()));
     name(&cluster.namenode, node, &[&cluster.namenode]);
     cluster.namenode.wait_for_heartbeats().await;

@@ -61,7 +61,7 @@ async fn acknowledged_data_is_readable_everywhere_before_the_seal() {
             assert_eq!(read.unwrap(), data);
         }
     }
-    // The writer goes without a word; the client seals.
+    // The writer disappears silently; the client seals.
     drop(stream);
     for node in &cluster.nodes {
         let reply = cluster
@@ -100,7 +100,7 @@ async fn a_dead_node_in_the_middle_is_named_and_what_was_acknowledged_stays() {
         }
     };
     assert_eq!(failed.0, cluster.nodes[1].node);
-    // Its last words, if they got out.
+    // Its final message, if it was sent.
     let expected = matches!(failed.1, DataError::Downstream(_) | DataError::Stopping);
     assert!(expected, "{failed:?}");
     for node in [0, 2] {
@@ -111,7 +111,7 @@ async fn a_dead_node_in_the_middle_is_named_and_what_was_acknowledged_stays() {
         assert_eq!(reply, Ok(()));
         assert_eq!(cluster.read(node, 1, (0, 300_000)).await.unwrap(), data);
     }
-    // The dead one comes back with what it had, unsealed.
+    // The dead datanode returns with its unsealed replica.
     let options = cluster.options(1);
     cluster.restart(options, 1).await;
     assert_eq!(cluster.read(1, 1, (0, 300_000)).await.unwrap(), data);
@@ -159,7 +159,7 @@ async fn a_pipeline_that_does_not_stand_leaves_nothing_behind() {
     tokio::time::sleep(Duration::from_millis(50)).await;
     cluster.write_block(&cluster.nodes[..2], 1, &data).await;
     assert_eq!(cluster.read(1, 1, (0, 10_000)).await.unwrap(), data);
-    // And again: it is there already.
+    // And again: the replica already exists.
     let mut stream = cluster
         .client
         .write(&cluster.nodes[..2], BlockId(1), token)

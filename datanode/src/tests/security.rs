@@ -1,4 +1,4 @@
-//! Rights of roles, and what strangers can send.
+//! Rights of roles, and hostile input from strangers.
 
 use std::time::{Duration, Instant};
 
@@ -207,7 +207,7 @@ async fn a_peer_that_opens_streams_and_asks_nothing_keeps_no_other_out() {
     let refused = ReadPacket::Failed(DataError::TooManyStreams {
         max: STREAMS_PER_PEER_MAX,
     });
-    // Those that are opened may not have been counted yet.
+    // Streams that were opened may not have been counted yet.
     let began = Instant::now();
     while ask().await != refused {
         assert!(began.elapsed() < deadline, "it is served");
@@ -269,7 +269,7 @@ async fn send_junk(cluster: &TestCluster, block: u64, junk: Vec<u8>) {
     if sent.is_ok() {
         let _ = sender.finish();
     }
-    // With any answer, it ends.
+    // Whatever the answer, the stream ends.
     let end = async { while let Ok(Some(_)) = receiver.recv::<ReadPacket>(VALIDITY).await {} };
     tokio::time::timeout(Duration::from_secs(10), end)
         .await
@@ -285,7 +285,7 @@ async fn random_bytes_do_no_harm() {
     println!("seed {seed}");
     let mut rng = StdRng::seed_from_u64(seed);
     for round in 0..10 {
-        // Side by side: each waits for a disk.
+        // Concurrently: each waits for a disk.
         let attackers: [_; 20] = std::array::from_fn(|_| {
             let mut junk = vec![0; rng.random_range(0..300)];
             rng.fill_bytes(&mut junk);
@@ -343,7 +343,7 @@ async fn a_request_stream_is_for_the_namenode() {
         .await
         .unwrap();
     let (mut sender, _receiver) = connection.open_stream(StreamKind::Rpc).await.unwrap();
-    // The kind of the stream is enough, and may be known before this is sent.
+    // The stream's kind is enough for a refusal, which may arrive before this is sent.
     let _ = sender.send(&1_u8).await;
     let closed = connection.closed().await;
     assert!(matches!(

@@ -1,17 +1,17 @@
-//! Answers that have their effect when the thread runs that waits for them.
+//! Answers that take effect when the thread that waits for them runs.
 
 use std::time::{Duration, Instant};
 
 use super::{DROPPING_MAX, IN_FLIGHT_MAX};
 
-/// Bytes of a page of the kernel.
+/// Page size of the kernel, in bytes.
 #[cfg(not(test))]
 const PAGE_BYTES: u64 = 4_096;
-/// Bytes of a page of the model.
+/// Page size of the model, in bytes.
 #[cfg(test)]
 pub(super) const PAGE_BYTES: u64 = 8;
 
-/// Where the page begins that has this byte.
+/// The start of the page that contains this byte.
 pub(super) fn page_start(offset: u64) -> u64 {
     offset - offset % PAGE_BYTES
 }
@@ -19,14 +19,14 @@ pub(super) fn page_start(offset: u64) -> u64 {
 /// The thread that waits for an answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Waiter {
-    /// Its number; 0: it is not known.
+    /// Its id; 0 if it is not known.
     pub(super) thread: u32,
-    /// It holds the kernel's lock of the inode until the answer has had its effect.
+    /// Whether it holds the kernel's lock of the inode until the answer has taken effect.
     pub(super) locks_inode: bool,
 }
 
 impl Waiter {
-    /// One that holds the lock of the inode.
+    /// A thread that holds the lock of the inode.
     pub fn locking(thread: u32) -> Self {
         Self {
             thread,
@@ -34,7 +34,7 @@ impl Waiter {
         }
     }
 
-    /// One that does not.
+    /// A thread that does not hold the lock.
     pub fn not_locking(thread: u32) -> Self {
         Self {
             thread,
@@ -43,18 +43,18 @@ impl Waiter {
     }
 }
 
-/// What the kernel does with its pages of what it has written.
+/// What the kernel does with its pages of the data that it has written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CachedWrite {
-    /// They have the data, and are locked until it is answered.
+    /// The pages contain the data, and are locked until the write is answered.
     Kept,
-    /// It drops them when the thread runs, from the one that begins at `from`: until then they may end with
-    /// zeros where data is now.
+    /// The kernel drops them when the thread runs, from the page that begins at `from`: until then, they may end with
+    /// zeros where there is data now.
     Dropped { from: u64 },
 }
 
 impl CachedWrite {
-    /// What begins at `offset` is written past the pages.
+    /// A write that begins at `offset` and bypasses the pages.
     pub fn dropped_from(offset: u64) -> Self {
         Self::Dropped {
             from: page_start(offset),
@@ -62,28 +62,28 @@ impl CachedWrite {
     }
 }
 
-/// An answer that has its effect when the thread runs that waits for it.
+/// An answer that takes effect when the thread that waits for it runs.
 #[derive(Debug)]
 pub(super) struct InFlight {
     pub(super) waiter: Waiter,
     pub(super) since: Instant,
-    /// The most that the kernel believes until then.
+    /// The largest size that the kernel believes until then.
     pub(super) before_bytes: u64,
     pub(super) effect: Effect,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Effect {
-    /// The kernel takes this for the size.
+    /// The kernel accepts this size.
     Size(u64),
-    /// It is disturbed, and takes `end` for the least that the size is. Until then it has pages with zeros from
-    /// `zeros_from` on, of which it drops those from `dropped_from` on.
+    /// The file is disturbed, and the kernel takes `end` for the minimum of the size. Until then it has pages with
+    /// zeros from `zeros_from` on, of which it drops those from `dropped_from` on.
     Write {
         end: u64,
         zeros_from: u64,
         dropped_from: u64,
     },
-    /// It takes this for the size, unless it is disturbed.
+    /// The kernel accepts this size, unless the file is disturbed.
     ShortRead(u64),
 }
 
@@ -92,12 +92,12 @@ impl Effect {
     pub(super) fn undoes(self, end: u64) -> bool {
         match self {
             Self::Size(size_bytes) => size_bytes > end,
-            // Each disturbs the other.
+            // Each of them disturbs the other.
             Self::ShortRead(_) | Self::Write { .. } => true,
         }
     }
 
-    /// How long it is in flight at most.
+    /// The maximum time that it is in flight.
     pub(super) fn in_flight_max(self) -> Duration {
         match self.dropped_from() {
             u64::MAX => IN_FLIGHT_MAX,

@@ -1,21 +1,20 @@
-//! What the kernel may hold of one regular file: its size, and pages that may be old. Pure; times are
-//! passed in.
+//! What the kernel may have cached of one regular file: its size, and pages that may be stale. Pure; times are passed
+//! in.
 //!
-//! Two rules keep reads right (adr/0016):
+//! Two rules keep reads correct (adr/0016):
 //!
-//! 1. *Pages are dropped before the kernel gets a larger size.* The last page that the kernel read ends with
-//!    zeros, as does the one in which it made the file end; with a larger size they would be data.
-//! 2. *A read that ends before the size that the kernel believes is answered only when it is asked again.*
-//!    The kernel fills the rest of the page with zeros, and makes its size smaller, but not if anything
-//!    disturbed the file since it asked: attributes, a notification, a write. Then the zeros up to its
-//!    old size would be data. When it asked cannot be known, for requests take their time. So the read is
-//!    refused, and what the kernel had been sent before is fenced. A page is locked while it is read: the
-//!    next read of it was asked after the refusal, and if nothing disturbed the file since then, it may be
-//!    answered.
+//! 1. *Pages are dropped before the kernel is sent a larger size.* The last page that the kernel read is padded with
+//!    zeros, as is the page in which it made the file end; with a larger size, these zeros would become data.
+//! 2. *A read that ends before the size that the kernel believes is answered only when the kernel repeats it.* The
+//!    kernel fills the rest of the page with zeros, and reduces its size, but not if anything disturbed the file since
+//!    the read was requested: attributes, a notification, a write. Then the zeros up to its old size would become
+//!    data. The time of the request cannot be known, as requests take a while to arrive. So the read is refused, and
+//!    everything sent to the kernel before is fenced. A page is locked while it is read: its next read was requested
+//!    after the refusal, and if nothing has disturbed the file since then, that read may be answered.
 //!
-//! What the mount answers to a waiting thread has its effect when that thread runs. Until the same thread
-//! is heard from again, or one that has locked the inode since, the answer is *in flight*: a short read is
-//! not answered while a larger size is, and nothing disturbs the file while a short read is.
+//! An answer of the mount to a waiting thread takes effect when that thread runs. Until the same thread is heard from
+//! again, or one that has locked the inode since, the answer is *in flight*: a short read is not answered while a
+//! larger size is in flight, and nothing disturbs the file while a short read is.
 
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -31,32 +30,32 @@ mod in_flight;
 #[cfg(test)]
 mod tests;
 
-/// How long an answer is in flight at most: a thread that was woken has run by then.
+/// Maximum time that an answer is in flight: a thread that was woken has run by then.
 pub const IN_FLIGHT_MAX: Duration = Duration::from_millis(250);
 
-/// The same of an answer by which pages are dropped: the thread waits for those that are being read.
+/// The same for an answer that causes pages to be dropped: the thread waits for pages that are being read.
 pub const DROPPING_MAX: Duration = Duration::from_secs(1);
 
-/// How long it takes at most from deciding to have pages dropped until the file is disturbed by it: the
-/// thread that decides makes the call next.
+/// Maximum time from the decision to have pages dropped until that disturbs the file: the deciding thread makes the
+/// call next.
 const DROP_BEGINS_MAX: Duration = Duration::from_millis(20);
 
-/// How long the kernel is left undisturbed after a refusal, for it to ask again.
+/// How long the kernel is left undisturbed after a refusal, so that it can repeat the read.
 pub const QUIET_MAX: Duration = Duration::from_millis(50);
 
-/// Refusals that are remembered. A read that was refused and forgotten is refused again.
+/// Number of refusals that are remembered. A repeated read whose refusal was forgotten is refused again.
 const REFUSALS_MAX: usize = 64;
 
-/// Writes past pages that are remembered.
+/// Number of writes bypassing pages that are remembered.
 const APPENDS_MAX: usize = 64;
 
-/// Answers in flight to different threads that are told apart.
+/// Maximum number of answers in flight to different threads that are tracked separately.
 const IN_FLIGHT_ANSWERS_MAX: usize = 64;
 
-/// No thread: one that this process does not see, or several.
+/// No single thread: one that this process does not see, or several.
 const NO_THREAD: u32 = 0;
 
-/// See the module.
+/// The kernel's cached size and pages of one regular file; see the module.
 #[derive(Debug)]
 pub struct Pages {
     state: Mutex<State>,
@@ -64,43 +63,44 @@ pub struct Pages {
 
 #[derive(Debug)]
 struct State {
-    /// It was opened since the kernel knows it: before, the kernel has no pages of it.
+    /// Whether it was opened since the kernel knows it: before, the kernel has no pages of it.
     is_opened: bool,
-    /// The most that the kernel takes for the size once no answer is in flight.
+    /// The largest size that the kernel may believe once no answer is in flight.
     size_bytes: u64,
-    /// How often it was answered with a larger size.
+    /// Number of answers with a larger size.
     growths: u64,
-    /// Those by what was written past pages, the last ones: which they are, and from where on pages are dropped.
+    /// The most recent of these that were due to writes bypassing pages: the number of each, and the offset from which
+    /// pages are dropped.
     appends: VecDeque<(u64, u64)>,
-    /// Where zeros begin at the earliest that the kernel made.
+    /// The lowest offset at which zeros made by the kernel may begin.
     zeros_from: u64,
-    /// The same, of pages that it may have read since it was asked to drop them.
+    /// The same for pages that it may have read since it was asked to drop them.
     zeros_since_drop: u64,
     drop: Drop,
-    /// What is wanted is that all pages are dropped, not only those with zeros.
+    /// Whether all pages are to be dropped, not only those with zeros.
     drop_all: bool,
     drop_began_at: Option<Instant>,
-    /// How often the kernel was sent what may disturb the file.
+    /// Number of messages to the kernel that may disturb the file.
     disturbances: u64,
-    /// Notifications that are under way: they disturb when they end at the latest.
+    /// Notifications in progress: they disturb the file by the time they end.
     notices: u32,
-    /// Reads that are about to be refused, once the kernel has been notified.
+    /// Number of reads that are about to be refused, once the kernel has been notified.
     fencing: u32,
     refusals: VecDeque<Refusal>,
-    /// When the last read was refused that was not asked again since.
+    /// The time of the last refusal of a read that was not repeated since.
     refused_at: Option<Instant>,
     in_flight: Vec<InFlight>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Drop {
-    /// No page is old.
+    /// No page is stale.
     Done,
-    /// Pages may be old, and the kernel has not been asked to drop them since they are.
+    /// Pages may be stale, and the kernel has not been asked to drop them since.
     Wanted,
     /// The kernel is dropping them.
     Running,
-    /// So it is, and some became old since.
+    /// The kernel is dropping them, and some became stale since.
     RunningAndWanted,
 }
 
@@ -109,17 +109,17 @@ enum Drop {
 struct Refusal {
     range: Range<u64>,
     disturbances: u64,
-    /// What was in flight makes the file at most so large.
+    /// The largest size that the answers in flight make the kernel believe.
     end_min: u64,
 }
 
 /// A read of pages.
 #[derive(Clone, Debug)]
 pub struct PageRead {
-    /// From where to where, in bytes.
+    /// The range in bytes.
     pub range: Range<u64>,
     thread: u32,
-    /// The most that the kernel believed when it arrived, and how often it was answered with a larger size.
+    /// The largest size that the kernel believed on arrival, and the number of answers with a larger size until then.
     believed_bytes: u64,
     growths: u64,
 }
@@ -127,18 +127,18 @@ pub struct PageRead {
 /// What to do with a read that ends before the size that the kernel believes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ShortRead {
-    /// The kernel takes it for the end.
+    /// Answer it: the kernel takes its end for the end of the file.
     Answer,
-    /// It would not: refuse it.
+    /// Refuse it: the kernel would not take its end for the end of the file.
     Refuse,
-    /// It would not: notify the kernel that attributes are old, call [`Pages::refused`], and refuse it.
+    /// The same, but first notify the kernel that attributes are stale, and call [`Pages::refused`].
     FenceAndRefuse,
-    /// Something is in flight to the kernel: look again.
+    /// Check again later: something is in flight to the kernel.
     Wait,
 }
 
 impl Pages {
-    /// The kernel gets a size with the inode, which it did not know.
+    /// The state when the kernel is sent this size with an inode that it did not know.
     pub fn new(size_bytes: u64) -> Self {
         Self {
             state: Mutex::new(State {
@@ -161,17 +161,17 @@ impl Pages {
         }
     }
 
-    /// The kernel is answered next that the file is open.
+    /// Records that the kernel is about to be answered that the file is open.
     pub fn opened(&self) {
         self.state.lock().is_opened = true;
     }
 
-    /// The largest size that the kernel can be given without pages being dropped first.
+    /// The largest size that the kernel can be sent without dropping pages first.
     pub fn growth_max(&self) -> u64 {
         self.state.lock().zeros_from()
     }
 
-    /// A read of pages arrived, on behalf of a thread.
+    /// Records the arrival of a read of pages, on behalf of a thread.
     pub fn read(&self, range: Range<u64>, thread: u32) -> PageRead {
         let state = self.state.lock();
         PageRead {
@@ -182,7 +182,7 @@ impl Pages {
         }
     }
 
-    /// Pages may be old, if there are any. Whether the caller has to see to it that they are dropped.
+    /// Records that pages may be stale, if there are any. Returns whether the caller has to have them dropped.
     #[must_use]
     pub fn want_drop(&self) -> bool {
         let mut state = self.state.lock();
@@ -193,14 +193,14 @@ impl Pages {
         state.want_drop()
     }
 
-    /// As [`Pages::want_drop`], of pages that end with zeros; the others are not old.
+    /// As [`Pages::want_drop`], for pages that end with zeros; the others are not stale.
     #[must_use]
     pub fn want_zeros_dropped(&self) -> bool {
         self.state.lock().want_drop()
     }
 
-    /// From where on the calling thread asks the kernel next to drop pages; none: the file must not be disturbed
-    /// now.
+    /// Returns the offset from which the calling thread must now ask the kernel to drop pages; `None` if the file must
+    /// not be disturbed now.
     #[must_use]
     pub fn begin_drop(&self, now: Instant) -> Option<u64> {
         let mut state = self.state.lock();
@@ -220,7 +220,7 @@ impl Pages {
         Some(from)
     }
 
-    /// The kernel has dropped what it was asked to. Whether it has to be asked again.
+    /// Records that the kernel has dropped the pages. Returns whether it has to be asked again.
     #[must_use]
     pub fn end_drop(&self) -> bool {
         let mut state = self.state.lock();
@@ -230,57 +230,57 @@ impl Pages {
         again
     }
 
-    /// Whether pages may be old.
+    /// Whether pages may be stale.
     #[must_use]
     pub fn are_old(&self) -> bool {
         self.state.lock().drop != Drop::Done
     }
 
-    /// Whether the kernel may get attributes with this size: no page is old, and none becomes so by it, and
-    /// the file may be disturbed.
+    /// Whether the kernel may be sent attributes with this size: no page is stale or becomes so by them, and the file
+    /// may be disturbed.
     #[must_use]
     pub fn may_tell(&self, size_bytes: u64, now: Instant) -> bool {
         let mut state = self.state.lock();
         let is_held = state.is_held(now);
-        // It would be larger again later, with zeros from here on.
+        // The size would grow again later, with zeros from here on.
         let is_undone = state.largest_in_flight() > size_bytes;
         state.drop == Drop::Done && size_bytes <= state.zeros_from() && !is_held && !is_undone
     }
 
-    /// Whether the kernel may get this size when pages have been dropped, which they are not about to be.
+    /// Whether the kernel may be sent this size only after pages have been dropped, which is not yet in progress.
     #[must_use]
     pub fn needs_drop(&self, size_bytes: u64) -> bool {
         let state = self.state.lock();
         state.drop == Drop::Done && size_bytes > state.zeros_from()
     }
 
-    /// The kernel is answered with attributes with this size. It ignores them if it was notified since
-    /// it asked.
+    /// Records that the kernel is answered with attributes with this size. It ignores them if it was notified since
+    /// its request.
     pub fn tell(&self, size_bytes: u64) {
         let mut state = self.state.lock();
         state.take(size_bytes);
         state.disturbances += 1;
     }
 
-    /// A thread is answered with attributes with this size. The kernel takes them in any case.
+    /// Records that a thread is answered with attributes with this size, which the kernel accepts in any case.
     pub fn impose(&self, size_bytes: u64, waiter: Waiter, now: Instant) {
         let mut state = self.state.lock();
         state.send(waiter, Effect::Size(size_bytes), now);
         state.take(size_bytes);
     }
 
-    /// A thread is answered with this size, to which it changes the file; the kernel drops pages itself.
+    /// Records that a thread is answered with the size to which it changes the file; the kernel drops pages itself.
     pub fn resize(&self, size_bytes: u64, waiter: Waiter, now: Instant) {
         let mut state = self.state.lock();
         state.send(waiter, Effect::Size(size_bytes), now);
         state.shrink(size_bytes);
         state.make_zeros(size_bytes);
-        // If it grew, there is a hole before.
+        // If the file grew, there is a hole before the new end.
         state.zeros_from = size_bytes;
     }
 
-    /// A thread is answered that it wrote up to `end`, unless the file must not be disturbed now, or pages
-    /// have to be dropped first ([`Pages::needs_drop`]).
+    /// Records that a thread is answered that it wrote up to `end`; returns `false` if the file must not be disturbed
+    /// now, or pages have to be dropped first ([`Pages::needs_drop`]).
     #[must_use]
     pub fn write(&self, end: u64, cached: CachedWrite, thread: u32, now: Instant) -> bool {
         let mut state = self.state.lock();
@@ -316,13 +316,14 @@ impl Pages {
         true
     }
 
-    /// A thread asks for something that it waits for, so that it waits for no earlier answer.
+    /// Records that a thread makes a request and waits for its answer, so that it no longer waits for an earlier one.
     pub fn heard_from(&self, thread: u32) {
         let mut state = self.state.lock();
         state.arrived_at(thread);
     }
 
-    /// The kernel is notified next that attributes are old, unless the file must not be disturbed now.
+    /// Records that the kernel is about to be notified that attributes are stale; returns `false` if the file must not
+    /// be disturbed now.
     #[must_use]
     pub fn begin_notice(&self, now: Instant) -> bool {
         let mut state = self.state.lock();
@@ -331,12 +332,12 @@ impl Pages {
         may
     }
 
-    /// As [`Pages::begin_notice`], where that waited for too long.
+    /// As [`Pages::begin_notice`], after waiting for too long.
     pub fn force_notice(&self) {
         self.state.lock().notices += 1;
     }
 
-    /// The kernel has been notified.
+    /// Records that the kernel has been notified.
     pub fn end_notice(&self) {
         let mut state = self.state.lock();
         assert!(state.notices > 0, "no notice is under way: {state:?}");
@@ -352,7 +353,7 @@ impl Pages {
         if planted::is(Bug::AnswersShortReads) {
             return ShortRead::Answer;
         }
-        // What was written since it arrived has a hole before it.
+        // Data written since the read arrived has a hole before it.
         let grew = state.grew_since(read.growths, end);
         if end >= state.believed_bytes() || (!grew && end >= read.believed_bytes) {
             state.make_zeros(end);
@@ -392,8 +393,8 @@ impl Pages {
         ShortRead::FenceAndRefuse
     }
 
-    /// The kernel was notified, so that attributes that it was sent before cannot disturb the file any more;
-    /// this read, which found the file's end at `end`, is refused next.
+    /// Records that the kernel was notified, so that attributes sent to it before can no longer disturb the file; this
+    /// read, which found the file's end at `end`, is refused next.
     pub fn refused(&self, read: &PageRead, end: u64, now: Instant) {
         let mut state = self.state.lock();
         assert!(state.fencing > 0, "no read is being refused: {state:?}");
@@ -406,23 +407,23 @@ impl Pages {
 }
 
 impl State {
-    /// The kernel may take this for the size.
+    /// Records that the kernel may take this for the size.
     fn take(&mut self, size_bytes: u64) {
         if size_bytes > self.size_bytes {
             self.size_bytes = size_bytes;
             self.growths += 1;
         }
-        // It may be so before what was written is dropped.
+        // It may do so before the written pages are dropped.
         self.appends.clear();
         self.make_zeros(size_bytes);
     }
 
-    /// The kernel takes this for the size, before what else is in flight has its effect or after.
+    /// Records that the kernel takes this for the size, before or after other answers in flight take effect.
     fn shrink(&mut self, size_bytes: u64) {
         self.size_bytes = self.largest_in_flight().max(size_bytes);
     }
 
-    /// The largest size that anything in flight makes the kernel take.
+    /// The largest size that an answer in flight makes the kernel take.
     fn largest_in_flight(&self) -> u64 {
         let sizes = self
             .in_flight
@@ -431,7 +432,7 @@ impl State {
         sizes.max().unwrap_or(0)
     }
 
-    /// The kernel may fill a page with zeros from here on.
+    /// Records that the kernel may fill a page with zeros from here on.
     fn make_zeros(&mut self, from: u64) {
         self.zeros_from = self.zeros_from.min(from);
         self.zeros_since_drop = self.zeros_since_drop.min(from);
@@ -446,7 +447,7 @@ impl State {
         before == Drop::Done
     }
 
-    /// Where zeros begin at the earliest, those included that a write drops.
+    /// The lowest offset at which zeros may begin, including zeros that a write in flight drops.
     fn zeros_from(&self) -> u64 {
         let in_flight = self.in_flight.iter();
         in_flight.fold(self.zeros_from, |from, answer| {
@@ -454,13 +455,13 @@ impl State {
         })
     }
 
-    /// Whether a write has no effect before pages of the range are unlocked, which it drops.
+    /// Whether a write in flight takes effect only after pages of the range, which it drops, are unlocked.
     fn is_waited_for(&self, range: &Range<u64>) -> bool {
         let mut in_flight = self.in_flight.iter();
         in_flight.any(|answer| answer.effect.dropped_from() < range.end)
     }
 
-    /// What writes in flight leave of zeros is dropped before them.
+    /// Records that zeros which writes in flight would drop are dropped before them.
     fn dropping(&mut self) {
         for answer in &mut self.in_flight {
             if let Effect::Write { zeros_from, .. } = &mut answer.effect {
@@ -469,8 +470,8 @@ impl State {
         }
     }
 
-    /// Whether the kernel was answered with a larger size after so many times, but for writes by which it drops the
-    /// page in which the file ended at `end`.
+    /// Whether the kernel was answered with a larger size after `growths` such answers, not counting writes by which
+    /// it drops the page in which the file ended at `end`.
     fn grew_since(&self, growths: u64, end: u64) -> bool {
         let appends = self.appends.iter().rev();
         let harmless = appends
@@ -484,7 +485,7 @@ impl State {
         in_flight.fold(self.size_bytes, u64::max)
     }
 
-    /// A thread has all its earlier answers.
+    /// Records that a thread has received all its earlier answers.
     fn arrived_at(&mut self, thread: u32) {
         if thread != NO_THREAD {
             self.in_flight
@@ -492,7 +493,8 @@ impl State {
         }
     }
 
-    /// A thread has all its earlier answers, and if it has the lock of the inode, so has the one before it.
+    /// Records that a thread has received all its earlier answers; if it holds the lock of the inode, so has its
+    /// previous holder.
     fn arrived(&mut self, waiter: Waiter) {
         self.arrived_at(waiter.thread);
         if waiter.locks_inode {
@@ -500,7 +502,7 @@ impl State {
         }
     }
 
-    /// A thread gets an answer.
+    /// Records that a thread is sent an answer.
     fn send(&mut self, waiter: Waiter, effect: Effect, now: Instant) {
         self.disturbances += 1;
         self.arrived(waiter);
@@ -513,7 +515,7 @@ impl State {
         if self.in_flight.len() < IN_FLIGHT_ANSWERS_MAX {
             self.in_flight.push(answer);
         } else {
-            // The worst of them, for as long as the last.
+            // Merge all into the worst case, which lasts as long as the newest answer.
             let all = self.in_flight.iter().map(|answer| answer.effect);
             let worst = all.fold(effect, |a, b| Effect::Write {
                 end: a.size_bytes().max(b.size_bytes()),
@@ -528,7 +530,7 @@ impl State {
         }
     }
 
-    /// Answers are not in flight for ever.
+    /// Removes answers that can no longer be in flight.
     fn expire(&mut self, now: Instant) {
         self.in_flight.retain(|answer| {
             now.saturating_duration_since(answer.since) < answer.effect.in_flight_max()
@@ -547,14 +549,14 @@ impl State {
         });
     }
 
-    /// Whether anything is in flight that would undo what a read that ends at `end` makes the kernel do.
+    /// Whether anything in flight would undo the kernel's reaction to a read that ends at `end`.
     fn is_undone(&self, end: u64) -> bool {
         let mut in_flight = self.in_flight.iter();
         in_flight.any(|answer| answer.effect.undoes(end))
     }
 
-    /// Whether a page of the range was refused, and nothing disturbed the file since so that it would not be
-    /// the end.
+    /// Whether a page of the range was refused, and nothing has disturbed the file since that would make the end
+    /// invalid.
     fn was_refused(&self, range: &Range<u64>, end: u64) -> bool {
         self.refusals.iter().any(|refusal| {
             refusal.disturbances == self.disturbances
@@ -564,14 +566,14 @@ impl State {
         })
     }
 
-    /// Whether nothing disturbed the file since a fence.
+    /// Whether nothing has disturbed the file since a fence.
     fn is_fenced(&self) -> bool {
         self.refusals
             .back()
             .is_some_and(|last| last.disturbances == self.disturbances)
     }
 
-    /// Whether a refused read is about to be asked for again.
+    /// Whether a refused read is about to be repeated.
     fn is_quiet(&self, now: Instant) -> bool {
         self.refused_at
             .is_some_and(|at| now.saturating_duration_since(at) < QUIET_MAX)
@@ -588,7 +590,7 @@ impl State {
         self.fencing > 0 || self.is_quiet(now) || self.short_read_is_in_flight(now)
     }
 
-    /// Whether pages are being dropped, and the kernel may not have been disturbed by it yet.
+    /// Whether pages are being dropped, and that may not have disturbed the file yet.
     fn drop_begins(&self, now: Instant) -> bool {
         let runs = matches!(self.drop, Drop::Running | Drop::RunningAndWanted);
         let is_new = |at| now.saturating_duration_since(at) < DROP_BEGINS_MAX;

@@ -1,7 +1,7 @@
 //! Compares serialisations of a journal record: `cargo run --release --bin serialisation`.
 //!
-//! The record is what a small file costs: created and committed at once, with two extents. In
-//! memory it takes about 250 bytes, names included.
+//! The record is the one that a small file costs: created and committed in one step, with two extents. In memory it
+//! takes about 250 bytes, names included.
 
 #![forbid(unsafe_code)]
 
@@ -54,7 +54,7 @@ struct Extent {
     checksum: u32,
 }
 
-/// Numbers are of the size that they have in a namespace of some million files.
+/// A record with numbers as large as in a namespace of some million files.
 fn record(n: u64) -> Command {
     let extent = |index: u64| Extent {
         file_offset_bytes: index * 4096,
@@ -88,7 +88,7 @@ type Bytes = Vec<u8>;
 type Encode = fn(&Command, Bytes) -> Result<Bytes, Box<dyn Error>>;
 type Decode = fn(&[u8]) -> Result<Command, Box<dyn Error>>;
 
-/// Name, encoder, decoder. The encoders append to the buffer they are given.
+/// Name, encoder, decoder. The encoders append to the given buffer.
 const FORMATS: [(&str, Encode, Decode); 4] = [
     (
         "postcard 1.1",
@@ -129,13 +129,13 @@ const FORMATS: [(&str, Encode, Decode); 4] = [
     ),
 ];
 
-/// Time that this thread has had a processor: other programs on the machine matter little.
+/// CPU time of this thread, which other programs on the machine hardly affect.
 fn cpu_time_ns() -> f64 {
     let time = clock_gettime(ClockId::ThreadCPUTime);
     time.tv_sec as f64 * 1e9 + time.tv_nsec as f64
 }
 
-/// Nanoseconds per record to encode and to decode, and the mean size.
+/// Returns the nanoseconds per record to encode and to decode, and the mean size.
 fn measure(encode: Encode, decode: Decode) -> Result<(f64, f64, f64), Box<dyn Error>> {
     let records: Vec<Command> = (0..RECORDS).map(record).collect();
     let encoded: Vec<Bytes> = (records.iter())

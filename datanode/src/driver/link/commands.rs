@@ -1,6 +1,6 @@
-//! What the namenode has this datanode do. Each kind of work has a bounded queue and workers of its
-//! own; what finds its queue full is dropped, because the namenode repeats what was not done. So is
-//! what was not begun when another namenode is obeyed.
+//! The commands that the namenode gives this datanode. Each kind has a bounded queue and its own workers. A command
+//! that finds its queue full is dropped, because the namenode repeats what was not done. Commands not yet started are
+//! dropped too when another namenode is obeyed.
 
 use std::future::Future;
 use std::sync::Arc;
@@ -20,22 +20,22 @@ use crate::driver::service::Alive;
 use crate::engine::link::LinkId;
 use crate::store::StoreError;
 
-/// What several heartbeats bring.
+/// The commands of several heartbeats.
 const QUEUED_MAX: usize = 4 * COMMANDS_PER_HEARTBEAT_MAX;
-/// Deletions under way at a time: enough for the disk, and reads still get their turn.
+/// Concurrent deletions: enough for the disk, while reads still get their turn.
 const DELETIONS_AT_ONCE: usize = 2;
-/// Replicas sealed at a time. One may have to wait for its writer to let go.
+/// Concurrent seals. One may have to wait for its writer to let go.
 const SEALS_AT_ONCE: usize = 4;
 
-/// Replicas to verify. More are dropped: the scrubber comes to each of them by itself.
+/// Most queued verifications. Further ones are dropped: the scrubber reaches every replica by itself.
 const VERIFICATIONS_QUEUED_MAX: usize = 64;
 
-/// By what right a namenode commands.
+/// The authority by which a namenode gives commands.
 #[derive(Clone, Copy, Debug)]
 pub struct Mandate {
-    /// The link on which it does.
+    /// The link on which the commands arrive.
     pub link: LinkId,
-    /// How far it was that was obeyed then.
+    /// The position that was obeyed when they arrived.
     pub obeyed: Position,
 }
 
@@ -46,7 +46,7 @@ pub struct Commands {
     removals: Arc<Removals>,
     deletions: mpsc::Sender<(Epoch, Doomed)>,
     seals: mpsc::Sender<(Epoch, (BlockId, u64))>,
-    /// Of what has to be written again first, which takes long, and keeps no other seal.
+    /// Seals of replicas that have to be rewritten first. They take long, and must not delay the other seals.
     unproven_seals: mpsc::Sender<(Epoch, (BlockId, u64))>,
     node: Arc<Node>,
     quotas: mpsc::Sender<(Epoch, (StorageId, u64, Duration))>,
@@ -86,7 +86,7 @@ impl Commands {
         let quotas = workers.work_off(QUEUED_MAX, 1, move |(storage, bytes, time)| {
             set_quota(changing.clone(), storage, bytes, time)
         });
-        // One after the other: the budget is the scrubber's.
+        // One at a time: they share the scrubber's budget.
         let verifications =
             workers.work_off(VERIFICATIONS_QUEUED_MAX, 1, move |(storage, block)| {
                 let scrubber = scrubber.clone();
@@ -104,7 +104,7 @@ impl Commands {
         }
     }
 
-    /// Takes a command; never waits.
+    /// Accepts a command; never waits.
     pub fn obey(
         &self,
         command: NodeCommand,
@@ -135,7 +135,7 @@ impl Commands {
                 block,
                 length_bytes,
             } if self.node.store.is_unproven(block) => {
-                // Else what waits for the owner would be queued again with each repetition.
+                // Otherwise a seal that waits for the primary tenant would be queued again with each repetition.
                 let is_dropped = !may_write_again(&self.node, block);
                 let seal = (epoch, (block, length_bytes));
                 is_dropped || self.unproven_seals.try_send(seal).is_ok()
@@ -158,7 +158,7 @@ impl Commands {
                 let replica = (storage, block);
                 self.verifications.try_send((epoch, replica)).is_ok()
             }
-            // The link has done it.
+            // The link has handled it.
             NodeCommand::Namenodes { .. } => true,
         };
         if !queued {
@@ -167,15 +167,14 @@ impl Commands {
     }
 }
 
-/// What workers need to end when the datanode stops, and to be waited for.
+/// What workers need in order to end when the datanode stops, and to be waited for.
 struct Workers<'a> {
     node: &'a Arc<Node>,
     alive: &'a Alive,
 }
 
 impl Workers<'_> {
-    /// Starts some that take from a queue, which holds so many items at most, one after the other each. Returns where
-    /// items are put.
+    /// Starts workers that each process items of a bounded queue one by one. Returns the sending end of the queue.
     fn work_off<T, F>(
         &self,
         queued_max: usize,
@@ -227,7 +226,8 @@ async fn seal(node: Arc<Node>, block: BlockId, length_bytes: u64) {
     sealed_or_not(&node, block, sealed.await);
 }
 
-/// As [`seal`], while the replica may be written again. The namenode repeats it otherwise, and it goes on where it was.
+/// As [`seal`], as long as the replica may be rewritten. Otherwise the namenode repeats the command, and the rewriting
+/// resumes where it stopped.
 async fn seal_unproven(node: Arc<Node>, block: BlockId, length_bytes: u64) {
     let may_go_on = || may_write_again(&node, block);
     if !may_go_on() {
@@ -242,8 +242,9 @@ async fn seal_unproven(node: Arc<Node>, block: BlockId, length_bytes: u64) {
     }
 }
 
-/// Whether a replica may be written again now. All of it is read and written: not while the owner needs the disks, unless
-/// space matters more. What is not sealed is neither moved nor given up, and the quota would be exceeded as long.
+/// Whether a replica may be rewritten now. That reads and writes all of it, so it must not happen while the primary
+/// tenant needs the disks, unless space matters more: an unsealed replica is neither moved nor given up, and the quota
+/// would remain exceeded for as long.
 fn may_write_again(node: &Node, block: BlockId) -> bool {
     node.busy.denial().is_none() || node.store.is_above_quota(block)
 }
@@ -252,6 +253,6 @@ fn sealed_or_not(node: &Node, block: BlockId, sealed: Result<(), StoreError>) {
     if let Err(error) = sealed {
         tracing::warn!(%block, %error, "cannot seal a replica");
     }
-    // In any case the namenode learns what is here, in case it believed something else.
+    // In any case the namenode learns what is here, in case its view differs.
     node.store.report_again(block);
 }

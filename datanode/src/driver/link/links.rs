@@ -1,4 +1,4 @@
-//! The links to all namenodes: they begin and end as namenodes come and go.
+//! The links to all namenodes: they start and end as namenodes join and leave the group.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -15,7 +15,7 @@ use crate::driver::service::{Alive, WeakAlive};
 use crate::engine::link::LinkId;
 use crate::engine::link::members::{Change, Members};
 
-/// What links have in common.
+/// The state shared by all links.
 pub struct Links {
     pub node: Arc<Node>,
     pub endpoint: Endpoint,
@@ -24,12 +24,12 @@ pub struct Links {
     pub removals: Arc<Removals>,
     pub commands: Commands,
     members: Mutex<Members>,
-    /// By link: it is to end.
+    /// By link: signals that the link is to end.
     leaving: Vec<Notify>,
     alive: WeakAlive,
 }
 
-/// What [`Links`] are made of.
+/// The parts that [`Links`] are built from.
 pub struct Parts {
     pub node: Arc<Node>,
     pub endpoint: Endpoint,
@@ -40,7 +40,7 @@ pub struct Parts {
 }
 
 impl Links {
-    /// Begins links to the namenodes of the configuration.
+    /// Starts links to the namenodes of the configuration.
     pub fn begin(parts: Parts, members: Members, configured: &[SocketAddr], alive: &Alive) {
         let Parts {
             node,
@@ -69,7 +69,7 @@ impl Links {
     }
 
     fn begin_one(self: &Arc<Self>, id: LinkId, addr: SocketAddr) {
-        // None: the datanode stops.
+        // `None` means that the datanode is stopping.
         if let Some(alive) = self.alive.upgrade() {
             self.node.begin(id);
             let link = NamenodeLink {
@@ -87,12 +87,12 @@ impl Links {
         self.members.lock().are_several()
     }
 
-    /// Whether the namenode that is obeyed does not count the one of this link as a member.
+    /// Whether the obeyed namenode does not list this link's namenode as a member.
     pub fn has_left(&self, link: LinkId) -> bool {
         self.members.lock().has_left(link)
     }
 
-    /// A namenode, which is obeyed or not, says who the members of its group are.
+    /// Handles the list of group members sent by a namenode, which may or may not be the obeyed one.
     pub fn told(
         self: &Arc<Self>,
         by: LinkId,
@@ -105,7 +105,8 @@ impl Links {
         self.carry_out(changes);
     }
 
-    /// A namenode that does not know this server yet names the one that leads, which has to be the first to know it.
+    /// Handles the hint of a namenode that does not know this server yet: the leader, which must be the first to know
+    /// it.
     pub fn hinted(self: &Arc<Self>, leader: SocketAddr) {
         if !self.node.has_leader() {
             let change = self.members.lock().hinted(leader);
@@ -137,7 +138,7 @@ impl Links {
         self.leaving[link].notified().await;
     }
 
-    /// A link that was to end is over.
+    /// Takes note that a link that was to end has ended.
     pub fn ended(&self, link: LinkId) {
         self.node.end(link);
         self.members.lock().ended(link);

@@ -1,9 +1,9 @@
-//! The connection to a namenode: registration, and again after every loss, for ever. With several
-//! namenodes there is one such link to each of them, all the time, so that whichever begins to lead
-//! knows what is here already. Which ones there are, they say themselves.
+//! The connection to a namenode: registration, repeated after every loss, forever. With several namenodes there is one
+//! such link to each of them, all the time, so that whichever becomes leader already knows what is here. The namenodes
+//! themselves report which ones there are.
 //!
-//! On a registered connection two tasks run side by side and wait for nothing of each other:
-//! heartbeats, and reports of replicas.
+//! On a registered connection two tasks run side by side and never wait for each other: heartbeats, and reports of
+//! replicas.
 
 mod commands;
 mod links;
@@ -48,18 +48,18 @@ use crate::store::now;
 const CONNECT_DEADLINE: Duration = Duration::from_secs(5);
 /// How long a registration may take: the namenode journals it.
 const REGISTER_DEADLINE: Duration = Duration::from_secs(15);
-/// How long the answer to a heartbeat may take; then the connection is given up, as one is that is silent for about
-/// as long. Not sooner: a registration and the full reports after it are far more work for a namenode that is slow than
-/// heartbeats are. Not later: without heartbeats the namenode takes this server for one that cannot be reached.
+/// How long the answer to a heartbeat may take before the connection is given up, just like a connection that is
+/// silent for about as long. Not shorter: a registration and the full reports after it are far more work for a slow
+/// namenode than heartbeats are. Not longer: without heartbeats the namenode takes this server for unreachable.
 const HEARTBEAT_DEADLINE: Duration = Duration::from_secs(3 * HEARTBEAT_INTERVAL.as_secs());
-/// How long the namenode has to take note that this datanode stops.
+/// How long to wait for the namenode to acknowledge that this datanode stops.
 const STOP_DEADLINE: Duration = Duration::from_secs(1);
-/// Volumes that a full report was asked for and that wait for their turn.
+/// Most requests for full reports of volumes that wait for their turn.
 const REPORTS_QUEUED_MAX: usize = 64;
 
 type Client = RpcClient<Request, Response, Notice>;
 
-/// Why a registered connection, or the attempt to make one, is over.
+/// Why a registered connection, or an attempt to make one, ended.
 #[derive(Debug, thiserror::Error)]
 enum LinkError {
     #[error(transparent)]
@@ -84,13 +84,14 @@ enum LinkError {
 pub struct NamenodeLink {
     id: LinkId,
     addr: SocketAddr,
-    /// Dropped when the namenode knows that the datanode stops.
+    /// Dropped once the namenode knows that the datanode stops.
     alive: Alive,
     links: Arc<Links>,
 }
 
 impl NamenodeLink {
-    /// Keeps the datanode registered until it stops, and says so then; or until the namenode has left.
+    /// Keeps the datanode registered until it stops, which it then reports to the namenode; or until the namenode has
+    /// left the group.
     pub async fn run(self) {
         let registered = Mutex::new(None);
         let has_left = tokio::select! {
@@ -111,7 +112,7 @@ impl NamenodeLink {
         drop(self.alive);
     }
 
-    /// Nothing is said any more to a namenode that is none of the group.
+    /// Ends the link without another message: the namenode is no longer a member of the group.
     fn leave(self, client: Option<Client>) {
         tracing::info!(addr = %self.addr, "there is no link to this namenode any more");
         if let Some(client) = client {
@@ -122,7 +123,8 @@ impl NamenodeLink {
         drop(self.alive);
     }
 
-    /// Notes the client of the registered connection as long as there is one.
+    /// Keeps the datanode registered forever, and stores the client of the registered connection in `registered` as
+    /// long as there is one.
     async fn keep_registered(&self, registered: &Mutex<Option<Client>>) {
         let note = |client: Option<&Client>| {
             *registered.lock() = client.cloned();
@@ -159,10 +161,10 @@ impl NamenodeLink {
 
     fn failure(&self, error: &LinkError) -> Failure {
         match error {
-            // Until the one that leads has registered this server, and this one knows.
+            // Until the leader has registered this server, and this namenode knows.
             LinkError::Refused(FsError::NotLeader { .. }) => Failure::Passing,
             LinkError::AnotherVolume => Failure::Passing,
-            // It led, and is to learn from the others that it does no longer.
+            // It was the leader, and has yet to learn from the others that it no longer is.
             LinkError::Disobeyed(Refusal::Older { .. }) if self.links.are_several() => {
                 Failure::Passing
             }
@@ -176,7 +178,7 @@ impl NamenodeLink {
         }
     }
 
-    /// Registers. With the client comes what changes when a volume joins that was not registered.
+    /// Registers. Also returns a receiver that changes when a volume joins that was not registered.
     async fn connect(&self) -> Result<(Client, watch::Receiver<usize>), LinkError> {
         let Links {
             endpoint, namenode, ..
@@ -206,8 +208,8 @@ impl NamenodeLink {
         }
     }
 
-    /// Of several namenodes, one of another cluster is none of ours, whatever its epoch. Of the
-    /// only one, the volumes are told.
+    /// Rejects a namenode of another cluster, whatever its epoch, if there are several namenodes. A sole namenode
+    /// determines the cluster of the volumes.
     fn check_cluster(&self, cluster: ClusterId) -> Result<(), LinkError> {
         let claimed = self.links.node.store.cluster();
         match claimed.filter(|&it| it != cluster && self.links.are_several()) {
@@ -219,7 +221,7 @@ impl NamenodeLink {
     async fn registered(&self, registered: &NodeRegistered) {
         let (addr, cluster) = (self.addr, registered.cluster);
         tracing::info!(%addr, node = %registered.node, %cluster, "registered");
-        // Before its keys are accepted, what belongs to another cluster goes down.
+        // Volumes of another cluster are taken down before the keys are accepted.
         self.links.node.claim(cluster).await;
         self.links.node.registered(self.id, registered);
     }
@@ -236,8 +238,7 @@ impl NamenodeLink {
         }
     }
 
-    /// Sends heartbeats from the values last found. Waits for the clock and the namenode only, never
-    /// for a disk.
+    /// Sends heartbeats from the values last found. Waits only for the clock and the namenode, never for a disk.
     async fn send_heartbeats(
         &self,
         client: &Client,
@@ -253,8 +254,8 @@ impl NamenodeLink {
                     let cpu_permille = busy.primary().map(|primary| primary.cpu_permille);
                     heartbeats.look(now(), self.links.removals.pressure_bytes(), cpu_permille)
                 }
-                // The sooner it is known, the fewer clients come in vain. The gate's settling time
-                // bounds how often.
+                // The sooner the namenodes know, the fewer clients try in vain. The gate's settling time bounds how
+                // often this happens.
                 Ok(()) = changes.changed() => true,
             };
             if !is_due {
@@ -268,13 +269,14 @@ impl NamenodeLink {
                 busy: busy.denial().is_some(),
                 primary,
                 active_streams: self.links.node.active_streams.load(Ordering::Relaxed),
-                // Far off, as a clock before 1970 is: the namenode says so.
+                // 0 is far off, as is a clock before 1970: the namenode reports it.
                 unix_ms: unix_now_ms().unwrap_or(0),
                 denials: self.links.node.metrics.denials(),
                 removable_bytes: self.links.removals.removable_bytes(),
             });
-            // None follows without the answer: the next one on this connection says to the namenode that it has
-            // arrived, and that no command of the namenode before is carried out any more.
+            // No heartbeat is sent before the previous one is answered: the next one on this connection tells the
+            // namenode that the answer has arrived, and that no command of an earlier namenode is carried out any
+            // more.
             let answer = call(client, request, HEARTBEAT_DEADLINE).await;
             heartbeats.answered(now());
             match answer {
@@ -315,10 +317,10 @@ impl NamenodeLink {
         Ok(())
     }
 
-    /// By what right the namenode commands; `None` if it is not obeyed.
+    /// Returns the authority by which the namenode gives commands; `None` if it is not obeyed.
     ///
     /// # Errors
-    /// It is not to be spoken to either.
+    /// The namenode is not to be contacted any more either.
     fn may_speak(&self, authority: &Authority) -> Result<Option<Mandate>, LinkError> {
         let link = self.id;
         match self.links.node.obey(link, self.addr, authority) {

@@ -1,4 +1,4 @@
-//! Carries out the deletions that the namenode commands.
+//! Carries out deletions on the namenode's command.
 
 use std::sync::Arc;
 
@@ -26,10 +26,10 @@ pub struct Doomed {
     left: Left,
 }
 
-/// What counts as left until this is dropped.
+/// An order whose bytes count as still to be deleted until this is dropped.
 struct Left {
     removals: Arc<Removals>,
-    /// None only when this is dropped.
+    /// `None` only while this is being dropped.
     order: Option<Order>,
 }
 
@@ -44,7 +44,7 @@ impl Drop for Left {
 const HAS_ORDER: &str = "what is left to delete has its order until it is dropped";
 
 impl Removals {
-    /// With a budget of so many bytes in a second; 0 means no limit.
+    /// With a budget of so many bytes per second; 0 means no limit.
     pub fn new(node: Arc<Node>, bytes_per_second: u64, links_max: usize) -> Arc<Self> {
         let state = engine::removal::Removals::new(bytes_per_second, links_max);
         Arc::new(Self {
@@ -53,7 +53,7 @@ impl Removals {
         })
     }
 
-    /// Bytes of replicas that may be commanded to be deleted now.
+    /// Bytes of replicas whose deletion may be commanded now.
     pub fn removable_bytes(&self) -> u64 {
         let pressure_bytes = self.pressure_bytes();
         self.state.lock().removable_bytes(pressure_bytes, now())
@@ -64,13 +64,13 @@ impl Removals {
         self.node.store.pressure_bytes()
     }
 
-    /// What the namenode on a link commanded and is not begun is not done: it may want it otherwise
-    /// when this datanode has registered again.
+    /// Cancels commands of the namenode on a link that have not been started: it may decide differently once this
+    /// datanode has registered again.
     pub fn forget_commands(&self, link: LinkId) {
         self.state.lock().registering(link);
     }
 
-    /// Notes what is to be deleted.
+    /// Takes note of replicas that are to be deleted.
     pub fn announce(self: &Arc<Self>, blocks: Vec<BlockId>, by: Mandate) -> Doomed {
         let reports = blocks.iter().map(|&block| self.node.store.report(block));
         let bytes = reports.flatten().map(|(_, it)| it.length_bytes).sum();
@@ -84,9 +84,9 @@ impl Removals {
         }
     }
 
-    /// Deletes what was announced.
+    /// Deletes replicas that were announced.
     pub async fn delete(&self, doomed: Doomed) {
-        // First: an older copy of the namenode has to learn that a later one was obeyed.
+        // First: an older copy of the namenode must be able to learn that a later one was obeyed.
         if let Err(error) = self.node.obedience.write(&self.node.store).await {
             tracing::warn!(%error, "nothing is deleted: the namenode that was obeyed cannot be written down");
             return;
@@ -141,7 +141,7 @@ impl Removals {
         }
     }
 
-    /// Waits until the rate allows what was deleted, or space is short.
+    /// Waits until the rate allows for the deleted bytes, or space is short.
     async fn pay(&self, order: &mut Order, bytes: u64) {
         let now = now();
         let is_pressed = self.is_pressed();

@@ -1,4 +1,4 @@
-//! Telling a namenode what is here.
+//! Reporting replicas to a namenode.
 
 use std::convert::Infallible;
 use std::time::Duration;
@@ -14,11 +14,11 @@ use crate::engine::link::changes::Change;
 use crate::engine::link::reports::{GATHERING_TIME, Reports, Step, parts};
 use crate::store::{BlockStore, ChangeQueue};
 
-/// How long a report may take. The namenode answers once it has taken it in.
+/// How long a report may take. The namenode answers once it has processed it.
 const REPORT_DEADLINE: Duration = Duration::from_secs(30);
 
-/// Sends full reports of all volumes, then changes, and full reports that are `asked` for. Returns
-/// why that is over.
+/// Sends full reports of all volumes, then changes, and full reports that are `asked` for. Returns the error that
+/// ended it.
 pub async fn send(
     node: &Node,
     link: LinkId,
@@ -58,7 +58,7 @@ async fn send_all(
                     biased;
                     storage = asked.recv() => match storage {
                         Some(storage) => reports.asked(storage),
-                        // Heartbeats are over, and with them this connection.
+                        // The heartbeats have ended, and the connection ends with them.
                         None => std::future::pending().await,
                     },
                     () = queue.wait() => {}

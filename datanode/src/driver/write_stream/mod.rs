@@ -1,5 +1,5 @@
-//! One datanode of a pipeline: packets come from upstream, go to the disk and downstream at the same
-//! time, and are acknowledged upstream once both are done.
+//! One datanode of a pipeline: packets arrive from upstream, go to the disk and downstream at the same time, and are
+//! acknowledged upstream once both are done.
 
 mod progress;
 
@@ -21,18 +21,17 @@ use crate::engine::write::packet::Packets;
 use crate::engine::write::progress::{Failure, Step};
 use crate::store::{BlockWriter, Origin, WritePacket};
 
-/// Packets on their way through this datanode, together at most this many bytes: enough to keep
-/// disk and network busy at the same time.
+/// Most bytes of packets in flight through this datanode: enough to keep disk and network busy at the same time.
 const WINDOW_BYTES: usize = 4 << 20;
-/// Packets on their way through this datanode, however small.
+/// Most packets in flight through this datanode, however small.
 const WINDOW_PACKETS: usize = 256;
-/// Most data that one job of the disk's threads writes, so that acknowledgements keep flowing.
+/// Most data written by a single disk job, so that acknowledgements keep flowing.
 const BATCH_BYTES: usize = 2 << 20;
 /// A writer that neither writes nor ends its stream for this long is given up.
 const IDLE_DEADLINE: Duration = Duration::from_secs(3600);
-/// How long the data of a packet may take after its header.
+/// How long the data of a packet may take to arrive after its header.
 const DATA_DEADLINE: Duration = Duration::from_secs(30);
-/// How long the rest of the pipeline may take to be ready.
+/// How long the rest of the pipeline may take to become ready.
 const READY_DEADLINE: Duration = Duration::from_secs(30);
 
 /// The next datanode of the pipeline.
@@ -42,7 +41,7 @@ struct Downstream {
     receiver: FrameReceiver,
 }
 
-/// What is to be done on this datanode's disk.
+/// Work for this datanode's disk.
 enum DiskWork {
     Write(WritePacket),
     Sync,
@@ -52,13 +51,13 @@ enum DiskWork {
 /// A packet for the next datanode.
 type Forward = (Packet, Bytes);
 
-/// Serves a write stream until its end or failure; with a `denial`, denies it.
+/// Serves a write stream until its end or failure; if there is a `denial`, refuses it.
 ///
-/// A failure names the datanode, whose number the namenode gives it. One that has none yet ends the stream
-/// without a word, and its peer, which knows the number, names it.
+/// A failure names the datanode that failed by the number that the namenode assigned. A datanode that has no number
+/// yet ends the stream without a message, and its peer, which knows the number, names it.
 ///
 /// # Errors
-/// What broke the stream.
+/// The error that broke the stream.
 pub async fn serve(
     node: Arc<Node>,
     request: WriteRequest,
@@ -104,7 +103,7 @@ pub async fn serve(
     pipeline.run(writer, downstream, sender, receiver).await
 }
 
-/// Creates the replica and connects the rest of the pipeline, at the same time.
+/// Creates the replica and connects to the rest of the pipeline, at the same time.
 async fn open(
     node: &Node,
     registration: Registration,
@@ -129,7 +128,7 @@ async fn open(
     match (writer, downstream) {
         (Ok(writer), Ok(downstream)) => Ok((writer, downstream)),
         (Ok(writer), Err(failure)) => {
-            // Nothing was written to it and nothing will be; the block may be tried here again.
+            // Nothing was or will be written to it; the block may be tried here again.
             if let Err(error) = writer.discard().await {
                 tracing::warn!(%error, "cannot remove an empty replica");
             }
@@ -215,8 +214,8 @@ impl Pipeline {
         self.progress.fail(self.id, error);
     }
 
-    /// Ends the stream when the datanode stops or its owner needs the server. Packets end at chunk
-    /// borders, and so does what is acknowledged.
+    /// Ends the stream when the datanode stops or its primary tenant needs the server. Packets end at chunk
+    /// boundaries, and so does the acknowledged data.
     async fn watch_for_denial(&self) {
         let denial = tokio::select! {
             biased;
@@ -229,7 +228,7 @@ impl Pipeline {
         self.fail(denial);
     }
 
-    /// Takes packets from upstream and hands them to disk and network.
+    /// Receives packets from upstream and hands them to disk and network.
     async fn receive(
         &self,
         mut receiver: FrameReceiver,
@@ -263,7 +262,8 @@ impl Pipeline {
             self.progress.received(data_len);
             log_packet(self.block, &packet, data_len);
             if let Some(queue) = &forward_queue {
-                // The queue holds a whole window; a closed one means failure, noted elsewhere.
+                // The queue holds a whole window; if it is closed, the pipeline has failed, which is recorded
+                // elsewhere.
                 let _ = queue.send((packet.clone(), data.slice(..data_len))).await;
             }
             let is_last = matches!(packet, Packet::Seal { .. });
@@ -274,7 +274,7 @@ impl Pipeline {
         }
     }
 
-    /// The data of a packet, in a page-aligned buffer and filled up with zeros to whole chunks.
+    /// Receives the data of a packet into a page-aligned buffer, padded with zeros to whole chunks.
     async fn take_data(
         &self,
         receiver: &mut FrameReceiver,
@@ -291,7 +291,7 @@ impl Pipeline {
         Ok(buffer.freeze())
     }
 
-    /// Writes to this datanode's disk, as much at a time as has come meanwhile.
+    /// Writes to this datanode's disk; each batch is whatever has arrived in the meantime.
     async fn write(&self, mut writer: BlockWriter, mut work: mpsc::Receiver<DiskWork>) {
         loop {
             let first = tokio::select! {
@@ -360,16 +360,16 @@ impl Pipeline {
         };
         while let Some((packet, data)) = forwards.recv().await {
             if let Err(error) = sender.send_with_data(&packet, data).await {
-                // The datanode's own words, if it has any, are on their way.
+                // The datanode's own error message, if there is one, may still be in flight.
                 self.progress.fail_later(node, error.to_string()).await;
                 return;
             }
         }
-        // Upstream has ended its stream. Fails only if this one is over already.
+        // Upstream has ended its stream. Fails only if this stream has already ended.
         let _ = sender.finish();
     }
 
-    /// Takes the next datanode's acknowledgements.
+    /// Receives the next datanode's acknowledgements.
     async fn take_acks(&self, downstream: Option<(NodeId, FrameReceiver)>) {
         let Some((node, mut receiver)) = downstream else {
             return;
@@ -394,7 +394,7 @@ impl Pipeline {
         }
     }
 
-    /// Tells upstream what is done, until everything is or something failed.
+    /// Acknowledges packets to upstream, until all are done or something failed.
     async fn acknowledge(&self, mut sender: FrameSender) -> Result<(), TransportError> {
         let mut acknowledged = 0;
         loop {
@@ -416,7 +416,7 @@ impl Pipeline {
     }
 }
 
-/// Packets that are written by one job.
+/// Packets that are written by one disk job.
 #[derive(Default)]
 struct Batch {
     writes: Vec<WritePacket>,

@@ -1,4 +1,4 @@
-//! Waiting for how far the packets of one write stream have come.
+//! Progress of the packets of one write stream, with ways to wait for it.
 
 use std::time::Duration;
 
@@ -10,11 +10,11 @@ use tokio::sync::Notify;
 use crate::engine;
 use crate::engine::write::progress::Step;
 
-/// How long a datanode that broke the connection has to be heard: its last words may still be on
-/// their way when sending to it fails.
+/// How long to wait for the final message of a datanode that broke the connection: it may still be in flight when
+/// sending to that datanode fails.
 const LAST_WORDS: Duration = Duration::from_millis(200);
 
-/// Counts of packets, from the start of the stream.
+/// Packet counts since the start of the stream.
 #[derive(Debug)]
 pub struct Progress {
     state: Mutex<engine::write::progress::Progress>,
@@ -33,24 +33,25 @@ impl Progress {
         }
     }
 
-    /// A packet came.
+    /// Records that a packet arrived.
     pub fn received(&self, data_bytes: usize) {
         self.state.lock().received(data_bytes);
     }
 
-    /// No further packet will come.
+    /// Records that no further packet will arrive.
     pub fn end_input(&self) {
         self.state.lock().end_input();
         self.stepped.notify_one();
     }
 
-    /// This datanode has done so many more packets.
+    /// Records that this datanode has processed so many more packets.
     pub fn local_done(&self, packets: u64) {
         self.state.lock().local_done(packets);
         self.stepped.notify_one();
     }
 
-    /// The rest of the pipeline has done so many packets altogether; false if that cannot be.
+    /// Records that the rest of the pipeline has processed so many packets in total; returns `false` if that is
+    /// impossible.
     pub fn downstream_done(&self, packets: u64) -> bool {
         let can_be = self.state.lock().downstream_done(packets);
         if can_be {
@@ -59,24 +60,25 @@ impl Progress {
         can_be
     }
 
-    /// Whether nothing more is to be heard from downstream.
+    /// Whether nothing more is expected from downstream.
     pub fn downstream_is_complete(&self) -> bool {
         self.state.lock().downstream_is_complete()
     }
 
-    /// The stream is over because a datanode failed. The first failure counts.
+    /// Ends the stream because a datanode failed. Only the first failure counts.
     pub fn fail(&self, node: NodeId, error: DataError) {
         self.state.lock().fail(node, error);
         self.stepped.notify_one();
     }
 
-    /// The same because the next datanode cannot be reached, unless it says why meanwhile.
+    /// Ends the stream because the next datanode cannot be reached, unless that datanode reports a reason in the
+    /// meantime.
     pub async fn fail_later(&self, node: NodeId, reason: String) {
         tokio::time::sleep(LAST_WORDS).await;
         self.fail(node, DataError::Downstream(reason));
     }
 
-    /// The stream is over, and upstream is gone.
+    /// Ends the stream because upstream has disappeared.
     pub fn fail_silently(&self) {
         self.state.lock().fail_silently();
         self.stepped.notify_one();
@@ -87,20 +89,20 @@ impl Progress {
         self.state.lock().bytes_in_flight()
     }
 
-    /// Waits until less than this much is not acknowledged yet.
+    /// Waits until less than this much is unacknowledged.
     pub async fn wait_for_room(&self, bytes_max: usize, packets_max: usize) {
         while !self.state.lock().has_room(bytes_max, packets_max) {
             self.made_room.notified().await;
         }
     }
 
-    /// So many packets are acknowledged to upstream.
+    /// Records that so many packets have been acknowledged to upstream.
     pub fn acknowledged(&self, packets: u64) {
         self.state.lock().acknowledged(packets);
         self.made_room.notify_one();
     }
 
-    /// Waits for what is to be done after `acknowledged` packets were acknowledged.
+    /// Waits for the next step after `acknowledged` packets have been acknowledged.
     pub async fn next_step(&self, acknowledged: u64) -> Step {
         loop {
             let step = self.state.lock().step(acknowledged);

@@ -1,31 +1,31 @@
-//! Which requests are served.
+//! Admission of requests.
 
 use harvestfs_protocol::data::DataRequest;
 use harvestfs_protocol::error::DataError;
 use harvestfs_protocol::identity::Role;
 
-/// When to try again if there are too many streams.
+/// When to retry if there are too many streams.
 const TOO_MANY_STREAMS_RETRY_MS: u32 = 200;
 
-/// What a request finds.
+/// The state of the server when a request arrives.
 #[derive(Clone, Debug)]
 pub struct Server {
-    /// Its peer has as many streams as one may have, which are so many.
+    /// The peer's maximum number of streams, if the peer has reached it.
     pub streams_of_peer_exceed: Option<u32>,
     /// The datanode is stopping.
     pub is_stopping: bool,
-    /// The denial, if the server is to be left to its owner.
+    /// The denial, if the server is to be left to its primary tenant.
     pub busy: Option<DataError>,
-    /// There is room for one more stream.
+    /// There is room for another stream.
     pub has_room: bool,
 }
 
-/// What becomes of a request.
+/// The decision on a request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Admission {
     /// It is served.
     Serve,
-    /// It is denied for the owner's sake.
+    /// It is denied for the primary tenant's sake.
     Busy(DataError),
     /// It is denied for another reason.
     Deny(DataError),
@@ -33,7 +33,7 @@ pub enum Admission {
     Ignore,
 }
 
-/// What becomes of a request.
+/// Decides whether a request is served.
 pub fn admit(peer: Role, request: &DataRequest, server: Server) -> Admission {
     if peer == Role::Admin && !matches!(request, DataRequest::Read(_)) {
         return Admission::Ignore;
@@ -48,9 +48,8 @@ pub fn admit(peer: Role, request: &DataRequest, server: Server) -> Admission {
         (DataRequest::Read(_) | DataRequest::Write(_), Some(denial)) => {
             return Admission::Busy(denial);
         }
-        // What was written is made safe also while the server is busy: it is little work, and the
-        // writer cannot go on elsewhere before.
-        // What is lent is denied where it is lent.
+        // Written data is made safe even while the server is busy: that is little work, and the writer cannot continue
+        // elsewhere before it is done. Loans are denied where they are made.
         (DataRequest::Seal(_) | DataRequest::ShortCircuit { .. }, _) | (_, None) => {}
     }
     if !server.has_room {

@@ -1,4 +1,4 @@
-//! Whether the server is to be left to its owner.
+//! Whether the server is to be left to its primary tenant.
 
 pub mod admission;
 
@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use harvestfs_protocol::node::{PrimaryLoad, ServerSize};
 use harvestfs_telemetry::gate::{Load, Verdict};
 
-/// When to ask again a datanode whose disks do not answer.
+/// When to retry a request to a datanode whose disks do not respond.
 const SILENT_RETRY: Duration = Duration::from_secs(2);
 
 /// Adds up how long the server is left alone.
@@ -18,7 +18,7 @@ pub struct Looks {
 }
 
 impl Looks {
-    /// A look, by which the server is denied or not. Returns for how long it was since the one before.
+    /// Records a check by which the server is denied or not. Returns how long it was denied since the previous check.
     pub fn look(&mut self, is_denied: bool, now: Instant) -> Duration {
         assert!(
             self.last.is_some() || !self.was_denied,
@@ -33,8 +33,8 @@ impl Looks {
     }
 }
 
-/// How long a peer should wait that is denied; `None` if none is. `verdict` is that on the owner, if it is watched;
-/// `is_silent` says that the owner keeps all disks so busy that they do not answer at all.
+/// How long a denied peer should wait; `None` if there is no denial. `verdict` is that on the primary tenant, if it is
+/// monitored; `is_silent` means that the tenant keeps all disks so busy that they do not respond at all.
 pub fn denied(verdict: Option<Verdict>, is_silent: bool) -> Option<Duration> {
     match verdict {
         Some(Verdict::Busy { retry_after, .. }) => Some(retry_after),
@@ -42,7 +42,7 @@ pub fn denied(verdict: Option<Verdict>, is_silent: bool) -> Option<Duration> {
     }
 }
 
-/// What heartbeats say of the owner's use of a server of this size; nothing if the use is not known.
+/// The primary tenant's usage of a server of this size, for heartbeats; `None` if it is not known.
 pub fn primary(load: &Load, size: Option<ServerSize>) -> Option<PrimaryLoad> {
     // Shares are from 0 to 1.
     let permille = |share: f64| (share * 1000.0).round() as u16;
@@ -77,7 +77,7 @@ mod tests {
     }
 
     proptest! {
-        /// The time is that from each look that denies to the next, and no more.
+        /// The time counted is exactly that from each check that denies to the next check.
         #[test]
         fn the_time_it_is_left_alone_is_counted(
             looks in prop::collection::vec((any::<bool>(), 0u64..1_000), 1..100),

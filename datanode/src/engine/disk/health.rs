@@ -2,8 +2,8 @@
 
 use std::time::{Duration, Instant};
 
-/// A disk with this many errors within [`ERROR_WINDOW`] is given up. One bad sector gives one or
-/// two, as the replica that has it is no longer used.
+/// A disk with this many errors within [`ERROR_WINDOW`] is given up. One bad sector causes one or two errors, as its
+/// replica is no longer used after that.
 const ERRORS_MAX: u32 = 5;
 const ERROR_WINDOW: Duration = Duration::from_secs(600);
 
@@ -16,12 +16,12 @@ pub struct Health {
 }
 
 impl Health {
-    /// Why the disk cannot be used, if so.
+    /// The reason that the disk cannot be used, if there is one.
     pub fn failure(&self) -> Option<&str> {
         self.failure.as_deref()
     }
 
-    /// Gives the disk up; returns false if it was before.
+    /// Gives the disk up; returns `false` if it had been given up before.
     pub fn fail(&mut self, reason: &str) -> bool {
         let is_first = self.failure.is_none();
         if is_first {
@@ -30,7 +30,7 @@ impl Health {
         is_first
     }
 
-    /// The disk could not read or write something. Returns whether it is the last of too many errors.
+    /// Records that the disk could not read or write something. Returns whether there have been too many errors now.
     pub fn has_error(&mut self, now: Instant) -> bool {
         assert_eq!(
             self.errors > 0,

@@ -1,4 +1,4 @@
-//! What the jobs on a disk say about it.
+//! Judging a disk by its jobs.
 
 pub mod health;
 pub mod silence;

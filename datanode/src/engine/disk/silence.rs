@@ -1,24 +1,24 @@
-//! Whether a disk answers. A disk may be silent for minutes because its owner keeps it busy, and come
-//! back with everything on it: nothing on a silent disk is lost.
+//! Detection of disks that do not respond. A disk may be silent for minutes because its primary tenant keeps it busy,
+//! and come back with all its data: nothing on a silent disk is lost.
 
 use std::time::{Duration, Instant};
 
-/// A disk that has jobs and finished none for this long is silent: it is not asked for more.
+/// A disk that has had jobs for this long and finished none is silent: it is given no more.
 const SILENT_AFTER: Duration = Duration::from_secs(5);
-/// A disk that is silent for this long is given up, and its volume with it: everything on it counts
-/// as lost then. Owners keep disks busy for minutes; hung drivers do not come back.
+/// A disk that is silent for this long is given up, together with its volume: everything on it counts as lost then.
+/// Primary tenants keep disks busy for minutes; hung drivers do not recover.
 pub const GIVE_UP_AFTER: Duration = Duration::from_secs(15 * 60);
 
 /// The jobs of a disk.
 #[derive(Debug, Default)]
 pub struct Pulse {
     pending: u32,
-    /// When a job ended last, or the first one began to wait.
+    /// When the last job ended, or the first one began to wait.
     since: Option<Instant>,
 }
 
 impl Pulse {
-    /// A job is handed to the disk.
+    /// Records that a job is handed to the disk.
     pub fn begun(&mut self, now: Instant) {
         if self.pending == 0 {
             self.since = Some(now);
@@ -26,18 +26,19 @@ impl Pulse {
         self.pending += 1;
     }
 
-    /// The disk has done a job.
+    /// Records that the disk has done a job.
     pub fn answered(&mut self, now: Instant) {
         self.since = Some(now);
     }
 
-    /// A job no longer waits. Without an answer, it never ran, which says nothing about the disk.
+    /// Records that a job no longer waits. If the disk did not answer it, the job never ran, which says nothing about
+    /// the disk.
     pub fn ended(&mut self) {
         assert!(self.pending > 0, "a job ended and none was begun");
         self.pending -= 1;
     }
 
-    /// Whether the disk owes an answer for so long that it is to be left alone.
+    /// Whether the disk has owed an answer for so long that it is to be left alone.
     pub fn is_silent(&self, now: Instant) -> bool {
         self.silence(now) >= SILENT_AFTER
     }
@@ -47,7 +48,7 @@ impl Pulse {
         self.silence(now) >= GIVE_UP_AFTER
     }
 
-    /// For how long the disk has owed an answer.
+    /// How long the disk has owed an answer.
     fn silence(&self, now: Instant) -> Duration {
         if self.pending == 0 {
             return Duration::ZERO;
@@ -99,8 +100,8 @@ mod tests {
     }
 
     proptest! {
-        /// Whatever jobs come, end or are withdrawn: the disk is silent exactly if there is a job, and none
-        /// was answered since it is there.
+        /// Whatever jobs arrive, end or are withdrawn: the disk is silent exactly if there is a job, and none has been
+        /// answered for too long.
         #[test]
         fn it_is_as_old_as_the_first_job_without_an_answer(
             steps in prop::collection::vec((0u8..3, 0u64..4_000), 1..100),

@@ -1,21 +1,20 @@
-//! Attempts to reach a namenode: after which pause comes the next, and when is a failure worth a
-//! warning.
+//! Attempts to reach a namenode: the pause before the next attempt, and whether a failure deserves a warning.
 
 use std::time::Duration;
 
 /// Pauses between attempts.
 const BACKOFF_MIN: Duration = Duration::from_millis(100);
 const BACKOFF_MAX: Duration = Duration::from_secs(5);
-/// The longest pause after what passes by itself.
+/// The longest pause after a failure that passes by itself.
 const PASSING_BACKOFF_MAX: Duration = Duration::from_millis(400);
-/// What fails more often than this in a row did not pass: several seconds are over.
+/// After more than this many passing failures in a row, the problem has not passed: several seconds have gone by.
 const PASSING_MAX: u32 = 20;
 
-/// Attempts, one after the other, for ever.
+/// Attempts, one after the other, forever.
 #[derive(Debug)]
 pub struct Attempts {
     backoff: Duration,
-    /// How many failed in a row with what passes by itself.
+    /// Number of consecutive failures that pass by themselves.
     passing: u32,
 }
 
@@ -24,17 +23,17 @@ pub struct Attempts {
 pub enum Failure {
     /// The namenode cannot be reached, or does not work.
     Lasting,
-    /// Of several namenodes, this one does not know the server yet, or does not know yet that
-    /// another one leads. Both pass soon.
+    /// One of several namenodes does not know the server yet, or does not know yet that another one leads. Both pass
+    /// soon.
     Passing,
 }
 
-/// What follows from a failure.
+/// The consequence of a failure.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct After {
     /// The pause before the next attempt.
     pub pause: Duration,
-    /// Whether the operator should hear of it.
+    /// Whether to warn the operator.
     pub is_warned_of: bool,
 }
 
@@ -48,20 +47,20 @@ impl Default for Attempts {
 }
 
 impl Attempts {
-    /// The attempt led to a registration.
+    /// Records that the attempt led to a registration.
     pub fn registered(&mut self) {
         *self = Self::default();
     }
 
-    /// The attempt failed, or the connection is lost. The pause is spread by `chance` from 0 to 1,
-    /// so that a restarted namenode is not met by all datanodes at once.
+    /// Records that the attempt failed, or the connection was lost. The pause is randomized by `chance` from 0 to 1,
+    /// so that the datanodes do not all return to a restarted namenode at the same time.
     pub fn failed(&mut self, failure: Failure, chance: f64) -> After {
         assert!(
             (0.0..=1.0).contains(&chance),
             "a pause of about {:?} is spread by {chance}",
             self.backoff
         );
-        // A pause of nothing is never doubled: all datanodes would try without an end.
+        // A zero pause would never be doubled: all datanodes would retry without pause.
         assert!(
             (BACKOFF_MIN..=BACKOFF_MAX).contains(&self.backoff),
             "a failed attempt is followed by a pause of {:?}",

@@ -4,7 +4,7 @@ use harvestfs_protocol::ids::StorageId;
 use harvestfs_protocol::limits::REPLICAS_PER_REPORT_MAX;
 use harvestfs_protocol::node::ReplicaChange;
 
-/// Most changes that wait. When there are more, because the namenode is away, full reports are due
+/// Maximum number of queued changes. If there are more, because the namenode is unreachable, full reports are sent
 /// instead.
 const CHANGES_QUEUED_MAX: usize = 4 * REPLICAS_PER_REPORT_MAX;
 
@@ -20,12 +20,12 @@ pub struct Changes {
     per_report_max: usize,
 }
 
-/// What is to be reported.
+/// The pending report.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Pending {
     /// These changes, in order; possibly none.
     Changes(Vec<Change>),
-    /// Too many to report one by one: everything.
+    /// Everything: there were too many changes to report them one by one.
     Everything,
 }
 
@@ -37,7 +37,7 @@ impl Default for Changes {
 
 impl Changes {
     pub(super) fn with_limits(queued_max: usize, per_report_max: usize) -> Self {
-        // Reports of nothing would follow each other without an end.
+        // Otherwise empty reports would follow each other endlessly.
         assert!(
             (1..=queued_max).contains(&per_report_max),
             "{per_report_max} changes in a report, and {queued_max} that wait"
@@ -61,7 +61,7 @@ impl Changes {
         }
     }
 
-    /// Takes as much as one report may carry.
+    /// Takes as many changes as one report may carry.
     pub fn take(&mut self) -> Pending {
         if std::mem::take(&mut self.overflowed) {
             return Pending::Everything;
@@ -71,7 +71,7 @@ impl Changes {
         Pending::Changes(std::mem::replace(&mut self.queue, rest))
     }
 
-    /// Puts back what could not be reported, before what came since.
+    /// Puts back changes that could not be reported, before those that were added since.
     pub fn put_back(&mut self, mut changes: Vec<Change>) {
         assert!(
             changes.len() <= self.per_report_max,

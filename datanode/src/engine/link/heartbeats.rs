@@ -1,31 +1,31 @@
-//! When a heartbeat goes out.
+//! Timing of heartbeats.
 
 use std::time::{Duration, Instant};
 
 use harvestfs_protocol::limits::HEARTBEAT_INTERVAL;
 
-/// Between two looks whether space became short.
+/// Time between two checks for a shortage of space.
 pub const PRESSURE_INTERVAL: Duration = Duration::from_millis(500);
 
-/// An owner's use that differs by so much from what was said last is said soon, in thousandths of all cores: jobs
-/// on the server follow it within seconds.
+/// A change of the primary tenant's CPU usage by at least this much since the last heartbeat is reported soon, in
+/// thousandths of all cores: jobs on the server react to it within seconds.
 pub const CPU_CHANGE_PERMILLE: u16 = 50;
 
-/// The heartbeats on one connection. They come at a steady rate, and sooner when space becomes short:
-/// writers may be refused until the namenode has more deleted than the rate allows. Also sooner when the owner uses
-/// much more or less.
+/// The heartbeats on one connection. They are sent at a steady rate, and sooner when space becomes short: writers may
+/// be refused until the namenode commands more deletions than the rate allows. Also sooner when the primary tenant
+/// uses much more or less.
 #[derive(Debug)]
 pub struct Heartbeats {
     next_at: Instant,
     look_at: Instant,
-    /// What was to be deleted beyond the rate at the last look, in bytes.
+    /// Bytes that should be deleted beyond the rate, as of the last check.
     pressure_bytes: u64,
-    /// What the last heartbeat said that the owner uses.
+    /// The primary tenant's CPU usage in the last heartbeat.
     cpu_permille: Option<u16>,
 }
 
 impl Heartbeats {
-    /// The first one is due at once.
+    /// The first heartbeat is due immediately.
     pub fn new(now: Instant) -> Self {
         Self {
             next_at: now,
@@ -40,8 +40,9 @@ impl Heartbeats {
         self.next_at.min(self.look_at)
     }
 
-    /// Whether a heartbeat is due, where so much should be deleted beyond the rate and the owner uses so much. It is due
-    /// when the former is more than the last heartbeat said, or than the least since, or the latter differs much from that.
+    /// Whether a heartbeat is due, given the bytes that should be deleted beyond the rate and the primary tenant's CPU
+    /// usage. It is due when the former exceed those in the last heartbeat, or the minimum since, or when the latter
+    /// differs much from the last heartbeat.
     pub fn look(&mut self, now: Instant, pressure_bytes: u64, cpu_permille: Option<u16>) -> bool {
         if now >= self.next_at {
             return true;
@@ -58,15 +59,15 @@ impl Heartbeats {
         pressure_bytes > before_bytes || is_news
     }
 
-    /// One is sent, which says that so much should be deleted beyond the rate, and what the owner uses.
+    /// Records that a heartbeat with these values is sent.
     pub fn sent(&mut self, now: Instant, pressure_bytes: u64, cpu_permille: Option<u16>) {
         self.next_at = now + HEARTBEAT_INTERVAL;
         self.pressure_bytes = pressure_bytes;
         self.cpu_permille = cpu_permille;
     }
 
-    /// It is answered. One that is sent at each answer because space is short is sent at most
-    /// once in a time.
+    /// Records that the last heartbeat is answered. Heartbeats sent because space is short are sent at most once per
+    /// `PRESSURE_INTERVAL` after an answer.
     pub fn answered(&mut self, now: Instant) {
         self.look_at = now + PRESSURE_INTERVAL;
     }
@@ -80,13 +81,14 @@ mod tests {
     use crate::testing::some_time;
 
     proptest! {
-        /// In virtual time, with changes of the owner's use and of what should be deleted: heartbeats are
-        /// never further apart than they may be, more pressure and another use are known soon, and these alone do not
-        /// make more of them than one in its time.
+        /// In virtual time, with changes of the primary tenant's usage and of the bytes that should be deleted: the
+        /// interval between heartbeats never exceeds the maximum, increased pressure and changed usage are reported
+        /// soon, and these alone cause at most one heartbeat per interval.
         #[test]
         fn heartbeats_come_in_time(
             steps in prop::collection::vec(
-                // What should be deleted from then on, what the owner uses, whether it is busy or not any more, round trip.
+                // Bytes to delete from then on, the tenant's CPU usage, whether the server becomes busy or idle,
+                // round-trip time.
                 (0u64..4, prop::option::weighted(0.8, 0u16..200), prop::bool::weighted(0.1), 0u64..400),
                 1..200,
             ),

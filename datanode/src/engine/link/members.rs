@@ -1,5 +1,5 @@
-//! Which namenodes there are links to: always those of the configuration, and those that namenodes name
-//! as members of their group. So a datanode goes on when all that its configuration names were replaced.
+//! The namenodes to which there are links: always those of the configuration, and those that namenodes report as
+//! members of their group. So a datanode keeps working when all namenodes in its configuration have been replaced.
 
 use std::net::SocketAddr;
 
@@ -17,24 +17,24 @@ pub struct Members {
 #[derive(Clone, Debug)]
 struct Member {
     addr: SocketAddr,
-    /// The address under which the others know it, as it said itself.
+    /// The address at which the other namenodes know it, as it reports itself.
     called: Option<SocketAddr>,
-    /// The one that is obeyed does not count it.
+    /// The obeyed namenode does not list it as a member.
     has_left: bool,
-    /// Its link is to end, and has not yet.
+    /// Its link is to end, and has not ended yet.
     is_ending: bool,
 }
 
-/// What follows from what a namenode says of its group.
+/// A change that follows from a namenode's report on its group.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Change {
-    /// There is to be a link to this one.
+    /// Start a link to this namenode.
     Begin(LinkId, SocketAddr),
-    /// This link is to end.
+    /// End this link.
     End(LinkId),
-    /// The configuration names one that has left.
+    /// The configuration names a namenode that has left.
     Left(LinkId),
-    /// There are too many to have a link to this one.
+    /// There are too many links to start one to this namenode.
     TooMany(SocketAddr),
 }
 
@@ -62,7 +62,7 @@ impl Member {
 }
 
 impl Members {
-    /// Those of the configuration, each with its link.
+    /// The namenodes of the configuration, each with its link.
     pub fn new(configured: &[SocketAddr]) -> Self {
         let members = configured.iter().map(|&addr| Some(Member::new(addr)));
         let told = std::iter::repeat_n(None, NAMENODES_TOLD_MAX);
@@ -72,24 +72,24 @@ impl Members {
         }
     }
 
-    /// How many links there may be at a time.
+    /// The maximum number of links at a time.
     pub fn links_max(&self) -> usize {
         self.links.len()
     }
 
-    /// Whether there are links to several.
+    /// Whether there are links to several namenodes.
     pub fn are_several(&self) -> bool {
         self.links.iter().flatten().count() > 1
     }
 
-    /// Whether the one that is obeyed does not count this one.
+    /// Whether the obeyed namenode does not list this one as a member.
     pub fn has_left(&self, LinkId(link): LinkId) -> bool {
         self.links[link].as_ref().is_some_and(|it| it.has_left)
     }
 
-    /// A namenode says how it is called (`this`) and who the members are. It `counts` if it is obeyed, or
-    /// if none is: then the others are perhaps known to it only. What one that is not obeyed does not name
-    /// may still be a member.
+    /// Handles a namenode's report of its own address (`this`) and of all members. The report `counts` if the namenode
+    /// is obeyed, or if none is: then it may be the only one that knows the others. A namenode missing from the report
+    /// of one that is not obeyed may still be a member.
     pub fn told(
         &mut self,
         LinkId(by): LinkId,
@@ -112,12 +112,12 @@ impl Members {
         changes
     }
 
-    /// A namenode that refuses this datanode names the one that leads.
+    /// Handles the hint of a namenode that refuses this datanode: the address of the leader.
     pub fn hinted(&mut self, leader: SocketAddr) -> Option<Change> {
         self.begin(leader)
     }
 
-    /// A link that was to end is over: it may be one to another namenode.
+    /// Takes note that a link that was to end has ended: its index may be reused for another namenode.
     pub fn ended(&mut self, LinkId(link): LinkId) {
         let was = self.links[link].take();
         assert!(
@@ -126,7 +126,7 @@ impl Members {
         );
     }
 
-    /// Two links to one namenode would each have it forget the other one.
+    /// Ends redundant links: with two links to one namenode, each would make it forget the other.
     fn end_doubles(&mut self) -> Vec<Change> {
         let mut changes = Vec::new();
         for link in self.configured..self.links.len() {
@@ -144,7 +144,7 @@ impl Members {
     }
 
     fn begin(&mut self, addr: SocketAddr) -> Option<Change> {
-        // One whose link is ending is begun anew when it has ended, and is named again.
+        // A namenode whose link is ending gets a new link once that has ended and it is reported again.
         let named = canonical(addr);
         if self.links.iter().flatten().any(|it| it.is(named)) {
             return None;
@@ -207,14 +207,14 @@ mod tests {
         let begun = obeyed(&mut members, LEADER, 1, &[1, 2, 3]);
         assert_eq!(begun, [Change::Begin(NEW, addr(3))]);
         assert_eq!(obeyed(&mut members, LEADER, 1, &[1, 2, 3]), []);
-        // The new one leads, and one of the configuration is gone: it may come back.
+        // The new namenode leads, and one of the configuration has left: it may return.
         let left = obeyed(&mut members, NEW, 3, &[2, 3]);
         assert_eq!(left, [Change::Left(LEADER)]);
         assert!(members.has_left(LEADER) && !members.has_left(OTHER));
         assert_eq!(obeyed(&mut members, NEW, 3, &[2, 3]), []);
         assert_eq!(obeyed(&mut members, NEW, 3, &[1, 2, 3]), []);
         assert!(!members.has_left(LEADER));
-        // It goes itself.
+        // The new namenode itself leaves.
         assert_eq!(obeyed(&mut members, OTHER, 2, &[1, 2]), [Change::End(NEW)]);
         assert_eq!(obeyed(&mut members, OTHER, 2, &[1, 2, 3]), []);
         members.ended(NEW);
@@ -238,7 +238,7 @@ mod tests {
     #[test]
     fn one_with_two_addresses_gets_one_link() {
         let mut members = Members::new(&addrs(&[1, 2]));
-        // The second one is not heard, and the first one knows it by another address.
+        // The second one is not heard from, and the first one knows it by another address.
         let begun = obeyed(&mut members, LEADER, 11, &[11, 12]);
         assert_eq!(begun, [Change::Begin(NEW, addr(12)), Change::Left(OTHER)]);
         let both = members.told(OTHER, addr(12), &addrs(&[11, 12]), false, false);

@@ -1,4 +1,4 @@
-//! What passes between the datanode and its namenodes, on one link to each of them.
+//! Communication of the datanode with its namenodes, on one link to each of them.
 
 pub mod attempts;
 pub mod changes;
@@ -8,7 +8,7 @@ pub mod obedience;
 pub mod reports;
 pub mod standing;
 
-/// The link to one of the namenodes: the place of its address in the configuration, or one behind, which
-/// may be that of another namenode later.
+/// The link to one of the namenodes: the index of its address in the configuration, or a higher index, which may be
+/// reused for another namenode later.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LinkId(pub usize);

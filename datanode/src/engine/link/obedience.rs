@@ -1,4 +1,4 @@
-//! Which namenode is obeyed: none that knows less than one that was obeyed before.
+//! Which namenode is obeyed: never one that knows less than a namenode obeyed before.
 
 use harvestfs_protocol::planted::{self, Bug};
 use harvestfs_protocol::timeline::{Authority, Epoch, Position};
@@ -8,10 +8,10 @@ use super::LinkId;
 /// Why a namenode is not obeyed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Refusal {
-    /// It says itself that it has no authority: it stands by, or is in recovery.
+    /// The namenode itself reports that it has no authority: it is a standby or in recovery.
     #[error("the namenode is in recovery: it lacks what this datanode, or another one, obeyed")]
     Recovering,
-    /// It is of an epoch before, or beside, the one obeyed.
+    /// The namenode's epoch precedes the obeyed one, or is a rival with the same number.
     #[error(
         "the namenode is at {}, but this datanode obeyed {obeyed} of another one, which started \
          later: two namenodes run, or an old copy was put back",
@@ -20,13 +20,13 @@ pub enum Refusal {
     Older {
         /// What was obeyed.
         obeyed: Position,
-        /// What the namenode says.
+        /// What the namenode claims.
         authority: Authority,
     },
 }
 
 impl Refusal {
-    /// Whether nothing more is said to such a namenode. One in recovery may know what is here, so that its
+    /// Whether the connection to such a namenode is to be closed. One in recovery may learn what is here, so that its
     /// clients can read.
     pub fn ends_connection(&self) -> bool {
         match self {
@@ -36,18 +36,19 @@ impl Refusal {
     }
 }
 
-/// What was obeyed, in memory and on the disks.
+/// The position that was obeyed, in memory and on the disks.
 #[derive(Debug)]
 pub struct Obedience {
     obeyed: Option<Position>,
     written: Option<Position>,
-    /// Whether it is what a namenode said since the start, and not only a disk, which may be of another cluster.
+    /// Whether a namenode has confirmed it since the start; otherwise it is only from a disk, which may belong to
+    /// another cluster.
     is_heard: bool,
-    /// By link: whether the namenode is in recovery, or stands by.
+    /// By link: whether the namenode is in recovery or a standby.
     recovering: Vec<bool>,
 }
 
-/// Whether who obeyed one position may obey another one.
+/// Whether a datanode that obeyed one position may go on to obey another one.
 fn is_through(before: Position, after: Position) -> bool {
     if before.epoch == after.epoch {
         before.record <= after.record
@@ -56,17 +57,17 @@ fn is_through(before: Position, after: Position) -> bool {
     }
 }
 
-/// What follows from what a namenode says of itself.
+/// The judgement of a namenode's claim.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Judgement {
-    /// How far the namenode is that is obeyed, or why it is not.
+    /// The position that is obeyed now, or why the namenode is not obeyed.
     pub result: Result<Position, Refusal>,
-    /// An epoch begins to be obeyed, or the namenode to be in recovery.
+    /// A new epoch is obeyed, or the namenode has gone into recovery.
     pub is_news: bool,
 }
 
 impl Obedience {
-    /// With what the disks say, and at most so many links at a time.
+    /// Starts with the position on the disks, and at most so many links at a time.
     pub fn new(obeyed: Option<Position>, links_max: usize) -> Self {
         Self {
             obeyed,
@@ -76,30 +77,30 @@ impl Obedience {
         }
     }
 
-    /// How far the namenode was that was obeyed.
+    /// The position of the namenode that was obeyed last.
     pub fn obeyed(&self) -> Option<Position> {
         self.obeyed
     }
 
-    /// How far the namenode was that was obeyed, as the disks say.
+    /// The same, as recorded on the disks.
     pub fn written(&self) -> Option<Position> {
         self.written
     }
 
-    /// A volume that was opened after others says that this was obeyed before the start. Who knows less is not obeyed
-    /// any more.
+    /// Takes note of the position obeyed before the start, according to a volume that was opened after others.
+    /// Namenodes that know less are no longer obeyed.
     pub fn found(&mut self, obeyed: Position) {
         if self.obeyed.is_none_or(|before| is_through(before, obeyed)) {
             self.obeyed = Some(obeyed);
         }
     }
 
-    /// Whether a command still holds that was given in this epoch: no later one is obeyed since.
+    /// Whether a command given in this epoch is still valid: no later epoch has been obeyed since.
     pub fn holds(&self, epoch: Epoch) -> bool {
         self.obeyed.is_some_and(|it| it.epoch == epoch)
     }
 
-    /// Judges the namenode on a link, which says so of itself.
+    /// Judges the namenode on a link by the authority that it claims.
     pub fn judge(&mut self, LinkId(link): LinkId, authority: &Authority) -> Judgement {
         let was_recovering = std::mem::replace(&mut self.recovering[link], authority.recovering);
         let result = self.after(authority);
@@ -119,7 +120,7 @@ impl Obedience {
         Judgement { result, is_news }
     }
 
-    /// What is obeyed after this.
+    /// Returns the position to obey after this claim.
     fn after(&self, authority: &Authority) -> Result<Position, Refusal> {
         if authority.recovering {
             return Err(Refusal::Recovering);
@@ -143,19 +144,19 @@ impl Obedience {
         }
     }
 
-    /// What has to be written down, if the disks do not have it.
+    /// The position that has to be written, if the disks do not have it.
     pub fn to_write(&self) -> Option<Position> {
         self.obeyed.filter(|_| self.obeyed != self.written)
     }
 
-    /// What is to be on all disks, also if it is on one of them already.
+    /// The position that should be on all disks, even if one of them already has it.
     pub fn to_spread(&self) -> Option<Position> {
         self.obeyed.filter(|_| self.is_heard)
     }
 
-    /// A disk has this now.
+    /// Records that a disk has this position now.
     pub fn wrote(&mut self, position: Position) {
-        // A datanode that starts again would refuse the namenode that it obeys now.
+        // Otherwise this datanode, after a restart, would refuse the namenode that it obeys now.
         assert!(
             self.obeyed
                 .is_some_and(|obeyed| is_through(position, obeyed)),
@@ -217,7 +218,7 @@ mod tests {
         assert_eq!(again.to_write(), None);
     }
 
-    /// At the start, nobody knows yet which disks are of another cluster.
+    /// At the start, it is not known yet which disks belong to another cluster.
     #[test]
     fn what_only_a_disk_says_is_not_put_on_others() {
         let position = at(5, 1, 20).position;
@@ -229,7 +230,7 @@ mod tests {
         assert_eq!(obedience.to_spread(), Some(position));
     }
 
-    /// The other volumes may have been without what it says.
+    /// The other volumes may not have had this position.
     #[test]
     fn what_a_volume_says_that_is_opened_later_counts_if_it_knows_more() {
         let position = |number, id, record| at(number, id, record).position;
@@ -284,7 +285,7 @@ mod tests {
         let heard = [
             (ONE, at(5, 1, 10), true, true),
             (TWO, standby(at(5, 1, 9)), false, true),
-            // That one stands by is no news each time the other one speaks.
+            // A standby is not news each time the other namenode is heard from.
             (ONE, at(5, 1, 11), true, false),
             (TWO, standby(at(5, 1, 11)), false, false),
             (TWO, at(6, 2, 12), true, true),

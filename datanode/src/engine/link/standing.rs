@@ -1,9 +1,9 @@
-//! How this datanode stands with its namenodes: whether the one that leads has accepted it.
+//! The standing of this datanode with its namenodes: whether the leader has accepted it.
 
 use super::LinkId;
 
-/// What each namenode has, and whether it is the one obeyed. A namenode that stands by, or is in
-/// recovery, is told everything too, but nothing comes of that, unless it is the only one.
+/// The state of each link, and whether its namenode is the obeyed one. A namenode that is a standby or in recovery
+/// receives all reports too, but they have no effect, unless it is the only namenode.
 #[derive(Debug)]
 pub struct Standing {
     links: Vec<Link>,
@@ -12,23 +12,23 @@ pub struct Standing {
 #[derive(Clone, Debug, Default)]
 struct Link {
     is_there: bool,
-    /// It was obeyed when it was last heard.
+    /// The namenode was obeyed when it was last heard from.
     leads: bool,
-    /// It has given keys that sign tokens. They are good while the connection is lost, too.
+    /// The namenode has sent keys that sign tokens. They remain valid while the connection is lost.
     has_given_keys: bool,
-    /// It has all that is here, by reports on the connection there is.
+    /// The namenode knows everything that is here, from reports on the current connection.
     is_reported: bool,
 }
 
 impl Standing {
-    /// With at most so many links at a time.
+    /// No links at first, and at most so many at a time.
     pub fn new(links_max: usize) -> Self {
         Self {
             links: vec![Link::default(); links_max],
         }
     }
 
-    /// There is a link to a namenode from now on.
+    /// Notes that there is a link to a namenode from now on.
     pub fn begin(&mut self, LinkId(link): LinkId) {
         self.links[link] = Link {
             is_there: true,
@@ -36,49 +36,48 @@ impl Standing {
         };
     }
 
-    /// There is none any more.
+    /// Notes that the link has ended.
     pub fn end(&mut self, LinkId(link): LinkId) {
         self.links[link] = Link::default();
     }
 
-    /// A namenode says something, and is obeyed (`leads`) or not.
+    /// Notes that a namenode was heard from, and is obeyed (`leads`) or not.
     pub fn heard(&mut self, LinkId(link): LinkId, leads: bool) {
         self.links[link].leads = leads;
     }
 
-    /// The keys of a namenode are accepted.
+    /// Notes that the keys of a namenode are accepted.
     pub fn gave_keys(&mut self, LinkId(link): LinkId) {
         self.links[link].has_given_keys = true;
     }
 
-    /// A namenode has all that is here.
+    /// Notes that a namenode knows everything that is here.
     pub fn reported(&mut self, LinkId(link): LinkId) {
         self.links[link].is_reported = true;
     }
 
-    /// The connection is lost; the namenode may be another one when there is one again.
+    /// Notes that the connection is lost; on the next connection, the namenode may be another one.
     pub fn lost(&mut self, LinkId(link): LinkId) {
         self.links[link].leads = false;
         self.links[link].is_reported = false;
     }
 
-    /// Whether the keys of the namenode that leads are accepted. Until then, a token that nobody
-    /// else signed may be a good one.
+    /// Whether the leader's keys are accepted. Until then, a token with an unknown signature may be valid.
     pub fn has_keys_of_leader(&self) -> bool {
         self.counting().any(|it| it.has_given_keys)
     }
 
-    /// Whether the namenode that leads knows this datanode and its replicas.
+    /// Whether the leader knows this datanode and its replicas.
     pub fn is_known(&self) -> bool {
         self.counting().any(|it| it.is_reported)
     }
 
-    /// Whether there is one namenode.
+    /// Whether there is exactly one namenode.
     pub fn has_only_one(&self) -> bool {
         self.links.iter().filter(|it| it.is_there).count() == 1
     }
 
-    /// Whether one is obeyed, as far as is heard.
+    /// Whether a namenode is obeyed, as far as this datanode knows.
     pub fn has_leader(&self) -> bool {
         self.links.iter().any(|it| it.leads)
     }
@@ -124,11 +123,11 @@ mod tests {
         assert!(!standing.has_keys_of_leader() && !standing.is_known());
         standing.gave_keys(TWO);
         assert!(standing.has_keys_of_leader() && !standing.is_known());
-        // The other one begins to lead, and knows everything already.
+        // The other namenode becomes leader, and already knows everything.
         standing.lost(TWO);
         standing.heard(ONE, true);
         assert!(standing.has_keys_of_leader() && standing.is_known());
-        // The first one leaves, and its link is one to a third one.
+        // The first namenode leaves, and its link is reused for a third one.
         standing.heard(TWO, false);
         standing.end(ONE);
         assert!(!standing.has_leader() && standing.has_keys_of_leader());

@@ -1,4 +1,4 @@
-//! What the owner lets us use of a disk. Reserved before it is used, never after.
+//! Accounting of the disk space that the primary tenant grants. Space is reserved before it is used, never after.
 
 pub mod shrinking;
 pub mod volumes;
@@ -6,27 +6,27 @@ pub mod volumes;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Used for a volume as such: its directories, version file and lock.
+/// Space used by a volume itself: its directories, version file and lock.
 pub const VOLUME_OVERHEAD_BYTES: u64 = 512 * 1024;
 
-/// Used for each replica beside its file's pages: its inode, its entry in a directory, and a page
-/// of extents if the file is fragmented.
+/// Space used by each replica besides its file's pages: its inode, its directory entry, and a page of extents if the
+/// file is fragmented.
 pub const REPLICA_OVERHEAD_BYTES: u64 = 8 * 1024;
 
-/// A file system may claim any size for a file. All that is charged stays below this, so that no sum
-/// with it overflows.
+/// A file system may report any size for a file. The sum of all charges stays below this, so that no addition to it
+/// overflows.
 const CHARGED_BYTES_MAX: u64 = u64::MAX / 2;
 
-/// A limit and what is used of it, in bytes.
+/// A limit and the usage counted against it, in bytes.
 #[derive(Debug)]
 pub struct Quota {
     limit_bytes: AtomicU64,
-    /// What charges hold.
+    /// The sum of all charges.
     charged_bytes: AtomicU64,
 }
 
 impl Quota {
-    /// Nothing but the volume's overhead is used yet.
+    /// A quota of which only the volume's overhead is used yet.
     pub fn new(limit_bytes: u64) -> Arc<Self> {
         Arc::new(Self {
             limit_bytes: AtomicU64::new(limit_bytes),
@@ -39,36 +39,34 @@ impl Quota {
         self.limit_bytes.load(Ordering::Relaxed)
     }
 
-    /// Changes the limit. What is reserved or used above a lower one stays until it is released.
+    /// Changes the limit. Space reserved or used above a lower limit stays charged until it is released.
     pub fn set_limit(&self, bytes: u64) {
         self.limit_bytes.store(bytes, Ordering::Relaxed);
     }
 
-    /// What is used above the limit.
+    /// Usage above the limit.
     pub fn excess_bytes(&self) -> u64 {
         self.used_bytes().saturating_sub(self.limit_bytes())
     }
 
-    /// What is reserved or used. More than the limit only if the limit was lowered below what is
-    /// there.
+    /// Space reserved or used. Exceeds the limit only if the limit was lowered below the existing usage.
     pub fn used_bytes(&self) -> u64 {
         let overhead_bytes = Self::overhead_bytes(self.limit_bytes());
         self.charged_bytes.load(Ordering::Relaxed) + overhead_bytes
     }
 
-    /// The volume as such cannot be given up: with a lower limit than that, it counts as nothing but
-    /// the limit, and the quota is kept when all replicas are gone.
+    /// The volume itself cannot be given up: if the limit is lower than its overhead, the overhead counts as exactly
+    /// the limit, so that the quota is met once all replicas are gone.
     fn overhead_bytes(limit_bytes: u64) -> u64 {
         VOLUME_OVERHEAD_BYTES.min(limit_bytes)
     }
 
-    /// What may still be reserved.
+    /// Space that may still be reserved.
     pub fn available_bytes(&self) -> u64 {
         self.limit_bytes().saturating_sub(self.used_bytes())
     }
 
-    /// What would have to go until more than a tenth of the limit is left, in bytes; no more than what
-    /// there is.
+    /// Bytes that would have to be freed until more than a tenth of the limit is free; never more than is charged.
     pub fn pressure_bytes(&self) -> u64 {
         let limit_bytes = self.limit_bytes();
         let wanted_bytes = (self.used_bytes() + limit_bytes / 10).saturating_sub(limit_bytes);
@@ -84,7 +82,7 @@ impl Quota {
         charge.grow(bytes).then_some(charge)
     }
 
-    /// Counts what is on the disk already, also above the limit.
+    /// Charges data that is already on the disk, even above the limit.
     pub fn count_existing(self: &Arc<Self>, bytes: u64) -> Charge {
         let add = |charged_bytes| Some(CHARGED_BYTES_MAX.min(bytes.saturating_add(charged_bytes)));
         let charged = &self.charged_bytes;
@@ -102,7 +100,7 @@ impl Quota {
     }
 }
 
-/// Bytes reserved of a quota; released when dropped.
+/// Bytes charged to a quota; released when dropped.
 #[derive(Debug)]
 pub struct Charge {
     quota: Arc<Quota>,
@@ -110,7 +108,7 @@ pub struct Charge {
 }
 
 impl Charge {
-    /// Reserves more; false, and nothing changes, if that would exceed the limit.
+    /// Reserves more bytes; returns `false`, and changes nothing, if that would exceed the limit.
     #[must_use]
     pub fn grow(&mut self, bytes: u64) -> bool {
         let limit_bytes = self.quota.limit_bytes();
@@ -127,12 +125,12 @@ impl Charge {
         grown.is_ok()
     }
 
-    /// How much it is.
+    /// The size of the charge.
     pub fn bytes(&self) -> u64 {
         self.bytes
     }
 
-    /// Releases what is above `bytes`.
+    /// Releases the bytes above `bytes`.
     pub fn shrink_to(&mut self, bytes: u64) {
         let excess_bytes = self.bytes.saturating_sub(bytes);
         let charged = &self.quota.charged_bytes;
@@ -197,12 +195,12 @@ mod tests {
         assert_eq!(quota.used_bytes(), VOLUME_OVERHEAD_BYTES);
     }
 
-    /// Wrong accounting never heals: more and more would be refused, or taken.
+    /// Wrong accounting never heals: more and more would be refused, or too much used.
     #[test]
     #[should_panic(expected = "a charge of 60 bytes among 40 bytes in all")]
     fn a_charge_that_is_not_counted_stops_at_once() {
         let quota = Quota::new(VOLUME_OVERHEAD_BYTES + 100);
-        // Not dropped when this stops: that would stop again.
+        // Not dropped on the panic: that would panic again.
         let mut charge = std::mem::ManuallyDrop::new(quota.reserve(60).unwrap());
         quota.charged_bytes.store(40, Ordering::Relaxed);
         charge.shrink_to(0);

@@ -1,49 +1,50 @@
-//! Getting below a quota that was lowered.
+//! Getting below a lowered quota.
 //!
-//! Until the deadline the namenode chooses what goes: it knows how many copies are elsewhere, and has
-//! time to make more. What is still too much then goes in this order, until the rest fits:
+//! Until the deadline the namenode chooses which replicas go: it knows how many copies exist elsewhere, and has time
+//! to make more. After the deadline, replicas are given up in this order until the rest fits:
 //!
-//! 1. replicas of which nothing can be read, or which were to be removed: they are of no use to anybody;
+//! 1. replicas of which nothing can be read, or that were to be removed: they are of no use;
 //! 2. sealed replicas, the largest first, so that as few blocks as possible lose a replica;
-//! 3. corrupt replicas, the largest first: the namenode has them removed once it knows of a good one, so that what is
-//!    still here may be all that is left of its block.
+//! 3. corrupt replicas, the largest first: the namenode has a corrupt replica removed once it knows of a good one, so
+//!    one that is still here may be all that is left of its block.
 //!
-//! Replicas that are not sealed stay; they may not grow, are sealed soon, and are chosen then. Those that have to be written
-//! again first are so, while the volume is above its quota, also when the owner needs the server: the space is the owner's.
+//! Replicas that are not sealed stay; they may not grow, are sealed soon, and can be chosen then. Those that have to
+//! be rewritten before they are sealed are rewritten while the volume is above its quota even when the primary tenant
+//! needs the server: the space is the tenant's.
 
 use std::time::{Duration, Instant};
 
 use harvestfs_protocol::ids::BlockId;
 
-/// How long a quota that the configuration lowers has to hold.
+/// How soon the data on a volume must fit into a quota lowered by the configuration.
 pub const SHRINK_DEADLINE: Duration = Duration::from_secs(3600);
-/// No deadline is later, whatever is asked for.
+/// The latest possible deadline, whatever is requested.
 const DEADLINE_MAX: Duration = Duration::from_secs(366 * 24 * 3600);
 
-/// A quota that was set while the datanode ran, as it is remembered.
+/// A quota that was set while the datanode ran, as it is stored.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SetQuota {
-    /// What the configuration said, in bytes.
+    /// The configured quota at that time, in bytes.
     pub configured_bytes: u64,
-    /// What holds instead, in bytes.
+    /// The quota in force instead, in bytes.
     pub quota_bytes: u64,
-    /// When it must hold.
+    /// When the usage must be below it.
     pub deadline_unix_ms: u64,
 }
 
 impl SetQuota {
-    /// One that is set at `now_unix_ms`, and must hold within `time`.
+    /// A quota that is set at `now_unix_ms`, and that the usage must meet within `time`.
     pub fn new(configured_bytes: u64, quota_bytes: u64, time: Duration, now_unix_ms: u64) -> Self {
         Self {
             configured_bytes,
             quota_bytes,
-            // A time without end moves only the deadline after a restart.
+            // Saturation affects only the deadline after a restart.
             deadline_unix_ms: now_unix_ms.saturating_add(milliseconds(time)),
         }
     }
 }
 
-/// How the quota of a volume came about, and when it must hold.
+/// The origin of a volume's quota, and its deadline.
 #[derive(Clone, Copy, Debug)]
 pub struct Shrinking {
     configured_bytes: u64,
@@ -51,8 +52,8 @@ pub struct Shrinking {
 }
 
 impl Shrinking {
-    /// At the start, with what is remembered. Returns the quota too, in bytes. A quota that was set holds until
-    /// the configuration says something else than it did then.
+    /// The state at startup, given the stored quota. Also returns the quota in force, in bytes. A quota that was set
+    /// at run time holds until the configured quota differs from what it was then.
     pub fn at_start(
         configured_bytes: u64,
         set: Option<SetQuota>,
@@ -67,7 +68,7 @@ impl Shrinking {
         (quota_bytes, Self::within(configured_bytes, time, now))
     }
 
-    /// A quota that is set `now`, and must hold within `time`.
+    /// A quota that is set `now`, and that the usage must meet within `time`.
     pub fn within(configured_bytes: u64, time: Duration, now: Instant) -> Self {
         Self {
             configured_bytes,
@@ -75,12 +76,12 @@ impl Shrinking {
         }
     }
 
-    /// What the configuration lets us use, in bytes, also while another quota holds.
+    /// The configured quota in bytes, even while another quota holds.
     pub fn configured_bytes(&self) -> u64 {
         self.configured_bytes
     }
 
-    /// While so much more is used than the quota allows: milliseconds until that must change.
+    /// While the usage exceeds the quota by so much: milliseconds until it must no longer do so.
     pub fn left_ms(&self, excess_bytes: u64, now: Instant) -> Option<u64> {
         let left = self.deadline.saturating_duration_since(now);
         (excess_bytes > 0).then_some(milliseconds(left))
@@ -91,14 +92,14 @@ fn milliseconds(time: Duration) -> u64 {
     u64::try_from(time.as_millis()).unwrap_or(u64::MAX)
 }
 
-/// What a replica is worth to its block: the least goes first.
+/// The value of a replica to its block: the least valuable goes first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Worth {
-    /// It is of no use.
+    /// The replica is of no use.
     Useless,
-    /// It is good, and there are most likely others.
+    /// The replica is good, and most likely not the only one.
     Sealed,
-    /// A part of it is bad, or nobody knows what it holds, and there is perhaps no other.
+    /// A part of the replica is bad, or its contents are unknown, and it may be the only one.
     Corrupt,
 }
 
@@ -107,19 +108,19 @@ pub enum Worth {
 pub struct Candidate {
     /// Its block.
     pub block: BlockId,
-    /// What it is worth.
+    /// Its value.
     pub worth: Worth,
-    /// What it takes.
+    /// The space that it takes, in bytes.
     pub bytes: u64,
 }
 
-/// Replicas that together take at least so much, in the order in which they are given up.
+/// Selects replicas that together take at least `excess_bytes`, in the order in which they are given up.
 pub fn victims(mut candidates: Vec<Candidate>, excess_bytes: u64) -> Vec<BlockId> {
     candidates.sort_unstable_by_key(|it| (it.worth, u64::MAX - it.bytes, it.block));
     let mut left_bytes = excess_bytes;
     let enough = candidates.into_iter().take_while(|it| {
         let is_needed = left_bytes > 0;
-        // The last one may be larger than what is left to be found.
+        // The last replica may be larger than the remaining excess.
         left_bytes = left_bytes.saturating_sub(it.bytes);
         is_needed
     });
@@ -142,8 +143,8 @@ mod tests {
     }
 
     proptest! {
-        /// Enough goes, and without the last of it not enough would; none goes while one stays that is worth less, or
-        /// a larger one that is worth the same.
+        /// Enough replicas are given up, and without the last one it would not be enough; none is given up while one
+        /// stays that is worth less, or a larger one that is worth the same.
         #[test]
         fn as_little_goes_as_must(
             replicas in prop::collection::vec((worth(), 1u64..50), 0..20),
@@ -172,8 +173,8 @@ mod tests {
             }
         }
 
-        /// A deadline stays where it is when the datanode is restarted, and a configuration that was changed since
-        /// counts more than what was set.
+        /// A deadline is unchanged by a restart of the datanode, and a configuration that was changed since takes
+        /// precedence over a quota set at run time.
         #[test]
         fn a_deadline_survives_restarts(
             time_s in 0u64..100_000,

@@ -1,22 +1,23 @@
-//! Which volume gets a new replica.
+//! Choice of the volume for a new replica.
 
 /// A volume that can be used now.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Candidate {
     /// Its number.
     pub volume: usize,
-    /// Its disk is of another class than was asked for.
+    /// Its disk is of another class than requested.
     pub is_other_class: bool,
-    /// What may still be reserved, in bytes.
+    /// Space that may still be reserved, in bytes.
     pub available_bytes: u64,
-    /// Replicas that are being written to it.
+    /// Number of replicas that are being written to it.
     pub writers: u32,
-    /// Repairs that it received, if this is one: they share what the namenode allows the server to receive.
+    /// Number of repairs that it has received, if the new replica is a repair: the volumes share what the namenode
+    /// allows the server to receive.
     pub repairs: u64,
 }
 
-/// The volumes in the order in which they are tried: the class asked for before others; for a repair then the
-/// volume that received the fewest; then the most room for each writer.
+/// Returns the volumes in the order in which they are tried: the requested class before others; then, for a repair,
+/// the volume that has received the fewest; then the one with the most room per writer.
 pub fn order(mut candidates: Vec<Candidate>) -> impl Iterator<Item = usize> {
     candidates.sort_unstable_by_key(|it| {
         let room_bytes = it.available_bytes / (1 + u64::from(it.writers));
@@ -69,7 +70,7 @@ mod tests {
         }
     }
 
-    /// Replicas that are written at the same time spread over volumes of a size.
+    /// Replicas that are written at the same time spread over volumes of equal size.
     #[test]
     fn writers_spread() {
         let mut volumes = [3, 3, 3].map(|writers| Candidate {

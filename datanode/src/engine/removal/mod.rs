@@ -1,10 +1,11 @@
-//! What destroys data. Deletions that the namenode commands: which still hold, and no faster than the owner bears.
+//! The destruction of data: deletions that the namenode commands, which of them are still valid, and at what rate, so
+//! that the primary tenant is not disturbed.
 //!
-//! A file system that tells its disk at each commit what became free (ext4 with `discard`) makes every
-//! sync wait behind that, the owner's too (docs/PERFORMANCE.md has figures). So a datanode says with
-//! each heartbeat how much it can delete, and spreads that over the time to the next one. What it has no
-//! command for yet is still there for the namenode, which may need it. Where space is short, nothing
-//! waits.
+//! A file system that notifies its disk of freed space at each commit (ext4 with `discard`) makes every sync wait
+//! behind that, including the primary tenant's (docs/PERFORMANCE.md has figures). So a datanode reports with each
+//! heartbeat how much it can delete, and spreads those deletions over the time to the next one. Replicas whose
+//! deletion has not been commanded yet remain available to the namenode, which may need them. While space is short,
+//! nothing waits.
 
 pub mod sealing;
 mod steps;
@@ -25,20 +26,19 @@ use crate::engine::link::obedience::Obedience;
 #[derive(Debug)]
 pub struct Removals {
     budget: Budget,
-    /// What is to be deleted and is still there, in bytes.
+    /// Bytes that are to be deleted and still exist.
     left_bytes: u64,
-    /// Commands that a namenode gave before a registration with it hold no longer; by link, this is
-    /// the number of the last one.
+    /// By link: the number of the last registration. Commands that the namenode gave before it are void.
     registrations: Vec<u64>,
 }
 
-/// A command to delete replicas. It has to be [ended](Removals::end), whether they are deleted or not.
+/// A command to delete replicas. It has to be [ended](Removals::end), whether the replicas are deleted or not.
 #[derive(Debug)]
 #[must_use = "what is not deleted counts as left until the order is ended"]
 pub struct Order {
     link: LinkId,
     registration: u64,
-    /// How far the namenode was that gave it, and is obeyed.
+    /// The obeyed position of the namenode that gave it.
     obeyed: Position,
     left_bytes: u64,
 }
@@ -46,21 +46,22 @@ pub struct Order {
 /// Why a replica is not deleted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Withheld {
-    /// An older copy of the namenode could not learn that a later one was obeyed.
+    /// The obeyed position is not durable, so an older copy of the namenode could not learn that a later one was
+    /// obeyed.
     #[error("the namenode that was obeyed is not written down")]
     NotWritten,
-    /// What was commanded and not begun is not done: the namenode may want it otherwise when this
-    /// datanode has registered again.
+    /// A command that was not started is void: the namenode may decide differently once this datanode has registered
+    /// again.
     #[error("the datanode has registered again since it was commanded")]
     RegisteredAgain,
-    /// Another namenode leads since, which knows nothing of this command.
+    /// Another namenode has become leader since, and knows nothing of this command.
     #[error("another namenode is obeyed since it was commanded")]
     AnotherIsObeyed,
 }
 
 impl Removals {
-    /// With a budget of so many bytes in a second; 0 means no limit. Namenodes
-    /// on so many links may come to command.
+    /// With a budget of so many bytes per second; 0 means no limit. Namenodes on up to `links_max` links may give
+    /// commands.
     pub fn new(bytes_per_second: u64, links_max: usize) -> Self {
         Self {
             budget: Budget::new(bytes_per_second),
@@ -69,21 +70,20 @@ impl Removals {
         }
     }
 
-    /// Bytes of replicas that may be commanded to be deleted, where so many should be deleted beyond the
-    /// rate.
+    /// Bytes of replicas whose deletion may be commanded, if `pressure_bytes` should be deleted beyond the rate.
     pub fn removable_bytes(&self, pressure_bytes: u64, now: Instant) -> u64 {
         let payable_bytes = self.budget.left_within(HEARTBEAT_INTERVAL, now);
         let wanted_bytes = payable_bytes.max(pressure_bytes);
         wanted_bytes.saturating_sub(self.left_bytes)
     }
 
-    /// The datanode is about to register on a link. What the namenodes on others commanded holds as
-    /// before.
+    /// Records that the datanode is about to register on a link. Commands of the namenodes on other links remain
+    /// valid.
     pub fn registering(&mut self, LinkId(link): LinkId) {
         self.registrations[link] += 1;
     }
 
-    /// The namenode on a link, which is `obeyed` until there, commands to delete so many bytes.
+    /// Records that the namenode on a link, obeyed at the position `obeyed`, commands the deletion of so many bytes.
     pub fn ordered(&mut self, link: LinkId, bytes: u64, obeyed: Position) -> Order {
         self.left_bytes += bytes;
         Order {
@@ -94,10 +94,10 @@ impl Removals {
         }
     }
 
-    /// Whether a replica may be deleted now, with what is obeyed, in memory and on the disks.
+    /// Checks whether a replica may be deleted now, given the positions obeyed in memory and on the disks.
     ///
     /// # Errors
-    /// Why not.
+    /// Why it may not be deleted.
     pub fn may_delete(&self, order: &Order, obedience: &Obedience) -> Result<(), Withheld> {
         assert!(
             order.registration <= self.registrations[order.link.0],
@@ -118,7 +118,7 @@ impl Removals {
         Ok(())
     }
 
-    /// So many bytes are deleted. Returns when that is paid for, at once where space is short
+    /// Records that so many bytes are deleted. Returns when they are paid for: immediately if space is short
     /// (`is_pressed`).
     pub fn deleted(
         &mut self,
@@ -127,7 +127,7 @@ impl Removals {
         is_pressed: bool,
         now: Instant,
     ) -> Instant {
-        // A replica is a little larger than the data in it.
+        // A replica takes slightly more space than its data.
         self.less(order, bytes.min(order.left_bytes));
         if is_pressed {
             now
@@ -136,7 +136,7 @@ impl Removals {
         }
     }
 
-    /// Nothing more comes of an order.
+    /// Ends an order: nothing more is deleted for it.
     pub fn end(&mut self, mut order: Order) {
         let left_bytes = order.left_bytes;
         self.less(&mut order, left_bytes);

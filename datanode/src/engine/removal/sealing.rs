@@ -1,10 +1,10 @@
-//! At which length a replica is sealed whose writer is gone, or is to be. What is behind that is cut off.
+//! The length at which a replica is sealed whose writer is gone or to be stopped. Data beyond that length is cut off.
 
-/// A replica has less than it is to be sealed at.
+/// A replica is shorter than the length at which it is to be sealed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("the replica has {have_chunks} chunks only")]
 pub struct Short {
-    /// What it has.
+    /// The number of chunks that it has.
     pub have_chunks: u32,
 }
 
@@ -14,47 +14,46 @@ pub struct Sealing {
     chunks: u32,
 }
 
-/// What follows from a look at it.
+/// The result of a first look at the replica.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Look {
-    /// It is sealed already, and stays as it is.
+    /// It is already sealed, and stays as it is.
     Done,
-    /// Its writer is to let go of it.
+    /// Its writer has to let go of it.
     TakeOver,
 }
 
-/// What is to be done with one whose writer has let go.
+/// The next action for a replica whose writer has let go.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Taken {
-    /// It is to be sealed.
+    /// Seal it.
     Seal,
-    /// First it is to be written again: a sync of it failed, or it was found at the start, so that
-    /// a sync alone proves nothing.
+    /// Rewrite it first: a sync of it failed, or it was found at the start, so that a sync alone proves nothing.
     Prove,
 }
 
 impl Sealing {
-    /// At so many chunks.
+    /// Seals at so many chunks.
     pub fn at(chunks: u32) -> Self {
         Self { chunks }
     }
 
-    /// A look at a replica that has so many chunks.
+    /// Examines a replica that has so many chunks.
     ///
     /// # Errors
-    /// It is sealed, and shorter.
+    /// The replica is sealed, and shorter.
     pub fn look(&self, have_chunks: u32, is_sealed: bool) -> Result<Look, Short> {
         if !is_sealed {
-            // What it has now says nothing: its writer may add to it until it has let go.
+            // Its current length proves nothing: its writer may append until it has let go.
             return Ok(Look::TakeOver);
         }
         self.enough(have_chunks).map(|()| Look::Done)
     }
 
-    /// Its writer has let go, and it has so many chunks.
+    /// Decides what to do once the writer has let go, and the replica has so many chunks.
     ///
     /// # Errors
-    /// It is shorter.
+    /// The replica is shorter.
     pub fn taken(&self, have_chunks: u32, is_unproven: bool) -> Result<Taken, Short> {
         self.enough(have_chunks)?;
         Ok(if is_unproven {
@@ -64,10 +63,10 @@ impl Sealing {
         })
     }
 
-    /// It was written again, as far as it matched its checksums.
+    /// Checks the length after the replica was rewritten, as far as it matched its checksums.
     ///
     /// # Errors
-    /// It is shorter; what is behind that is not there.
+    /// The matching prefix is shorter; the rest is lost.
     pub fn proven(&self, chunks: u32) -> Result<(), Short> {
         self.enough(chunks)
     }
@@ -80,9 +79,9 @@ impl Sealing {
     }
 }
 
-/// The length at which a replica is sealed that is too short for `length_bytes`, where nothing more will come, also
-/// if that is none: the namenode has only what is sealed removed, and an empty replica is in the way of a better one.
-/// `None` if it is not shorter. Each time it is less.
+/// Returns the length at which to seal a replica that is shorter than `length_bytes`, if nothing more will arrive;
+/// that may be 0: the namenode has only sealed replicas removed, and an empty replica would block a better one.
+/// Returns `None` if the replica is not shorter. The length decreases with each call.
 pub fn shorter(length_bytes: u64, have_bytes: u64) -> Option<u64> {
     (have_bytes < length_bytes).then_some(have_bytes)
 }
@@ -97,15 +96,15 @@ mod tests {
     #[derive(Clone, Copy, Debug)]
     struct Replica {
         sealed: Option<u32>,
-        /// What it is taken to have.
+        /// The number of chunks that it is believed to have.
         chunks: u32,
-        /// What matches its checksums by now.
+        /// The number of chunks that match their checksums by now.
         good_chunks: u32,
         is_unproven: bool,
     }
 
     impl Replica {
-        /// As the store carries it out; its writer adds so much before it lets go.
+        /// Seals as the store does; its writer appends so much before it lets go.
         fn seal(&mut self, chunks: u32, late_chunks: u32) -> Result<(), Short> {
             let sealing = Sealing::at(chunks);
             let have_chunks = self.sealed.unwrap_or(self.chunks);
@@ -143,8 +142,8 @@ mod tests {
     }
 
     proptest! {
-        /// It is sealed at what is asked for, or all that is there if that is less; never at more than matches its
-        /// checksums where that is not certain; and what is sealed never changes.
+        /// It is sealed at the requested length, or at its actual length if that is less; never beyond the chunks that
+        /// match their checksums if that is uncertain; and a sealed replica never changes.
         #[test]
         fn what_is_there_is_sealed(
             chunks in 0u32..10,
@@ -153,13 +152,13 @@ mod tests {
             is_unproven: bool,
             asked in prop::collection::vec(1u32..15, 1..4),
         ) {
-            // What is lost is lost of a replica that is not proven only.
+            // Only an unproven replica loses chunks.
             let lost_chunks = if is_unproven { lost_chunks.min(chunks) } else { 0 };
             let mut replica = Replica {
                 sealed: None,
                 chunks,
                 good_chunks: chunks - lost_chunks,
-                // One that was lost has no writer any more.
+                // A replica that lost chunks has no writer any more.
                 is_unproven,
             };
             let late_chunks = if is_unproven { 0 } else { late_chunks };

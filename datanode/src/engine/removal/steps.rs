@@ -1,11 +1,11 @@
-//! How one replica is deleted.
+//! Steps of the deletion of one replica.
 
-/// What is to be done next.
+/// The next action.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Step {
-    /// A piece is to be cut off, and paid for.
+    /// Cut off a piece, and pay for it.
     Cut,
-    /// What is left is to be removed at once.
+    /// Remove the rest in one step.
     Finish,
 }
 
@@ -16,7 +16,7 @@ pub struct Steps {
 }
 
 impl Steps {
-    /// What is next, where space is short (`is_pressed`) or not.
+    /// Returns the next action, depending on whether space is short (`is_pressed`).
     pub fn next(&self, is_pressed: bool) -> Step {
         if self.is_cut || is_pressed {
             Step::Finish
@@ -25,7 +25,7 @@ impl Steps {
         }
     }
 
-    /// So many bytes were cut off: none when the rest is small, or the disk refuses.
+    /// Records that so many bytes were cut off: none when the rest is small, or the disk refuses.
     pub fn cut(&mut self, bytes: u64) {
         assert!(
             !self.is_cut,

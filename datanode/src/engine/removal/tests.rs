@@ -23,22 +23,22 @@ fn authority(number: u32, id: u64, record: u64, recovering: bool) -> Authority {
 
 #[derive(Clone, Debug)]
 enum Event {
-    /// The datanode registers on a link with a namenode that says so of itself, if it obeys it.
+    /// The datanode registers on a link with a namenode that claims this authority, if it obeys it.
     Register {
         link: usize,
         heard: Authority,
     },
-    /// The namenode on a link, further by so many records, commands a deletion, if it is obeyed.
+    /// The namenode on a link, which has advanced by so many records, commands a deletion, if it is obeyed.
     Order {
         link: usize,
         records: u64,
     },
-    /// The namenode on a link begins to lead, without a registration.
+    /// The namenode on a link becomes leader, without a registration.
     Lead {
         link: usize,
         id: u64,
     },
-    /// A disk has, or does not have, what was obeyed.
+    /// The obeyed position is written to a disk, or that fails.
     Write {
         fails: bool,
     },
@@ -189,10 +189,10 @@ impl World {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(2_000))]
 
-    /// Once a replica is deleted, no namenode is obeyed any more that started before the one that
-    /// had it deleted, however often the datanode crashes. What was commanded before a registration
-    /// is not deleted after it, nor what was commanded before another namenode began to lead; but a
-    /// registration with another one, as one that stands by, takes back nothing.
+    /// Once a replica is deleted, no namenode is obeyed any more that started before the one that commanded the
+    /// deletion, however often the datanode crashes. A deletion commanded before a registration is not carried out
+    /// after it, nor one commanded before another namenode became leader; but a registration with another namenode,
+    /// such as a standby, cancels nothing.
     #[test]
     fn nothing_is_deleted_for_a_namenode_that_could_be_forgotten(
         events in prop::collection::vec(event(), 1..80),
@@ -208,8 +208,7 @@ proptest! {
         prop_assert_eq!(removals.removable_bytes(u64::MAX, some_time()), u64::MAX);
     }
 
-    /// What is left is what was ordered, less what was deleted or ended, whatever replicas turn out to
-    /// take.
+    /// The bytes left are those ordered, minus those deleted or ended, whatever space the replicas turn out to take.
     #[test]
     fn what_is_left_is_counted(
         steps in prop::collection::vec((0u8..4, 0u64..5_000, any::<prop::sample::Index>()), 1..100),
@@ -238,13 +237,13 @@ proptest! {
     }
 }
 
-/// The one whose epoch begins later, or that is further in it.
+/// The later position: that of the later epoch, or the one further in the same epoch.
 fn later(one: Option<Position>, other: Position) -> Position {
     let place = |it: &Position| (it.epoch.number, it.record);
     one.map_or(other, |one| std::cmp::max_by_key(one, other, place))
 }
 
-/// A namenode that has far too much deleted, and commands what each heartbeat says that it may.
+/// A namenode that has far too much deleted, and always commands as much as a heartbeat allows.
 fn deleted_in(time: Duration, pressure_bytes: u64) -> u64 {
     const REPLICA_BYTES: u64 = 50_000;
     let mut removals = Removals::new(RATE, 1);

@@ -1,5 +1,5 @@
-//! Fetching a replica from other datanodes, because the namenode says so: which source is asked from
-//! where, and what follows from what it sends.
+//! Fetching a replica from other datanodes on the namenode's command: which source is asked for which range, and what
+//! follows from its answer.
 
 #[cfg(test)]
 mod tests;
@@ -7,68 +7,68 @@ mod tests;
 use harvestfs_protocol::data::ReadPacket;
 use harvestfs_protocol::limits::{CHUNK_BYTES, PACKET_BYTES_MAX};
 
-/// The fetching of one replica.
+/// The state of fetching one replica.
 #[derive(Debug)]
 pub struct Fetch {
     length_bytes: u64,
-    /// The same, up to the end of a chunk.
+    /// The same, rounded up to the end of a chunk.
     end: u64,
-    /// What is written here.
+    /// The bytes written here so far.
     offset: u64,
     sources: usize,
-    /// The first that was not asked yet.
+    /// The first source that was not asked yet.
     next_source: usize,
 }
 
-/// What is to be done next.
+/// The next action.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Step {
-    /// This source is to be asked for so many bytes from this offset on.
+    /// Ask this source for so many bytes from this offset on.
     Ask {
         /// Its number.
         source: usize,
         /// Where in the block, in bytes.
         offset: u64,
-        /// How much.
+        /// How many bytes.
         length_bytes: u64,
     },
-    /// All is here: the replica is to be sealed.
+    /// Everything has arrived: seal the replica.
     Seal,
-    /// There is no source left: what was written is to be discarded.
+    /// There is no source left: discard what was written.
     GiveUp,
 }
 
 /// Why a source was of no use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Trouble {
-    /// It could not be reached, broke off, refused, or sent something else than was asked for.
+    /// The source could not be reached, disconnected, refused, or sent something other than requested.
     Source,
-    /// Its data was damaged on the way.
+    /// The source's data was damaged on the way.
     Damaged,
     /// This datanode cannot write.
     Here,
-    /// The owner needs this server.
+    /// The primary tenant needs this server.
     BusyHere,
 }
 
-/// What follows from it.
+/// The consequence of a failure.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum After {
-    /// The next source goes on where this one ended.
+    /// The next source continues where this one stopped.
     GoOn,
-    /// What came before the damage was verified, but this writer takes no more: what was written is to be discarded,
-    /// and the next source begins anew.
+    /// Discard what was written; the next source starts from scratch. The data before the damage was verified, but
+    /// this writer accepts no more.
     BeginAnew,
-    /// What was written is to be discarded, and the repair has failed.
+    /// Discard what was written; the repair has failed.
     Fail,
 }
 
 impl Fetch {
-    /// Of a replica of this length, from so many sources.
+    /// Starts to fetch a replica of this length from so many sources.
     pub fn new(length_bytes: u64, sources: usize) -> Self {
         Self {
             length_bytes,
-            // No replica is that long, which its writer finds out.
+            // No replica is that long, which its writer will find out.
             end: length_bytes
                 .checked_next_multiple_of(CHUNK_BYTES as u64)
                 .unwrap_or(u64::MAX),
@@ -78,8 +78,8 @@ impl Fetch {
         }
     }
 
-    /// What is next, when a source has sent all or failed. There is no replica without a source, even an empty
-    /// one.
+    /// Returns the next action after a source has sent everything or failed. A replica is sealed only if there is a
+    /// source, even if it is empty.
     pub fn next(&mut self) -> Step {
         if self.sources > 0 && self.is_complete() {
             return Step::Seal;
@@ -100,17 +100,17 @@ impl Fetch {
         }
     }
 
-    /// Whether a source has sent all that it was asked for.
+    /// Whether everything requested has arrived.
     pub fn is_complete(&self) -> bool {
         self.offset >= self.end
     }
 
-    /// What is written here, in bytes.
+    /// The bytes written here so far.
     pub fn offset(&self) -> u64 {
         self.offset
     }
 
-    /// The checksums of a packet of data, if it is what has to come next: whole chunks from where the last one
+    /// Returns the checksums of a data packet, if it is the packet expected next: whole chunks from where the last one
     /// ended.
     pub fn accept(&self, packet: ReadPacket, data_bytes: usize) -> Option<Vec<u32>> {
         let ReadPacket::Data {
@@ -128,7 +128,7 @@ impl Fetch {
         fits.then_some(checksums)
     }
 
-    /// So much more is written.
+    /// Records that so many more bytes were written.
     pub fn wrote(&mut self, bytes: u64) {
         self.offset += bytes;
         assert!(
@@ -137,7 +137,7 @@ impl Fetch {
         );
     }
 
-    /// The source that was asked is of no use any more.
+    /// Records that the current source failed, and returns the consequence.
     pub fn failed(&mut self, trouble: Trouble) -> After {
         match trouble {
             Trouble::Source => After::GoOn,

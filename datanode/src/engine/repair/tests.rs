@@ -14,7 +14,7 @@ enum Source {
         packets: u64,
         damaged: bool,
     },
-    /// Something else than was asked for comes after so many packets.
+    /// It sends an unexpected packet after so many packets.
     Confuses { packets: u64, what: u8 },
 }
 
@@ -63,8 +63,9 @@ fn packet(source: Source, sent: u64, offset: u64, end: u64) -> Result<(ReadPacke
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(2_000))]
 
-    /// Whatever the sources do: each is asked once at most, in order; what is written is the block from its
-    /// beginning, without a gap, by verified packets that fit; and it is sealed exactly when it is all there.
+    /// Whatever the sources do, each is asked at most once, in order; the data written is the block from its
+    /// beginning, without a gap, from verified packets that fit; and the replica is sealed exactly when it is
+    /// complete.
     #[test]
     fn what_is_sealed_is_the_block(
         chunks in 0u64..20,

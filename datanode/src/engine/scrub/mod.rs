@@ -1,22 +1,22 @@
-//! In which order sealed replicas are verified, and when.
+//! The order in which sealed replicas are verified, and when.
 
 use std::num::NonZeroU64;
 use std::time::{Duration, Instant};
 
 use harvestfs_protocol::ids::BlockId;
 
-/// Rounds through all volumes, one after the other, for ever.
+/// Rounds through all volumes, one after the other, forever.
 #[derive(Debug)]
 pub struct Rounds {
-    /// Where in the list of its replicas the round begins on each volume.
+    /// Where the round begins in each volume's list of replicas.
     start: u64,
     interval: Duration,
     next_at: Option<Instant>,
 }
 
 impl Rounds {
-    /// Rounds that begin at least `interval` apart. `chance` says where the first one begins, so that a datanode that
-    /// is often restarted gets everywhere all the same.
+    /// Rounds that begin at least `interval` apart. `chance` determines where the first one begins, so that a datanode
+    /// that is often restarted still reaches all replicas.
     pub fn new(interval: Duration, chance: u64) -> Self {
         Self {
             start: chance,
@@ -25,7 +25,7 @@ impl Rounds {
         }
     }
 
-    /// A round begins.
+    /// Records that a round begins.
     pub fn begin(&mut self, now: Instant) {
         assert!(
             self.next_at.is_none(),
@@ -34,17 +34,17 @@ impl Rounds {
         self.next_at = Some(now + self.interval);
     }
 
-    /// The sealed replicas of a volume, in the order in which this round verifies them.
+    /// Returns the sealed replicas of a volume in the order in which this round verifies them.
     pub fn order(&self, mut blocks: Vec<BlockId>) -> Vec<BlockId> {
         blocks.sort_unstable();
-        // Ids are counted up from the start of the cluster, so chance is turned into a place.
+        // Ids count up from the start of the cluster, so `start` selects an index, not an id.
         if let Some(places) = NonZeroU64::new(blocks.len() as u64) {
             blocks.rotate_left((self.start % places) as usize);
         }
         blocks
     }
 
-    /// The round is over. Returns when the next one begins.
+    /// Records that the round is over. Returns when the next one begins.
     pub fn end(&mut self, now: Instant) -> Instant {
         self.start = 0;
         let Some(next_at) = self.next_at.take() else {
@@ -64,7 +64,7 @@ mod tests {
     use crate::testing::some_time;
 
     proptest! {
-        /// Each round has every replica once, and rounds are not closer than they should be.
+        /// Each round contains every replica once, and rounds are not closer than allowed.
         #[test]
         fn every_round_has_all(
             chance: u64,
@@ -92,7 +92,7 @@ mod tests {
         }
     }
 
-    /// A datanode that is restarted after the first replicas of each round verifies all in time.
+    /// A datanode that is restarted after the first replicas of each round still verifies all of them in time.
     #[test]
     fn restarts_do_not_keep_it_from_getting_everywhere() {
         let blocks: Vec<BlockId> = (0..100).map(|block| BlockId(7_000 + block)).collect();

@@ -1,4 +1,4 @@
-//! One datanode of a pipeline: which packets are taken, and what may be acknowledged of them.
+//! One datanode of a pipeline: which packets are accepted, and which may be acknowledged.
 
 pub mod packet;
 pub mod progress;

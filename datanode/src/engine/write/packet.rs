@@ -7,12 +7,12 @@ use harvestfs_protocol::limits::{CHUNK_BYTES, PACKET_BYTES_MAX};
 /// The packets of one stream.
 #[derive(Debug, Default)]
 pub struct Packets {
-    /// Where the next data belongs in the block.
+    /// The offset in the block where the next data belongs.
     next_offset: u64,
 }
 
 impl Packets {
-    /// Checks a packet's shape, before memory is taken for its data, and its place in the block.
+    /// Checks a packet's shape, before memory is allocated for its data, and its position in the block.
     ///
     /// # Errors
     /// [`DataError::Protocol`] or [`DataError::OutOfOrder`], which end the stream.
@@ -71,7 +71,7 @@ mod tests {
     }
 
     proptest! {
-        /// Data is taken exactly where what was taken before ends, up to the end of its chunk.
+        /// Data is accepted exactly where the previously accepted data ends, rounded up to the end of its chunk.
         #[test]
         fn what_is_taken_has_no_gap(
             steps in prop::collection::vec((0usize..9_000, -1i64..2, -1i64..2, 0u8..4), 1..50),

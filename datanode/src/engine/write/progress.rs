@@ -1,4 +1,4 @@
-//! How far the packets of one write stream have come.
+//! Progress of the packets of one write stream.
 
 use std::collections::VecDeque;
 
@@ -12,20 +12,20 @@ pub struct Failure {
     pub error: DataError,
 }
 
-/// What the stream's acknowledging end is to do next.
+/// The next action of the stream's acknowledging end.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Step {
     /// Acknowledge this many packets.
     Acknowledge(u64),
-    /// Everything is acknowledged, nothing more will come.
+    /// Everything is acknowledged, and nothing more will arrive.
     Complete,
-    /// Say that it is over.
+    /// Report the failure to upstream.
     Fail(Failure),
-    /// Upstream is gone.
+    /// Upstream has disappeared.
     GiveUp,
 }
 
-/// Counts of packets, from the start of the stream.
+/// Packet counts since the start of the stream.
 #[derive(Debug)]
 pub struct Progress {
     received: u64,
@@ -46,7 +46,7 @@ enum End {
 }
 
 impl Progress {
-    /// At the start of a stream, with or without a datanode behind this one.
+    /// The state at the start of a stream, with or without a datanode downstream of this one.
     pub fn new(has_downstream: bool) -> Self {
         Self {
             received: 0,
@@ -60,19 +60,19 @@ impl Progress {
         }
     }
 
-    /// A packet came.
+    /// Records that a packet arrived.
     pub fn received(&mut self, data_bytes: usize) {
         self.received += 1;
         self.in_flight.push_back(data_bytes);
         self.bytes_in_flight += data_bytes;
     }
 
-    /// No further packet will come.
+    /// Records that no further packet will arrive.
     pub fn end_input(&mut self) {
         self.input_ended = true;
     }
 
-    /// This datanode has done so many more packets.
+    /// Records that this datanode has processed so many more packets.
     pub fn local_done(&mut self, packets: u64) {
         self.local_done += packets;
         assert!(
@@ -83,7 +83,8 @@ impl Progress {
         );
     }
 
-    /// The rest of the pipeline has done so many packets altogether; false if that cannot be.
+    /// Records that the rest of the pipeline has processed so many packets in total; returns `false` if that is
+    /// impossible.
     pub fn downstream_done(&mut self, packets: u64) -> bool {
         if packets > self.received || packets < self.downstream_done {
             return false;
@@ -92,17 +93,17 @@ impl Progress {
         true
     }
 
-    /// Whether nothing more is to be heard from downstream.
+    /// Whether nothing more is expected from downstream.
     pub fn downstream_is_complete(&self) -> bool {
         self.input_ended && self.downstream_done == self.received
     }
 
-    /// The stream is over because a datanode failed. The first end counts.
+    /// Ends the stream because a datanode failed. Only the first end counts.
     pub fn fail(&mut self, node: NodeId, error: DataError) {
         self.end.get_or_insert(End::Failed(Failure { node, error }));
     }
 
-    /// The stream is over, and upstream is gone.
+    /// Ends the stream because upstream has disappeared.
     pub fn fail_silently(&mut self) {
         self.end.get_or_insert(End::UpstreamGone);
     }
@@ -112,12 +113,12 @@ impl Progress {
         self.bytes_in_flight
     }
 
-    /// Whether less than this much is not acknowledged yet.
+    /// Whether less than this much is unacknowledged.
     pub fn has_room(&self, bytes_max: usize, packets_max: usize) -> bool {
         self.bytes_in_flight < bytes_max && self.in_flight.len() < packets_max
     }
 
-    /// So many packets are acknowledged to upstream.
+    /// Records that so many packets have been acknowledged to upstream.
     pub fn acknowledged(&mut self, packets: u64) {
         let received = self.received;
         let Some(unacknowledged) = received.checked_sub(packets) else {
@@ -130,14 +131,14 @@ impl Progress {
         }
     }
 
-    /// What is to be done after `acknowledged` packets were acknowledged, if there is something.
+    /// Returns the next step after `acknowledged` packets have been acknowledged, if there is one.
     pub fn step(&self, acknowledged: u64) -> Option<Step> {
         let done = if self.has_downstream {
             self.local_done.min(self.downstream_done)
         } else {
             self.local_done
         };
-        // What is done is acknowledged even if what follows failed: the writer may count on it.
+        // Finished work is acknowledged even if later work failed: the writer may rely on it.
         if done > acknowledged && !matches!(self.end, Some(End::UpstreamGone)) {
             return Some(Step::Acknowledge(done));
         }
@@ -207,7 +208,7 @@ mod tests {
         InputEnds,
         /// One more packet is written here.
         Local,
-        /// The datanode behind says so many.
+        /// The downstream datanode acknowledges so many.
         Downstream(u64),
         Fails,
         UpstreamGoes,
@@ -229,9 +230,9 @@ mod tests {
     proptest! {
         #![proptest_config(ProptestConfig::with_cases(1_000))]
 
-        /// What is acknowledged was done by this datanode and by all behind it; what is done is acknowledged before
-        /// a failure is said; what is in flight is what is not acknowledged; and it is complete exactly when all
-        /// that came is acknowledged.
+        /// Acknowledged packets were processed by this datanode and all downstream; processed packets are acknowledged
+        /// before a failure is reported; packets in flight are those not acknowledged; and the stream is complete
+        /// exactly when all received packets are acknowledged.
         #[test]
         fn only_what_all_have_is_acknowledged(
             has_downstream: bool,

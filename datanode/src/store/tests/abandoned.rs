@@ -1,5 +1,5 @@
-//! Jobs on a disk that does not answer in time: what was not begun leaves everything as it was, and what
-//! ends late touches nothing that came after it.
+//! Jobs on a disk that does not respond in time: a job that was not started changes nothing, and one that ends late
+//! affects nothing that was done after it.
 
 use std::future::Future;
 use std::time::Duration;
@@ -17,7 +17,7 @@ fn store_with_threads(path: &Path, disk: &Arc<FaultyDisk>, threads: usize) -> Bl
     store_of(vec![volume])
 }
 
-/// A store whose only thread waits for the disk, with what is done to it before.
+/// A store whose only thread waits for the disk, after some preparation.
 async fn hanging_store(
     path: &Path,
     before: impl AsyncFnOnce(&BlockStore),
@@ -37,7 +37,7 @@ async fn hanging_store(
     (disk, store)
 }
 
-/// The disk answers again, until all that it was asked for is done.
+/// Makes the disk respond again, and waits until all its jobs are done.
 async fn answer(disk: &FaultyDisk, store: &BlockStore) {
     disk.heal();
     while store.is_silent() {
@@ -102,7 +102,7 @@ async fn a_replica_that_was_not_removed_in_time_is_to_be_removed_again() {
     changes(&store);
     must_be_silent(store.delete(BlockId(1))).await;
     assert_eq!(store.status()[0].used_bytes, used_bytes);
-    // Nobody would have it removed who does not hear of it.
+    // A namenode that does not learn of the replica would never have it removed.
     assert_eq!(changes(&store), [ReplicaChange::Corrupt(BlockId(1))]);
     let storage = store.status()[0].storage;
     assert_eq!(store.corrupt_replicas_of(storage), [BlockId(1)]);
@@ -137,7 +137,7 @@ async fn what_is_written_too_late_is_not_written() {
     store.delete(BlockId(1)).await.unwrap();
 }
 
-/// One that hangs in the middle is there in the end, and is known.
+/// A creation that hangs in the middle succeeds in the end, and the replica is known.
 #[tokio::test]
 async fn a_replica_that_is_created_too_late_is_known() {
     let dir = tempfile::tempdir().unwrap();
@@ -164,14 +164,15 @@ async fn a_replica_that_is_created_too_late_is_known() {
         matches!(changes(&store)[..], [ReplicaChange::Have(report)] if report.block == BlockId(1))
     );
     store.delete(BlockId(1)).await.unwrap();
-    // A repair is nothing that could be reported; the next one of the block removes it, or who looks for it.
+    // A replica being repaired cannot be reported; it is removed by the next repair of the block, or by the search for
+    // leftovers.
     assert_eq!(store.abandoned_repairs(), [BlockId(2)]);
     store.delete_abandoned_repair(BlockId(2)).await.unwrap();
     assert_eq!(store.abandoned_repairs(), []);
     let again = store.create(BlockId(2), None, Origin::Repair, BLOCK_BYTES);
     let mut writer = again.await.unwrap();
     assert_eq!(store.abandoned_repairs(), []);
-    // It leaves alone what is being written.
+    // Replicas that are being written are left alone.
     store.delete_abandoned_repair(BlockId(2)).await.unwrap();
     writer
         .write(vec![packet(0, b"2", false)], false)
@@ -208,7 +209,7 @@ async fn a_late_discard_leaves_a_newer_replica_alone() {
     assert!(store.report(BlockId(2)).is_none());
 }
 
-/// The file is damaged of which a replica is condemned; the rename comes late.
+/// The file of the condemned replica is damaged; the rename happens late.
 #[tokio::test]
 async fn a_late_condemnation_moves_no_newer_replica() {
     let dir = tempfile::tempdir().unwrap();
@@ -225,7 +226,8 @@ async fn a_late_condemnation_moves_no_newer_replica() {
     let reading = store.clone();
     let reader = tokio::spawn(async move { read(&reading, 1, 0, 1).await });
     disk.wait_for_hanging(1).await;
-    // In vain as yet. Were it removed now, a newer one could come, and be moved aside in its place.
+    // This must not succeed yet: if the replica were removed now, a newer one could be created, and be moved aside in
+    // its place.
     store.delete(BlockId(1)).await.unwrap();
     let newer = create(&store, 1).await;
     assert!(matches!(newer, Err(StoreError::ReplicaExists)));
@@ -319,7 +321,7 @@ async fn an_older_file_of_the_volume_never_replaces_a_newer_one() {
     assert_eq!(*written.lock(), [1, 3]);
 }
 
-/// What the owner takes back is not filled while its disk is waited for.
+/// Space that the primary tenant reclaims is not filled while its disk is waited for.
 #[tokio::test]
 async fn a_lower_quota_holds_before_the_disk_has_it() {
     let dir = tempfile::tempdir().unwrap();
@@ -333,7 +335,7 @@ async fn a_lower_quota_holds_before_the_disk_has_it() {
         () = std::future::ready(()) => {}
     }
     assert_eq!(store.volumes()[0].quota.limit_bytes(), 1_000_000);
-    // Once it is said, the namenode does not send it again after a crash.
+    // Once the quota is reported, the namenode does not send it again after a crash.
     assert_eq!(store.status()[0].quota_bytes, 1 << 30);
     must_be_silent(lowering).await;
     assert_eq!(store.status()[0].quota_bytes, 1_000_000);
@@ -367,14 +369,14 @@ async fn a_slow_disk_does_not_keep_the_quotas_of_others_from_holding() {
     configuring.await.unwrap();
 }
 
-/// Deletions on all volumes wait until it is written down.
+/// Deletions on all volumes wait until the position is recorded.
 #[tokio::test]
 async fn what_is_obeyed_is_written_down_while_another_disk_does_not_answer() {
     const OBEYED: Position = Position {
         epoch: Epoch { number: 7, id: 9 },
         record: 1,
     };
-    // Also before it is known that it does not answer.
+    // Even before the disk is known to be silent.
     for is_silent in [true, false] {
         let dir = tempfile::tempdir().unwrap();
         let paths = ["a", "b"].map(|name| dir.path().join(name));

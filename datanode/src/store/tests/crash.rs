@@ -1,4 +1,4 @@
-//! After any power loss, what was acknowledged is there.
+//! After any power loss, acknowledged data is intact.
 
 use std::collections::HashMap;
 
@@ -7,7 +7,7 @@ use rand::RngExt;
 use super::*;
 use crate::testing::disks::RecordingDisk;
 
-/// What was acknowledged to a writer by a certain moment.
+/// The data acknowledged to a writer by a certain point in time.
 struct Acknowledged {
     moment: usize,
     block: u64,
@@ -18,12 +18,12 @@ struct Acknowledged {
 /// How the writing of a replica ends.
 #[derive(Clone, Copy)]
 enum End {
-    /// Its writer goes away.
+    /// Its writer disappears.
     Open,
     Sealed,
     /// The sync of the seal fails, and it is sealed again.
     SealFails,
-    /// A sync fails, and it is sealed without what came with that.
+    /// A sync fails, and the replica is sealed without the data of that sync.
     SyncFails,
     /// The same after a restart.
     SyncFailsAndRestart,

@@ -43,7 +43,7 @@ async fn a_corrupt_chunk_is_never_handed_out() {
             "{error}"
         );
         assert_eq!(changes(&store), [ReplicaChange::Corrupt(BlockId(block))]);
-        // It counts as no replica now, also after a restart.
+        // It no longer counts as a replica, even after a restart.
         let again = read(&store, block, 0, 100_000).await.unwrap_err();
         assert!(matches!(again, StoreError::Corrupt { offset } if offset == corrupt_offset));
         assert!(store.report(BlockId(block)).is_none());
@@ -58,7 +58,7 @@ async fn a_corrupt_chunk_is_never_handed_out() {
     assert!(store.status()[0].used_bytes < used);
 }
 
-/// They may be all that is left of the block.
+/// The intact chunks may be all that is left of the block.
 #[tokio::test]
 async fn the_good_chunks_of_a_corrupt_replica_are_read() {
     let dir = tempfile::tempdir().unwrap();
@@ -88,7 +88,7 @@ async fn the_good_chunks_of_a_corrupt_replica_are_read() {
         let storage = store.status()[0].storage;
         assert_eq!(store.corrupt_replicas_of(storage), [BlockId(1)]);
         assert!(store.report(BlockId(1)).is_none());
-        // It is neither sealed nor lent, nor is there another one beside it.
+        // It is neither sealed nor lent, and no other replica is created beside it.
         let sealed = store.seal(BlockId(1), 4096).await;
         assert!(matches!(sealed, Err(StoreError::Corrupt { .. })));
         let lent = store.lend(BlockId(1)).await;
@@ -98,7 +98,7 @@ async fn the_good_chunks_of_a_corrupt_replica_are_read() {
         drop(store);
         store = real_store(dir.path());
     }
-    // At a quota's deadline it goes last: a good one has others most likely.
+    // At a quota's deadline it goes last: a good replica most likely is not the only one.
     write_sealed(&store, 2, b"small").await.unwrap();
     let storage = store.status()[0].storage;
     let victims = store.victims(storage, u64::MAX);
@@ -111,7 +111,7 @@ async fn the_good_chunks_of_a_corrupt_replica_are_read() {
     assert_eq!(read(&store, 1, 0, 5).await.unwrap(), b"again"[..]);
 }
 
-/// Else readers that come again would take down a volume with one bad sector.
+/// Otherwise readers that retry would take down a volume with one bad sector.
 #[tokio::test]
 async fn a_bad_sector_that_is_known_counts_once_against_the_volume() {
     let dir = tempfile::tempdir().unwrap();
@@ -153,7 +153,7 @@ async fn corruption_of_an_open_replica_stops_its_writer() {
             read(&store, 1, 0, 1).await,
             Err(StoreError::Corrupt { offset: 0 })
         ));
-        // What is good of it is read.
+        // Its good chunks are read.
         assert_eq!(read(&store, 1, 4096, 4096).await.unwrap(), [2; 4096][..]);
     }
     let more = writer.write(vec![packet(8192, &[1], false)], false).await;
@@ -209,13 +209,13 @@ async fn a_failing_write_or_sync_is_not_acknowledged() {
         assert!(store.seal(BlockId(1), 4096).await.is_err());
         assert!(store.status()[0].healthy, "two errors are forgiven");
         disk.heal();
-        // What was acknowledged before is still there, and can be sealed.
+        // Data acknowledged before is intact, and can be sealed.
         store.seal(BlockId(1), 4096).await.unwrap();
         assert_eq!(read(&store, 1, 0, 4096).await.unwrap(), [1; 4096][..]);
     }
 }
 
-/// Else it would count as good, and be sealed in vain for ever.
+/// Otherwise the replica would count as good, and sealing it would be retried in vain forever.
 #[tokio::test]
 async fn an_unsealed_replica_that_cannot_be_read_is_corrupt() {
     for is_removed in [false, true] {
@@ -245,7 +245,7 @@ async fn an_unsealed_replica_that_cannot_be_read_is_corrupt() {
     }
 }
 
-/// What is before a bad sector is as good as what is before wrong bytes, and may be all that is left of the block.
+/// Data before a bad sector is as good as data before wrong bytes, and may be all that is left of the block.
 #[tokio::test]
 async fn an_unsealed_replica_is_sealed_up_to_where_it_can_be_read() {
     for is_bad_at_start in [false, true] {
@@ -280,7 +280,7 @@ async fn an_unsealed_replica_is_sealed_up_to_where_it_can_be_read() {
     }
 }
 
-/// What is written again is spared as soon as the owner needs the disk, and is not written once more.
+/// Rewriting stops as soon as the primary tenant needs the disk, and does not start from scratch later.
 #[tokio::test]
 async fn an_unproven_replica_is_written_again_group_by_group() {
     let dir = tempfile::tempdir().unwrap();
@@ -300,7 +300,7 @@ async fn an_unproven_replica_is_written_again_group_by_group() {
         assert!(matches!(interrupted, Err(StoreError::Busy)));
         let open = store.inventory.readable(BlockId(1)).unwrap().open.unwrap();
         assert_eq!(open.proven_chunks(), proven_groups * layout::GROUP_CHUNKS);
-        // It is free meanwhile, and can be read.
+        // The replica is free in between, and can be read.
         assert!(open.is_idle());
         assert_eq!(
             read(&store, 1, 9 << 20, 4_096).await.unwrap()[..],
@@ -337,7 +337,7 @@ async fn what_is_before_a_table_that_cannot_be_read_is_found() {
     assert_eq!(read(&store, 1, 3 << 20, 1 << 20).await.unwrap(), piece[..]);
 }
 
-/// Called corrupt, a good replica could be removed.
+/// If it were reported as corrupt, a good replica could be removed.
 #[tokio::test]
 async fn a_volume_is_not_opened_while_an_error_says_nothing_about_its_replicas() {
     let dir = tempfile::tempdir().unwrap();
@@ -358,7 +358,7 @@ async fn a_volume_is_not_opened_while_an_error_says_nothing_about_its_replicas()
     assert_eq!(read(&store, 1, 0, 8_192).await.unwrap(), [1; 8_192][..]);
 }
 
-/// The same would follow, and each time counts against the volume.
+/// The removal would fail again, and each failure counts against the volume.
 #[tokio::test]
 async fn a_removal_that_the_disk_refuses_is_not_asked_for_again_at_once() {
     let dir = tempfile::tempdir().unwrap();
@@ -438,7 +438,7 @@ async fn a_broken_volume_goes_down_and_the_others_serve() {
     for block in &on_second {
         read(&store, block.0, 0, 100_000).await.unwrap();
     }
-    // The disk answers again, but it cannot be trusted any more.
+    // The disk responds again, but it can no longer be trusted.
     disk.heal();
     let last = on_first[on_first.len() - 1];
     let error = read(&store, last.0, 0, 1).await.unwrap_err();
@@ -451,7 +451,7 @@ async fn a_broken_volume_goes_down_and_the_others_serve() {
     }
 }
 
-/// What was on a volume that went down is gone until the next start: a repair re-creates it on another one.
+/// Replicas on a volume that went down are lost until the next start: a repair creates them again on another one.
 #[tokio::test]
 async fn what_was_on_a_volume_that_went_down_is_created_on_another() {
     let dir = tempfile::tempdir().unwrap();
@@ -485,7 +485,7 @@ async fn what_was_on_a_volume_that_went_down_is_created_on_another() {
         assert!(storage == storages[1] && report.sealed);
         assert_eq!(read(&store, block, 0, 8).await.unwrap(), b"repaired"[..]);
     }
-    // Nobody can take over what is gone, nor create what a writer has not let go of.
+    // A lost replica cannot be taken over, and one that a writer still holds cannot be created again.
     assert!(late_seal.open.unwrap().take_over().await.is_err());
     let error = repair(4).await.err().unwrap();
     assert!(matches!(error, StoreError::ReplicaExists), "{error}");
@@ -526,7 +526,7 @@ async fn a_silent_disk_is_left_alone_and_given_up_late() {
     let error = hanging_read().await.unwrap_err();
     assert!(matches!(error, StoreError::Silent { .. }), "{error}");
     assert!(store.is_silent());
-    // It is not asked for more, and nothing on it counts as lost.
+    // The disk is given no more jobs, and nothing on it counts as lost.
     for _ in 0..10 {
         let asked = tokio::time::Instant::now();
         let error = read(&store, 1, 0, 1).await.unwrap_err();

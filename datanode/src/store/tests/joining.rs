@@ -20,7 +20,7 @@ async fn write_alone(options: &VolumeOptions, block: u64, content: &[u8]) {
     write_sealed(&store, block, content).await.unwrap();
 }
 
-/// A volume has joined that has the same block as the other one: that one's store, the volume, and what it has twice.
+/// A volume has joined that has the same block as the other one. Returns the store, the volume, and its double.
 async fn joined_with_double(dir: &Path) -> (BlockStore, Arc<Volume>, Vec<Double>) {
     let [first, second] = two_volumes(dir);
     write_alone(&second, 1, &data(1, 5_000)).await;
@@ -31,7 +31,7 @@ async fn joined_with_double(dir: &Path) -> (BlockStore, Arc<Volume>, Vec<Double>
     (store, late, doubles)
 }
 
-/// Somebody may be at work on what is in use.
+/// Something may be working on the replica that is in use.
 #[tokio::test]
 async fn of_what_a_volume_has_that_joins_later_only_what_is_new_counts() {
     let dir = tempfile::tempdir().unwrap();
@@ -57,12 +57,12 @@ async fn of_what_a_volume_has_that_joins_later_only_what_is_new_counts() {
         assert_eq!(read(&store, block, 0, 3).await.unwrap(), content[..]);
     }
     assert_eq!(store.replicas_of(late.storage()).len(), 1);
-    // It is one like the others.
+    // It is a volume like the others.
     store.delete(BlockId(2)).await.unwrap();
     write_sealed(&store, 2, b"again").await.unwrap();
 }
 
-/// What is left behind takes the owner's space, and would be more after each slow start.
+/// Leftover files take the primary tenant's space, and there would be more of them after each slow start.
 #[tokio::test]
 async fn of_what_a_volume_has_that_joins_later_only_what_is_whole_elsewhere_is_removed() {
     let dir = tempfile::tempdir().unwrap();
@@ -71,7 +71,7 @@ async fn of_what_a_volume_has_that_joins_later_only_what_is_whole_elsewhere_is_r
         write_alone(&second, block, &data(block, 5_000)).await;
     }
     write_alone(&first, 6, &data(6, 5_000)).await;
-    // Of the last one, only the size is known from here on.
+    // For the last one, only the size is known from here on.
     let store = store_of(vec![open(&first)]);
     write_sealed(&store, 1, &data(1, 5_000)).await.unwrap();
     write_sealed(&store, 2, b"short").await.unwrap();
@@ -82,7 +82,7 @@ async fn of_what_a_volume_has_that_joins_later_only_what_is_whole_elsewhere_is_r
     let doubles = store.join(&late, found);
     assert_eq!(doubles.len(), 5);
     assert_eq!(late.quota.used_bytes(), used_bytes);
-    // By then, it is nowhere else.
+    // By then, no other volume has the block.
     store.delete(BlockId(4)).await.unwrap();
     let mut removed_bytes = 0;
     for double in doubles {
@@ -93,7 +93,7 @@ async fn of_what_a_volume_has_that_joins_later_only_what_is_whole_elsewhere_is_r
     }
     let is_there = (1..=6).filter(|&block| late.sealed_path(BlockId(block)).exists());
     assert_eq!(is_there.collect::<Vec<u64>>(), [2, 3, 4, 5, 6]);
-    // What is left alone is no room for others.
+    // The space of files that are left alone is not available to others.
     assert!(removed_bytes > 5_000);
     assert_eq!(late.quota.used_bytes(), used_bytes - removed_bytes);
     write_sealed(&store, 4, &data(4, 5_000)).await.unwrap();
@@ -103,7 +103,7 @@ async fn of_what_a_volume_has_that_joins_later_only_what_is_whole_elsewhere_is_r
     }
 }
 
-/// The longer one would go with the shorter one, for which alone there is a better one.
+/// The longer file would be removed with the shorter one, and only the shorter one has a better replacement.
 #[tokio::test]
 async fn of_a_block_of_which_a_volume_has_two_files_none_is_removed() {
     let dir = tempfile::tempdir().unwrap();
@@ -121,11 +121,11 @@ async fn of_a_block_of_which_a_volume_has_two_files_none_is_removed() {
     let used_bytes = late.quota.used_bytes();
     assert!(store.join(&late, found).is_empty());
     assert!(sealed.exists() && corrupt.exists());
-    // Both are there.
+    // Both files exist.
     assert_eq!(late.quota.used_bytes(), used_bytes);
 }
 
-/// Else all that is left would be left alone for good, for a silence that is over soon.
+/// Otherwise the rest would be left alone permanently, because of a silence that is over soon.
 #[tokio::test]
 async fn what_is_on_a_disk_that_does_not_answer_is_waited_for() {
     let dir = tempfile::tempdir().unwrap();
@@ -147,7 +147,7 @@ async fn what_is_on_a_disk_that_does_not_answer_is_waited_for() {
     assert!(!late.sealed_path(BlockId(1)).exists());
 }
 
-/// What is above its quota is given up before long.
+/// A replica on a volume above its quota is given up before long.
 #[tokio::test]
 async fn nothing_is_removed_for_what_is_on_a_volume_that_is_above_its_quota() {
     let dir = tempfile::tempdir().unwrap();
@@ -161,7 +161,7 @@ async fn nothing_is_removed_for_what_is_on_a_volume_that_is_above_its_quota() {
     assert!(late.sealed_path(BlockId(1)).exists());
 }
 
-/// Else it would not be seen before the next start, and it may be the last one of the block.
+/// Otherwise the file would not be found before the next start, and it may be the last one of the block.
 #[tokio::test]
 async fn what_is_lost_or_corrupt_gives_way_to_what_a_volume_has_that_joins_later() {
     for is_lost in [true, false] {

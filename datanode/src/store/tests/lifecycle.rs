@@ -172,7 +172,7 @@ async fn a_replica_that_lacks_its_end_is_sealed_at_what_it_has() {
     }
 }
 
-/// Nobody would ever remove it else: that nothing more comes shows when it is sealed.
+/// Otherwise the empty replica would never be removed: that nothing more arrives is known when it is sealed.
 #[tokio::test]
 async fn an_empty_replica_is_sealed_as_it_is() {
     let dir = tempfile::tempdir().unwrap();
@@ -216,7 +216,7 @@ async fn a_replica_is_sealed_by_others_when_its_writer_is_gone() {
     assert_eq!(read(&store, 1, 0, 8192).await.unwrap(), data[..8192]);
     assert_eq!(read(&store, 2, 0, 20_000).await.unwrap(), data);
     assert!(read(&store, 1, 0, 8193).await.is_err());
-    // Again: nothing happens; a longer one is not to be had.
+    // Again: nothing happens; sealing at a greater length is impossible.
     store.seal(BlockId(1), 8000).await.unwrap();
     store.seal(BlockId(1), 100).await.unwrap();
     assert!(store.seal(BlockId(1), 8193).await.is_err());
@@ -385,7 +385,7 @@ async fn a_large_replica_goes_piece_by_piece() {
     let rest_bytes = removal.finish().await.unwrap();
     assert_eq!(used_bytes(), full_bytes - cut_bytes - rest_bytes);
 
-    // What is left when the datanode ends in the middle counts as no replica.
+    // A remainder that exists when the datanode ends in the middle is not counted as a replica.
     let removal = store.start_removal(BlockId(2)).await.unwrap().unwrap();
     let (removal, cut) = removal.cut().await.unwrap();
     assert_eq!(cut.unwrap(), PIECE_BYTES);

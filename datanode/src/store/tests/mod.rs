@@ -1,4 +1,4 @@
-//! The promises of the block store, on real files.
+//! The guarantees of the block store, on real files.
 
 mod abandoned;
 mod crash;
@@ -97,7 +97,7 @@ pub async fn write_sealed(store: &BlockStore, block: u64, data: &[u8]) -> Result
     writer.seal(data.len() as u64).await
 }
 
-/// All that a replica holds from `offset` on, `length` bytes.
+/// The `length` bytes of a replica from `offset` on.
 pub async fn read(
     store: &BlockStore,
     block: u64,
@@ -117,7 +117,7 @@ pub async fn read(
     Ok(Bytes::from(all).slice(start..start + length as usize))
 }
 
-/// A thread of a volume that waits, as for a disk that does not answer.
+/// A thread of a volume that waits, as for a disk that does not respond.
 pub struct WaitingThread {
     answer: std::sync::mpsc::Sender<()>,
     job: JoinHandle<Result<(), StoreError>>,
@@ -145,7 +145,7 @@ impl WaitingThread {
         !self.job.is_finished()
     }
 
-    /// The disk answers.
+    /// Makes the disk respond.
     pub async fn end(self) {
         self.answer.send(()).unwrap();
         self.job.await.unwrap().unwrap();

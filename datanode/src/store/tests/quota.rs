@@ -8,7 +8,7 @@ use proptest::prelude::*;
 
 use super::*;
 
-/// What `du` says.
+/// The disk usage as reported by `du`.
 fn allocated_bytes(path: &Path) -> u64 {
     let metadata = std::fs::symlink_metadata(path).unwrap();
     let own = metadata.blocks() * 512;
@@ -103,7 +103,7 @@ async fn run(quota_bytes: u64, steps: Vec<Step>) {
         let status = &store.status()[0];
         assert!(status.used_bytes <= quota_bytes);
         let allocated = allocated_bytes(&path);
-        // A quota below what the directories take cannot make them smaller.
+        // A quota below the size of the directories cannot make them smaller.
         assert!(
             allocated <= quota_bytes.max(overhead),
             "{allocated} of {quota_bytes}"
@@ -141,7 +141,7 @@ async fn a_lowered_quota_holds_for_new_data_at_once_and_for_the_rest_in_time() {
     ));
     let now = now();
     assert_eq!(store.overdue(now), []);
-    // The namenode has one deleted, the rest is chosen here: the largest first.
+    // The namenode has one replica deleted, the rest is chosen here: the largest first.
     store.delete(BlockId(1)).await.unwrap();
     let overdue = store.overdue(now + hour);
     assert_eq!(overdue, [(storage, store.status()[0].used_bytes - quota)]);
@@ -165,7 +165,7 @@ async fn a_lowered_quota_holds_although_the_disk_gets_an_earlier_change_after_it
     let store = real_store(dir.path());
     let volume = store.volumes()[0].clone();
     let before_bytes = store.status()[0].quota_bytes;
-    // What is done in turn waits until it is let go.
+    // Serialized jobs wait until this is released.
     let occupy = || {
         let (let_go, is_let_go) = mpsc::channel::<()>();
         let volume = volume.clone();
@@ -189,7 +189,7 @@ async fn a_lowered_quota_holds_although_the_disk_gets_an_earlier_change_after_it
     let raised = change(before_bytes * 2);
     let (second_goes, second) = occupy();
     let lowered = change(before_bytes / 2);
-    // Each has its turn in this order.
+    // They run in this order.
     tokio::task::yield_now().await;
     assert_eq!(volume.quota.limit_bytes(), before_bytes / 2);
     drop(first_goes);
@@ -223,7 +223,7 @@ async fn a_changed_quota_outlives_a_restart_until_the_configuration_changes() {
     drop(store);
     let store = store_at(dir.path(), 1 << 29, Arc::new(RealDisk));
     assert_eq!(store.status()[0].quota_bytes, 1 << 29);
-    // As SIGHUP does: what the configuration says now counts, and is remembered as such.
+    // As SIGHUP does: the new configuration applies, and is recorded as the configured quota.
     let configured = |bytes| [options(dir.path(), bytes)];
     store.configure_quotas(&configured(1 << 29)).await;
     assert_eq!(store.status()[0].quota_bytes, 1 << 29);

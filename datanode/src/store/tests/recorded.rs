@@ -1,5 +1,4 @@
-//! Volumes as each release wrote them, in `tests/fixtures/<release>/volume`: they are read by every later
-//! release.
+//! Volumes written by each release, in `tests/fixtures/<release>/volume`: every later release can read them.
 
 use std::fs;
 use std::path::PathBuf;
@@ -29,7 +28,7 @@ fn fixture(release: &str) -> PathBuf {
         .join("volume")
 }
 
-/// The same in every release, other than what a random generator gives.
+/// Data that is the same in every release, unlike that of a random generator.
 fn content(block: u64, bytes: usize) -> Vec<u8> {
     let numbers = (0..bytes as u64).map(|at| (at * 31 + block * 7 + at / 251) as u8);
     numbers.collect()
@@ -74,7 +73,7 @@ async fn volumes_of_releases_have_what_they_had() {
             }
             assert_eq!(store.replicas_of(status.storage).len(), SEALED.len());
         }
-        // It goes on with it.
+        // It keeps working with the volume.
         let store = real_store(&path);
         write_sealed(&store, 9, &data(9, 5_000)).await.unwrap();
         assert_eq!(read(&store, 9, 0, 5_000).await.unwrap(), data(9, 5_000));

@@ -1,4 +1,4 @@
-//! What a directory must be to become a volume, and what happens to those that are not.
+//! The requirements for a directory to become a volume, and the handling of those that do not meet them.
 
 use std::fs;
 use std::os::unix::fs::{PermissionsExt, symlink};
@@ -22,7 +22,7 @@ fn open(path: &Path, server: &str) -> Result<Arc<Volume>, VolumeError> {
     .map(|(volume, _)| volume)
 }
 
-/// What it was to change may be half done: the volume is not to be used as if nothing had happened.
+/// The change that the job was making may be half done: the volume must not be used as if nothing had happened.
 #[tokio::test]
 async fn a_volume_with_a_job_that_broke_off_is_given_up() {
     let dir = tempfile::tempdir().unwrap();
@@ -34,7 +34,7 @@ async fn a_volume_with_a_job_that_broke_off_is_given_up() {
     assert!(volume.run(|| Ok(())).await.is_err());
 }
 
-/// An owner who clears a disk asks nobody, and what is open can be written as if nothing had happened.
+/// Primary tenants clear disks without notice, and open files can be written as if nothing had happened.
 #[tokio::test]
 async fn a_volume_whose_directory_is_removed_is_given_up() {
     for is_used in [false, true] {
@@ -190,7 +190,7 @@ async fn a_replica_whose_size_is_impossible_is_corrupt() {
         let storage = store.healthy_storages()[0];
         assert_eq!(store.sealed_of(storage), [BlockId(2)]);
         assert_eq!(store.corrupt_replicas_of(storage), [BlockId(1)]);
-        // What is left of it is as good as it was.
+        // The rest of it is as good as before.
         let left = read(&store, 1, 0, 5 * 4096).await.unwrap();
         assert_eq!(left, data(1, 50_000)[..5 * 4096]);
         let gone = read(&store, 1, 5 * 4096, 1).await.unwrap_err();
@@ -271,7 +271,7 @@ async fn what_cannot_be_looked_at_at_the_start_stays_in_its_place_and_is_given_u
     assert!(sealed.exists() && open.exists());
     assert_eq!(store.victims(storage, u64::MAX)[0], BlockId(2));
     assert_eq!(store.victims(storage, u64::MAX).len(), 3);
-    // All of it that can be read is.
+    // All readable data of it is read.
     assert_eq!(read(&store, 1, 0, 4_096).await.unwrap(), data(1, 4_096));
     drop(store);
     disk.heal();
@@ -315,7 +315,7 @@ async fn what_a_repair_left_behind_is_removed() {
     assert_eq!(store.status()[0].used_bytes, unused);
 }
 
-/// Else it could not be repaired here before the next start.
+/// Otherwise the block could not be repaired here before the next start.
 #[tokio::test]
 async fn a_file_that_an_earlier_repair_left_is_in_no_ones_way() {
     let dir = tempfile::tempdir().unwrap();
@@ -329,7 +329,7 @@ async fn a_file_that_an_earlier_repair_left_is_in_no_ones_way() {
         .unwrap();
     writer.seal(8).await.unwrap();
     assert_eq!(read(&store, 1, 0, 8).await.unwrap(), b"repaired"[..]);
-    // A replica that a pipeline writes may be one: it is not replaced.
+    // A pipeline's file may be a replica: it is not replaced.
     fs::write(dir.path().join("open/0000000000000002"), "found").unwrap();
     let error = super::create(&store, 2).await.err().unwrap();
     assert!(matches!(error, StoreError::Disk { .. }), "{error}");
@@ -351,7 +351,7 @@ async fn a_volume_whose_directories_are_gone_goes_down() {
     write_sealed(&store, 2, b"after").await.unwrap();
 }
 
-/// A volume that could not be used for a time has what was created again on another one meanwhile.
+/// A volume that could not be used for a while has replicas that were created again on another one in the meantime.
 #[tokio::test]
 async fn of_what_two_volumes_have_one_counts_and_nothing_is_removed_at_the_start() {
     let dir = tempfile::tempdir().unwrap();
@@ -400,7 +400,7 @@ async fn of_what_two_volumes_have_one_counts_and_nothing_is_removed_at_the_start
     }
 }
 
-/// A start after which two volumes have the same finds no room where there is none.
+/// After a start at which two volumes have the same block, the space of both files counts as used.
 #[tokio::test]
 async fn what_does_not_count_at_the_start_takes_its_space_all_the_same() {
     let dir = tempfile::tempdir().unwrap();
@@ -420,7 +420,7 @@ async fn what_does_not_count_at_the_start_takes_its_space_all_the_same() {
     assert_eq!(now_used_bytes, used_bytes);
 }
 
-/// What might be found in a replica's file: garbage, with or without a good start.
+/// Possible contents of a replica's file: garbage, with or without a valid beginning.
 fn content() -> impl Strategy<Value = Vec<u8>> {
     let garbage = prop::collection::vec(any::<u8>(), 0..30_000);
     (garbage, 0_usize..4, any::<bool>()).prop_map(|(mut garbage, pages, has_header)| {
@@ -453,7 +453,7 @@ proptest! {
                     continue;
                 };
                 if report.length_bytes > 0 {
-                    // Whether garbage matches a checksum by chance: not in this universe.
+                    // Garbage does not match a checksum by chance: not in this universe.
                     assert!(report.sealed);
                     let error = read(&store, block, 0, report.length_bytes).await.unwrap_err();
                     assert!(matches!(error, StoreError::Corrupt { .. }), "{error}");
@@ -470,7 +470,7 @@ proptest! {
 #[tokio::test]
 async fn volumes_share_the_repairs_of_their_server() {
     let dir = tempfile::tempdir().unwrap();
-    // Most room is on the second one.
+    // The second volume has the most room.
     let opened: Vec<_> = (1..=3)
         .map(|number| {
             let path = dir.path().join(number.to_string());
@@ -486,7 +486,7 @@ async fn volumes_share_the_repairs_of_their_server() {
     }
     let received = volumes.iter().map(|it| it.repairs.load(Ordering::Relaxed));
     assert_eq!(received.collect::<Vec<_>>(), [3, 3, 3]);
-    // One that joins later does not make up for those before.
+    // A volume that joins later does not make up for earlier repairs.
     let path = dir.path().join("late");
     let (late, found) = open_volume(&options(&path, 1 << 30), Arc::new(RealDisk), 1).unwrap();
     store.join(&late, found);

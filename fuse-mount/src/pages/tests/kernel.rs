@@ -1,7 +1,7 @@
-//! A model of what Linux does with the pages and the size of one file (fs/fuse/{file,inode,dir}.c), with
-//! requests that take any time to reach the mount, and answers that have their effect later. Random
-//! histories of reads, writes and changes by other mounts, with one check: what the kernel filled with
-//! zeros is never below its size, not even for a moment.
+//! A model of how Linux handles the pages and the size of one file (fs/fuse/{file,inode,dir}.c), with requests that
+//! take any time to reach the mount, and answers that take effect later. Random histories of reads, writes and changes
+//! by other mounts, with one check: an offset that the kernel filled with zeros is never below its size, not even for
+//! a moment.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -14,19 +14,19 @@ use crate::pages::in_flight::PAGE_BYTES;
 
 const PAGES_MAX: u64 = 5;
 const THREADS: u32 = 3;
-/// What the mount decided it does within this.
+/// The mount acts on a decision within this time.
 const MOUNT_STEP_MAX: Duration = Duration::from_millis(4);
 const SEEDS: u64 = 20_000;
-/// Steps that are shown of a history that fails.
+/// Number of steps shown of a failing history.
 const TRACED: usize = 60;
-/// A thread that was answered runs within this.
+/// A thread that was answered runs within this time.
 const RUNS_WITHIN: Duration = Duration::from_millis(200);
 
 struct Model {
     rng: SmallRng,
     now: Instant,
     pages: Pages,
-    /// What the file's size is, as the mount sees it.
+    /// The file's actual size, as the mount sees it.
     true_size: u64,
     size: u64,
     version: u64,
@@ -38,11 +38,11 @@ struct Model {
     threads: Vec<Thread>,
     notices: VecDeque<bool>,
     drop: Option<Drop>,
-    /// How often others change the file, of 6.
+    /// How many steps out of 6 are changes of the file by others.
     changes: u32,
     reads: u64,
     interrupted: u64,
-    /// What happened last, to look into a failure.
+    /// The most recent events, to investigate a failure.
     trace: VecDeque<String>,
 }
 
@@ -317,7 +317,7 @@ impl Model {
         };
     }
 
-    /// The next step of a request. Whether it is over.
+    /// Takes the next step of a request. Returns whether the request is complete.
     fn step(&mut self, index: usize) -> bool {
         let request = &self.requests[index];
         let (kind, thread, read) = (request.kind, request.thread, request.read.clone());
@@ -428,7 +428,7 @@ impl Model {
         }
     }
 
-    /// The kernel takes an answer.
+    /// The kernel receives an answer.
     fn finish(&mut self, index: usize, answer: Option<u64>) {
         let request = self.requests.swap_remove(index);
         self.note(format_args!(
@@ -505,7 +505,7 @@ impl Model {
         changed
     }
 
-    /// Time goes on, and what is due by then happens first.
+    /// Advances the time; events that are due by then happen first.
     fn advance(&mut self, by: Duration) {
         let to = self.now + by;
         while let Some((due, index)) = (0..self.requests.len())
@@ -517,7 +517,7 @@ impl Model {
             self.now = self.now.max(due);
             let kind = self.requests[index].kind;
             let is_over = self.step(index);
-            // It waits for another.
+            // It waits for another one.
             if let Some(request) = self
                 .requests
                 .get_mut(index)

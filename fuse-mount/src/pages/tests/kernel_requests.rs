@@ -1,10 +1,10 @@
-//! What the model of Linux's pages keeps of pages, requests and threads.
+//! The state of pages, requests and threads in the model of Linux's page cache.
 
 use super::*;
 
 #[derive(Default)]
 pub(super) struct Page {
-    /// Where the zeros begin; none: not up to date.
+    /// Where the zeros begin; `None` if the page is not up to date.
     pub(super) zeros_from: Option<u64>,
     pub(super) locked: bool,
     /// Removed when it is unlocked.
@@ -19,13 +19,13 @@ pub(super) enum Kind {
         ahead: bool,
     },
     GetAttr,
-    /// An answer with attributes that the kernel takes in any case.
+    /// An answer with attributes that the kernel accepts in any case.
     Chmod,
     /// From the file's start.
     Write {
         end: u64,
     },
-    /// From where the kernel took the end to be; past its pages, which it drops before and after.
+    /// From where the kernel believed the end to be; bypassing its pages, which it drops before and after.
     Append {
         from: u64,
         end: u64,
@@ -36,13 +36,13 @@ pub(super) enum Kind {
 
 #[derive(Clone, Debug)]
 pub(super) enum Stage {
-    /// The kernel asked.
+    /// The kernel has made the request.
     Asked,
-    /// The mount has it, and looked at the file, which ended here.
+    /// The mount has received it, and looked at the file, which ended here.
     Arrived { end: u64 },
     /// A notification first.
     Fencing { end: u64 },
-    /// The answer is about to be sent; none: refused.
+    /// The answer is about to be sent; `None` if the request is refused.
     Decided(Option<u64>),
     /// The thread is about to run.
     Answered(Option<u64>),
@@ -51,17 +51,17 @@ pub(super) enum Stage {
 pub(super) struct Request {
     pub(super) kind: Kind,
     pub(super) thread: u32,
-    /// The connection's version of attributes when it was asked.
+    /// The connection's version of attributes at the time of the request.
     pub(super) version: u64,
     pub(super) read: PageRead,
     pub(super) stage: Stage,
-    /// When the next step is taken at the latest.
+    /// The latest time of the next step.
     pub(super) until: Option<Instant>,
 }
 
 pub(super) enum Drop {
     Spawned,
-    /// Until when the kernel begins at the latest, and from which page on.
+    /// The latest time at which the kernel begins, and the page from which it drops.
     Begun(Instant, u64),
     /// The pages below are dropped.
     At(u64),

@@ -15,7 +15,7 @@ fn read(pages: &Pages, range: Range<u64>) -> PageRead {
     pages.read(range, THREAD)
 }
 
-/// The most that the kernel believes.
+/// The largest size that the kernel believes.
 fn believed(pages: &Pages) -> u64 {
     pages.read(0..1, THREAD).believed_bytes
 }

@@ -1,5 +1,5 @@
-//! What the namenode is told of the replicas that are here: everything after a registration, then what
-//! changes, and full reports of volumes that it asks for.
+//! Reports of replicas to the namenode: everything after a registration, then changes, and full reports of volumes on
+//! request.
 
 #[cfg(test)]
 mod tests;
@@ -16,7 +16,7 @@ use super::changes::{Change, Changes, Pending};
 /// How long changes are gathered for one report.
 pub const GATHERING_TIME: Duration = Duration::from_millis(50);
 
-/// The reports on one registered connection. Any of them that fails ends the connection.
+/// The reports on one registered connection. If one of them fails, the connection ends.
 #[derive(Debug, Default)]
 pub struct Reports {
     next: Next,
@@ -34,31 +34,31 @@ enum Next {
     Changes,
 }
 
-/// What is to be done next.
+/// The next action.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Step {
-    /// The volumes that can be used are to be [listed](Reports::volumes).
+    /// [List](Reports::volumes) the volumes that can be used.
     ListVolumes,
-    /// What is on a volume is to be listed, and reported in full.
+    /// List the replicas of a volume, and report them in full.
     ReportVolume(StorageId),
-    /// A volume was reported. Its replicas that wait to be deleted, and are in no full report, are to be put on the
-    /// list of changes: the namenode may have forgotten them.
+    /// A volume was reported. Add its replicas that wait to be deleted, and are in no full report, to the queue of
+    /// changes: the namenode may have forgotten them.
     ListCorrupt(StorageId),
-    /// All that is here was reported.
+    /// Everything has been reported.
     Reported,
-    /// Changes are to be gathered for [`GATHERING_TIME`].
+    /// Gather changes for [`GATHERING_TIME`].
     Gather,
-    /// These are to be reported, or [put back](Changes::put_back) if that fails: they are reported again,
-    /// unless the next registration makes them superfluous.
+    /// Report these changes, or [put them back](Changes::put_back) if that fails: they are reported again, unless the
+    /// next registration makes them superfluous.
     ReportChanges(Vec<Change>),
-    /// There is nothing until there are changes, or a volume is asked for.
+    /// Wait until there are changes, or a volume is requested.
     Wait,
 }
 
 impl Reports {
-    /// These are the volumes that can be used, where they are to be listed.
+    /// Supplies the list of volumes that can be used, when it is requested.
     pub fn volumes(&mut self, storages: Vec<StorageId>) {
-        // Else what was not reported yet of others would be left out.
+        // Otherwise volumes that were not reported yet would be left out.
         assert!(
             matches!(self.next, Next::Everything),
             "{storages:?} are listed, but {:?} are next",
@@ -67,13 +67,13 @@ impl Reports {
         self.next = Next::Volumes(storages.into());
     }
 
-    /// The namenode asks for a volume, when there is nothing else to do.
+    /// Handles the namenode's request for a volume that arrives while there is nothing else to do.
     pub fn asked(&mut self, storage: StorageId) {
         self.asked = Some(storage);
     }
 
-    /// What is next after all before it was done. `asked` is called when it is time for a volume that the
-    /// namenode asked for.
+    /// Returns the next action after all previous ones are done. `asked` is called when it is time for a volume that
+    /// the namenode has requested.
     pub fn next(
         &mut self,
         changes: &mut Changes,

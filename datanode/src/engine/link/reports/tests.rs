@@ -24,7 +24,7 @@ struct Volumes {
 }
 
 impl Volumes {
-    /// What changes, for all namenodes, if anything does.
+    /// The resulting change, for all namenodes, if there is one.
     fn change(&mut self, storage: StorageId, block: BlockId, what: u8) -> Option<ReplicaChange> {
         let known = self.replicas.get(&(storage, block)).copied();
         let change = match (known, what % 4) {
@@ -72,7 +72,7 @@ impl Volumes {
     }
 }
 
-/// What the namenode takes to be there.
+/// The namenode's view of the replicas.
 #[derive(Default)]
 struct Namenode {
     replicas: BTreeMap<(StorageId, BlockId), Replica>,
@@ -88,7 +88,7 @@ impl Namenode {
         assert!(report.replicas.len() <= PART_MAX);
         self.parts.extend(report.replicas);
         if report.last {
-            // As the namenode does it: what is corrupt is in no full report.
+            // As the namenode does it: a full report contains no corrupt replicas.
             self.replicas
                 .retain(|(at, _), it| *at != report.storage || *it == Replica::Corrupt);
             for replica in self.parts.drain(..) {
@@ -123,7 +123,7 @@ impl Namenode {
 enum Fate {
     Answered,
     Lost,
-    /// The namenode has it, and the datanode does not know.
+    /// The namenode has received it, and the datanode does not know.
     AnswerLost,
 }
 
@@ -159,11 +159,12 @@ impl Link {
         self.unsent.clear();
         self.is_known = false;
         self.full_reports = 0;
-        // A namenode that was restarted knows nothing; one that was not, what it was told.
+        // A namenode that was restarted knows nothing; otherwise it knows what was reported to it.
         self.namenode.parts.clear();
     }
 
-    /// A corrupt replica that is gone is not always known to be gone: full reports say nothing of those.
+    /// Checks the namenode's view. It may still contain corrupt replicas that are gone, as full reports do not cover
+    /// them.
     fn check_known(&self, volumes: &Volumes) -> Result<(), TestCaseError> {
         let here = &volumes.replicas;
         let mut known = self.namenode.replicas.clone();
@@ -172,7 +173,7 @@ impl Link {
         Ok(())
     }
 
-    /// One step of what sends reports; false when it waits.
+    /// Takes one step of sending reports; returns `false` when there is nothing to do.
     fn step(&mut self, volumes: &Volumes, fate: Fate) -> bool {
         if let Some(part) = self.unsent.pop_front() {
             if fate != Fate::Lost {
@@ -228,7 +229,7 @@ impl World {
         }
     }
 
-    /// As the store does it: the changes and the entry in one step.
+    /// As the store does it: changes the entry and queues the change in one step.
     fn change(&mut self, storage: StorageId, block: BlockId, what: u8) {
         if let Some(change) = self.volumes.change(storage, block, what) {
             for link in &mut self.links {
@@ -237,7 +238,7 @@ impl World {
         }
     }
 
-    /// One step of what sends reports on a link; false when it waits.
+    /// Takes one step of sending reports on a link; returns `false` when there is nothing to do.
     fn step(&mut self, link: usize, fate: Fate) -> bool {
         self.links[link].step(&self.volumes, fate)
     }
@@ -249,7 +250,7 @@ enum Event {
     Asked(usize, usize),
     Step(usize, Fate),
     NamenodeRestarts(usize),
-    /// It was never told that a replica is gone, gives up waiting, and asks what is there.
+    /// The namenode never learned that a replica is gone, gives up waiting, and asks for a report.
     Forgotten(usize, u64),
 }
 
@@ -272,9 +273,8 @@ fn event() -> impl Strategy<Value = Event> {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(2_000))]
 
-    /// Whatever changes while reports are under way, and whichever of them or their answers are
-    /// lost on which link: when there is nothing more to report, each namenode knows what is here,
-    /// and takes nothing for readable that is not.
+    /// Whatever changes while reports are in flight, and whichever reports or answers are lost on whichever link: when
+    /// there is nothing more to report, each namenode knows what is here, and considers nothing readable that is not.
     #[test]
     fn each_namenode_learns_what_is_here(events in prop::collection::vec(event(), 1..200)) {
         let mut world = World::new();
@@ -313,7 +313,7 @@ proptest! {
             prop_assert!(link.is_known);
             link.check_known(&world.volumes)?;
         }
-        // What one of them loses from here on has nothing sent to the other one in full.
+        // From here on, a loss on one link must not trigger full reports on the other.
         let full_reports = world.links[0].full_reports;
         world.links[1].reconnect();
         while world.step(0, Fate::Answered) | world.step(1, Fate::Answered) {}
@@ -349,7 +349,7 @@ fn everything_comes_first_and_what_is_asked_for_before_changes() {
         Step::ListCorrupt(STORAGES[1])
     );
     assert_eq!(reports.next(&mut changes, || None), Step::Gather);
-    // What was there before the full report is part of it.
+    // Changes before the full report are part of it.
     assert_eq!(
         reports.next(&mut changes, || None),
         Step::ReportChanges(vec![deleted])
