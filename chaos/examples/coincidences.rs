@@ -1,13 +1,13 @@
-//! Which pairs of servers would have lost a block of two replicas in a year of reimages, and how
-//! many of those losses placement could have avoided: by keeping apart tenants that history shows
-//! reimaged together, or by refusing the pairs with the highest risk (a bound as the T-safe bags of
+//! Measures which pairs of servers would have lost a block with two replicas in a year of reimages, and how
+//! many of these losses placement could have avoided: by keeping apart tenants that history shows to be
+//! reimaged together, or by refusing the pairs with the highest risk (a bound like the T-safe bags of
 //! "Practical Web-Scale Job Scheduling", section 4).
 //!
 //! `cargo run --release -p harvestfs-chaos --example coincidences -- [TRACES [DATACENTRE...]]`
 //!
-//! Blocks are taken to be spread as `harvest` draws: over the servers in its grid, by one over the
-//! reimage rate, never twice in an environment. Rows, columns, functions and racks are left out, and
-//! a block counts as lost when both servers are wiped within ten minutes. So the number of losses is
+//! Blocks are assumed to be spread as `harvest` draws them: over the servers in its grid, weighted by the inverse
+//! reimage rate, never twice in an environment. Rows, columns, functions and racks are ignored, and
+//! a block counts as lost when both servers are reimaged within ten minutes. So the number of losses is
 //! an upper bound; the shares are what matters.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
@@ -23,16 +23,16 @@ use harvestfs_protocol::ids::NodeId;
 use harvestfs_telemetry::profile::TenantKey;
 
 const BLOCKS: f64 = 4e6;
-/// Wiped within this time, both replicas are taken to be lost.
+/// Two replicas that are wiped within this time are assumed to be lost.
 const WINDOW_S: u64 = 600;
-/// Shares of all choices of two servers, the riskiest ones, that a bound would refuse.
+/// The shares of all choices of two servers, riskiest first, that a bound would refuse.
 const REFUSED: [f64; 4] = [0.01, 0.05, 0.1, 0.2];
 
 /// The servers of a tenant in the grid.
 struct Pool {
     environment: u32,
     servers: f64,
-    /// Reimages per server and month, as history foretells.
+    /// Reimages per server and month, as predicted from history.
     rate: f64,
 }
 
@@ -160,7 +160,7 @@ fn pools(datacentre: &Datacentre, history: &History<'_>, at_s: u64) -> BTreeMap<
     pools
 }
 
-/// The pairs of tenants that the history shows reimaged together, the lower number first.
+/// The pairs of tenants that history shows to be reimaged together, the lower number first.
 fn together(
     datacentre: &Datacentre,
     history: &History<'_>,

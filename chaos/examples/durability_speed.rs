@@ -1,4 +1,4 @@
-//! What one run of the durability simulation costs.
+//! Measures how long one run of the durability simulation takes.
 //!
 //! `cargo run --release -p harvestfs-chaos --example durability_speed [DATACENTRE] [POLICY] [REPLICATION] [BLOCKS] [TRACES]`
 

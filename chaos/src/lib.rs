@@ -1,4 +1,4 @@
-//! What happens to a cluster when its servers' owners do as they like: inflicted on a live cluster
+//! What happens to a cluster when the owners of its servers do as they like: inflicted on a live cluster
 //! of processes, and simulated over months and years.
 //!
 //! - [`datacentre`]: servers, primary tenants, their load and their reimages: generated, or read

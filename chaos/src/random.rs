@@ -30,13 +30,13 @@ pub(crate) fn exponential(rng: &mut impl Rng, mean: f64) -> f64 {
     -mean * (1.0 - rng.random::<f64>()).ln()
 }
 
-/// A length from 0 to `max`, which is not 0: small and large ones alike.
+/// A random length from 0 to `max`, which must not be 0: small and large magnitudes are equally likely.
 pub(crate) fn length(rng: &mut impl Rng, max: usize) -> usize {
     let magnitude = rng.random_range(0..=max.ilog2());
     rng.random_range(0..=(1_usize << magnitude).min(max))
 }
 
-/// Number of trials up to and including the first success, at most `max`.
+/// Number of trials up to and including the first success (geometric with the given mean), at most `max`.
 pub(crate) fn geometric(rng: &mut impl Rng, mean: f64, max: u32) -> u32 {
     let mut trials = 1;
     while trials < max && rng.random::<f64>() > 1.0 / mean {
@@ -62,8 +62,8 @@ pub(crate) fn shuffle<T: Copy>(rng: &mut impl Rng, list: &mut Vec<T>) {
     *list = sample(rng, list, list.len());
 }
 
-/// The numbers of the weights in random order, heavy ones early: as if drawn one by one without
-/// replacement, each with a probability in proportion to its weight. Those without weight are left
+/// The indices of the weights in random order, heavy ones early: as if drawn one by one without
+/// replacement, each with a probability in proportion to its weight. Weights that are not positive are left
 /// out.
 pub(crate) fn weighted_order(rng: &mut impl Rng, weights: &[f64]) -> Vec<usize> {
     // The waiting times of independent exponential clocks come in exactly this order.

@@ -1,4 +1,4 @@
-//! The generated datacentres agree with what the paper states of its own (section 3; the list is in
+//! Checks that the generated datacentres agree with what the paper states about its own (section 3; the list is in
 //! docs/SIMULATION.md).
 
 use harvestfs_chaos::datacentre::facts::{Facts, measure};
@@ -49,7 +49,7 @@ fn the_datacentres_agree_with_the_paper() {
         );
         // Fact 6: short-lived tenants.
         assert!(facts.short_lived_share > 0.05, "{name}");
-        // Fact 8: reimages are correlated, as much as in the one public log that shows it.
+        // Fact 8: reimages are correlated, about as much as in the one public log that shows it.
         assert!(
             (0.2..0.75).contains(&facts.batch_share),
             "{name}: {}",

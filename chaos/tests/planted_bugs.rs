@@ -1,7 +1,7 @@
-//! The simulator finds bugs: each that can be planted, but for some, within a bounded number of seeds.
+//! Checks that the simulator finds each planted bug, with some exceptions, within a bounded number of seeds.
 //!
-//! To look longer, and for others: `HARVESTFS_TESTS_BUGS=KeepsOldPages HARVESTFS_TESTS_BUG_SEEDS=2000 cargo test --workspace
-//! --features harvestfs-chaos/planted-bugs --test planted_bugs -- --nocapture`.
+//! To search longer, or for other bugs: `HARVESTFS_TESTS_BUGS=KeepsOldPages HARVESTFS_TESTS_BUG_SEEDS=2000 cargo test
+//! --workspace --features harvestfs-chaos/planted-bugs --test planted_bugs -- --nocapture`.
 
 use std::cell::Cell;
 use std::collections::{BTreeSet, VecDeque};
@@ -17,10 +17,10 @@ use harvestfs_chaos::simulate::cluster::{FaultKind, Options, run};
 use harvestfs_protocol::planted::{Bug, met, plant};
 use parking_lot::Mutex;
 
-/// Within so many seeds each bug is found, but for those in [`NOT_FOUND`].
+/// The number of seeds within which each bug is found, except those in [`NOT_FOUND`].
 const SEEDS: u64 = 400;
-/// What the simulator does not find yet with so many seeds, and of several namenodes also what has not been looked for with
-/// as many.
+/// Bugs that the simulator does not find yet with this many seeds, and bugs of groups that have not been searched for
+/// with as many.
 const NOT_FOUND: [Bug; 5] = [
     Bug::AnswersKeepAlivesUnasked,
     Bug::ForgetsRefusedRecords,
@@ -30,30 +30,30 @@ const NOT_FOUND: [Bug; 5] = [
 ];
 /// How long clients work and faults begin, in virtual time.
 const LENGTH: Duration = Duration::from_secs(12);
-/// The same for what needs several faults one after another, or one that outlasts a lease.
+/// The same for bugs that need several faults one after another, or one that outlasts a lease.
 const LENGTH_LONG: Duration = Duration::from_secs(40);
-/// The same for several namenodes, which have little to do but for changing their minds.
+/// The same for groups of namenodes, where the interesting events are changes of leader.
 const LENGTH_OF_GROUP: Duration = Duration::from_secs(20);
-/// Histories of calls on two mounts, and how many calls each has.
+/// The number of histories of calls on two mounts, and the number of calls in each.
 const HISTORIES: u64 = 6;
 const CALLS: usize = 400;
 const ONLY: &str = "HARVESTFS_TESTS_BUGS";
 const SEEDS_MAX: &str = "HARVESTFS_TESTS_BUG_SEEDS";
-/// Other faults, by their names, and another length than those of [`simulations`].
+/// Overrides of the faults, by name, and of the length that [`simulations`] chooses.
 const FAULTS: &str = "HARVESTFS_TESTS_BUG_FAULTS";
 const LENGTH_S: &str = "HARVESTFS_TESTS_BUG_LENGTH_S";
-/// The first seed, instead of 1, and a directory for what happened in simulations.
+/// The first seed, instead of 1, and a directory for the traces of simulations.
 const FIRST: &str = "HARVESTFS_TESTS_BUG_FIRST_SEED";
 const TRACES: &str = "HARVESTFS_TESTS_BUG_TRACES";
 
-/// The simulations in which a bug is looked for.
+/// The simulations in which a bug is searched for.
 struct Simulations {
     namenodes: u8,
     datanodes: u8,
     mounts: u8,
     length: Duration,
     faults: Vec<FaultKind>,
-    /// What is wrong is seen as soon as it happens.
+    /// The bug shows as soon as it happens, without the final checks.
     until_calm: bool,
 }
 
@@ -62,7 +62,7 @@ fn simulations(bug: Bug) -> Simulations {
         Some(of_group) => (3, of_group),
         None => (1, of_one(bug)),
     };
-    // Few machines, so that what is needed happens to them, and soon.
+    // Few machines, so that the faults that are needed soon affect the right ones.
     let is_small = namenodes > 1
         || matches!(
             bug,
@@ -87,7 +87,7 @@ fn simulations(bug: Bug) -> Simulations {
     }
 }
 
-/// What only several namenodes can do wrong.
+/// The simulations of bugs that only a group of namenodes can have.
 fn of_group(bug: Bug) -> Option<(Duration, Vec<FaultKind>)> {
     use FaultKind::{
         Blackout, Crash, Delay, Double, Forget, Hang, Loss, Outage, Partition, PowerLoss, SlowDisk,
@@ -133,15 +133,15 @@ fn of_one(bug: Bug) -> (Duration, Vec<FaultKind>) {
         Bug::IgnoresFailedJournalSync => (LENGTH_LONG, vec![FailedSync, PowerLoss, Blackout]),
         Bug::ForgetsUnconfirmed => (LENGTH_LONG, vec![SlowDisk, PowerLoss, Crash]),
         Bug::SkipsSealedDirectorySync => (LENGTH_LONG, vec![PowerLoss, Blackout]),
-        // Clocks that drift leave time between losses of power.
+        // Drift faults leave time between losses of power.
         Bug::RemovesBeforeDurable => (LENGTH_LONG, vec![SlowDisk, Blackout, Drift]),
-        // Mounts do more where little fails.
+        // Mounts do more when little fails.
         Bug::AnswersShortReads | Bug::TellsSizeOverZeros => (LENGTH, vec![Delay, Loss, Crash]),
         _ => (LENGTH, FaultKind::ALL.to_vec()),
     }
 }
 
-/// What breaks a promise in the simulations of a bug, when it is planted or not; a part that panics breaks one.
+/// The first broken promise in a simulation for a bug, which is planted or not; a panic counts as one.
 fn broken(bug: Bug, is_planted: bool, seed: u64, directory: &Path) -> Option<String> {
     let Simulations {
         namenodes,
@@ -199,9 +199,9 @@ fn broken(bug: Bug, is_planted: bool, seed: u64, directory: &Path) -> Option<Str
 }
 
 thread_local! {
-    /// What the last panic of a part said that ran on this thread: runtimes catch it.
+    /// The message of the last panic of a part on this thread, which the runtimes catch.
     static PANICKED: Cell<Option<String>> = const { Cell::new(None) };
-    /// How often the code of the bug that is looked for on this thread ran.
+    /// How often the code of the bug that is searched for on this thread ran.
     static MET: Cell<u64> = const { Cell::new(0) };
     /// Ends the simulation on this thread.
     static STOP: Cell<Option<Arc<AtomicBool>>> = const { Cell::new(None) };
@@ -218,7 +218,8 @@ fn remember_panics() {
     }));
 }
 
-/// The first seed with which a bug breaks a promise, and which. With the seeds in `others`, one is broken without it, too.
+/// The first seed with which a bug breaks a promise, and that promise. `others` collects seeds that break one without
+/// the bug, too.
 fn found(
     bug: Bug,
     seeds: u64,
@@ -230,7 +231,7 @@ fn found(
         let Some(what) = broken(bug, true, seed, directory) else {
             continue;
         };
-        // It is this bug that was found.
+        // Without the bug nothing breaks, so it is this bug that was found.
         let Some(other) = broken(bug, false, seed, directory) else {
             return Some((seed, what));
         };
@@ -241,7 +242,7 @@ fn found(
     None
 }
 
-/// The first call of a history that the model of the kernel answers otherwise than it has to.
+/// The first call of a history that the model of the kernel does not answer as required.
 fn first_broken(seed: u64) -> Option<String> {
     let calls = random_calls(seed, CALLS);
     let answers = answers_of_model(seed, &calls);

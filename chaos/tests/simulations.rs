@@ -12,7 +12,7 @@ use harvestfs_chaos::simulate::history::History;
 use harvestfs_placement::{PolicyKind, PolicyOptions};
 use harvestfs_telemetry::scaling::Scaling;
 
-/// A small datacentre whose disks are wiped often and many at a time, so that a few thousand blocks
+/// A small datacentre whose servers are reimaged often and many at a time, so that a few thousand blocks
 /// show differences.
 fn restless() -> Datacentre {
     let profile = Profile {
@@ -74,7 +74,7 @@ fn policies_compare_as_the_paper_says() {
     for it in [&stock, &by_history, &harvest, &two] {
         assert!(it.lost_blocks as f64 <= it.lost_blocks_bound, "{it:?}");
     }
-    // The bound tells good places from bad ones, too.
+    // The bound distinguishes good placement from bad, too.
     assert!(
         harvest.lost_blocks_bound * 100.0 < stock.lost_blocks_bound,
         "{harvest:?} {stock:?}"

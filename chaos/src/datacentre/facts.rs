@@ -1,40 +1,40 @@
-//! What the paper states of its datacentres, measured.
+//! Measures what the paper states about its datacentres.
 
 use serde::Serialize;
 
 use super::{Datacentre, MONTH_S, MONTHS};
 
-/// What sections 3.2 and 3.3 of the paper state in numbers.
+/// The quantities that sections 3.2 and 3.3 of the paper state.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Facts {
-    /// Servers.
+    /// Number of servers.
     pub servers: usize,
-    /// Tenants that ever owned a server.
+    /// Number of tenants that ever owned a server.
     pub tenants: usize,
-    /// Reimages.
+    /// Number of reimages.
     pub reimages: usize,
     /// Reimages per server and month.
     pub rate_mean: f64,
-    /// Share of servers reimaged once or less per month on average. The paper: at least 0.9.
+    /// Share of servers that are reimaged at most once a month on average. The paper: at least 0.9.
     pub calm_servers_share: f64,
-    /// Share of tenants reimaged once or less per server and month. The paper: at least 0.8.
+    /// Share of tenants that are reimaged at most once per server and month. The paper: at least 0.8.
     pub calm_tenants_share: f64,
     /// Reimages per server and month of tenants: 10th, 50th and 90th percentile.
     pub tenant_rate_p10_p50_p90: [f64; 3],
-    /// Share of the tenants alive throughout that change their group (infrequent, intermediate,
+    /// Share of the tenants existing throughout that change their group (infrequent, intermediate,
     /// frequent) at most 8 times in 35. The paper: at least 0.8.
     pub steady_tenants_share: f64,
-    /// Share of reimages, in tenants of 8 servers or more, in groups that take at least half of
-    /// the tenant with pauses of a day at most. The Wikimedia log: 0.44.
+    /// Share of reimages, in tenants with 8 servers or more, that belong to batches: at least half of
+    /// the tenant's servers, with pauses of at most a day. The Wikimedia log: 0.44.
     pub batch_share: f64,
-    /// Share of tenants that did not live throughout.
+    /// Share of tenants that did not exist throughout.
     pub short_lived_share: f64,
-    /// Most servers wiped in one window of four hours.
+    /// The most servers that were reimaged in one window of four hours.
     pub most_in_4_hours: usize,
 }
 
 impl Facts {
-    /// The statements of the paper that a generated history must meet, and does not.
+    /// The statements of the paper that a generated history must meet but does not.
     #[must_use]
     pub fn misses(&self) -> Vec<&'static str> {
         let mut misses = Vec::new();
@@ -89,7 +89,7 @@ impl Monthly {
         monthly
     }
 
-    /// Reimages per server and month of a tenant in the months before `end`; `None` when it had no
+    /// Reimages per server and month of a tenant in the months before `end`; `None` if it had no
     /// server.
     #[must_use]
     pub fn rate(&self, tenant: usize, end: u32) -> Option<f64> {
@@ -98,7 +98,7 @@ impl Monthly {
         (servers > 0.0).then(|| f64::from(reimages) / servers)
     }
 
-    /// How often each tenant that lived throughout changes its group of reimage frequency from one
+    /// How often each tenant that existed throughout changes its group of reimage frequency from one
     /// month to the next. Ties are broken by the past average.
     #[must_use]
     pub fn group_changes(&self) -> Vec<u32> {
@@ -181,7 +181,7 @@ pub fn server_rates(datacentre: &Datacentre) -> Vec<f64> {
     rates
 }
 
-/// The value below which a part of the sorted values lies; 0 of none.
+/// The value below which a share of the sorted values lies; 0 if there are no values.
 #[must_use]
 pub fn percentile(sorted: &[f64], part: f64) -> f64 {
     let place = (sorted.len() as f64 * part) as usize;

@@ -1,4 +1,4 @@
-//! The generator: a structure, and three years of what its tenants do with it.
+//! The generator: a structure, and three years of history of its tenants.
 //!
 //! How often a tenant redeploys is drawn once and drifts; how it redeploys (everything at once or
 //! in slices, within the hour or rolling through the day) is a habit. On top come redeployments
@@ -17,23 +17,23 @@ use super::{
 };
 use crate::random::{exponential, lognormal, normal, sample, stream};
 
-/// Draws that may miss a fact before the profile is given up.
+/// The number of draws after which the generator gives up on a profile.
 const DRAWS_MAX: u64 = 10;
-/// How much of the unrest of a tenant it shares with its environment.
+/// The weight of the environment's unrest in that of a tenant.
 const ENVIRONMENT_WEIGHT: f64 = 0.5;
-/// Highest rate, of any tenant and of one that owns more than a share of the servers.
+/// The highest rate of any tenant, and of one that owns more than `LARGE_SHARE` of the servers.
 const RATE_MAX: f64 = 4.0;
 const LARGE_RATE_MAX: f64 = 0.7;
 const LARGE_SHARE: f64 = 0.005;
 /// Drift of the logarithm of the rate: standard deviation, and correlation between months.
 const DRIFT_SIGMA: f64 = 0.25;
 const DRIFT_MEMORY: f64 = 0.85;
-/// Months in which a tenant takes up other habits: probability, and by how much its rate jumps.
+/// Months in which a tenant changes its habits: their probability, and by how much its rate jumps.
 const JUMP_PROBABILITY: f64 = 0.008;
 const JUMP_SIGMA: f64 = 0.8;
-/// From this rate on a tenant redeploys every month; below it does so in spells.
+/// From this rate on, a tenant redeploys every month; below, it does so in spells.
 const STEADY_RATE: f64 = 0.5;
-/// Length of a spell in months per unit of rate: seldom active ones are active for short.
+/// Length of a spell in months per unit of rate: tenants that are seldom active are active for short spells.
 const SPELL_MONTHS_PER_RATE: f64 = 24.0;
 const SPELL_LEVEL_SIGMA: f64 = 0.3;
 /// Share of redeployments that start in working hours.
@@ -43,7 +43,7 @@ const ROLLING_HOURS: f64 = 12.0;
 /// Share of its tenants that a redeployment of an environment reaches, and over how many hours.
 const ENVIRONMENT_REACH: f64 = 0.85;
 const ENVIRONMENT_SPREAD_HOURS: f64 = 4.0;
-/// Servers that change hands: probability that a whole tenant is given up, that the receiver is
+/// Servers that change hands: the probability that a whole tenant is given up, the probability that the receiver is
 /// new, the largest move as a share of all servers, and its median length.
 const RETIRE_PROBABILITY: f64 = 0.15;
 const NEW_TENANT_PROBABILITY: f64 = 0.4;
@@ -55,10 +55,10 @@ const DISK_RATE: f64 = 0.0012;
 const TESTED_SHARE: f64 = 0.4;
 const TESTED_SIZE_MIN: u32 = 10;
 const TEST_RATE: f64 = 0.08;
-/// A server that is being wiped is not wiped again for so long.
+/// For this long after it was reimaged, a server is not reimaged again.
 const WIPE_S: u64 = 1_800;
 
-/// No draw agrees with the paper.
+/// No draw of a profile agrees with the paper.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("no draw of {name} agrees with what the paper states; the last missed: {missed}")]
 pub struct GenerateError {
@@ -100,17 +100,17 @@ fn generate_once(profile: &Profile, seed: u64) -> Datacentre {
 
 /// What the generator remembers of a tenant from month to month.
 struct Habit {
-    /// Its servers now.
+    /// Its present servers.
     servers: Vec<u32>,
-    /// Logarithm of its rate, without drift.
+    /// The logarithm of its rate, without drift.
     base: f64,
     drift: f64,
-    /// Redeploys slice by slice.
+    /// Whether it redeploys slice by slice.
     sliced: bool,
-    /// Months left of the spell, and the redeployments per month in it.
+    /// The remaining months of the spell, and the redeployments per month in it.
     spell_months: u32,
     spell_level: f64,
-    /// Part of a redeployment that the months so far ask for and that did not happen.
+    /// The part of a redeployment that was due in the months so far and has not happened.
     owed: f64,
     /// Share of its servers that tests of resilience wipe in a month.
     tested: f64,
@@ -227,7 +227,7 @@ impl<'a> History<'a> {
             due.round().max(1.0)
         };
         let share = (due / count).clamp(1.0 / servers, 1.0);
-        // An owner that wipes nearly everything wipes everything.
+        // An owner that reimages nearly everything reimages everything.
         let share = if share > 0.75 { 1.0 } else { share };
         habit.owed = due - count * share;
         for _ in 0..count as u32 {
@@ -236,7 +236,7 @@ impl<'a> History<'a> {
         }
     }
 
-    /// Redeployments of all servers that a tenant makes this month.
+    /// The number of redeployments of all its servers that a tenant makes this month.
     fn level(&mut self, tenant: usize) -> f64 {
         let many = LARGE_SHARE * self.structure.servers.len() as f64;
         let habit = &mut self.habits[tenant];
@@ -257,7 +257,7 @@ impl<'a> History<'a> {
             return rate;
         }
         if habit.spell_months == 0 {
-            // Spells and the quiet between them make up the rate.
+            // Spells and the quiet months between them average to the rate.
             let mean_months = (SPELL_MONTHS_PER_RATE * rate).max(1.0);
             let active_share = rate.min(0.9);
             let starts = active_share / (mean_months * (1.0 - active_share));
@@ -271,7 +271,7 @@ impl<'a> History<'a> {
         habit.spell_level
     }
 
-    /// A moment in a month at which people start something.
+    /// A time in a month at which people start something.
     fn office_time(&mut self, month: u32) -> f64 {
         let first_day = u64::from(month) * DAYS_PER_MONTH;
         if !self.rng.random_bool(OFFICE_SHARE) {
@@ -285,7 +285,7 @@ impl<'a> History<'a> {
         (day * DAY_S) as f64 + self.rng.random_range(8.0..18.0) * 3_600.0
     }
 
-    /// Wipes a share of a tenant's servers.
+    /// Reimages a share of a tenant's servers.
     fn redeploy(&mut self, tenant: usize, share: f64, start_s: f64, kind: Option<ReimageKind>) {
         let servers = &self.habits[tenant].servers;
         let count = (share * servers.len() as f64).round().max(1.0) as usize;
@@ -308,7 +308,7 @@ impl<'a> History<'a> {
         }
     }
 
-    /// Gives each server its moment: one after the other, evenly but for chance.
+    /// Draws a time for each server: one after another, evenly spaced with some jitter.
     fn spread(&mut self, start_s: f64, length_s: f64, servers: &[u32]) -> Vec<(f64, u32)> {
         let step_s = length_s / servers.len().max(1) as f64;
         let mut times = Vec::with_capacity(servers.len());
@@ -346,7 +346,7 @@ impl<'a> History<'a> {
         }
     }
 
-    /// Servers that change hands this month.
+    /// Moves servers between tenants this month.
     fn moves(&mut self, month: u32) {
         let servers = self.structure.servers.len() as f64;
         let amount = self.profile.repurposed_share * servers * 2.0 * self.rng.random::<f64>();
@@ -362,7 +362,7 @@ impl<'a> History<'a> {
         }
     }
 
-    /// Servers of a tenant go to another one, which may be new. Returns how many.
+    /// Moves servers of a tenant to another one, which may be new. Returns how many.
     fn move_servers(&mut self, from: usize, owners: &[usize], month: u32) -> u32 {
         let size = self.habits[from].servers.len();
         let all = self.structure.tenants[from].first_month < month
@@ -433,10 +433,10 @@ impl<'a> History<'a> {
         self.habits.len() - 1
     }
 
-    /// Puts the reimages in order and sorts out those that cannot be.
+    /// Sorts the reimages and removes impossible ones.
     fn finish(mut self) -> Datacentre {
         let end_s = u64::from(MONTHS) * MONTH_S;
-        // Stable: what coincides stays in the order in which it was drawn.
+        // A stable sort: coinciding reimages stay in the order in which they were drawn.
         self.reimages.sort_by_key(|it| (it.at_s, it.server));
         let mut wiped_s: BTreeMap<u32, u64> = BTreeMap::new();
         let mut reimages = Vec::with_capacity(self.reimages.len());
@@ -450,7 +450,7 @@ impl<'a> History<'a> {
                 continue;
             }
             if !moves {
-                // Redeployments go on after the end of their month, when it may be another's.
+                // A redeployment may continue after the end of its month, when the server may have another owner.
                 reimage.tenant = server.owner_at(reimage.at_s);
             }
             wiped_s.insert(reimage.server, reimage.at_s);
@@ -483,7 +483,7 @@ impl Habit {
     }
 }
 
-/// By how much environments of a kind are reimaged more often: logarithm of the factor.
+/// The logarithm of the factor by which environments of a kind are reimaged more often.
 fn shift(kind: EnvironmentKind) -> f64 {
     match kind {
         EnvironmentKind::Production => -0.27,

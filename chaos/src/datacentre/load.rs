@@ -12,13 +12,13 @@ use crate::random::{exponential, lognormal, normal, stream};
 
 /// Seconds that one sample covers.
 pub const SLOT_S: u64 = 300;
-/// Samples of a day.
+/// Samples per day.
 pub const SLOTS_PER_DAY: usize = (super::DAY_S / SLOT_S) as usize;
 const SLOTS_PER_MONTH: usize = SLOTS_PER_DAY * DAYS_PER_MONTH as usize;
-/// Correlation of the noise from one sample to the next: it forgets within an hour.
+/// Correlation of the noise from one sample to the next: it decays within an hour.
 const NOISE_MEMORY: f64 = 0.9;
 
-/// What the load of a tenant is made of. Levels are shares of all cores, 0 to 1.
+/// A model of a tenant's load. Levels are shares of all cores, 0 to 1.
 #[derive(Clone, Debug)]
 pub enum LoadModel {
     /// High by day, low by night, lower at the weekend.
@@ -34,7 +34,7 @@ pub enum LoadModel {
         /// Decides the noise.
         seed: u64,
     },
-    /// Always about the same.
+    /// Nearly constant.
     Constant {
         /// Mean.
         level: f64,
@@ -52,13 +52,13 @@ pub enum LoadModel {
     Recorded {
         /// The samples.
         samples: Arc<[f32]>,
-        /// By how many samples this tenant is ahead of the record; may be negative.
+        /// By how many samples this tenant is ahead of the recording; may be negative.
         shift_slots: i64,
     },
 }
 
 impl LoadModel {
-    /// A load with the given pattern.
+    /// Draws a load with the given pattern.
     pub(super) fn draw(rng: &mut SmallRng, pattern: Pattern) -> Self {
         let seed = rng.random();
         match pattern {
@@ -144,7 +144,7 @@ fn samples(mut at: impl FnMut(usize) -> f64) -> Vec<f32> {
         .collect()
 }
 
-/// Noise with mean 0 and variance 1 in which neighbours are alike.
+/// Noise with mean 0 and variance 1 in which neighbouring samples are correlated.
 pub(crate) struct Noise {
     rng: SmallRng,
     now: f64,

@@ -1,19 +1,19 @@
 //! The ten built-in datacentres, as parameters of the generator.
 //!
-//! What the paper says of its datacentres decides the differences: DC-2, DC-5 and DC-8 are
+//! Their differences follow what the paper says about its datacentres: DC-2, DC-5 and DC-8 are
 //! reimaged substantially less; DC-0 and DC-2 have the least variation of load, DC-1 and DC-4 the
-//! most; in DC-3 many servers are wiped at the same time most often. All else is our choice.
+//! most; DC-3 is the one in which many servers are most often reimaged at the same time. All else is our choice.
 
-/// What differs between datacentres. Rates are per server and month.
+/// The parameters of a datacentre. Rates are per server and month.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Profile {
-    /// `dc0` to `dc9`.
+    /// The name, `dc0` to `dc9`.
     pub name: &'static str,
     /// Decides everything that is random.
     pub seed: u64,
-    /// Servers, before rounding of tenants up to their least size.
+    /// Number of servers, before tenants are rounded up to the minimum size.
     pub servers: u32,
-    /// Tenants at the start.
+    /// Number of tenants at the start.
     pub tenants: u32,
     /// Share of servers whose tenant's load is periodic.
     pub periodic_share: f64,
@@ -23,17 +23,17 @@ pub struct Profile {
     pub median_rate: f64,
     /// Standard deviation of the logarithm of the rate between tenants.
     pub rate_sigma: f64,
-    /// How fast the rate falls with the size of the tenant: power of the size.
+    /// How fast the rate falls with the size of the tenant: the exponent of the size.
     pub size_slope: f64,
     /// Redeployments of a whole production environment per year.
     pub environment_redeploys_per_year: f64,
-    /// Share of redeployments that go from server to server over hours.
+    /// Share of redeployments that roll from server to server over hours.
     pub rolling_share: f64,
     /// Share of tenants that redeploy slice by slice.
     pub sliced_share: f64,
-    /// Largest tenant, as a share of all servers.
+    /// The largest tenant, as a share of all servers.
     pub tenant_share_max: f64,
-    /// Median length of a redeployment of all servers at a time, in minutes.
+    /// The median length of a redeployment that is not rolling, in minutes.
     pub burst_minutes: f64,
     /// Share of servers that change hands in a month.
     pub repurposed_share: f64,
@@ -169,7 +169,7 @@ pub const PROFILES: [Profile; 10] = [
     },
 ];
 
-/// The profile of a name.
+/// The profile with a name.
 #[must_use]
 pub fn profile(name: &str) -> Option<&'static Profile> {
     PROFILES.iter().find(|profile| profile.name == name)

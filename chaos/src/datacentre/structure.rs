@@ -1,4 +1,4 @@
-//! The owners at the start: tenants, environments, sizes, patterns, racks.
+//! The state at the start: tenants, environments, sizes, patterns, racks.
 
 use std::collections::BTreeSet;
 
@@ -12,24 +12,24 @@ use crate::random::{geometric, lognormal, normal, shuffle, weighted_order};
 
 /// Spread of the sizes of tenants: standard deviation of the logarithm.
 const SIZE_SIGMA: f64 = 1.1;
-/// Servers that a tenant starts with at least.
+/// The minimum number of servers that a tenant starts with.
 const SIZE_MIN: u32 = 3;
-/// Tenants of an environment: mean and most.
+/// The number of tenants of an environment: mean and maximum.
 const ENVIRONMENT_TENANTS_MEAN: f64 = 4.0;
 const ENVIRONMENT_TENANTS_MAX: u32 = 25;
 /// Shares of environments for production and for development; the rest is for tests.
 const PRODUCTION_SHARE: f64 = 0.7;
 const DEVELOPMENT_SHARE: f64 = 0.15;
-/// Periodic tenants are the large services of a datacentre: a minority of the tenants that owns
-/// two fifths of the servers. Power of the size by which they are drawn.
+/// Periodic tenants are the large services of a datacentre: a minority of the tenants that owns two fifths of the
+/// servers. The weight with which a tenant is drawn is this power of its size.
 const PERIODIC_SIZE_POWER: f64 = 1.8;
 const UNPREDICTABLE_SIZE_POWER: f64 = 0.8;
-/// Servers of a rack.
+/// Number of servers in a rack.
 const RACK_SERVERS: u32 = 40;
 /// Racks are filled with pieces of tenants: median size and spread.
 const PIECE_SERVERS: f64 = 12.0;
 const PIECE_SIGMA: f64 = 0.5;
-/// Each machine function is run by about this many tenants.
+/// About this many tenants share each machine function.
 const TENANTS_PER_FUNCTION: u32 = 6;
 
 /// What does not change over time, and the owners at the start.
@@ -97,7 +97,7 @@ fn sizes(profile: &Profile, rng: &mut SmallRng) -> Vec<u32> {
     let mut shares: Vec<f64> = (0..profile.tenants)
         .map(|_| lognormal(rng, 1.0, SIZE_SIGMA))
         .collect();
-    // Cutting one down raises the share of the others: a few rounds settle it.
+    // Reducing one raises the shares of the others: a few rounds converge.
     for _ in 0..20 {
         let largest = profile.tenant_share_max * shares.iter().sum::<f64>();
         for share in &mut shares {
@@ -122,8 +122,8 @@ fn environment_kind(rng: &mut SmallRng) -> EnvironmentKind {
     }
 }
 
-/// Periodic tenants are drawn among production, until they own their share of the servers; then
-/// unpredictable ones, rather among development and test; the rest is constant.
+/// Draws periodic tenants among production, until they own their share of the servers; then
+/// unpredictable ones, preferably among development and test; the rest is constant.
 fn patterns(
     profile: &Profile,
     rng: &mut SmallRng,
@@ -171,7 +171,7 @@ fn patterns(
     patterns
 }
 
-/// Pieces of tenants in random order fill the racks one after the other.
+/// Fills one rack after another with pieces of tenants in random order.
 fn racks(rng: &mut SmallRng, sizes: &[u32]) -> Vec<Server> {
     let mut pieces: Vec<(u32, u32)> = Vec::new();
     for (tenant, &size) in sizes.iter().enumerate() {
@@ -196,8 +196,8 @@ fn racks(rng: &mut SmallRng, sizes: &[u32]) -> Vec<Server> {
     servers
 }
 
-/// Gives tenants their machine functions: different ones within an environment, the same ones in
-/// several environments.
+/// Assigns machine functions to tenants: distinct ones within an environment, but shared between
+/// environments.
 pub(super) struct FunctionNames {
     functions: u32,
     used: BTreeSet<(u32, u32)>,

@@ -1,8 +1,8 @@
 //! A datacentre read from trace files instead of generated.
 //!
 //! `dcN_tenants`, `dcN_servers` and `dcN_reimages` (CSV, plain or gzip-compressed) are looked for in
-//! the directory given and in `synthetic` below it; the series that the tenants' load follows,
-//! `cpu_*`, in the directory and above it.
+//! the given directory and in `synthetic` below it; the series that the tenants' load follows,
+//! `cpu_*`, in the directory and in its parent.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
@@ -18,12 +18,12 @@ use super::{Datacentre, LoadModel, MONTH_S, MONTHS, Reimage, Server, Tenant};
 /// Why no datacentre could be read.
 #[derive(Debug, thiserror::Error)]
 pub enum ReadError {
-    /// A file is not there.
+    /// A file is missing.
     #[error("{}: no {file}.csv or {file}.csv.gz here{}", directory.display(), found(available))]
     Missing {
-        /// Where it was looked for.
+        /// The directory in which it was looked for.
         directory: PathBuf,
-        /// Its name.
+        /// Its name, without the extension.
         file: String,
         /// Datacentres that are there.
         available: Vec<String>,

@@ -1,4 +1,4 @@
-//! What the harness asks the namenode.
+//! The requests of the harness to the namenode.
 
 use std::collections::VecDeque;
 use std::net::{Ipv4Addr, SocketAddr};
@@ -21,19 +21,19 @@ pub(crate) const NAMENODE_NAME: &str = "namenode";
 const DIAL_DEADLINE: Duration = Duration::from_secs(3);
 const STATUS_DEADLINE: Duration = Duration::from_secs(3);
 const FSCK_DEADLINE: Duration = Duration::from_secs(60);
-/// Until a namenode has taken a snapshot and caught up.
+/// Long enough for a namenode to receive a snapshot and catch up.
 const ADD_DEADLINE: Duration = Duration::from_secs(30);
 
-/// An operator; connects again whenever needed, to the next namenode if one does not answer or lead.
+/// An operator, who reconnects when needed, to the next namenode if one does not answer or lead.
 pub(crate) struct Admin {
     endpoint: Endpoint,
-    /// The one that is asked first is the first one.
+    /// The first one is asked first.
     namenodes: VecDeque<SocketAddr>,
     rpc: Option<RpcClient<Request, Response, Notice>>,
 }
 
 impl Admin {
-    /// With the certificate that `init cluster` made below `data`.
+    /// Creates an operator with the certificate that `init cluster` made below `data`.
     pub fn new(data: &Path, namenodes: &[SocketAddr]) -> Result<Self, LiveError> {
         let fail = |error: &dyn std::fmt::Display| LiveError::Cluster(error.to_string());
         let identity = Identity::load(&data.join("admin/identity")).map_err(|e| fail(&e))?;
@@ -46,7 +46,7 @@ impl Admin {
         Ok(admin)
     }
 
-    /// With this identity, from this address.
+    /// Creates an operator with this identity, who connects from this address.
     pub fn with_identity(
         identity: &Identity,
         bind: SocketAddr,
@@ -59,7 +59,7 @@ impl Admin {
         })
     }
 
-    /// The cluster at a glance; none while the namenode does not answer.
+    /// The status of the cluster; `None` if the namenode does not answer.
     pub async fn status(&mut self) -> Option<ClusterStatus> {
         match self.ask(AdminRequest::Status, STATUS_DEADLINE).await? {
             AdminReply::Status(status) => Some(*status),
@@ -67,7 +67,7 @@ impl Admin {
         }
     }
 
-    /// The check of everything; none while the namenode does not answer.
+    /// The report of `fsck`; `None` if the namenode does not answer.
     pub async fn fsck(&mut self) -> Option<FsckReport> {
         match self.ask(AdminRequest::Fsck, FSCK_DEADLINE).await? {
             AdminReply::Fsck(report) => Some(report),
@@ -75,13 +75,13 @@ impl Admin {
         }
     }
 
-    /// Has the namenode go on without what it lacks; whether it did.
+    /// Has the namenode continue without what it lacks. Returns whether it does.
     pub async fn accept_loss(&mut self) -> bool {
         let accepted = self.ask(AdminRequest::AcceptLoss, STATUS_DEADLINE).await;
         accepted.is_some()
     }
 
-    /// The group as the namenode sees it, which need not lead; none while it does not answer.
+    /// The group as the namenode, which need not lead, sees it; `None` if it does not answer.
     pub async fn group(&mut self) -> Option<GroupStatus> {
         let list = AdminRequest::Group(GroupRequest::List);
         match self.ask(list, STATUS_DEADLINE).await? {
@@ -90,25 +90,26 @@ impl Admin {
         }
     }
 
-    /// Has another namenode lead; whether that has begun.
+    /// Asks for another namenode to lead. Returns whether the transfer has begun.
     pub async fn transfer(&mut self, to: SocketAddr) -> bool {
         let transfer = AdminRequest::Group(GroupRequest::Transfer(Some(to)));
         self.ask(transfer, STATUS_DEADLINE).await.is_some()
     }
 
-    /// Takes a namenode into the group; whether it was.
+    /// Adds a namenode to the group. Returns whether it was added.
     pub async fn add(&mut self, namenode: SocketAddr) -> bool {
         let add = AdminRequest::Group(GroupRequest::Add(namenode));
         self.ask(add, ADD_DEADLINE).await.is_some()
     }
 
-    /// Has a namenode leave the group; whether it did.
+    /// Removes a namenode from the group. Returns whether it was removed.
     pub async fn remove(&mut self, namenode: SocketAddr) -> bool {
         let remove = AdminRequest::Group(GroupRequest::Remove(namenode));
         self.ask(remove, ADD_DEADLINE).await.is_some()
     }
 
-    /// Changes the budgets of repair; what they are then, or none while the namenode does not answer, or another one leads.
+    /// Changes the budgets of repair, and returns the new ones; `None` if the namenode does not answer or does not
+    /// lead.
     pub async fn repair(&mut self, change: RepairChange) -> Option<RepairLimits> {
         let repair = AdminRequest::Placement(PlacementRequest::Repair(change));
         match self.ask(repair, STATUS_DEADLINE).await? {
@@ -139,7 +140,7 @@ impl Admin {
                 .connect(first, &namenode, DIAL_DEADLINE)
                 .await
                 .ok()?;
-            // Notices are for clients that cache; an operator gets none.
+            // Notices are for clients that cache; an operator receives none.
             let (notices, _) = mpsc::channel(1);
             self.rpc = RpcClient::start(connection, notices).await.ok();
         }

@@ -1,4 +1,4 @@
-//! A copy of the namenode's directory is started beside the namenode, and a datanode goes astray to it.
+//! Starts a copy of the namenode's directory beside the namenode, and has a datanode follow it.
 
 use harvestfs_protocol::admin::ClusterStatus;
 
@@ -17,7 +17,7 @@ pub(crate) const DOUBLE: &str = "namenode-double";
 /// A server whose datanode follows the copy.
 pub(crate) struct Astray {
     server: usize,
-    /// What its disk held before.
+    /// The blocks on its disk before.
     before: Contents,
 }
 
@@ -29,12 +29,12 @@ impl Scene<'_> {
         seed: u64,
         go_on: &dyn Fn() -> bool,
     ) -> Result<(), LiveError> {
-        // Of several that overlap, the first one is there.
+        // If such faults overlap, the first one counts.
         if self.astray.is_some() {
             return Ok(());
         }
         self.copy_namenode(DOUBLE, go_on).await?;
-        // When a datanode has obeyed the namenode again it knows more than the copy.
+        // Once a datanode has obeyed the namenode again, it knows more than the copy.
         let usable = self.cluster.usable_servers();
         let all = |_: &Cluster<'_>, status: &ClusterStatus| {
             status.recovery.is_none() && status.nodes_alive >= usable.len() as u64
@@ -73,7 +73,7 @@ impl Scene<'_> {
         Ok(())
     }
 
-    /// Ends the copy. The datanode comes back, has everything, and the namenode takes it.
+    /// Ends the copy. Checks that the datanode still has everything and that the namenode takes it back.
     pub async fn end_double(&mut self, go_on: &dyn Fn() -> bool) -> Result<(), LiveError> {
         let Some(Astray { server, before }) = self.astray.take() else {
             return Ok(());
@@ -89,7 +89,7 @@ impl Scene<'_> {
         self.cluster.start(Part::Server(server))?;
         let wrong = "the namenode does not take back a datanode that was astray";
         let back = |cluster: &Cluster<'_>, status: &ClusterStatus| {
-            // It is ready when it has registered.
+            // A datanode is ready once it has registered.
             status.recovery.is_none() && cluster.is_ready(Part::Server(server))
         };
         if self.wait_for_status(go_on, back).await? {
@@ -100,7 +100,7 @@ impl Scene<'_> {
         Ok(())
     }
 
-    /// What a fault does to the disk of a server is not the copy's doing.
+    /// Excuses the copy for missing blocks on a server whose disk another fault affects.
     pub fn excuse_double(&mut self, server: usize) {
         if let Some(astray) = &mut self.astray
             && astray.server == server

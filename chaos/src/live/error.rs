@@ -2,10 +2,10 @@
 
 use std::io;
 
-/// Why a run could not be carried out. That data was lost is no error, but a result.
+/// Why a run could not be carried out. Lost data is not an error, but a result.
 #[derive(Debug, thiserror::Error)]
 pub enum LiveError {
-    /// A file, directory or process of the cluster.
+    /// An operation on a file, directory or process of the cluster failed.
     #[error("cannot {what}: {source}")]
     Io {
         /// What was tried.
@@ -13,19 +13,19 @@ pub enum LiveError {
         /// Why it failed.
         source: io::Error,
     },
-    /// A part of the cluster did not do as it should.
+    /// A part of the cluster did not behave as it should.
     #[error("{0}")]
     Cluster(String),
-    /// This machine cannot do what the scenario asks for.
+    /// This machine cannot do what the scenario requires.
     #[error("this machine cannot run the scenario: {0}")]
     Machine(String),
-    /// Ctrl-C.
+    /// The run was interrupted with Ctrl-C.
     #[error("interrupted; everything is healed and stopped")]
     Interrupted,
 }
 
 impl LiveError {
-    /// Says what was tried.
+    /// Wraps an I/O error with what was tried.
     pub(crate) fn io<E: Into<io::Error>>(what: impl Into<String>) -> impl FnOnce(E) -> Self {
         let what = what.into();
         move |source| Self::Io {

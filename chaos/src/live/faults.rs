@@ -1,4 +1,4 @@
-//! What is done to a cluster that runs.
+//! Inflicts faults on a running cluster.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -16,37 +16,37 @@ use super::workload::Counters;
 use super::{LiveError, rot};
 use crate::random;
 
-/// How long the end of a failed sync waits for one: a part that works writes something in this time.
+/// How long the end of the fault waits for a sync to fail: a part in use writes something within this time.
 const SYNC_DEADLINE: Duration = Duration::from_secs(5);
 const POLL: Duration = Duration::from_millis(20);
 
-/// What takes part in a run from the start of its clients on.
+/// Everything that takes part in a run once its clients have started.
 pub(crate) struct Scene<'a> {
     /// The processes.
     pub cluster: Cluster<'a>,
     /// An operator.
     pub admin: Admin,
-    /// What clients did.
+    /// Counts of the clients' operations.
     pub counters: Arc<Counters>,
-    /// What was seen.
+    /// Observations from outside.
     pub watch: Watch,
     /// The primary that is measured.
     pub primary: Primary,
-    /// Whether what the namenode says counts.
+    /// Whether the namenode's answers are in doubt.
     pub doubt: Arc<Doubt>,
     /// The server whose datanode follows a copy of the namenode.
     pub astray: Option<Astray>,
 }
 
 impl Scene<'_> {
-    /// Looks at disks, namenode and clients once more.
+    /// Samples disks, namenode and clients.
     pub async fn look(&mut self) -> Result<(), LiveError> {
         let cluster = &self.cluster;
         let counters = &self.counters;
         self.watch.look(cluster, &mut self.admin, counters).await
     }
 
-    /// Something of the plan begins or ends.
+    /// Begins or ends a fault of the plan.
     pub async fn apply(
         &mut self,
         event: &Event,
@@ -93,7 +93,7 @@ impl Scene<'_> {
                 cluster.lose_power(event.part);
                 cluster.start(event.part)?;
             }
-            // The datanode sees it in its trace.
+            // The datanode learns of it from its trace.
             (Kind::Busy, busy, Some(server)) => cluster.conditions[server].busy = busy,
             (Kind::FullDisk, full, Some(server)) => cluster.set_full(server, full)?,
             (Kind::Partition, cut, _) => cluster.set_cut(event.part, cut),
@@ -125,8 +125,8 @@ impl Scene<'_> {
         Ok(())
     }
 
-    /// Waits until a sync has failed, without which a loss of power would test nothing: none may have come yet of a fault
-    /// that began late, or of a part with nothing to write.
+    /// Waits until a sync has failed, without which a loss of power would test nothing. None may have failed yet if the
+    /// fault began late, or if the part had nothing to write.
     async fn wait_for_failed_sync(
         &mut self,
         part: Part,
@@ -150,7 +150,7 @@ impl Scene<'_> {
     /// Empties a disk.
     fn empty(&mut self, server: usize) -> Result<(), LiveError> {
         let Self { cluster, watch, .. } = self;
-        // The last look, so that everything that goes is in the ledger.
+        // A last look, so that everything that is removed is in the ledger.
         let now_ms = watch.now_ms();
         watch
             .ledger
@@ -160,20 +160,20 @@ impl Scene<'_> {
         Ok(())
     }
 
-    /// Has a disk that was cleared made a volume again.
+    /// Makes a cleared disk a volume again.
     fn use_again(&mut self, server: usize) -> Result<(), LiveError> {
         self.cluster.conditions[server].cleared = false;
         if self.cluster.has_volume(server) {
-            // It was started again by another fault.
+            // Another fault has restarted the datanode.
             return Ok(());
         }
         self.cluster.kill(Part::Server(server));
-        // What was written before the datanode saw it.
+        // Removes what was written before the datanode noticed.
         self.empty(server)?;
         self.cluster.start(Part::Server(server))
     }
 
-    /// Ends everything; starts what does not run if `start` says so.
+    /// Ends all faults, and starts the parts that are not running if `start`.
     pub fn heal(&mut self, start: bool) -> Result<(), LiveError> {
         self.astray = None;
         self.cluster.end_double();

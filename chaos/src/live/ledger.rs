@@ -1,5 +1,5 @@
-//! Which replicas lie on which disk, seen from outside: the harness looks at the block files
-//! themselves, so that what it reports does not depend on what the namenode believes.
+//! Which replicas are on which disk, as seen from outside: the harness inspects the block files
+//! themselves, so that its reports do not depend on what the namenode believes.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -11,10 +11,10 @@ use serde::Serialize;
 
 use super::report::{Block, Lost};
 
-/// Blocks on a disk and the length of their files, in bytes.
+/// Blocks on a disk and the lengths of their files, in bytes.
 pub type Contents = BTreeMap<u64, u64>;
 
-/// The sealed blocks of a volume; none when there is no volume yet.
+/// The sealed blocks of a volume; empty if there is no volume yet.
 ///
 /// # Errors
 /// When a directory cannot be read.
@@ -34,7 +34,7 @@ pub fn scan(volume: &Path) -> io::Result<Contents> {
             let entry = entry?;
             let name = entry.file_name();
             let block = u64::from_str_radix(&name.to_string_lossy(), 16);
-            // Files come and go while this looks.
+            // Files appear and disappear during the scan.
             if let (Ok(block), Ok(metadata)) = (block, entry.metadata()) {
                 found.insert(block, metadata.len());
             }
@@ -68,26 +68,26 @@ pub struct Change {
     pub fate: Fate,
 }
 
-/// All replicas, now and before.
+/// All present and former replicas.
 #[derive(Debug, Default)]
 pub struct Ledger {
     now: BTreeMap<u64, BTreeSet<usize>>,
     on: BTreeMap<usize, Contents>,
     history: BTreeMap<u64, Vec<Change>>,
-    /// Blocks that were seen at an earlier look: a further replica of them is a repair.
+    /// When each block was first seen: a replica that appears later is a repair.
     settled: BTreeMap<u64, u64>,
-    /// Bytes of replicas that came later than the first ones of their block.
+    /// Bytes of replicas that appeared later than the first ones of their block.
     pub repaired_bytes: u64,
-    /// How many such replicas came.
+    /// The number of such replicas.
     pub repaired_replicas: u64,
 }
 
-/// A block that was sealed less than this before may still be on its way to the other servers of its
+/// A replica that appears within this time after the first one of its block may still come from its write
 /// pipeline, in milliseconds.
 const PIPELINE_MS: u64 = 3_000;
 
 impl Ledger {
-    /// Notes what is on a disk now.
+    /// Notes the present contents of a disk.
     pub fn observe(&mut self, at_ms: u64, server: usize, contents: Contents) {
         let before = self.on.remove(&server).unwrap_or_default();
         for &block in before.keys().filter(|block| !contents.contains_key(block)) {
@@ -140,32 +140,32 @@ impl Ledger {
         });
     }
 
-    /// Blocks of which at least one replica lies on a disk.
+    /// The number of blocks with at least one replica on a disk.
     #[must_use]
     pub fn blocks(&self) -> usize {
         self.now.len()
     }
 
-    /// How many replicas of a block lie on disks.
+    /// The number of replicas of a block on disks.
     #[must_use]
     pub fn replicas(&self, block: u64) -> usize {
         self.now.get(&block).map_or(0, BTreeSet::len)
     }
 
-    /// Blocks all of whose replicas are on servers that cannot be used now.
+    /// The number of blocks whose replicas are all on servers that cannot be used now.
     #[must_use]
     pub fn unavailable(&self, usable: &dyn Fn(usize) -> bool) -> usize {
         let all_away = |servers: &&BTreeSet<usize>| !servers.iter().any(|&server| usable(server));
         self.now.values().filter(all_away).count()
     }
 
-    /// What happened to the replicas of a block.
+    /// The history of the replicas of a block.
     #[must_use]
     pub fn history(&self, block: u64) -> &[Change] {
         self.history.get(&block).map_or(&[], Vec::as_slice)
     }
 
-    /// Why each lost block was lost, of those that `fsck` names.
+    /// The lost blocks that `fsck` names, with the history of their replicas.
     #[must_use]
     pub fn lost(&self, fsck: Option<&FsckReport>) -> Vec<Lost> {
         let findings = fsck.map_or(&[][..], |report| &report.findings);

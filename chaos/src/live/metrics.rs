@@ -1,4 +1,4 @@
-//! What the harness tells Prometheus while it runs.
+//! The metrics of the harness for Prometheus.
 
 use std::time::Duration;
 
@@ -13,7 +13,7 @@ use super::cluster::Condition;
 use super::scenario::Kind;
 use super::verify::Comparison;
 
-/// What a client does.
+/// An operation of a client.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub(crate) enum Operation {
@@ -37,7 +37,7 @@ impl Operation {
     }
 }
 
-/// A condition in labels, and whether it is that of a server.
+/// The label of a condition, and whether it holds for a server.
 type ConditionLabel = (&'static str, fn(&Condition) -> bool);
 
 const CONDITIONS: [ConditionLabel; 5] = [
@@ -48,7 +48,7 @@ const CONDITIONS: [ConditionLabel; 5] = [
     ("full", |it| it.full),
 ];
 
-/// Everything that the harness measures, of all runs together.
+/// The metrics of the harness, over all runs.
 pub struct Metrics {
     registry: Registry,
     seconds: [Histogram; Operation::ALL.len()],
@@ -64,7 +64,7 @@ pub struct Metrics {
 }
 
 impl Default for Metrics {
-    /// Nothing was measured yet.
+    /// Creates metrics before the first measurement.
     fn default() -> Self {
         let registry = Registry::new(Part::Chaos, env!("CARGO_PKG_VERSION"));
         for kind in Kind::ALL {
@@ -92,7 +92,7 @@ impl Default for Metrics {
 }
 
 impl Metrics {
-    /// What was true of the last run is not of this one.
+    /// Resets the gauges, whose values were those of the previous run.
     pub(crate) fn run_begins(&self) {
         self.saw_servers(&[]);
         self.saw_blocks(0, 0);
@@ -100,7 +100,7 @@ impl Metrics {
         self.saw_slowdown(None);
     }
 
-    /// All of them in the text format of Prometheus.
+    /// Renders all metrics in the text format of Prometheus.
     #[must_use]
     pub fn render(&self) -> String {
         self.registry.render()

@@ -1,19 +1,19 @@
 //! A real cluster of processes, real clients, and faults decided by a seed.
 //!
-//! - [`scenario`]: what is to happen, read and checked;
-//! - [`plan`]: what happens when: a pure function of scenario and seed;
+//! - [`scenario`]: what is to happen, read from a file and checked;
+//! - [`plan`]: the schedule of all events: a pure function of scenario and seed;
 //! - `cluster`, `process`: the processes, each datanode with a directory of its own;
 //! - `workload`, `model`: clients, and what they were promised;
 //! - `mounted`: programs on real mounts, in processes of their own, and what they were promised;
-//! - `network`, `disk`: links that are cut, lossy or late, disks that are full or slow;
+//! - `network`, `disk`: links that are cut, lossy or slow, disks that are full, slow or failing;
 //! - `rollback`, `double`: older copies of the namenode, in its place or beside it;
-//! - `watch`, `ledger`: the cluster looked at from outside: which replica lay where and when it went, seen from outside;
-//! - `whole`: the wait for a cluster that is healed to be whole again;
-//! - [`Metrics`]: the metrics of it while it goes on;
-//! - [`failover`]: how long programs wait when the namenode that leads is hurt;
-//! - `probe`, [`measure_slowdown`]: what it costs a primary that computes;
-//! - [`run()`]: one run, from the start to the comparison with the model;
-//! - [`report`]: what came of it, as a table, JSON and one HTML page.
+//! - `watch`, `ledger`: the cluster as seen from outside: which replica was where, and when it was removed;
+//! - `whole`: waits until a healed cluster is whole again;
+//! - [`Metrics`]: metrics of a run in progress;
+//! - [`failover`]: how long programs wait when the leading namenode fails;
+//! - `probe`, [`measure_slowdown`]: how much the cluster slows down a primary that computes;
+//! - [`run()`]: runs a scenario, from the start to the comparison with the model;
+//! - [`report`]: the results, as a table, JSON and one HTML page.
 
 pub(crate) mod admin;
 mod cluster;

@@ -1,4 +1,4 @@
-//! What a client was promised: the names and bytes that were acknowledged.
+//! What was promised to a client: the names and bytes that were acknowledged.
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
@@ -6,12 +6,12 @@ use std::fmt::Write;
 use rand::rngs::SmallRng;
 use rand::{RngExt, SeedableRng};
 
-/// The content of a file, made from a number.
+/// The contents of a file, generated from a seed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Content {
     /// Decides the bytes.
     pub seed: u64,
-    /// How many, in bytes.
+    /// The number of bytes.
     pub len: usize,
 }
 
@@ -24,35 +24,35 @@ impl Content {
     }
 }
 
-/// A name whose last change was acknowledged, or not.
+/// What is promised of a name, depending on whether its last change was acknowledged.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Promise {
-    /// It holds this.
+    /// It has these contents.
     Holds(Content),
-    /// An unlink was not answered: it holds this, or is gone.
+    /// An unlink was not answered: it has these contents, or is removed.
     HoldsOrGone(Content),
     /// A write was not answered: nothing is promised.
     Anything,
 }
 
-/// A content and the two names, of which one holds it.
+/// Two names, of which one has the contents.
 pub(crate) type Either = (String, String, Content);
 
-/// All names of one client's directory.
+/// The names in one client's directory.
 #[derive(Debug, Default)]
 pub(crate) struct Model {
     names: BTreeMap<String, Promise>,
-    /// Renames that were not answered: exactly one of the two names holds the content.
+    /// Renames that were not answered: exactly one of the two names has the contents.
     either: Vec<Either>,
-    /// All that was ever written, acknowledged or not: tells what was read instead.
+    /// All writes, acknowledged or not, to identify what was read instead of the expected contents.
     written: Vec<(String, Content)>,
 }
 
 impl Model {
-    /// Fewer bytes may be those of several contents.
+    /// Fewer bytes could match several contents by chance.
     const TELLING_BYTES: usize = 8;
 
-    /// A write was acknowledged, or not.
+    /// Notes a write, and whether it was acknowledged.
     pub fn wrote(&mut self, name: &str, content: Content, acknowledged: bool) {
         let promise = if acknowledged {
             Promise::Holds(content)
@@ -63,7 +63,7 @@ impl Model {
         self.written.push((name.to_owned(), content));
     }
 
-    /// How what was read differs from what should have been; `None` if it does not.
+    /// How the bytes read differ from the expected ones; `None` if they do not.
     pub fn difference(&self, expected: Content, read: &[u8]) -> Option<String> {
         let wanted = expected.bytes();
         if read == wanted {
@@ -90,7 +90,7 @@ impl Model {
         Some(text)
     }
 
-    /// An unlink of what [`Model::files`] lists was acknowledged, or not.
+    /// Notes an unlink of a name that [`Model::files`] lists, and whether it was acknowledged.
     pub fn unlinked(&mut self, name: &str, acknowledged: bool) {
         if acknowledged {
             self.names.remove(name);
@@ -100,7 +100,7 @@ impl Model {
         }
     }
 
-    /// A rename, of what [`Model::files`] lists to a name not used before, was acknowledged, or not.
+    /// Notes a rename of a name that [`Model::files`] lists to an unused name, and whether it was acknowledged.
     pub fn renamed(&mut self, from: &str, to: &str, acknowledged: bool) {
         if let Some(Promise::Holds(content)) = self.names.remove(from) {
             if acknowledged {
@@ -111,7 +111,7 @@ impl Model {
         }
     }
 
-    /// The names that are known to hold something.
+    /// The names with known contents.
     pub fn files(&self) -> Vec<(String, Content)> {
         let holds = |(name, promise): (&String, &Promise)| match promise {
             Promise::Holds(content) => Some((name.clone(), *content)),
@@ -120,12 +120,12 @@ impl Model {
         self.names.iter().filter_map(holds).collect()
     }
 
-    /// Names, and contents that must be under one of two names.
+    /// The promises of names, and contents that must be under one of two names.
     pub fn promises(&self) -> (&BTreeMap<String, Promise>, &[Either]) {
         (&self.names, &self.either)
     }
 
-    /// Whether this name may be there.
+    /// Whether this name may exist.
     pub fn may_exist(&self, name: &str) -> bool {
         let either = self.either.iter();
         self.names.contains_key(name) || either.clone().any(|(a, b, _)| a == name || b == name)

@@ -1,8 +1,8 @@
 //! A network of its own for each server, so that links can be cut, lossy and slow.
 //!
-//! Namespaces are held by threads, links are TAP devices whose other end this process holds, and
-//! frames go from one to the other through a switch in this process. So nothing is left behind
-//! also when the process is killed: no name, no rule, no interface outlives its last thread.
+//! Namespaces are held by threads, links are TAP devices whose other end this process holds, and a switch in this
+//! process forwards frames between them. So nothing is left behind even if the process is killed: no name, no rule and
+//! no interface outlives its last thread.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -24,13 +24,13 @@ use crate::random;
 /// Where a process runs.
 #[derive(Clone, Debug)]
 pub(crate) enum Home {
-    /// Where this thread runs.
+    /// In the namespace of the calling thread.
     Here,
     /// In the namespace that a thread holds.
     Namespace(mpsc::Sender<Request>),
 }
 
-/// A process to start, and where to tell of it.
+/// A process to start, and where to send the result.
 #[derive(Debug)]
 pub(crate) struct Request {
     command: Command,
@@ -58,23 +58,23 @@ pub(crate) struct Network {
     links: Arc<Vec<Link>>,
 }
 
-/// What is wrong with the link of a port.
+/// The faults of the link of a port.
 #[derive(Debug, Default)]
 struct Link {
-    /// On which side of a partition it is: 0 is the namenode's and the clients' side.
+    /// Its side of a partition: 0 is that of the clients, and of all parts that are not cut off.
     side: AtomicU32,
-    /// Of a hundred frames, so many are lost, in each direction.
+    /// The percentage of lost frames, in each direction.
     loss_percent: AtomicU32,
-    /// Frames come so late, in each direction.
+    /// The delay of frames, in each direction.
     delay_ms: AtomicU32,
-    /// Its machine sleeps: no frame comes through.
+    /// Its machine is suspended: no frame gets through.
     is_down: AtomicBool,
 }
 
-/// A frame that is late: when it is due, where it goes, and its bytes.
+/// A delayed frame: when it is due, its destination, and its bytes.
 type Late = Reverse<(Instant, usize, Vec<u8>)>;
 
-/// Frames that may be on their way; more are lost, as in the queue of a switch.
+/// The most frames in flight; further ones are lost, as in the queue of a switch.
 const LATE_FRAMES_MAX: usize = 4_096;
 
 /// The address of a port: 0 for the namenode and the clients, then the servers.
@@ -85,9 +85,8 @@ pub(crate) fn address(port: usize) -> [u8; 4] {
 }
 
 impl Network {
-    /// Moves this thread into a network of its own, and makes one for each server. Threads that are
-    /// started later share this thread's network; those that run already do not.
-    /// Which frames a lossy link loses is drawn from `seed`.
+    /// Moves this thread into a network of its own, and makes one for each server. Threads that are started later share
+    /// this thread's network; those that are already running do not. `seed` decides which frames a lossy link loses.
     pub fn new(servers: usize, seed: u64) -> Result<Self, LiveError> {
         let refused = |error: io::Error| {
             LiveError::Machine(format!(
@@ -108,7 +107,7 @@ impl Network {
                     if made.send(port).is_err() || failed {
                         return;
                     }
-                    // The thread holds the namespace, and is the parent of what runs there.
+                    // The thread holds the namespace, and is the parent of the processes there.
                     for mut request in requests {
                         let child = request.command.spawn();
                         if request.started.send(child).is_err() {
@@ -156,7 +155,7 @@ impl Network {
         self.homes[server].clone()
     }
 
-    /// Cuts a server off from all that are not cut off, or ends that.
+    /// Cuts a server off from all parts that are not cut off, or ends that.
     pub fn set_cut(&self, server: usize, cut: bool) {
         self.link(server)
             .side
@@ -168,13 +167,13 @@ impl Network {
         self.link(server).is_down.store(down, Ordering::Relaxed);
     }
 
-    /// Has so many of a hundred frames from and to a server be lost.
+    /// Sets the percentage of lost frames from and to a server.
     pub fn set_loss(&self, server: usize, percent: u32) {
         let loss = &self.link(server).loss_percent;
         loss.store(percent, Ordering::Relaxed);
     }
 
-    /// Has all frames from and to a server come so late.
+    /// Sets the delay of all frames from and to a server.
     pub fn set_delay(&self, server: usize, ms: u32) {
         self.link(server).delay_ms.store(ms, Ordering::Relaxed);
     }
@@ -192,7 +191,7 @@ fn enter(port: usize) -> io::Result<File> {
     unsafe { unshare_unsafe(UnshareFlags::NEWNET) }?;
     let tap = open_tap()?;
     let [a, b, c, d] = address(port);
-    // Of a kind that is never given to hardware (the second bit of the first byte).
+    // Locally administered (the second bit of the first byte), so never assigned to hardware.
     let mac = format!("02:77:{a:02x}:{b:02x}:{c:02x}:{d:02x}");
     let address = format!("{a}.{b}.{c}.{d}/16");
     for arguments in [
@@ -235,10 +234,10 @@ fn open_tap() -> io::Result<File> {
     Ok(tap)
 }
 
-/// Largest frame on a link.
+/// The largest frame on a link.
 const FRAME_BYTES_MAX: usize = 9_100;
 
-/// What takes frames from one port to the others.
+/// Forwards frames from one port to the others.
 struct Switch {
     ports: Arc<Vec<File>>,
     links: Arc<Vec<Link>>,
@@ -247,7 +246,7 @@ struct Switch {
 }
 
 impl Switch {
-    /// Takes what comes from one port to where it goes, until the process ends.
+    /// Forwards the frames that arrive at a port, until the process ends.
     fn forward(&mut self, from: usize) {
         let mut frame = [0; FRAME_BYTES_MAX];
         while let Ok(length) = (&self.ports[from]).read(&mut frame) {
@@ -264,7 +263,7 @@ impl Switch {
         }
     }
 
-    /// A full queue loses frames, as a switch does.
+    /// Sends a frame to a port. A full queue loses frames, as in a switch.
     fn send(&mut self, from: usize, to: usize, frame: &[u8]) {
         let ends = [&self.links[from], &self.links[to]];
         let [side, other] = ends.map(|it| it.side.load(Ordering::Relaxed));
@@ -314,7 +313,7 @@ fn deliver_late(ports: &[File], arriving: &mpsc::Receiver<Late>) {
     }
 }
 
-/// The port with this hardware address; none when the frame is for all.
+/// The port with this hardware address; `None` if the frame is for all ports.
 fn port_of(mac: &[u8]) -> Option<usize> {
     match *mac {
         [0x02, 0x77, 10, 77, high, low] => {

@@ -1,4 +1,4 @@
-//! What happens when: a pure function of the scenario and the seed.
+//! The schedule of all events: a pure function of the scenario and the seed.
 
 use std::fmt;
 
@@ -20,7 +20,7 @@ pub enum Part {
 }
 
 impl Part {
-    /// As simulations call it, which count from 0.
+    /// Its name in simulations, which count from 0.
     pub(crate) fn simulated(self) -> String {
         match self {
             Self::Namenode(number) => namenode_name(number),
@@ -38,16 +38,16 @@ pub(crate) fn namenode_name(number: usize) -> String {
     }
 }
 
-/// One thing that begins or ends.
+/// A fault that begins or ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Event {
-    /// When, in milliseconds from the start.
+    /// The time, in milliseconds from the start.
     pub at_ms: u64,
-    /// What.
+    /// The kind of fault.
     pub kind: Kind,
     /// Whether it begins or ends.
     pub begins: bool,
-    /// To whom.
+    /// The affected part.
     pub part: Part,
     /// How strong it is, see [`Fault::amount`].
     pub amount: u32,
@@ -55,7 +55,7 @@ pub struct Event {
     pub seed: u64,
 }
 
-/// All events of a run in their order.
+/// All events of a run, in order.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Plan {
     /// The seed that decided it.
@@ -71,7 +71,7 @@ impl Plan {
         let mut events = Vec::new();
         let count = scenario.cluster.servers.len();
         for (number, fault) in scenario.faults.iter().enumerate() {
-            // A fault more in the scenario must not change what the others do.
+            // One more fault in the scenario must not change what the others do.
             let mut rng = random::stream(seed, &format!("fault {number}"));
             for repetition in 0..fault.repeat {
                 let mut at_ms = fault.at_ms + u64::from(repetition) * fault.every_ms;
@@ -107,27 +107,27 @@ impl Plan {
                 }
             }
         }
-        // Stable: of what happens at the same time, the order of the scenario counts.
+        // A stable sort: events at the same time stay in the order of the scenario.
         events.sort_by_key(|event| event.at_ms);
-        // The healing ends what lasts longer.
+        // Healing ends what lasts longer.
         events.retain(|event| event.begins || event.at_ms < scenario.duration_ms);
         Self { seed, events }
     }
 
-    /// Whether something of such a kind happens.
+    /// Whether there is an event of such a kind.
     #[must_use]
     pub fn has(&self, wanted: impl Fn(Kind) -> bool) -> bool {
         self.events.iter().any(|event| wanted(event.kind))
     }
 
-    /// Whether this happens to a part.
+    /// Whether there is an event of this kind for a part.
     #[must_use]
     pub fn hits(&self, part: Part, kind: Kind) -> bool {
         let mut events = self.events.iter();
         events.any(|event| event.kind == kind && event.part == part)
     }
 
-    /// From when to when (milliseconds) a server's primary is made busy.
+    /// The periods during which a server's primary is made busy (start and end, in milliseconds).
     #[must_use]
     pub fn busy_windows(&self, server: usize, duration_ms: u64) -> Vec<(u64, u64)> {
         let mut windows: Vec<(u64, u64)> = Vec::new();
@@ -160,13 +160,13 @@ impl Plan {
 /// Decides which events still happen when something before them took so long that the scenario is over.
 #[derive(Debug, Default)]
 pub(crate) struct Late {
-    /// What did not begin.
+    /// Beginnings of faults that were skipped.
     left_out: Vec<Event>,
 }
 
 impl Late {
-    /// Whether the next event happens. What would end at once is not begun, unless its end is what tests something; and
-    /// what was not begun does not end.
+    /// Whether the next event happens. A fault that would end immediately is not begun, unless its end is what tests
+    /// something; and a fault that was not begun does not end.
     pub fn happens(&mut self, event: &Event) -> bool {
         if event.begins {
             let happens = event.kind.tests_at_its_end();
@@ -180,14 +180,14 @@ impl Late {
 }
 
 impl Event {
-    /// Whether it is the end of what another one begins.
+    /// Whether it ends the fault that `begin` begins.
     fn ends(&self, begin: &Self) -> bool {
-        // The seed tells apart what is done to a part several times.
+        // The seed distinguishes repetitions of a fault on the same part.
         let what = |event: &Self| (event.kind, event.part, event.seed);
         !self.begins && what(self) == what(begin)
     }
 
-    /// What happens to whom.
+    /// Describes the event and the affected part.
     #[must_use]
     pub fn describe(&self, scenario: &Scenario) -> String {
         let what = match (self.kind, self.begins) {

@@ -1,4 +1,4 @@
-//! What the primary tenants do: a trace for each server, which its datanode replays.
+//! The load of primary tenants: a trace for each server, which its datanode replays.
 
 use std::f64::consts::TAU;
 use std::fmt::Write;
@@ -10,11 +10,11 @@ use super::plan::Plan;
 use super::scenario::{Pattern, Scenario, Trace};
 use crate::random;
 
-/// What an idle primary uses of the CPU.
+/// The share of the CPU that an idle primary uses.
 const IDLE_SHARE: f64 = 0.1;
-/// What a primary uses while a `busy` fault lasts.
+/// The share of the CPU that a primary uses while a `busy` fault lasts.
 const BUSY_SHARE: f64 = 0.95;
-/// After the faults the primaries are idle; for so long, so that the trace does not begin again.
+/// How long primaries are idle after the faults, in seconds: so long that the trace does not start over.
 const QUIET_S: u64 = 7_200;
 
 /// The load of each tenant.
@@ -27,14 +27,14 @@ pub(crate) struct Loads {
 
 struct Tenant {
     pattern: Pattern,
-    /// Highest use of the CPU.
+    /// The highest share of the CPU.
     peak_share: f64,
-    /// When its day begins, as a share of a day.
+    /// The offset of its day, as a share of a day.
     phase: f64,
 }
 
 impl Loads {
-    /// As the seed decides.
+    /// Draws the loads, as the seed decides.
     pub fn new(scenario: &Scenario, seed: u64) -> Self {
         let mut rng = random::stream(seed, "primaries");
         let mut tenants: Vec<Tenant> = Vec::new();
@@ -43,7 +43,7 @@ impl Loads {
                 tenants.push(Tenant {
                     pattern: server.pattern,
                     peak_share: rng.random_range(0.55..0.98),
-                    // Users live in the same time zone, more or less.
+                    // Users are roughly in the same time zone.
                     phase: rng.random_range(0.0..0.15),
                 });
             }
@@ -56,7 +56,7 @@ impl Loads {
         }
     }
 
-    /// What a tenant's primary uses of the CPU, 0 to 1, so many days after the start.
+    /// The share of the CPU that a tenant's primary uses, 0 to 1, a number of days after the start.
     pub fn share(&self, tenant: usize, days: f64) -> f64 {
         let Some(it) = self.tenants.get(tenant) else {
             return IDLE_SHARE;
@@ -69,7 +69,7 @@ impl Loads {
                 middle + (it.peak_share - middle) * (TAU * (days + it.phase)).sin()
             }
             Pattern::Unpredictable => {
-                // Eight slots a day, in one of which of seven it is wanted.
+                // Eight slots a day; on average, one in seven has a burst.
                 let slot = (days * 8.0).floor();
                 let mut rng = random::stream(self.seed, &format!("burst {tenant} {slot}"));
                 if rng.random_bool(1.0 / 7.0) {
@@ -87,7 +87,7 @@ impl Loads {
         self.trace.is_some() || !self.tenants.iter().all(idle)
     }
 
-    /// The trace of a run: a series for each server, a sample a second.
+    /// The trace of a run: a series for each server, with one sample per second.
     pub fn trace(&self, scenario: &Scenario, plan: &Plan) -> String {
         let mut text = "series,period_s,values\n".to_owned();
         let seconds = scenario.duration_ms.div_ceil(1_000);
@@ -115,8 +115,8 @@ impl Loads {
         text
     }
 
-    /// What came before the run, for `admin history import`: three weeks of days of 24 hours, or of a
-    /// trace from its start, again and again.
+    /// The history before the run, for `admin history import`: three weeks with days of 24 hours, or with the
+    /// trace repeated from its start.
     pub fn history(&self, scenario: &Scenario, now_unix_s: u64) -> String {
         const DAYS: u64 = 21;
         const PER_DAY: u64 = 288;

@@ -1,4 +1,4 @@
-//! A primary tenant that only computes: how fast it gets on shows what HarvestFS costs it.
+//! A primary tenant that only computes: its speed shows how much HarvestFS slows it down.
 
 use std::hint::black_box;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -10,9 +10,9 @@ use rustix::thread::{CpuSet, Pid, gettid, sched_setaffinity};
 
 use super::LiveError;
 
-/// How long it computes before it looks at the clock and rests.
+/// How long it computes before it rests.
 const BURST: Duration = Duration::from_millis(20);
-/// The primary that is measured computes a tenth of the time, so that it is no load itself.
+/// The primary that is measured computes for a tenth of the time, so that it is not a load itself.
 const PRIMARY_REST: Duration = Duration::from_millis(180);
 const PRIMARY_ALONE: Duration = Duration::from_secs(3);
 
@@ -22,11 +22,11 @@ pub(crate) struct Probe {
     progress: Arc<Progress>,
     stop: Arc<AtomicBool>,
     threads: Vec<JoinHandle<()>>,
-    /// Of the threads.
+    /// The ids of the threads.
     ids: Vec<Pid>,
 }
 
-/// What all threads together have done.
+/// The progress of all threads together.
 #[derive(Debug, Default)]
 struct Progress {
     steps: AtomicU64,
@@ -34,7 +34,7 @@ struct Progress {
     wanted_ns: AtomicU64,
 }
 
-/// How far it was at a time.
+/// The progress at one time.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Reading {
     steps: u64,
@@ -42,7 +42,7 @@ pub(crate) struct Reading {
 }
 
 impl Reading {
-    /// Steps per nanosecond wanted until a later reading; none when it wanted nothing.
+    /// Steps per nanosecond of computing until a later reading; `None` if it did not compute.
     pub fn rate_until(self, later: Self) -> Option<f64> {
         let wanted_ns = later.wanted_ns - self.wanted_ns;
         (wanted_ns > 0).then(|| (later.steps - self.steps) as f64 / wanted_ns as f64)
@@ -55,7 +55,7 @@ pub(crate) fn slowdown_percent(alone: f64, loaded: f64) -> f64 {
 }
 
 impl Probe {
-    /// Starts `threads` threads that rest so long after each burst of 20 ms.
+    /// Starts `threads` threads, which rest for `rest` after each burst of 20 ms.
     pub fn start(threads: usize, rest: Duration) -> Result<Self, LiveError> {
         let progress = Arc::new(Progress::default());
         let stop = Arc::new(AtomicBool::new(false));
@@ -92,7 +92,7 @@ impl Probe {
         Ok(())
     }
 
-    /// How far it is now.
+    /// Reads the progress.
     pub fn read(&self) -> Reading {
         Reading {
             steps: self.progress.steps.load(Ordering::Relaxed),
@@ -131,16 +131,16 @@ fn compute(progress: &Progress, stop: &AtomicBool, rest: Duration) {
     }
 }
 
-/// A primary on this machine, and how fast it gets on alone.
+/// A primary on this machine, and its speed when alone.
 pub(crate) struct Primary {
     probe: Probe,
     alone: Option<f64>,
-    /// When it was no longer alone.
+    /// The progress when it ceased to be alone.
     since: Reading,
 }
 
 impl Primary {
-    /// Measures it alone.
+    /// Starts a primary and measures it alone.
     pub async fn alone() -> Result<Self, LiveError> {
         let probe = Probe::start(1, PRIMARY_REST)?;
         let began = probe.read();
@@ -154,12 +154,12 @@ impl Primary {
         })
     }
 
-    /// From now on it is slowed down.
+    /// Notes that it is no longer alone.
     pub fn has_company(&mut self) {
         self.since = self.probe.read();
     }
 
-    /// By how much, in percent.
+    /// By how much it has been slowed down since it ceased to be alone, in percent.
     pub fn slowdown_percent(&self) -> Option<f64> {
         let loaded = self.since.rate_until(self.probe.read())?;
         Some(slowdown_percent(self.alone?, loaded))

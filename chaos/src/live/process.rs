@@ -14,7 +14,7 @@ use rustix::process::{Pid, Signal, kill_process};
 use super::LiveError;
 use super::network::Home;
 
-/// A running part. Killed when dropped.
+/// A running part, which is killed when dropped.
 #[derive(Debug)]
 pub(crate) struct Process {
     child: Child,
@@ -22,8 +22,8 @@ pub(crate) struct Process {
 }
 
 impl Process {
-    /// Starts `binary` with arguments at `home`; returns before it is ready. It ends with this
-    /// process, also when that is killed: the kernel sees to it.
+    /// Starts `binary` with arguments at `home`; returns before it is ready. The kernel ends it with this
+    /// process, even if that is killed.
     pub fn start(
         binary: &Path,
         arguments: &[std::ffi::OsString],
@@ -39,14 +39,14 @@ impl Process {
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
             .stderr(log);
-        // Ctrl-C is for the harness alone. And a group of its own is orphaned when the harness is
+        // Ctrl-C is for the harness alone. Besides, a process group of its own is orphaned when the harness is
         // killed: the kernel then continues it if it is stopped, so that it can end.
         std::os::unix::process::CommandExt::process_group(&mut command, 0);
         let mut child = home.spawn(command)?;
         let ready = Arc::new(AtomicBool::new(false));
         if let Some(stdout) = child.stdout.take() {
             let ready = Arc::clone(&ready);
-            // Ends with the process, whose pipe it reads.
+            // The thread ends with the process, whose pipe it reads.
             thread::spawn(move || {
                 for line in BufReader::new(stdout).lines().map_while(Result::ok) {
                     if line.starts_with(READY) {
@@ -58,29 +58,29 @@ impl Process {
         Ok(Self { child, ready })
     }
 
-    /// Whether it said that it is ready.
+    /// Whether it has reported that it is ready.
     pub fn is_ready(&self) -> bool {
         self.ready.load(Ordering::Acquire)
     }
 
-    /// How it ended, if it did.
+    /// Its exit status, if it has ended.
     pub fn ended(&mut self) -> Option<ExitStatus> {
         self.child.try_wait().ok().flatten()
     }
 
-    /// SIGSTOP.
+    /// Sends SIGSTOP.
     pub fn pause(&self) {
         self.signal(Signal::STOP);
     }
 
-    /// SIGCONT.
+    /// Sends SIGCONT.
     pub fn resume(&self) {
         self.signal(Signal::CONT);
     }
 
     fn signal(&self, signal: Signal) {
         if let Some(pid) = i32::try_from(self.child.id()).ok().and_then(Pid::from_raw) {
-            // It may have ended by itself.
+            // It may have ended on its own.
             let _ = kill_process(pid, signal);
         }
     }
@@ -88,24 +88,24 @@ impl Process {
 
 impl Drop for Process {
     fn drop(&mut self) {
-        // SIGKILL also ends what is stopped. It may have ended by itself.
+        // SIGKILL also ends a stopped process. It may have ended on its own.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
 }
 
-/// Whether a part ended as one does that says what failed: not by a signal, as after a panic.
+/// Whether a part ended by reporting an error, and not by a signal, as after a panic.
 pub(crate) fn has_failed(status: ExitStatus) -> bool {
     status.code() == Some(1)
 }
 
-/// A command of the binary, without variables that stand for flags. They are for what somebody runs by hand: here they
-/// would say the same to all parts, or name another cluster.
+/// A command of the binary, without the environment variables that set flags. They are for commands that are run by
+/// hand: here they would apply to all parts, or name another cluster.
 fn command(binary: &Path) -> Command {
     let mut command = Command::new(binary);
     for (variable, _) in std::env::vars_os() {
         let name = variable.as_encoded_bytes();
-        // What is logged is as it was asked for.
+        // Logging stays configurable.
         if name.starts_with(b"HARVESTFS_") && !name.starts_with(b"HARVESTFS_LOG") {
             command.env_remove(variable);
         }
@@ -113,7 +113,7 @@ fn command(binary: &Path) -> Command {
     command
 }
 
-/// Runs a command of the binary against the cluster in a directory, and gives what it printed.
+/// Runs a command of the binary against the cluster in a directory, and returns its output.
 pub(crate) fn run(binary: &Path, data: &Path, arguments: &[&str]) -> Result<String, LiveError> {
     let output = command(binary)
         .args(arguments)

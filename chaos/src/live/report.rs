@@ -1,4 +1,4 @@
-//! What came of a scenario: a table, JSON and one HTML page that needs nothing else.
+//! The results of a scenario, as a table, JSON and one self-contained HTML page.
 
 use std::fmt;
 
@@ -15,7 +15,7 @@ use crate::simulate::cluster::replay::Given;
 pub struct Report {
     /// Name of the scenario.
     pub scenario: String,
-    /// Which mistakes of the system the scenario would find.
+    /// Which defects of the system the scenario would find.
     pub finds: String,
     /// The seed that decided everything.
     pub seed: u64,
@@ -25,11 +25,11 @@ pub struct Report {
     pub replication: u8,
     /// How long clients worked and faults happened, in milliseconds.
     pub duration_ms: u64,
-    /// What was to happen, a line for each event.
+    /// The plan, a line for each event.
     pub plan: Vec<String>,
-    /// The runs that came to their end.
+    /// The runs that were completed.
     pub runs: Vec<RunReport>,
-    /// Why the one after these did not; none when all did.
+    /// Why the next run was not completed; `None` if all were.
     pub error: Option<String>,
 }
 
@@ -38,44 +38,44 @@ pub struct Report {
 pub struct RunReport {
     /// Its name.
     pub variant: String,
-    /// Which servers replicas went to.
+    /// The placement policy.
     pub policy: String,
     /// Whether busy servers denied accesses.
     pub denial: bool,
-    /// Whether everything acknowledged was there, and the cluster whole, in time.
+    /// Whether everything acknowledged was there and the cluster became whole in time.
     pub passed: bool,
     /// Blocks at the end.
     pub blocks: usize,
-    /// Blocks in use of which `fsck` found no replica at the end; none when the namenode did not answer it.
+    /// Blocks in use for which `fsck` found no replica at the end; `None` if the namenode did not answer.
     pub lost_blocks: Option<u64>,
-    /// Which replica of each lost block went when.
+    /// The lost blocks, and when each lost its replicas.
     pub lost: Vec<Lost>,
-    /// Blocks times seconds during which all servers with a replica were down, hung, busy or cut
+    /// Unavailability in block-seconds: a block counts while all servers with a replica are down, hung, busy or cut
     /// off.
     pub unavailable_block_s: f64,
-    /// Repairs that the namenode counted.
+    /// Number of repairs, as counted by the namenode.
     pub repairs: u64,
-    /// Replicas that were seen to come later than the first ones of their block.
+    /// Replicas that were seen to appear later than the first ones of their block.
     pub repaired_replicas_seen: u64,
-    /// Bytes of these.
+    /// Bytes of these replicas.
     pub repaired_bytes: u64,
-    /// Replicas with a flipped bit that no datanode had found in the end.
+    /// Replicas with a flipped bit that no datanode had found at the end.
     pub rotten_replicas: usize,
-    /// From the end of all faults until all parts were there, `fsck` found nothing and all rot was found and
-    /// repaired; none if that never was.
+    /// Time from the end of all faults until all parts were up, `fsck` found nothing and all rot was found and
+    /// repaired, in milliseconds; `None` if that never happened.
     pub time_to_whole_ms: Option<u64>,
-    /// By how many percent a thread that computed 20 ms of every 200 ms was slower than before the
+    /// By how many percent a thread that computed for 20 ms out of every 200 ms was slower than before the
     /// cluster was started.
     pub slowdown_percent: Option<f64>,
-    /// What clients saw.
+    /// The clients' accesses.
     pub accesses: Accesses,
-    /// Every acknowledged byte and name, against the model.
+    /// The comparison of every acknowledged byte and name with the model.
     pub comparison: Comparison,
-    /// What happened when.
+    /// The log of events.
     pub events: Vec<String>,
-    /// The faults that began, as `harvestfs simulate cluster --replay` takes them.
+    /// The faults that began, as `harvestfs simulate cluster --replay` accepts them.
     pub faults: Vec<Given>,
-    /// A look at the cluster about every second (of large clusters, every five).
+    /// Samples of the cluster, about every second (for large clusters, every five seconds).
     pub samples: Vec<Sample>,
 }
 
@@ -86,7 +86,7 @@ pub struct Lost {
     pub block: Block,
     /// A file that it belongs to.
     pub path: Option<String>,
-    /// What `fsck` said.
+    /// The finding of `fsck`.
     pub finding: String,
     /// What happened to its replicas.
     pub replicas: Vec<Change>,
@@ -108,20 +108,20 @@ impl Serialize for Block {
     }
 }
 
-/// One look at the cluster.
+/// One sample of the cluster.
 #[derive(Clone, Debug, Serialize)]
 pub struct Sample {
-    /// When, in milliseconds from the start.
+    /// The time, in milliseconds from the start.
     pub at_ms: u64,
     /// Blocks all of whose replicas were on servers that could not be used.
     pub unavailable: usize,
-    /// Blocks below their replication, as last heard from the namenode.
+    /// Blocks below their replication, as last reported by the namenode.
     pub under_replicated: u64,
-    /// Lost blocks, as last heard from the namenode.
+    /// Lost blocks, as last reported by the namenode.
     pub lost: u64,
     /// Whether the namenode answered.
     pub namenode_answers: bool,
-    /// Datanodes that it held for alive; 0 when it did not answer.
+    /// Datanodes that it considered alive; 0 if it did not answer.
     pub alive: u64,
     /// Reads so far.
     pub reads: u64,
@@ -135,25 +135,25 @@ pub struct Sample {
     pub repaired_bytes: u64,
 }
 
-/// How the cluster is when a run ends.
+/// The state of the cluster at the end of a run.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct End {
     /// It became whole in time.
     pub is_whole: bool,
-    /// Nothing but lost blocks kept it from that.
+    /// Only lost blocks kept it from becoming whole.
     pub has_settled: bool,
     /// As in [`RunReport`].
     pub rotten_replicas: usize,
 }
 
 impl End {
-    /// Whether a run passed. With `may_lose`, what was lost is no failure, and everything else that is wrong is one.
-    /// Lost blocks alone are a reason for not being whole, and none for leaving the others as they are.
+    /// Whether a run passed. With `may_lose`, lost data is not a failure, but everything else that is wrong is. Lost
+    /// blocks excuse a cluster that is not whole, but not other blocks that were not repaired.
     pub fn passes(self, comparison: &Comparison, may_lose: bool) -> bool {
         if !may_lose {
             return comparison.intact() && self.is_whole;
         }
-        // Whole, it has lost no block that a file is to have.
+        // A cluster that is whole has lost no block of a file.
         let is_as_it_may_be = if self.is_whole {
             comparison.lost.is_empty()
         } else {
@@ -167,13 +167,13 @@ impl End {
 }
 
 impl Report {
-    /// Whether all runs came to their end and passed.
+    /// Whether all runs were completed and passed.
     #[must_use]
     pub fn passed(&self) -> bool {
         self.error.is_none() && self.runs_passed()
     }
 
-    /// Whether the runs passed that came to their end.
+    /// Whether all completed runs passed.
     #[must_use]
     pub fn runs_passed(&self) -> bool {
         self.runs.iter().all(|run| run.passed)
@@ -233,7 +233,8 @@ impl Report {
         table
     }
 
-    /// What the table does not tell: what would be found, why blocks were lost, what was wrong, which errors came.
+    /// What the table omits: what the scenario would find, why blocks were lost, what was wrong, and which errors
+    /// occurred.
     #[must_use]
     pub fn details(&self) -> String {
         let mut text = String::new();
@@ -277,15 +278,15 @@ impl Report {
         text
     }
 
-    /// As JSON.
+    /// Returns the report as JSON.
     ///
     /// # Errors
-    /// Never for what is in it.
+    /// Never, for the types that it contains.
     pub fn to_json(&self) -> serde_json::Result<String> {
         Ok(serde_json::to_string_pretty(self)? + "\n")
     }
 
-    /// As a page with plots.
+    /// Returns the report as an HTML page with plots.
     #[must_use]
     pub fn to_html(&self) -> String {
         let mut page = format!(
@@ -356,14 +357,14 @@ impl Report {
     }
 }
 
-/// Plots are black on white by day and by night.
+/// Plots are black on white in dark mode, too.
 const STYLE: &str = "\
     :root{color-scheme:light dark}\
     body{font-family:sans-serif;line-height:1.4;max-width:64em;margin:auto;padding:1em}\
     pre{overflow:auto;border:1px solid #8888;border-radius:6px;padding:1em}\
     svg{width:100%;height:auto;background:#fff;border-radius:6px;margin:.5em 0}";
 
-/// Most lost blocks that are explained on the terminal.
+/// The most lost blocks and paths that are listed for a run.
 const LOST_NAMED_MAX: usize = 20;
 
 type Plot = (&'static str, &'static str, fn(&Sample) -> f64);
@@ -396,12 +397,12 @@ fn why(lost: &Lost) -> String {
     changes.join(", ")
 }
 
-/// The end of an axis of five steps, at a round number.
+/// The end of an axis with five steps, a round number.
 fn round_up(value: f64) -> f64 {
     let magnitude = 10_f64.powf((value / 5.0).log10().floor());
     let ends = [1.0, 2.0, 5.0, 10.0].map(|step| 5.0 * step * magnitude);
     let enough = ends.into_iter().find(|&end| end >= value);
-    // Only rounding can make the last one too little.
+    // Only rounding errors can make the last one too small.
     enough.unwrap_or(value)
 }
 

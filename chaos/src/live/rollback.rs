@@ -1,4 +1,4 @@
-//! The namenode's directory is put back to an older copy, found out, and replaced by the newer one again.
+//! Replaces the namenode's directory by an older copy, which has to be detected, and puts the newer one back.
 
 use std::fs;
 use std::path::Path;
@@ -18,20 +18,20 @@ use super::plan::Part;
 const DIRECTORY: &str = "namenode";
 /// The older copy.
 pub(crate) const COPY: &str = "namenode-copy";
-/// Where the directory is while the copy is in its place.
+/// The name of the newer directory while the copy is in its place.
 const NEWER: &str = "namenode-newer";
 /// How soon a datanode has to register with the copy, so that this finds out that it is one, and how soon the
-/// newer one has to serve again: not at once, on a machine that does something else.
+/// newer one has to serve again: this takes a while on a machine that is also used otherwise.
 const DEADLINE: Duration = Duration::from_secs(180);
-/// For what a namenode commanded before it was killed.
+/// Time for datanodes to execute what a namenode commanded before it was killed.
 const COMMANDS: Duration = Duration::from_secs(2);
-/// For what the copy would have removed.
+/// Time in which the copy would have replicas removed, if it did.
 const REMOVALS: Duration = Duration::from_secs(5);
 const POLL: Duration = Duration::from_millis(100);
 
 impl Scene<'_> {
-    /// Copies the namenode's directory beside it. The namenode is stopped for as long as that takes, and serves
-    /// again then.
+    /// Copies the namenode's directory beside it. The namenode is down while that takes place, and serves
+    /// again afterwards.
     pub async fn copy_namenode(
         &mut self,
         to: &str,
@@ -40,17 +40,17 @@ impl Scene<'_> {
         let Self { cluster, .. } = self;
         cluster.kill(Part::Namenode(0));
         copy(&cluster.path(DIRECTORY), &cluster.path(to))?;
-        // When datanodes have obeyed it again they know more than the copy, however long copying took.
+        // Once datanodes have obeyed it again, they know more than the copy, however long copying took.
         let wrong = "the namenode does not serve after its directory was copied";
         self.start_namenode(false, ["the namenode was copied", wrong], go_on)
             .await
     }
 
-    /// Starts the namenode from the copy, which has to find out that it is one and to remove nothing;
-    /// then from its own directory again. What it acknowledges meanwhile does not count.
+    /// Starts the namenode from the copy, which has to find out that it is one and must not remove anything;
+    /// then from its own directory again. What is acknowledged in the meantime does not count.
     pub async fn put_copy_back(&mut self, go_on: &dyn Fn() -> bool) -> Result<(), LiveError> {
         let [current, copied, newer] = [DIRECTORY, COPY, NEWER].map(|name| self.cluster.path(name));
-        // Of several that overlap, the first to end takes the copy.
+        // If such faults overlap, the first to end uses the copy.
         if !copied.exists() {
             return Ok(());
         }
@@ -78,19 +78,19 @@ impl Scene<'_> {
         let wrong = "the newer directory of the namenode does not end the recovery";
         self.start_namenode(false, ["the newer directory is back", wrong], go_on)
             .await?;
-        // Caches believe what the copy said for as long as a lease.
+        // Caches trust the copy's answers for the length of a lease.
         tokio::time::sleep_until(copy_ended + LEASE).await;
         self.turn_doubt();
         Ok(())
     }
 
-    /// What clients and programs are promised from now on does not count, or does again.
+    /// Notes that promises to clients and programs do not count from now on, or count again.
     fn turn_doubt(&mut self) {
         self.doubt.turn();
         self.cluster.order(Order::Doubt);
     }
 
-    /// Starts the namenode, which has to be in recovery then, or not to be; says that it is, or what is
+    /// Starts the namenode, which must then be in recovery, or must not be. Notes that this is so, or what is
     /// wrong.
     async fn start_namenode(
         &mut self,
@@ -107,7 +107,7 @@ impl Scene<'_> {
         Ok(())
     }
 
-    /// Which servers have which blocks.
+    /// All replicas, as pairs of server and block.
     fn replicas(&self) -> Result<Vec<(usize, u64)>, LiveError> {
         let mut replicas = Vec::new();
         for server in 0..self.cluster.conditions.len() {
@@ -117,7 +117,7 @@ impl Scene<'_> {
         Ok(replicas)
     }
 
-    /// Waits until the namenode serves, in recovery or not; whether that was in time.
+    /// Waits until the namenode serves, in recovery or not. Returns whether that was in time.
     async fn wait_for_namenode(
         &mut self,
         in_recovery: bool,
@@ -125,13 +125,13 @@ impl Scene<'_> {
     ) -> Result<bool, LiveError> {
         self.wait_for_status(go_on, |_, status| {
             status.recovery.is_some() == in_recovery
-                // Before a datanode has registered it cannot know.
+                // Before a datanode has registered, the namenode cannot know.
                 && status.nodes_alive > 0
         })
         .await
     }
 
-    /// Waits until the namenode serves and something is true; whether that was in time.
+    /// Waits until the namenode serves and a condition holds. Returns whether that was in time.
     pub(crate) async fn wait_for_status(
         &mut self,
         go_on: &dyn Fn() -> bool,
@@ -141,7 +141,7 @@ impl Scene<'_> {
     }
 }
 
-/// Waits until a namenode serves and something is true; whether that was in time.
+/// Waits until a namenode serves and a condition holds. Returns whether that was in time.
 pub(crate) async fn wait_for_status(
     cluster: &mut Cluster<'_>,
     admin: &mut Admin,
@@ -165,7 +165,7 @@ pub(crate) async fn wait_for_status(
     Ok(false)
 }
 
-/// Copies a directory, in place of what is there.
+/// Copies a directory, replacing the destination.
 fn copy(from: &Path, to: &Path) -> Result<(), LiveError> {
     let what = format!("copy {} to {}", from.display(), to.display());
     if to.exists() {

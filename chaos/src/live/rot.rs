@@ -12,23 +12,23 @@ use rand::{Rng, RngExt};
 
 /// A bit that was flipped.
 pub(crate) struct Flipped {
-    /// In a replica of this block.
+    /// The block of the replica.
     pub block: u64,
     path: PathBuf,
     offset: u64,
-    /// What the byte is now.
+    /// The byte after the flip.
     byte: u8,
 }
 
 impl Flipped {
-    /// Whether the replica is still there, rotten as it is: its datanode has neither moved it aside nor
-    /// removed it, nor made a new one in its place.
+    /// Whether the rotten replica is still there: its datanode has neither moved it aside nor
+    /// removed it, nor created a new one in its place.
     pub fn is_there(&self) -> bool {
         let mut byte = [0];
         let file = File::open(&self.path);
         match file.and_then(|file| file.read_exact_at(&mut byte, self.offset)) {
             Ok(()) => byte == [self.byte],
-            // Another failure shows nothing.
+            // Another failure proves nothing.
             Err(error) => !matches!(
                 error.kind(),
                 io::ErrorKind::NotFound | io::ErrorKind::UnexpectedEof
@@ -37,7 +37,7 @@ impl Flipped {
     }
 }
 
-/// Where a sealed block's file is.
+/// The path of a sealed block's file.
 fn path_of(volume: &Path, block: u64) -> io::Result<Option<PathBuf>> {
     let name = format!("{block:016x}");
     for directory in std::fs::read_dir(volume.join("sealed"))? {
@@ -49,8 +49,8 @@ fn path_of(volume: &Path, block: u64) -> io::Result<Option<PathBuf>> {
     Ok(None)
 }
 
-/// Flips one bit of a chunk of a sealed block, or of the chunk's checksum: what the scrubber reads. None
-/// when the block is gone meanwhile, or has no chunk.
+/// Flips one bit of a chunk of a sealed block, or of the chunk's checksum, both of which the scrubber reads. Returns
+/// `None` if the block has been removed in the meantime, or has no chunk.
 ///
 /// # Errors
 /// When the file cannot be changed.
@@ -77,7 +77,7 @@ pub(crate) fn flip_bit(
     file.read_exact_at(&mut byte, offset)?;
     byte[0] ^= 1 << rng.random_range(0..8);
     file.write_all_at(&byte, offset)?;
-    // Block files are read past the page cache.
+    // Datanodes read block files bypassing the page cache.
     file.sync_all()?;
     Ok(Some(Flipped {
         block,

@@ -25,52 +25,52 @@ use super::workload::{Access, Accesses, Counters, Outcome, Worker, accesses};
 use super::{LiveError, disk};
 use crate::simulate::cluster::replay::Given;
 
-/// How a run is made.
+/// The options of a run.
 pub struct Options<'a> {
     /// The binary whose parts make the cluster.
     pub binary: &'a Path,
-    /// Where the clusters' directories are made; nothing of it is removed.
+    /// Where the clusters' directories are made; they are not removed.
     pub directory: &'a Path,
     /// Set by Ctrl-C: everything is healed and stopped.
     pub interrupted: &'a AtomicBool,
-    /// Kept up to date while it runs.
+    /// Metrics that are kept up to date during the run.
     pub metrics: &'a Arc<Metrics>,
 }
 
-/// What came of a scenario.
+/// The result of a scenario.
 pub struct Ran {
-    /// Of the variants that ran to their end.
+    /// The report on the variants that were completed.
     pub report: Report,
-    /// The faults that began in the first variant, also when it did not run to its end.
+    /// The faults that began in the first variant, even if that was not completed.
     pub faults: Vec<Given>,
-    /// Why the variant after those did not run to its end.
+    /// Why the next variant was not completed.
     pub error: Option<LiveError>,
 }
 
-/// How far a run is.
+/// The progress of a run.
 pub struct Progress<'a> {
     /// The variant that runs.
     pub variant: &'a str,
-    /// What it does now.
+    /// What it is doing now.
     pub doing: &'a str,
-    /// Milliseconds of the scenario that are over, of all variants.
+    /// Milliseconds of the scenario that have passed, over all variants.
     pub done_ms: u64,
 }
 
-/// How often the loop looks whether something is to be done.
+/// How often the loop checks whether something is due.
 const TICK: Duration = Duration::from_millis(50);
-/// How long clients may take to end their last operation.
+/// How long clients may take to finish their last operation.
 const CLIENTS_STOP_DEADLINE: Duration = Duration::from_secs(180);
 /// How long the comparison of what programs on mounts were promised may take.
 const COMPARE_DEADLINE: Duration = Duration::from_secs(600);
 
-/// Runs all variants of a scenario, until one does not run to its end. `progress` gets how far it is.
+/// Runs all variants of a scenario, until one cannot be completed. `progress` receives how far it is.
 ///
-/// Must be called on a thread that lives until it returns, and before the process has other threads
-/// that are to reach the cluster: it may move to a network of its own.
+/// Must be called on a thread that lives until the call returns, and before the process has other threads
+/// that need to reach the cluster: the calling thread may move to network and mount namespaces of its own.
 ///
 /// # Errors
-/// When this machine cannot run any of them.
+/// When this machine cannot run the scenario.
 pub fn run(
     scenario: &Scenario,
     plan: &Plan,
@@ -78,7 +78,7 @@ pub fn run(
     progress: &mut dyn FnMut(&Progress<'_>),
 ) -> Result<Ran, LiveError> {
     mounted::check_needs(&scenario.mounts)?;
-    // Before any thread: they share the namespaces of the thread that starts them.
+    // Before any thread is started: threads inherit the namespaces of the thread that starts them.
     let is_root = rustix::process::geteuid().is_root();
     if plan.has(Kind::needs_mounts) || (scenario.mounts.count > 0 && is_root) {
         disk::own_mounts()?;
@@ -89,7 +89,7 @@ pub fn run(
     } else {
         None
     };
-    // Children are started by this thread, which is the one that the kernel watches for them.
+    // Child processes are started by this thread, at whose end the kernel ends them.
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(2)
         .enable_all()
@@ -127,7 +127,7 @@ pub fn run(
             }
         }
     }
-    // Sessions of clients end in the background.
+    // Sessions of clients are closed in the background.
     runtime.shutdown_timeout(Duration::from_secs(5));
     let report = Report {
         scenario: scenario.name.clone(),
@@ -169,7 +169,7 @@ impl Run<'_> {
         }
     }
 
-    /// Runs it to its end. `begun` gets the faults that began, also when it fails.
+    /// Runs a variant to its end. `begun` receives the faults that began, even if the run fails.
     async fn execute(
         &self,
         binary: &Path,
@@ -195,7 +195,7 @@ impl Run<'_> {
         let go_on = || self.go_on();
         tell("starting the cluster", 0);
         if loads.any() {
-            // What the namenode knows of the primaries when the run begins. It builds its grid when
+            // Gives the namenode a history of the primaries for the beginning of the run. It builds its grid when
             // it starts.
             cluster.start_all(&go_on).await?;
             self.import_history(&cluster, &loads)?;
@@ -243,10 +243,10 @@ impl Run<'_> {
         let slowdown_percent = scene.primary.slowdown_percent();
         stop.store(true, Ordering::Relaxed);
         scene.cluster.order(Order::Stop);
-        // Also after Ctrl-C, and after an error.
+        // Healing happens after Ctrl-C and after an error as well.
         tell("healing", self.scenario.duration_ms);
         let healed = scene.heal(self.go_on());
-        // Whatever fails from here on.
+        // Before anything below can fail.
         begun.clone_from(&scene.watch.faults);
         faults?;
         healed?;
@@ -271,7 +271,7 @@ impl Run<'_> {
         let mut comparison = self.compare(&access, &outcomes).await?;
         comparison.wrong.append(&mut scene.watch.broken);
         let on_mounts = self.compare_programs(&mut scene.cluster).await?;
-        // What the comparison found is reported with it.
+        // A part that ended during the comparison is reported together with its findings.
         comparison.wrong.extend(scene.cluster.ended_by_itself());
         let mut errors = Vec::new();
         for outcome in on_mounts {
@@ -344,7 +344,7 @@ impl Run<'_> {
         Ok(outcomes)
     }
 
-    /// Waits for what programs do, which fails when they do or when it takes too long.
+    /// Waits until programs have done something. Fails if they do, or if it takes too long.
     async fn wait_until(
         &self,
         programs: &Programs,
@@ -395,7 +395,7 @@ impl Run<'_> {
         Err(LiveError::Cluster(message))
     }
 
-    /// How often disks are looked at: with hundreds of servers that is work.
+    /// How often disks are inspected, which is expensive with hundreds of servers.
     fn sample_interval_ms(&self) -> u64 {
         if self.scenario.cluster.servers.len() <= 20 {
             1_000
@@ -462,9 +462,9 @@ impl Run<'_> {
             comparison.wrong.extend(outcome.wrong.iter().cloned());
             comparison.bytes_during += outcome.compared_bytes;
         }
-        // Nothing was written.
+        // This client has written nothing, so an error does not matter.
         let _ = client.close().await;
-        // Of nothing, all is there.
+        // The comparison of an empty model always succeeds, and so proves nothing.
         if outcomes.iter().all(|outcome| outcome.changes == 0) {
             comparison.wrong.push("no client changed anything".into());
         }

@@ -1,5 +1,5 @@
-//! What HarvestFS costs a primary tenant on the same machine, measured against the same primary
-//! alone, in turns within one run.
+//! How much HarvestFS slows down a primary tenant on the same machine, compared with the same primary
+//! alone, in alternating turns within one run.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -18,7 +18,7 @@ use super::probe::{Probe, slowdown_percent};
 use super::workload::{Access, Counters, Worker};
 use super::{LiveError, Plan, Scenario};
 
-/// The cluster and its clients. Nothing is denied: what protects the primary is priority alone.
+/// The cluster and its clients. No access is denied: only priorities protect the primary.
 const SCENARIO: &str = r#"
 name = "slowdown"
 duration_s = 0
@@ -38,27 +38,27 @@ pause_ms = 0
 unreachable_timeout_ms = 60000
 "#;
 
-/// How long the primary has the machine for itself, and then shares it. Shorter than it takes until
-/// clients and namenode give up what is stopped.
+/// How long the primary has the machine to itself, and then shares it. This is shorter than the time after which
+/// clients and namenode give up on stopped parts.
 const TURN: Duration = Duration::from_millis(2_500);
-/// After everything was continued or stopped, before it is measured.
+/// The pause after everything was stopped or continued, before the measurement.
 const SETTLE: Duration = Duration::from_millis(300);
-/// How long clients may take until each got something done. They only get what others leave over.
+/// How long clients may take until each has completed something. They only use what others leave over.
 const FIRST_OPERATIONS: Duration = Duration::from_secs(60);
 
-/// What a primary lost in one pair of turns.
+/// The slowdown of a primary in one pair of turns.
 #[derive(Clone, Copy, Debug)]
 pub struct Loss {
-    /// The CPU that it was bound to; with several threads, the first one's.
+    /// The CPU that it was bound to; with several threads, that of the first.
     pub cpu: usize,
     /// By how many percent it was slower than alone; negative is noise.
     pub percent: f64,
 }
 
-/// What a primary lost.
+/// The slowdown of a primary.
 #[derive(Clone, Debug)]
 pub struct Slowdown {
-    /// In each pair of turns.
+    /// The slowdown in each pair of turns.
     pub losses: Vec<Loss>,
     /// Operations of clients per second while it shared the machine.
     pub operations_per_s: f64,
@@ -93,18 +93,18 @@ fn median(mut values: Vec<f64>) -> f64 {
     }
 }
 
-/// How it is measured.
+/// The options of a measurement.
 pub struct SlowdownOptions<'a> {
     /// The binary whose parts make the cluster.
     pub binary: &'a Path,
-    /// The disk of the server that the primary owns. Nothing of it is removed.
+    /// The disk of the server that the primary owns. Nothing on it is removed.
     pub disk: &'a Path,
-    /// For all that is on other servers in production: best in memory, so that only one server's
-    /// accesses are on the disk. Nothing of it is removed.
+    /// A directory for everything that is on other servers in production: best in memory, so that only one server's
+    /// accesses are on the disk. Nothing in it is removed.
     pub elsewhere: &'a Path,
-    /// Threads of the primary.
+    /// Number of threads of the primary.
     pub threads: usize,
-    /// How often it has the machine for itself.
+    /// Number of pairs of turns.
     pub pairs: usize,
     /// Lowers the priority of this thread: in production, neither namenode nor clients are on the
     /// owner's server.
@@ -113,13 +113,13 @@ pub struct SlowdownOptions<'a> {
     pub interrupted: &'a AtomicBool,
 }
 
-/// Measures it; takes five seconds for each pair of turns. `progress` gets each. The primary is
-/// bound to one CPU after the other: what it loses on that which takes the disk's interrupts is another
-/// matter than on the rest.
+/// Measures the slowdown, in five seconds for each pair of turns. `progress` receives the result of each. The primary
+/// is bound to one CPU after another, since the loss on the CPU that serves the disk's interrupts differs from that on
+/// the others.
 ///
 /// # Errors
-/// When the cluster cannot be run, when its clients got nothing done (the figures would be those of
-/// an idle cluster), or when it is interrupted.
+/// When the cluster cannot be run, when its clients complete nothing (the figures would be those of
+/// an idle cluster), or when the measurement is interrupted.
 pub fn measure(
     options: &SlowdownOptions<'_>,
     progress: &mut dyn FnMut(Loss),
@@ -161,7 +161,7 @@ pub fn measure(
         };
         let stop = Arc::new(AtomicBool::new(false));
         let counters = Arc::new(Counters::new(Arc::default()));
-        // The namenode is not put back.
+        // The namenode is never rolled back here.
         let doubt = Arc::new(Doubt::default());
         let workers: Vec<_> = (1..=scenario.clients.count)
             .map(|number| {
@@ -170,7 +170,7 @@ pub fn measure(
                 tokio::spawn(worker.run(Arc::clone(&stop)))
             })
             .collect();
-        // So that there is something to read.
+        // Gives clients time to write something to read.
         tokio::time::sleep(TURN).await;
         let began = tokio::time::Instant::now();
         while counters.succeeded() < u64::from(scenario.clients.count) {
@@ -193,7 +193,7 @@ pub fn measure(
             if !go_on() {
                 return Err(LiveError::Interrupted);
             }
-            // This thread runs on one of them.
+            // There is at least the CPU on which this thread runs.
             let first = pair % cpus.len();
             let cpu = cpus[first];
             probe.bind(cpus.iter().copied().cycle().skip(first))?;
@@ -215,7 +215,7 @@ pub fn measure(
         result.operations_per_s = operations as f64 / shared.as_secs_f64();
         stop.store(true, Ordering::Relaxed);
         for worker in workers {
-            // Nothing is compared here; an operation that does not end is not waited for.
+            // Nothing is compared here, so there is no need to wait for operations that do not end.
             let _ = tokio::time::timeout(TURN, worker).await;
         }
         Ok(result)
@@ -229,7 +229,7 @@ fn set_all_hung(cluster: &mut Cluster<'_>, scenario: &Scenario, hung: bool) {
     }
 }
 
-/// How fast the primary gets on in one turn.
+/// The speed of the primary in one turn.
 async fn turn(probe: &Probe) -> Result<f64, LiveError> {
     tokio::time::sleep(SETTLE).await;
     let before = probe.read();

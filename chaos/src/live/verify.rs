@@ -1,5 +1,4 @@
-//! The comparison of every acknowledged byte and name with the model, by a client that has
-//! nothing in its caches.
+//! The comparison of every acknowledged byte and name with the model, by a client with empty caches.
 
 use harvestfs_client::{Client, ClientError};
 use harvestfs_protocol::error::FsError;
@@ -9,7 +8,7 @@ use serde::Serialize;
 use super::model::{Content, Model, Promise};
 use super::workload::directory;
 
-/// What the comparison found.
+/// The findings of the comparison.
 #[derive(Clone, Debug, Default, Serialize)]
 pub struct Comparison {
     /// Files whose every byte was compared at the end.
@@ -18,15 +17,15 @@ pub struct Comparison {
     pub bytes: u64,
     /// Bytes that clients and programs on mounts read during the run and compared.
     pub bytes_during: u64,
-    /// Names that were looked for.
+    /// Names that were looked up.
     pub names: u64,
-    /// Files whose last change was not acknowledged: nothing is promised of them.
+    /// Files whose last change was not acknowledged, so that nothing is promised.
     pub not_promised: u64,
-    /// Acknowledged files that cannot be read, or are not there.
+    /// Acknowledged files that cannot be read, or are missing.
     pub lost: Vec<String>,
-    /// Files that hold other bytes than acknowledged, and what parts did that they must not do.
+    /// Files with other bytes than acknowledged, and violations by parts of the cluster.
     pub wrong: Vec<String>,
-    /// Names that are there though their removal was acknowledged, or both names of an unanswered rename.
+    /// Names that exist although their removal was acknowledged, or both names of an unanswered rename.
     pub unexpected: Vec<String>,
 }
 
@@ -37,7 +36,7 @@ impl Comparison {
         self.lost.is_empty() && self.wrong.is_empty() && self.unexpected.is_empty()
     }
 
-    /// What another comparison found is part of this one.
+    /// Adds the findings of another comparison.
     pub(crate) fn add(&mut self, other: Self) {
         self.files += other.files;
         self.bytes += other.bytes;
@@ -50,11 +49,11 @@ impl Comparison {
     }
 }
 
-/// Most of each kind that are named.
+/// The most findings of each kind that are named.
 const NAMED_MAX: usize = 1_000;
 const ENTRIES_PER_PAGE: usize = 1_000;
 
-/// Names one more of a kind, if not too many are.
+/// Adds a finding to a list, unless that is full.
 pub(crate) fn note(list: &mut Vec<String>, text: String) {
     if list.len() < NAMED_MAX {
         list.push(text);
@@ -83,8 +82,8 @@ pub(crate) async fn compare(client: &Client, number: u16, model: &Model, to: &mu
     }
     for (from, renamed, content) in either {
         to.names += 1;
-        // In this order: a rename may still happen, and is never undone. So only what is wrong is seen under the new name
-        // and then under the old one.
+        // The order matters: the rename may still take effect, but is never undone. So the file is found under the new
+        // name and then also under the old one only if something is wrong.
         let new = client.resolve(&me, path(renamed).as_bytes()).await;
         let old = client.resolve(&me, path(from).as_bytes()).await;
         let (at, both) = after_rename([from, renamed], [&old, &new]);
@@ -104,7 +103,7 @@ pub(crate) async fn compare(client: &Client, number: u16, model: &Model, to: &mu
     }
 }
 
-/// Under which of two names the content is to be after a rename that was not answered, and whether both are there.
+/// The name that must have the contents after a rename that was not answered, and whether both names exist.
 fn after_rename<'a, T>(
     [from, renamed]: [&'a str; 2],
     [old, new]: [&Result<T, ClientError>; 2],
@@ -131,7 +130,7 @@ async fn check(client: &Client, path: &str, content: Content, model: &Model, to:
     }
 }
 
-/// Looks for names in a directory that must not be there.
+/// Looks for names in a directory that must not exist.
 pub(crate) async fn list(
     client: &Client,
     directory: &str,
@@ -171,7 +170,7 @@ mod tests {
             (&there, &gone, ("a", false)),
             (&gone, &there, ("b", false)),
             (&there, &there, ("a", true)),
-            // The read of what has to be there says so.
+            // The read of the file, which has to exist, reports this.
             (&gone, &gone, ("b", false)),
             (&unknown, &there, ("a", false)),
             (&there, &unknown, ("a", false)),

@@ -1,4 +1,4 @@
-//! What is seen of a run while it goes on.
+//! Observes a run in progress.
 
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
@@ -15,29 +15,29 @@ use super::workload::Counters;
 use crate::simulate::cluster::FaultKind;
 use crate::simulate::cluster::replay::Given;
 
-/// What is seen while it runs.
+/// The observations of a run.
 pub(crate) struct Watch {
     started: Instant,
-    /// Which replica lay where.
+    /// Which replica was where.
     pub ledger: Ledger,
-    /// All looks.
+    /// All samples.
     pub samples: Vec<Sample>,
-    /// What happened.
+    /// The log of events.
     pub notes: Vec<String>,
-    /// The faults that have begun, as a simulation takes them.
+    /// The faults that have begun, for a replay in a simulation.
     pub faults: Vec<Given>,
-    /// Which of them go on.
+    /// Those faults that are in progress, as indices of `faults`.
     ongoing: Vec<(Kind, Part, usize)>,
-    /// What parts did that they must not do.
+    /// Violations by parts of the cluster.
     pub broken: Vec<String>,
     /// All bits that were flipped.
     pub flipped: Vec<Flipped>,
-    /// How many of them were still there at the last look.
+    /// How many of them were still there at the last sample.
     rotten: usize,
     repairs: Repairs,
 }
 
-/// How long a part needs to start when its power was lost after a failed sync.
+/// How long a part is taken to be down when power is lost after a failed sync.
 const POWER_LOST: Duration = Duration::from_secs(1);
 
 /// Repairs that the namenode counts, across its restarts.
@@ -61,7 +61,7 @@ impl Repairs {
 }
 
 impl Watch {
-    /// The run begins now.
+    /// Begins to observe a run.
     pub fn begin() -> Self {
         Self {
             started: Instant::now(),
@@ -82,13 +82,13 @@ impl Watch {
         u64::try_from(self.started.elapsed().as_millis()).unwrap_or(u64::MAX)
     }
 
-    /// Writes down what happens now.
+    /// Logs what happens now.
     pub fn note(&mut self, text: &str) {
         let seconds = self.now_ms() as f64 / 1e3;
         self.notes.push(format!("{seconds:>8.1} s  {text}"));
     }
 
-    /// Writes down for a simulation what begins or ends now.
+    /// Records, for a replay in a simulation, what begins or ends now.
     pub fn record(&mut self, event: &Event) {
         let Event {
             kind, part, begins, ..
@@ -117,7 +117,7 @@ impl Watch {
         });
     }
 
-    /// All faults end now.
+    /// Records that all faults end now.
     pub fn all_end(&mut self) {
         for (_, _, number) in std::mem::take(&mut self.ongoing) {
             self.ends(number);
@@ -135,13 +135,13 @@ impl Watch {
         self.repairs.sum()
     }
 
-    /// Replicas with a flipped bit that no datanode had found by the last look.
+    /// Replicas with a flipped bit that no datanode had found by the last sample.
     pub fn rotten_replicas(&self) -> usize {
         self.rotten
     }
 
-    /// Whether all rot was found, and as of the last look every block that had it has `replication`
-    /// replicas again, or is gone.
+    /// Whether all rot was found, and as of the last sample every block that had it has `replication`
+    /// replicas again, or none.
     pub fn is_rot_repaired(&self, replication: usize) -> bool {
         let is_whole = |block| {
             let replicas = self.ledger.replicas(block);
@@ -150,12 +150,12 @@ impl Watch {
         self.rotten == 0 && self.flipped.iter().all(|it| is_whole(it.block))
     }
 
-    /// Datanodes that the namenode held for alive at the last look.
+    /// Datanodes that the namenode considered alive at the last sample.
     pub fn alive(&self) -> u64 {
         self.samples.last().map_or(0, |it| it.alive)
     }
 
-    /// Blocks times seconds that were unavailable.
+    /// Unavailability in block-seconds.
     pub fn unavailable_block_s(&self) -> f64 {
         let pairs = self.samples.windows(2);
         pairs
@@ -163,14 +163,14 @@ impl Watch {
             .sum()
     }
 
-    /// One look at everything.
+    /// Takes a sample of everything.
     pub async fn look(
         &mut self,
         cluster: &Cluster<'_>,
         admin: &mut Admin,
         counters: &Counters,
     ) -> Result<(), LiveError> {
-        // Before replicas are counted: one that is found between the two must not count as sound.
+        // Before replicas are counted: rot that is found in between must not make its replica count as sound.
         self.rotten = self.flipped.iter().filter(|it| it.is_there()).count();
         for server in 0..cluster.conditions.len() {
             let at_ms = self.now_ms();
@@ -196,7 +196,7 @@ impl Watch {
         }
         let last = self.samples.last();
         let last = last.map_or((0, 0), |it| (it.under_replicated, it.lost));
-        // After a restart it does not know yet where blocks are.
+        // After a restart, the namenode does not know yet where blocks are.
         let ready = status.as_ref().filter(|it| it.ready);
         let (under_replicated, lost) =
             ready.map_or(last, |it| (it.under_replicated_blocks, it.lost_blocks));

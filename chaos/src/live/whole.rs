@@ -1,4 +1,4 @@
-//! The wait for a cluster that is healed to be whole again.
+//! Waits until a healed cluster is whole again.
 
 use std::time::{Duration, Instant};
 
@@ -8,24 +8,25 @@ use super::LiveError;
 use super::faults::Scene;
 use super::scenario::Scenario;
 
-/// A cluster that lost blocks never becomes whole; when all parts are back, all rot is found, nothing else is
-/// missing and nothing has changed for so long, it is as whole as it gets.
+/// A cluster that lost blocks never becomes whole. Once all parts are back, all rot is found, nothing else is
+/// missing and nothing has changed for this long, it is as whole as it gets.
 const LOSS_SETTLED: Duration = Duration::from_secs(20);
 const POLL: Duration = Duration::from_millis(500);
 
-/// How a cluster is when it was waited for.
+/// The state of a cluster after the wait.
 #[derive(Debug, Default)]
 pub(crate) struct Healed {
-    /// What was wrong with it; none when the namenode did not say.
+    /// The last report of `fsck`; `None` if the namenode never answered.
     pub report: Option<FsckReport>,
-    /// All parts are there, nothing is missing, and no replica is rotten that looks as if it were not.
+    /// All parts are up, nothing is missing, and all rot was found and repaired.
     pub is_whole: bool,
-    /// Nothing but lost blocks keeps it from that.
+    /// Only lost blocks keep it from being whole.
     pub has_settled: bool,
 }
 
 impl Scene<'_> {
-    /// Waits until the cluster is as whole as it gets. What is not there by then is written down as wrong.
+    /// Waits until the cluster is as whole as it gets. Parts that are still missing at the deadline are noted as
+    /// violations.
     pub async fn wait_whole(
         &mut self,
         scenario: &Scenario,
@@ -79,7 +80,7 @@ impl Scene<'_> {
         }
     }
 
-    /// What is not there, as of the last look, of a cluster that is healed: all parts run then.
+    /// The parts that are missing as of the last sample. In a healed cluster, all parts run.
     fn absent(&self) -> Vec<String> {
         let not_ready = self.cluster.not_ready().into_iter();
         let mut absent: Vec<String> = not_ready
@@ -95,8 +96,8 @@ impl Scene<'_> {
     }
 }
 
-/// Whether nothing but lost blocks keeps a cluster from being healthy. What is too much of the others, or used by no file, is removed
-/// whatever is lost.
+/// Whether only lost blocks keep a cluster from being healthy. Excess replicas of other blocks, and blocks of no file,
+/// have to be removed whatever is lost.
 fn lacks_lost_blocks_alone(report: &FsckReport, replication: u8) -> bool {
     report.lost_blocks > 0
         && report.missing_replicas <= report.lost_blocks * u64::from(replication)

@@ -1,4 +1,4 @@
-//! A client that writes, reads, renames and removes files, and remembers what it was promised.
+//! A client that writes, reads, renames and removes files, and remembers what was promised to it.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -23,14 +23,14 @@ use super::mounted::Doubt;
 use super::scenario::ClientSpec;
 use crate::random;
 
-/// How a client gets to the cluster.
+/// How a client reaches the cluster.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct Access {
-    /// Directory of the certificate.
+    /// The directory of the certificate.
     pub identity: PathBuf,
     /// The namenodes.
     pub namenodes: Vec<SocketAddr>,
-    /// How patient it is.
+    /// The options of clients, such as timeouts.
     pub spec: ClientSpec,
 }
 
@@ -41,7 +41,7 @@ impl Access {
         let mut options = ClientOptions::new(self.namenodes.clone(), NAMENODE_NAME, identity);
         options.busy_timeout = Duration::from_millis(self.spec.busy_timeout_ms);
         options.unreachable_timeout = Duration::from_millis(self.spec.unreachable_timeout_ms);
-        // A thousand clients share this process; the bytes are to come from datanodes.
+        // Up to a thousand clients share this process, and bytes should come from datanodes, not from caches.
         options.dirty_bytes_max = 16 << 20;
         options.read_ahead_total_bytes = 8 << 20;
         let connected = Client::connect(options).await;
@@ -49,22 +49,22 @@ impl Access {
     }
 }
 
-/// What all clients of a run together have done so far; read while they work.
+/// Counts of what all clients of a run have done so far, which are read while they work.
 pub(crate) struct Counters {
-    /// Told of everything, too.
+    /// The metrics, which are updated with the counts.
     pub metrics: Arc<Metrics>,
-    /// Reads that gave the right bytes.
+    /// Reads that returned the right bytes.
     pub reads: AtomicU64,
     /// Reads that failed.
     pub failed_reads: AtomicU64,
     /// Writes, renames and removals that were acknowledged.
     pub changes: AtomicU64,
-    /// Those that were not.
+    /// Writes, renames and removals that were not acknowledged.
     pub failed_changes: AtomicU64,
 }
 
 impl Counters {
-    /// Nothing was done yet.
+    /// Creates counts of zero.
     pub fn new(metrics: Arc<Metrics>) -> Self {
         Self {
             metrics,
@@ -75,7 +75,7 @@ impl Counters {
         }
     }
 
-    /// An operation succeeded.
+    /// Counts an operation that succeeded.
     pub fn done(&self, operation: Operation, took: Duration) {
         let count = match operation {
             Operation::Read => &self.reads,
@@ -85,7 +85,7 @@ impl Counters {
         self.metrics.done(operation, took);
     }
 
-    /// An operation failed.
+    /// Counts an operation that failed.
     pub fn failed(&self, operation: Operation) {
         let count = match operation {
             Operation::Read => &self.failed_reads,
@@ -95,22 +95,22 @@ impl Counters {
         self.metrics.failed(operation);
     }
 
-    /// All that went well.
+    /// The number of operations that succeeded.
     pub fn succeeded(&self) -> u64 {
         self.reads.load(Ordering::Relaxed) + self.changes.load(Ordering::Relaxed)
     }
 }
 
-/// What came of one client's work.
+/// The result of one client's work.
 #[derive(Debug, Default)]
 pub(crate) struct Outcome {
-    /// What it was promised.
+    /// What was promised to it.
     pub model: Model,
-    /// How often each error came, by its text.
+    /// How often each error occurred, by its text.
     pub errors: BTreeMap<String, u64>,
-    /// Reads that gave other bytes than were written, and files that were not there.
+    /// Reads that returned other bytes than were written, and files that were missing.
     pub wrong: Vec<String>,
-    /// Bytes that were read and were as promised.
+    /// Bytes that were read during the run and compared with the promised ones.
     pub compared_bytes: u64,
     /// Writes, renames and removals that are promised.
     pub changes: u64,
@@ -118,33 +118,33 @@ pub(crate) struct Outcome {
     pub read_us: Vec<u32>,
 }
 
-/// A result for the report: accesses.
+/// The accesses of all clients, for the report.
 #[derive(Clone, Debug, Default, Serialize)]
 pub struct Accesses {
-    /// Reads that gave the right bytes.
+    /// Reads that returned the right bytes.
     pub reads: u64,
     /// Reads that failed.
     pub failed_reads: u64,
-    /// Of these: every replica was on a busy server.
+    /// Reads that failed because every replica was on a busy server.
     pub failed_reads_busy: u64,
     /// Writes, renames and removals that were acknowledged.
     pub changes: u64,
-    /// Those that were not.
+    /// Writes, renames and removals that were not acknowledged.
     pub failed_changes: u64,
-    /// Of these: no server took the data because of busy primaries.
+    /// Changes that failed because no server took the data, owing to busy primaries.
     pub failed_changes_busy: u64,
-    /// Median duration of a read, in milliseconds.
+    /// The median duration of a read, in milliseconds.
     pub read_p50_ms: f64,
-    /// 99th percentile of the duration of a read, in milliseconds.
+    /// The 99th percentile of the duration of a read, in milliseconds.
     pub read_p99_ms: f64,
-    /// How often each error came.
+    /// How often each error occurred.
     pub errors: BTreeMap<String, u64>,
 }
 
-/// How long the end of a session may take, in a cluster that heals.
+/// How long closing a session may take, in a cluster that is healing.
 const CLOSE_DEADLINE: Duration = Duration::from_secs(30);
 
-/// Name of the directory of a client.
+/// The name of a client's directory.
 pub(crate) fn directory(number: u16) -> String {
     format!("client-{number}")
 }
@@ -158,13 +158,13 @@ pub(crate) struct Worker {
     counters: Arc<Counters>,
     doubt: Arc<Doubt>,
     outcome: Outcome,
-    /// When the operation began, as [`Doubt::since`] says it.
+    /// The value of [`Doubt::since`] when the operation began.
     since: u64,
     next_name: u64,
 }
 
 impl Worker {
-    /// A client with a number from 1; the seed decides what it does.
+    /// Creates a client with a number from 1; the seed decides what it does.
     pub fn new(
         access: Access,
         number: u16,
@@ -210,7 +210,7 @@ impl Worker {
             tokio::time::sleep(pause).await;
         }
         if let Some(client) = self.client.take() {
-            // Otherwise what it had open would count as open until its session expires.
+            // Otherwise its open files would count as open until the session expires.
             let closed = tokio::time::timeout(CLOSE_DEADLINE, client.close()).await;
             if !matches!(closed, Ok(Ok(()))) {
                 self.note("close", "the session is left to expire");
@@ -247,7 +247,7 @@ impl Worker {
             Some((name, content)) if dice < self.access.spec.read_percent => {
                 self.read(client, &name, content).await;
             }
-            // Of the changes, a tenth each are renames and removals.
+            // A tenth of the changes are renames, and another tenth are removals.
             Some((name, _)) if dice % 10 == 0 && !full => self.rename(client, &name).await,
             Some((name, _)) if dice % 10 == 1 || full => self.unlink(client, &name).await,
             Some((name, _)) if dice % 10 == 2 => self.write(client, name).await,
@@ -361,9 +361,9 @@ impl Worker {
         }
     }
 
-    /// Whether a file that the model holds was not there. That is wrong, whatever fault goes on: nobody else changes this
-    /// directory, and the client repeats a change only where it was surely not made. The promise stays as it was, for the
-    /// comparison in the end.
+    /// Whether a file in the model was missing. That is wrong during any fault: no other client changes this directory,
+    /// and the client repeats a change only if it was certainly not made. The promise stays as it was, for the
+    /// comparison at the end.
     fn misses<T>(&mut self, name: &str, result: &Result<T, ClientError>) -> bool {
         let misses = matches!(result, Err(ClientError::Fs(FsError::NotFound))) && self.counts();
         if misses {
@@ -379,7 +379,7 @@ impl Worker {
         self.outcome.wrong.push(text);
     }
 
-    /// Whether what the operation returned is a promise.
+    /// Whether the result of the operation is a promise.
     fn counts(&self) -> bool {
         self.doubt.since() == Some(self.since)
     }
@@ -415,7 +415,7 @@ impl Worker {
     }
 
     fn note(&mut self, what: &str, text: &str) {
-        // Ids would make every text another one.
+        // Ids would make every text unique.
         let text: String = format!("{what}: {text}")
             .chars()
             .map(|c| if c.is_ascii_digit() { '#' } else { c })
@@ -425,7 +425,7 @@ impl Worker {
     }
 }
 
-/// Puts together what all clients saw.
+/// Sums up the accesses of all clients.
 pub(crate) fn accesses(counters: &Counters, outcomes: &[Outcome]) -> Accesses {
     let mut all = Accesses {
         reads: counters.reads.load(Ordering::Relaxed),
@@ -464,7 +464,7 @@ mod tests {
     const FILE: &str = "file-1";
     const HELD: Content = Content { seed: 1, len: 10 };
 
-    /// A client without a session that was promised a file.
+    /// A client without a session, to which a file was promised.
     fn worker(doubt: &Arc<Doubt>) -> Worker {
         let access = Access {
             identity: PathBuf::new(),
@@ -506,7 +506,7 @@ mod tests {
         assert_eq!(worker.outcome.changes, 0);
         worker.unlinked(FILE, began, Ok(()));
         assert_eq!(worker.outcome.changes, 1);
-        // What an older copy of the namenode said.
+        // The answer of an older copy of the namenode.
         doubt.turn();
         worker.changed(Operation::Write, began, Ok(()));
         assert_eq!(worker.outcome.changes, 1);

@@ -1,4 +1,4 @@
-//! The availability runs, summed up (the paper's figure 16).
+//! A summary of the availability runs (the paper's figure 16).
 
 use std::collections::BTreeMap;
 
@@ -34,7 +34,7 @@ pub fn table(records: &[Record]) -> Table {
 }
 
 /// The highest mean utilisation up to which no run of a policy had a failed access, over all
-/// datacentres; `None` when there is no run.
+/// datacentres; `None` if there is no run.
 fn none_failed_up_to(records: &[Record], policy: &str, scaling: &str) -> Option<f64> {
     let of_policy = || {
         let all = records.iter();
@@ -49,7 +49,7 @@ fn none_failed_up_to(records: &[Record], policy: &str, scaling: &str) -> Option<
     Some(fine.filter(|it| *it < first).fold(0.0, f64::max))
 }
 
-/// What the paper states, and what this project aims at, as far as the runs tell.
+/// The statements of the paper and the aims of this project, as far as the runs cover them.
 #[must_use]
 pub fn statements(records: &[Record]) -> Vec<Statement> {
     let up_to = |who: &str, policy: &str, scaling: &str, aim: f64| {
@@ -70,7 +70,7 @@ pub fn statements(records: &[Record]) -> Vec<Statement> {
     ]
 }
 
-/// Failed accesses against utilisation, the mean of all datacentres, for one scaling.
+/// Plots failed accesses over utilisation, as the mean of all datacentres, for one scaling.
 #[must_use]
 pub fn plot(records: &[Record], scaling: &str) -> Lines {
     let mut lines: BTreeMap<(String, u8), BTreeMap<u32, (f64, f64)>> = BTreeMap::new();

@@ -1,4 +1,4 @@
-//! What datacentres are like, beside what the paper states (its figures 1 to 6).
+//! Statistics of datacentres, compared with what the paper states (its figures 1 to 6).
 
 use super::{Axis, Bars, Lines, Series, Statement, Table};
 use crate::datacentre::MONTHS;
@@ -47,7 +47,7 @@ pub fn table(characters: &[Character]) -> Table {
     table
 }
 
-/// What the paper states.
+/// The statements of the paper.
 #[must_use]
 pub fn statements(characters: &[Character]) -> Vec<Statement> {
     let least = |stated: &str, aim: f64, value: fn(&Character) -> f64| {
@@ -109,7 +109,7 @@ fn linear(label: &str, to: f64) -> Axis {
     }
 }
 
-/// How many percent of the sorted values are at most so large.
+/// The cumulative distribution of sorted values: each value, and the percentage of values that are not larger.
 fn distribution(sorted: &[f64]) -> Vec<(f64, f64)> {
     let count = sorted.len().max(1) as f64;
     let steps = sorted.iter().enumerate();
@@ -160,7 +160,7 @@ fn shares(title: &str, characters: &[Character], shares: fn(&Character) -> [f64;
     plot.to_svg()
 }
 
-/// The plots: (name of the file, content).
+/// The plots, as pairs of file name and contents.
 #[must_use]
 pub fn plots(characters: &[Character]) -> Vec<(String, String)> {
     let mut plots = Vec::new();

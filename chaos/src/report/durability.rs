@@ -1,11 +1,11 @@
-//! The durability runs, summed up (the paper's figure 15).
+//! A summary of the durability runs (the paper's figure 15).
 
 use std::collections::BTreeMap;
 
 use super::{Axis, Bars, Series, Statement, Table};
 use crate::simulate::durability::Record;
 
-/// All runs of one policy, replication and datacentre.
+/// The sums over all runs of one policy, replication and datacentre.
 #[derive(Clone, Debug, Default, PartialEq)]
 struct Cell {
     runs: u64,
@@ -36,7 +36,7 @@ pub struct Summary {
 }
 
 impl Summary {
-    /// Sums up runs, which should differ in datacentre, policy, replication and seed only.
+    /// Sums up runs, which should differ only in datacentre, policy, replication and seed.
     #[must_use]
     pub fn of(records: &[Record]) -> Self {
         let mut summary = Self::default();
@@ -104,7 +104,7 @@ impl Summary {
         self.setups.get(&(policy.to_owned(), replication))
     }
 
-    /// Sums over the datacentres that both have.
+    /// The sums over the datacentres that both setups have.
     fn compare(&self, a: (&str, u8), b: (&str, u8), value: fn(&Cell) -> f64) -> Option<(f64, f64)> {
         let (a, b) = (self.cells(a.0, a.1)?, self.cells(b.0, b.1)?);
         let mut sums = (0.0, 0.0);
@@ -121,7 +121,7 @@ impl Summary {
         cell.lost as f64
     }
 
-    /// How many times fewer blocks `better` loses than `worse`, at least `factor` times.
+    /// The statement that `better` loses at least `factor` times fewer blocks than `worse`.
     fn fewer(&self, better: (&str, u8), worse: (&str, u8), factor: f64, who: &str) -> Statement {
         let stated = format!(
             "{who}: {} with {} loses at least {factor:.0} times fewer than {} with {}",
@@ -168,7 +168,7 @@ impl Summary {
         }
     }
 
-    /// What the paper states, and what this project aims at, as far as the runs tell.
+    /// The statements of the paper and the aims of this project, as far as the runs cover them.
     #[must_use]
     pub fn statements(&self) -> Vec<Statement> {
         let everywhere = |policy: &str, replication: u8| {
@@ -209,7 +209,7 @@ impl Summary {
         ]
     }
 
-    /// Lost blocks in percent, as in figure 15.
+    /// Plots lost blocks in percent, as in figure 15.
     #[must_use]
     pub fn plot(&self) -> Bars {
         let mut groups: Vec<String> = self

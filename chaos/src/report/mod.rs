@@ -1,4 +1,4 @@
-//! Tables, CSV files and plots of what was simulated, beside what the paper states.
+//! Tables, CSV files and plots of simulations, compared with what the paper states.
 
 pub mod availability;
 pub mod characterise;
@@ -14,13 +14,13 @@ pub use table::Table;
 pub struct Statement {
     /// What is stated.
     pub stated: String,
-    /// What was measured; `None` when the runs do not tell.
+    /// What was measured; `None` if the runs do not cover it.
     pub measured: Option<String>,
     /// Whether it holds.
     pub holds: bool,
 }
 
-/// The statements as a table; those of which the runs tell nothing are left out.
+/// The statements as a table, without those that the runs do not cover.
 #[must_use]
 pub fn statements_table(statements: &[Statement]) -> Table {
     let mut table = Table::new(&["stated", "measured", ""]);

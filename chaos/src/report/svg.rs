@@ -1,4 +1,4 @@
-//! Small plots as SVG files that need nothing else: bars with ranges, and lines.
+//! Small plots as self-contained SVG files: bars with ranges, and lines.
 
 use std::fmt::Write;
 
@@ -8,7 +8,7 @@ const LEFT: f64 = 80.0;
 const RIGHT: f64 = 190.0;
 const TOP: f64 = 40.0;
 const BOTTOM: f64 = 60.0;
-/// Distinguishable also with colour blindness (Okabe and Ito).
+/// Colours that are distinguishable with colour blindness, too (Okabe and Ito).
 const COLOURS: [&str; 8] = [
     "#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000", "#f0e442",
 ];
@@ -27,7 +27,7 @@ pub struct Axis {
 }
 
 impl Axis {
-    /// Where a value lies, 0 to 1.
+    /// The relative position of a value on the axis, 0 to 1.
     fn place(&self, value: f64) -> f64 {
         let place = if self.logarithmic {
             let (from, to) = (self.from.log10(), self.to.log10());
@@ -70,9 +70,9 @@ pub struct Bars {
     pub title: String,
     /// Names of the groups.
     pub groups: Vec<String>,
-    /// Values.
+    /// The axis of values.
     pub y: Axis,
-    /// One bar per group each; the first number of a point is the index of the group.
+    /// The series, each with one bar per group; the first number of a point is the index of the group.
     pub series: Vec<Series>,
 }
 
@@ -177,7 +177,7 @@ fn short(value: f64) -> String {
 }
 
 impl Bars {
-    /// The plot.
+    /// Renders the plot.
     #[must_use]
     pub fn to_svg(&self) -> String {
         let mut picture = Picture::new(&self.title);
@@ -207,7 +207,7 @@ impl Bars {
 }
 
 impl Lines {
-    /// The plot.
+    /// Renders the plot.
     #[must_use]
     pub fn to_svg(&self) -> String {
         let mut picture = Picture::new(&self.title);

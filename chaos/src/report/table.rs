@@ -10,7 +10,7 @@ pub struct Table {
 }
 
 impl Table {
-    /// A table without rows.
+    /// Creates a table without rows.
     #[must_use]
     pub fn new(header: &[&str]) -> Self {
         Self {
@@ -32,7 +32,7 @@ impl Table {
         self.rows.is_empty()
     }
 
-    /// As CSV, with the header. Cells with commas or quotes are quoted.
+    /// Returns the table as CSV, with the header. Cells with commas, quotes or line breaks are quoted.
     #[must_use]
     pub fn to_csv(&self) -> String {
         let quoted = |cell: &String| {

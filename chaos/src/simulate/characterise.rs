@@ -1,4 +1,4 @@
-//! What a datacentre is like (the paper's figures 1 to 6).
+//! Statistics that characterise a datacentre (the paper's figures 1 to 6).
 
 use std::f64::consts::TAU;
 
@@ -9,34 +9,34 @@ use serde::Serialize;
 use crate::datacentre::facts::{Facts, Monthly, measure, server_rates};
 use crate::datacentre::{Datacentre, MONTHS, SLOT_S};
 
-/// Samples that one point of a sample series covers: half an hour.
+/// Slots that one point of a sample series covers: half an hour.
 const SLOTS_PER_POINT: usize = (1_800 / SLOT_S) as usize;
 /// Frequencies shown, in cycles per month.
 const CYCLES_SHOWN: usize = 100;
 
-/// A series in the domains of time and frequency.
+/// A series in the time and frequency domains.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Sample {
     /// CPU use of the average server in percent, by the hour of the month.
     pub by_hour: Vec<(f64, f64)>,
-    /// Strength by cycles per month.
+    /// Amplitude in percent, by cycles per month.
     pub by_frequency: Vec<(f64, f64)>,
 }
 
-/// A datacentre, characterised.
+/// The statistics of a datacentre.
 #[derive(Clone, Debug, Serialize)]
 pub struct Character {
     /// The datacentre.
     pub datacentre: String,
-    /// What section 3.3 of the paper states in numbers.
+    /// The quantities that section 3.3 of the paper states.
     #[serde(flatten)]
     pub facts: Facts,
-    /// Shares of the tenants that are periodic, constant, unpredictable (figure 2), as the
-    /// namenode's analysis of their first month finds them.
+    /// Shares of the tenants that are periodic, constant and unpredictable (figure 2), as classified by the
+    /// namenode's analysis of their first month.
     pub tenant_shares: [f64; 3],
-    /// The same of the servers (figure 3).
+    /// The same shares of the servers (figure 3).
     pub server_shares: [f64; 3],
-    /// Share of the tenants in which the analysis agrees with what the tenant was made as.
+    /// Share of the tenants for which the analysis agrees with the pattern that they were generated with.
     pub recognised_share: f64,
     /// Mean CPU use of all servers in the first month, 0 to 1.
     pub utilisation: f64,
@@ -46,7 +46,7 @@ pub struct Character {
     /// Reimages per server and month of each tenant, ascending (figure 5).
     #[serde(skip)]
     pub tenant_rates: Vec<f64>,
-    /// Changes of group of each tenant that lived throughout, ascending (figure 6).
+    /// How often each tenant that existed throughout changed its group, ascending (figure 6).
     #[serde(skip)]
     pub group_changes: Vec<f64>,
     /// A periodic tenant (figure 1, a and b).
@@ -110,7 +110,7 @@ pub fn characterise(datacentre: &Datacentre) -> Character {
     }
 }
 
-/// Half-hour means of a month, and the strength of its first cycles.
+/// Half-hour means of a month, and the amplitudes of its lowest frequencies.
 fn sample(load: &[f32]) -> Sample {
     let means: Vec<f64> = load
         .chunks_exact(SLOTS_PER_POINT)

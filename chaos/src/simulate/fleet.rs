@@ -10,13 +10,13 @@ use harvestfs_protocol::types::{Durability, PlacementRules, StorageClass, Volume
 
 use crate::datacentre::Datacentre;
 
-/// Simulated silence that never ends a node: ten thousand years.
+/// A timeout that no simulation reaches, so that silence never ends a node: ten thousand years.
 const NEVER_MS: u64 = 10_000 * 365 * 86_400_000;
-/// A heartbeat is simulated when a server's free space has shrunk by one part in so many since the
+/// A heartbeat is simulated when a server's free space has shrunk by one part in this many since the
 /// last one. Placement itself does not look closer.
 const HEARTBEAT_CHANGE: u32 = 32;
 
-/// Options of an engine whose nodes never fall silent, and that does all that is due in one call.
+/// Options of an engine whose nodes never time out, and that does everything that is due in one call.
 pub(super) fn engine_options() -> ClusterOptions {
     ClusterOptions {
         stale_after_ms: NEVER_MS,
@@ -32,13 +32,13 @@ pub(super) fn engine_options() -> ClusterOptions {
     }
 }
 
-/// Blocks that each server may store, so that all replicas together take a share of the space.
+/// Blocks that each server may store, such that all replicas together take the share `fill` of the space.
 pub(super) fn quota_blocks(blocks: u32, replication: u8, servers: usize, fill: f64) -> u32 {
     let replicas = f64::from(blocks) * f64::from(replication);
     (replicas / servers as f64 / fill).ceil() as u32
 }
 
-/// A server as its datanode would describe it at a time.
+/// A server as its datanode would describe it at the given time.
 pub(super) fn describe(datacentre: &Datacentre, number: u32, at_s: u64) -> ServerDescription {
     let server = &datacentre.servers[number as usize];
     let key = &datacentre.tenants[server.owner_at(at_s) as usize].key;
@@ -66,25 +66,25 @@ pub(super) fn rules(replication: u8, durability: Durability) -> PlacementRules {
     }
 }
 
-/// The volume of a server after so many reimages.
+/// The volume of a server after `generation` reimages.
 pub(super) fn storage(number: u32, generation: u32) -> StorageId {
     StorageId((u128::from(generation) << 32) | u128::from(number))
 }
 
-/// What the datanodes tell the namenode.
+/// What the datanodes report to the namenode.
 pub(super) struct Fleet {
     servers: Vec<Server>,
     quota_blocks: u32,
-    /// Filled anew each time.
+    /// Reused for each heartbeat.
     heartbeat: Heartbeat,
 }
 
 #[derive(Clone)]
 struct Server {
-    /// Its reimages that the namenode knows.
+    /// The number of its reimages that the namenode knows of.
     generation: u32,
     used_blocks: u32,
-    /// Free space that the namenode heard of last.
+    /// Free space that was last reported to the namenode.
     heard_free_blocks: u32,
 }
 
@@ -115,12 +115,12 @@ impl Fleet {
         self.servers.len() as u32
     }
 
-    /// The generation of a server's disk that the namenode knows.
+    /// The generation of a server's disk, as far as the namenode knows.
     pub(super) fn generation(&self, number: u32) -> u32 {
         self.servers[number as usize].generation
     }
 
-    /// A server has an empty disk of a new generation.
+    /// Gives a server an empty disk of a new generation.
     pub(super) fn wipe(&mut self, number: u32, generation: u32) {
         self.servers[number as usize] = Server {
             generation,
@@ -141,7 +141,7 @@ impl Fleet {
         }
     }
 
-    /// A datanode with an empty disk registers.
+    /// Registers a datanode with an empty disk.
     pub(super) fn register(
         &self,
         cluster: &mut Cluster,
@@ -162,7 +162,7 @@ impl Fleet {
         assert_eq!(taken, Ok(()), "the report of {node}");
     }
 
-    /// One more replica is on a server; it says what room is left when that has changed much.
+    /// Adds a replica to a server, which reports its free space once that has shrunk noticeably.
     pub(super) fn store(&mut self, cluster: &mut Cluster, now_ms: u64, number: u32) {
         let quota_blocks = self.quota_blocks;
         let server = &mut self.servers[number as usize];

@@ -1,5 +1,5 @@
-//! What policies know of tenants: only what happened before, as the namenode's own analysis
-//! (`harvestfs_telemetry`) would have it.
+//! What placement policies know about tenants: only the past, as the namenode's own analysis
+//! (`harvestfs_telemetry`) would derive it.
 
 use harvestfs_namenode::engine::cluster::Cluster;
 use harvestfs_telemetry::coincidence::Coincidence;
@@ -12,7 +12,7 @@ use harvestfs_telemetry::spectrum::{Shape, Spectra};
 use crate::datacentre::facts::Monthly;
 use crate::datacentre::{Datacentre, MONTH_S, SLOT_S};
 
-/// The history of a datacentre.
+/// The history of a datacentre, as far as policies may know it.
 pub struct History<'a> {
     datacentre: &'a Datacentre,
     monthly: Monthly,
@@ -45,7 +45,7 @@ impl TenantLoad {
 }
 
 impl<'a> History<'a> {
-    /// Of a datacentre whose simulated time starts with the given month: CPU use is known of the
+    /// The history of a datacentre whose simulated time starts with the given month; CPU use is known for the
     /// month before.
     #[must_use]
     pub fn new(datacentre: &'a Datacentre, first_month: u32) -> Self {
@@ -55,7 +55,7 @@ impl<'a> History<'a> {
         Self::with_loads(datacentre, loads)
     }
 
-    /// The same with other CPU use: a series of samples per tenant.
+    /// As `new`, with the given CPU use: a series of samples per tenant.
     #[must_use]
     pub fn with_loads(datacentre: &'a Datacentre, loads: Vec<Vec<f32>>) -> Self {
         let mut spectra = Spectra::default();
@@ -63,7 +63,7 @@ impl<'a> History<'a> {
             .into_iter()
             .map(|samples| {
                 let samples = samples.into_iter().map(Some);
-                // Hours are compared with each other only: any month may begin with the week.
+                // Hours are only compared with each other, so every month may be taken to begin with a week.
                 let busy_hours = WeekHours::busy(0, SLOT_S as u32, samples.clone());
                 TenantLoad::of(spectra.shape(SLOT_S as u32, samples), busy_hours)
             })
@@ -81,7 +81,7 @@ impl<'a> History<'a> {
         self.datacentre
     }
 
-    /// What is known of each tenant when a month starts; `None` of those that had no server before.
+    /// What is known about each tenant when a month starts; `None` for those that had no server before.
     #[must_use]
     pub fn profiles(&self, month: u32) -> Vec<Option<TenantProfile>> {
         let known: Vec<Months> = (0..self.loads.len())
@@ -104,7 +104,7 @@ impl<'a> History<'a> {
             .collect()
     }
 
-    /// Tells the engine what is known when a month starts. The grid follows when it is rebuilt.
+    /// Passes what is known when a month starts to the engine. It takes effect on the grid when that is rebuilt.
     ///
     /// # Errors
     /// As [`History::pairs`].
@@ -128,7 +128,7 @@ impl<'a> History<'a> {
         Ok(pairs(&self.known(until_s)?, until_s))
     }
 
-    /// What the namenode would know at a time.
+    /// What the namenode would know at the given time.
     fn known(&self, until_s: u64) -> Result<history::History, HistoryError> {
         let tenants = &self.datacentre.tenants;
         let mut known = history::History::default();

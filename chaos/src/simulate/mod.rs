@@ -1,10 +1,10 @@
 //! The production engine in virtual time.
 //!
-//! - [`history`]: what policies know;
+//! - [`history`]: what placement policies know;
 //! - [`durability`]: blocks lost to a year of reimages;
 //! - [`availability`]: accesses that fail because primaries are busy;
-//! - [`cluster`]: namenode, datanodes and clients on one thread;
-//! - [`characterise`]: what a datacentre is like.
+//! - [`cluster`]: namenodes, datanodes, clients and mounts on one thread;
+//! - [`characterise`]: the statistics of a datacentre.
 
 pub mod availability;
 pub mod characterise;

@@ -1,4 +1,4 @@
-//! What is wrong with parts of a cluster: begun and ended.
+//! Begins and ends faults of the parts of a cluster.
 
 use std::{fs, io};
 
@@ -9,10 +9,10 @@ use crate::live::mounted::Order;
 use crate::live::plan::{Part, namenode_name};
 use crate::live::scenario::Scenario;
 
-/// What is wrong with a server just now.
+/// The present faults of a server.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Condition {
-    /// Its process does not run.
+    /// Its process is not running.
     pub down: bool,
     /// Its process is stopped.
     pub hung: bool,
@@ -26,14 +26,14 @@ pub(crate) struct Condition {
     pub cleared: bool,
 }
 
-/// How often a directory is emptied that somebody writes to.
+/// How often emptying a directory is tried while a datanode writes to it.
 const ATTEMPTS_MAX: u32 = 10;
 const FILLER: &str = "of-the-owner";
-/// What of a namenode's directory lies on a disk whose syncs can fail: a copy of the directory can then take its place.
+/// The part of a namenode's directory that is on a disk whose syncs can fail: a copy can still replace the directory.
 const NAMENODE_DATA: &str = "data";
 
 impl Cluster<'_> {
-    /// How many networks of their own parts need.
+    /// The number of parts that need networks of their own.
     pub fn ports(scenario: &Scenario) -> usize {
         let several = Some(scenario.cluster.namenodes).filter(|count| *count > 1);
         Self::first_namenode_port(scenario) + several.unwrap_or(0)
@@ -43,25 +43,25 @@ impl Cluster<'_> {
         scenario.cluster.servers.len() + scenario.mounts.count
     }
 
-    /// Which link of the network is that of a part.
+    /// The number of a part's link in the network.
     pub(super) fn port(&self, part: Part) -> Option<usize> {
         match part {
             Part::Server(server) => Some(server),
             Part::Mount(mount) => Some(self.scenario.cluster.servers.len() + mount),
-            // An only one is where clients and the harness are.
+            // A single namenode is on the network of the clients and the harness.
             Part::Namenode(_) if self.namenodes.len() == 1 => None,
             Part::Namenode(number) => Some(Self::first_namenode_port(self.scenario) + number),
         }
     }
 
-    /// Programs on a mount are to know that a fault begins or ends.
+    /// Notifies the programs that a fault of their mount begins or ends.
     fn disturb(&mut self, part: Part, begins: bool) {
         if let Part::Mount(mount) = part {
             self.order(Order::Disturbed { mount, begins });
         }
     }
 
-    /// SIGSTOP, or SIGCONT.
+    /// Sends SIGSTOP or SIGCONT.
     pub fn set_hung(&mut self, part: Part, hung: bool) {
         self.disturb(part, hung);
         if let Some(process) = self.parts.get(&part) {
@@ -76,7 +76,7 @@ impl Cluster<'_> {
         }
     }
 
-    /// Stops a server or mount and takes its link down, or ends both: what is sent to it meanwhile never comes.
+    /// Stops a part and takes its link down, or ends both: what is sent to it in the meantime is lost.
     pub fn set_asleep(&mut self, part: Part, asleep: bool) {
         if let (Some(network), Some(port)) = (self.network, self.port(part)) {
             network.set_down(port, asleep);
@@ -84,7 +84,7 @@ impl Cluster<'_> {
         self.set_hung(part, asleep);
     }
 
-    /// Cuts a server or mount off, or ends that.
+    /// Cuts a part off, or ends that.
     pub fn set_cut(&mut self, part: Part, cut: bool) {
         self.disturb(part, cut);
         if let (Some(network), Some(port)) = (self.network, self.port(part)) {
@@ -95,7 +95,7 @@ impl Cluster<'_> {
         }
     }
 
-    /// Has so many of a hundred frames from and to a server or mount be lost; 0 ends that.
+    /// Sets the percentage of lost frames from and to a part; 0 ends the fault.
     pub fn set_loss(&mut self, part: Part, percent: u32) {
         self.disturb(part, percent > 0);
         if let (Some(network), Some(port)) = (self.network, self.port(part)) {
@@ -103,7 +103,7 @@ impl Cluster<'_> {
         }
     }
 
-    /// Has frames from and to a server or mount come so late; 0 ends that.
+    /// Sets the delay of frames from and to a part; 0 ends the fault.
     pub fn set_delay(&mut self, part: Part, ms: u32) {
         self.disturb(part, ms > 0);
         if let (Some(network), Some(port)) = (self.network, self.port(part)) {
@@ -111,15 +111,15 @@ impl Cluster<'_> {
         }
     }
 
-    /// How long each access to a server's disk takes; 0 for as fast as it is.
+    /// Sets how long each access to a server's disk takes; 0 ends the fault.
     pub fn set_slow(&self, server: usize, ms: u32) {
         if let Some(disk) = self.slow.get(&server) {
             disk.set_delay(ms);
         }
     }
 
-    /// Has a part write to a disk whose syncs can fail. The part must not have run: the disk is empty, or has what is
-    /// there.
+    /// Has a part write to a disk whose syncs can fail. The part must not have run before: the disk begins with the
+    /// contents of the directory.
     pub(super) fn add_failing_disk(&mut self, part: Part) -> Result<(), LiveError> {
         let at = match part {
             Part::Server(server) => self.volume(server),
@@ -133,20 +133,20 @@ impl Cluster<'_> {
         Ok(())
     }
 
-    /// The next sync of a disk fails.
+    /// Has the next sync of a disk fail.
     pub fn fail_next_sync(&self, part: Part) {
         if let Some(disk) = self.failing.get(&part) {
             disk.fail_next_sync(None);
         }
     }
 
-    /// Whether the sync of its disk has not come yet that is to fail.
+    /// Whether a sync of its disk is still to fail.
     pub fn awaits_failed_sync(&self, part: Part) -> bool {
         let disk = self.failing.get(&part);
         disk.is_some_and(FailingDisk::is_to_fail)
     }
 
-    /// A part is killed by a loss of power, with what its disk has not stored.
+    /// Kills a part as a loss of power would, which loses what its disk has not stored.
     pub fn lose_power(&mut self, part: Part) {
         self.kill(part);
         if let Some(disk) = self.failing.get(&part) {
@@ -164,7 +164,7 @@ impl Cluster<'_> {
             };
             for entry in entries {
                 let entry = entry?;
-                // What fills the disk is the owner's.
+                // The file that fills the disk belongs to the owner, and stays.
                 if entry.file_name() == FILLER {
                     continue;
                 }
@@ -187,7 +187,7 @@ impl Cluster<'_> {
             let file = fs::File::create(&path);
             let mut file = file.map_err(LiveError::io(format!("make {}", path.display())))?;
             let piece = vec![0; 1 << 16];
-            // Until nothing is left.
+            // Until no space is left.
             while std::io::Write::write_all(&mut file, &piece).is_ok() {}
         } else if path.exists() {
             fs::remove_file(&path).map_err(LiveError::io(format!("remove {}", path.display())))?;
@@ -197,7 +197,7 @@ impl Cluster<'_> {
     }
 }
 
-/// A datanode that runs may write to a directory while it is emptied.
+/// Removes a file or directory. A running datanode may write to the directory in the meantime.
 fn remove(entry: &fs::DirEntry) -> io::Result<()> {
     if !entry.file_type()?.is_dir() {
         return fs::remove_file(entry.path());

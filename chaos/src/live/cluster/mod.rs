@@ -34,29 +34,29 @@ pub(crate) struct Cluster<'a> {
     pub namenodes: Vec<SocketAddr>,
     network: Option<&'a Network>,
     parts: BTreeMap<Part, Process>,
-    /// How a part, or the copy of the namenode, had ended that was to be killed.
+    /// How a part, or the copy of the namenode, ended on its own before it was to be killed.
     ended: Option<String>,
-    /// A copy of the namenode beside it, and the server that is told its address alone.
+    /// A copy of the namenode beside it, the only server that is configured with its address, and that address.
     double: Option<(Process, usize, SocketAddr)>,
-    /// Disks that can be made slow. They lie on others.
+    /// Disks that can be made slow. They may be stacked on the other ones.
     slow: BTreeMap<usize, SlowDisk>,
-    /// Disks of memory.
+    /// Disks in memory.
     mounted: Vec<Mounted>,
     /// Disks whose syncs can fail.
     failing: BTreeMap<Part, FailingDisk>,
-    /// Of each server.
+    /// The condition of each server.
     pub conditions: Vec<Condition>,
-    /// Whether programs know that each mount may be used.
+    /// For each mount, whether programs were notified that it may be used.
     pub mounts: Vec<bool>,
-    /// What works on mounts, a process for each kind.
+    /// The programs on mounts, a process for each kind.
     pub programs: Vec<Programs>,
-    /// When the primaries began, in milliseconds since 1970; none when they are not looked at.
+    /// When the primaries began, in milliseconds since 1970; `None` if datanodes do not watch them.
     primaries_began: Option<u64>,
 }
 
-/// For a hundred processes on a machine that does something else, too.
+/// Long enough for a hundred processes on a machine that is also used otherwise.
 pub(crate) const START_DEADLINE: Duration = Duration::from_secs(300);
-/// Volumes are small here: each is read in some seconds, again and again.
+/// Volumes are small here, so they are scrubbed every few seconds.
 const SCRUB_RATE: &str = "64MiB";
 const SCRUB_EVERY_S: i64 = 5;
 const POLL: Duration = Duration::from_millis(20);
@@ -159,7 +159,7 @@ impl<'a> Cluster<'a> {
                 fs::create_dir_all(&volume)
                     .map_err(LiveError::io(format!("make {}", volume.display())))?;
             }
-            // It can be full, too.
+            // A failing disk can be full, too.
             if hits(Kind::FailedSync) {
                 cluster.add_failing_disk(Part::Server(number))?;
             } else if hits(Kind::FullDisk) {
@@ -190,7 +190,7 @@ impl<'a> Cluster<'a> {
             .join("volume")
     }
 
-    /// With the usual budgets a run of minutes would see no repair end.
+    /// Raises the budgets of repair: with the usual ones, no repair would finish in a run of minutes.
     fn allow_repairs(&self, per_hour: u32) -> Result<(), LiveError> {
         let mut repair = toml::Table::new();
         for key in [
@@ -209,7 +209,7 @@ impl<'a> Cluster<'a> {
         Ok(())
     }
 
-    /// So that rot is found within the run, and before later faults hit the other replicas.
+    /// Has a datanode scrub often, so that rot is found within the run and before later faults hit the other replicas.
     fn scrub_often(&self, server: &str) -> Result<(), LiveError> {
         let scrubber = [
             ("scrub_bytes_per_s", SCRUB_RATE.into()),
@@ -236,7 +236,7 @@ impl<'a> Cluster<'a> {
         fs::write(&path, config.to_string()).map_err(|error| wrong(&error))
     }
 
-    /// Lays out what the primaries do; datanodes that are started from now on watch them.
+    /// Writes the trace of the primaries, which datanodes that are started from now on watch.
     pub fn begin_primaries(&mut self, loads: &Loads, plan: &Plan) -> Result<(), LiveError> {
         if !self.variant.denial || !(loads.any() || plan.has(|kind| kind == Kind::Busy)) {
             return Ok(());
@@ -248,7 +248,7 @@ impl<'a> Cluster<'a> {
         Ok(())
     }
 
-    /// Starts a part; it is not ready yet.
+    /// Starts a part, without waiting until it is ready.
     pub fn start(&mut self, part: Part) -> Result<(), LiveError> {
         let (name, arguments) = match part {
             Part::Namenode(number) => {
@@ -265,7 +265,7 @@ impl<'a> Cluster<'a> {
             Part::Mount(mount) => {
                 let at = self.mount_point(mount);
                 let made = match fs::create_dir(&at) {
-                    // Looking at a mount whose process was killed fails.
+                    // The directory cannot be inspected if it is a mount whose process was killed.
                     Err(error) if error.kind() == std::io::ErrorKind::AlreadyExists => Ok(()),
                     made => made,
                 };
@@ -305,7 +305,7 @@ impl<'a> Cluster<'a> {
                 self.conditions[number].down = false;
                 self.conditions[number].hung = false;
                 if let Some(disk) = self.failing.get(&part) {
-                    // A sync that failed before, of one that went on, does not excuse the end of this one.
+                    // A sync that failed earlier, under a process that continued, does not excuse the end of this one.
                     disk.take_failed();
                 }
                 (name, arguments)
@@ -322,8 +322,8 @@ impl<'a> Cluster<'a> {
         Ok(())
     }
 
-    /// Starts a copy of the namenode's directory beside the namenode, and a server that reaches no other
-    /// namenode. That server must not run.
+    /// Starts a copy of the namenode's directory beside the namenode, and a server that is configured with no other
+    /// namenode. That server must not be running.
     pub fn start_double(&mut self, copied: &Path, server: usize) -> Result<SocketAddr, LiveError> {
         let address = match self.network {
             Some(_) => SocketAddr::from((network::address(0), 9_312)),
@@ -346,10 +346,10 @@ impl<'a> Cluster<'a> {
         Ok(address)
     }
 
-    /// Kills the copy and the server that reaches it alone.
+    /// Kills the copy and the server that follows it.
     pub fn end_double(&mut self) {
         if let Some((mut copy, server, _)) = self.double.take() {
-            // One that finds out what it is goes on, in recovery.
+            // A copy that finds out that it is one continues, in recovery.
             if let Some(status) = copy.ended() {
                 let ended = self.how_it_ended(DOUBLE, status);
                 self.ended.get_or_insert(ended);
@@ -358,13 +358,13 @@ impl<'a> Cluster<'a> {
         }
     }
 
-    /// The servers that nothing is wrong with.
+    /// The servers without faults.
     pub fn usable_servers(&self) -> Vec<usize> {
         let usable = |&server: &usize| self.conditions[server] == Condition::default();
         (0..self.conditions.len()).filter(usable).collect()
     }
 
-    /// Starts everything and waits until it is ready.
+    /// Starts all namenodes and servers, and waits until they are ready.
     pub async fn start_all(&mut self, go_on: &dyn Fn() -> bool) -> Result<(), LiveError> {
         for number in 0..self.namenodes.len() {
             self.start(Part::Namenode(number))?;
@@ -376,7 +376,7 @@ impl<'a> Cluster<'a> {
         self.wait_ready(go_on).await
     }
 
-    /// Mounts everywhere, and waits until it is ready.
+    /// Starts all mounts, and waits until they are ready.
     pub async fn mount_all(&mut self, go_on: &dyn Fn() -> bool) -> Result<(), LiveError> {
         for mount in 0..self.mounts.len() {
             self.start(Part::Mount(mount))?;
@@ -384,7 +384,7 @@ impl<'a> Cluster<'a> {
         self.wait_ready(go_on).await
     }
 
-    /// Lets programs use what is mounted by now.
+    /// Notifies programs of mounts that have become ready.
     pub fn note_mounted(&mut self) {
         for mount in 0..self.mounts.len() {
             let process = self.parts.get(&Part::Mount(mount));
@@ -395,19 +395,19 @@ impl<'a> Cluster<'a> {
         }
     }
 
-    /// Programs on mounts are to know something before it is done.
+    /// Sends an order to the programs on mounts, before it is carried out.
     pub fn order(&mut self, order: Order) {
         for programs in &mut self.programs {
             programs.order(order);
         }
     }
 
-    /// Where a mount is.
+    /// The mount point of a mount.
     pub fn mount_point(&self, mount: usize) -> PathBuf {
         self.path(&mounted::name(mount))
     }
 
-    /// Waits until all that was started is ready.
+    /// Waits until all started parts are ready.
     pub async fn wait_ready(&mut self, go_on: &dyn Fn() -> bool) -> Result<(), LiveError> {
         let end = tokio::time::Instant::now() + START_DEADLINE;
         loop {
@@ -431,7 +431,7 @@ impl<'a> Cluster<'a> {
         }
     }
 
-    /// A part that ended by itself, and how. It is forgotten then.
+    /// Takes a part that ended on its own, and how. Parts that were right to end are restarted instead.
     pub fn ended_by_itself(&mut self) -> Option<String> {
         if self.ended.is_some() {
             return self.ended.take();
@@ -455,11 +455,11 @@ impl<'a> Cluster<'a> {
         }
     }
 
-    /// Whether a part was right to end, and did as it is to: a sync of its disk has failed.
+    /// Whether a part was right to end, and ended as it should: a sync of its disk has failed.
     fn was_to_end(&self, part: Part, status: ExitStatus, was_ready: bool) -> bool {
         let may_end = match part {
             Part::Namenode(_) => true,
-            // It goes on, but cannot begin without its only disk.
+            // A datanode continues after a failed sync, but it cannot start without its only disk.
             Part::Server(_) => !was_ready,
             Part::Mount(_) => false,
         };
@@ -482,35 +482,35 @@ impl<'a> Cluster<'a> {
         }
     }
 
-    /// Whether it runs.
+    /// Whether a part is running.
     pub fn runs(&self, part: Part) -> bool {
         self.parts.contains_key(&part)
     }
 
-    /// The names of the parts that run and are not ready.
+    /// The names of the running parts that are not ready.
     pub fn not_ready(&self) -> Vec<String> {
         let parts = self.parts.iter();
         let not_ready = parts.filter(|(_, process)| !process.is_ready());
         not_ready.map(|(&part, _)| self.name(part)).collect()
     }
 
-    /// Whether it runs and is ready.
+    /// Whether a part is running and ready.
     pub fn is_ready(&self, part: Part) -> bool {
         self.parts.get(&part).is_some_and(Process::is_ready)
     }
 
-    /// SIGKILL.
+    /// Kills a part with SIGKILL.
     pub fn kill(&mut self, part: Part) {
         if let Part::Mount(mount) = part {
             self.mounts[mount] = false;
-            // First: nothing that the kill interrupts counts as acknowledged.
+            // Before the kill, so that nothing that it interrupts counts as acknowledged.
             self.order(Order::Killed { mount });
         }
         if let Some(mut process) = self.parts.remove(&part)
             && let Some(status) = process.ended()
             && !self.was_to_end(part, status, process.is_ready())
         {
-            // Nobody has looked since then, and nobody will find it any more.
+            // This was not noticed before, and could not be noticed later.
             let ended = self.how_it_ended(&self.name(part), status);
             self.ended.get_or_insert(ended);
         }
@@ -520,14 +520,14 @@ impl<'a> Cluster<'a> {
         }
     }
 
-    /// SIGKILL of each namenode.
+    /// Kills each namenode with SIGKILL.
     pub fn kill_namenodes(&mut self) {
         for number in 0..self.namenodes.len() {
             self.kill(Part::Namenode(number));
         }
     }
 
-    /// What is on a disk.
+    /// The blocks on a disk.
     pub fn contents(&self, server: usize) -> Result<Contents, LiveError> {
         let volume = self.volume(server);
         ledger::scan(&volume).map_err(LiveError::io(format!("look at {}", volume.display())))
@@ -542,10 +542,10 @@ fn free_address() -> Result<SocketAddr, LiveError> {
 
 impl Drop for Cluster<'_> {
     fn drop(&mut self) {
-        // What runs there keeps a disk in use, and a slow disk lies on another.
+        // Running processes keep a disk in use, and a slow disk is stacked on another.
         self.parts.clear();
         self.double = None;
-        // When mounts have ended, nothing waits for them.
+        // Programs no longer wait for mounts that have ended.
         self.programs.clear();
         for mount in 0..self.mounts.len() {
             mounted::unmount(&self.mount_point(mount));

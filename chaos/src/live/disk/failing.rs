@@ -1,8 +1,8 @@
-//! A disk, with the page cache before it, whose sync can fail: a FUSE file system in memory.
+//! A disk with its page cache whose syncs can fail: a FUSE file system in memory.
 //!
-//! What is written can be read at once, and is on the disk once it is synced. When a sync fails, the pages
-//! are clean afterwards, as Linux has it: they can still be read, and no later sync stores them. Names and
-//! sizes are on the disk at once.
+//! What is written can be read immediately, and is on the disk once it is synced. After a failed sync the pages are
+//! clean, as in Linux: they can still be read, and no later sync stores them. Names and sizes are on the disk
+//! immediately.
 
 use std::collections::{BTreeMap, HashMap};
 use std::ffi::{OsStr, OsString};
@@ -24,10 +24,10 @@ use harvestfs_fuse_mount::kernel_options::{self, Permissions};
 use parking_lot::Mutex;
 
 const ROOT: u64 = 1;
-/// The kernel remembers nothing.
+/// The kernel caches neither names nor attributes.
 const TTL: Duration = Duration::ZERO;
 const UNIT_BYTES: u32 = 4096;
-/// A disk whose syncs can be made to fail. Unmounted when dropped.
+/// A disk whose syncs can be made to fail. It is unmounted when dropped.
 #[derive(Debug)]
 pub struct FailingDisk {
     state: Arc<Mutex<State>>,
@@ -35,10 +35,10 @@ pub struct FailingDisk {
 }
 
 impl FailingDisk {
-    /// Has room for `size_bytes`, is mounted over a directory, and has stored what is in that.
+    /// Mounts a disk of `size_bytes` over a directory; its initial contents are those of the directory.
     ///
     /// # Errors
-    /// When the directory cannot be copied, or the disk not be mounted.
+    /// When the directory cannot be copied, or the disk cannot be mounted.
     pub fn over(directory: &Path, size_bytes: usize) -> io::Result<Self> {
         let mut state = State::new(size_bytes);
         state.take_in(INodeNo(ROOT), directory)?;
@@ -52,29 +52,29 @@ impl FailingDisk {
         })
     }
 
-    /// The next sync fails of a file that was written to, and that is below a directory with this name if there is
-    /// one.
+    /// Has the next sync fail of a file that was written to and, if a name is given, is below a directory with this
+    /// name.
     pub fn fail_next_sync(&self, directory: Option<&'static str>) {
         self.state.lock().fails = Some(directory);
     }
 
-    /// Whether the sync has not come yet that is to fail.
+    /// Whether a sync is still to fail.
     pub fn is_to_fail(&self) -> bool {
         self.state.lock().fails.is_some()
     }
 
-    /// Whether a sync has failed since this was asked last.
+    /// Whether a sync has failed since the last call.
     pub fn take_failed(&self) -> bool {
         std::mem::take(&mut self.state.lock().has_failed)
     }
 
-    /// How many bytes syncs did not store that failed.
+    /// The number of bytes that failed syncs did not store.
     pub fn failed_bytes(&self) -> usize {
         self.state.lock().failed_bytes
     }
 
-    /// What no sync stored is gone, and the disk is as good as before: no sync is to fail any more, and none has.
-    /// Nothing may have a file open.
+    /// Loses what no sync has stored, and clears the fault: no sync is to fail any more, and none has failed.
+    /// No file may be open.
     pub fn lose_power(&self) {
         self.state.lock().lose_power();
     }
@@ -86,7 +86,7 @@ struct State {
     next: u64,
     size_bytes: usize,
     used_bytes: usize,
-    /// The next sync is to fail, perhaps only below a directory with this name.
+    /// The next sync is to fail, or only one below a directory with this name.
     fails: Option<Option<&'static str>>,
     failed_bytes: usize,
     has_failed: bool,
@@ -95,17 +95,17 @@ struct State {
 /// A directory or a file.
 #[derive(Debug)]
 struct Node {
-    /// It has no name any more, and is gone when the kernel forgets it.
+    /// It has no name any more, and is removed when the kernel forgets it.
     is_orphan: bool,
     is_directory: bool,
     names: BTreeMap<OsString, u64>,
     parent: u64,
     mode: u16,
-    /// As reads find it.
+    /// The contents that readers see.
     cached: Vec<u8>,
-    /// As it is after the power failed; as long as `cached`.
+    /// The contents after a loss of power; as long as `cached`.
     stored: Vec<u8>,
-    /// What the next sync stores.
+    /// The ranges that the next sync stores.
     dirty: Vec<Range<usize>>,
 }
 
@@ -202,7 +202,7 @@ impl State {
         Ok(attr)
     }
 
-    /// Has stored what is in a directory.
+    /// Copies the contents of a directory to the disk, as stored.
     fn take_in(&mut self, to: INodeNo, directory: &Path) -> io::Result<()> {
         let wrong = |_| io::Error::other("there is no such inode");
         for entry in fs::read_dir(directory)? {
@@ -263,7 +263,7 @@ impl State {
         Ok(())
     }
 
-    /// Whether it is below a directory with a name.
+    /// Whether a node is below a directory with a name.
     fn is_in(&self, mut ino: u64, directory: &str) -> bool {
         while ino != ROOT {
             let parent = self.nodes[&ino].parent;
@@ -300,7 +300,7 @@ impl State {
             node.dirty.clear();
         }
         self.fails = None;
-        // What ends from now on has another reason.
+        // A part that ends from now on has another reason.
         self.has_failed = false;
     }
 }
@@ -475,7 +475,7 @@ impl Filesystem for Server {
             Ok(node) => {
                 node.cached[range.clone()].copy_from_slice(data);
                 node.dirty.push(range);
-                // At most the size of a request, which was negotiated with the kernel.
+                // This is at most the size of a request, which was negotiated with the kernel.
                 reply.written(data.len() as u32);
             }
             Err(error) => reply.error(error),

@@ -1,7 +1,7 @@
-//! A mount table of its own for the run, so that disks can be full and slow.
+//! A mount namespace of its own for the run, so that disks can be full and slow.
 //!
-//! A slow disk is a mount of the datanode's directory on itself, of which the kernel asks this
-//! process before each access (fanotify). Mounts and questions are gone when this process is.
+//! A slow disk is a bind mount of the datanode's directory on itself, for which the kernel asks this
+//! process before each access (fanotify). Mounts and questions end with this process.
 
 mod failing;
 
@@ -25,8 +25,8 @@ use rustix::thread::{UnshareFlags, unshare_unsafe};
 use super::LiveError;
 pub use failing::FailingDisk;
 
-/// Moves this thread, and those that are started later, into a mount table of their own: what is
-/// mounted there is gone when the last of its processes ends.
+/// Moves this thread, and those that are started later, into a mount namespace of their own: what is
+/// mounted there disappears when the last of its processes ends.
 pub(crate) fn own_mounts() -> Result<(), LiveError> {
     let refused = |error: io::Error| {
         LiveError::Machine(format!(
@@ -40,21 +40,21 @@ pub(crate) fn own_mounts() -> Result<(), LiveError> {
     rustix::mount::mount_change("/", private).map_err(|error| refused(error.into()))
 }
 
-/// Something mounted, until it is dropped.
+/// A mount, which is unmounted when dropped.
 #[derive(Debug)]
 pub(crate) struct Mounted(PathBuf);
 
 impl Drop for Mounted {
     fn drop(&mut self) {
         if let Err(error) = rustix::mount::unmount(&self.0, UnmountFlags::DETACH) {
-            // It goes with the mount table of this process.
+            // It disappears with the mount namespace of this process.
             let what = self.0.display();
             let _ = writeln!(io::stderr(), "harvestfs: cannot unmount {what}: {error}");
         }
     }
 }
 
-/// Mounts a disk of memory.
+/// Mounts a disk in memory.
 pub(crate) fn mount_disk(at: &Path, mib: u64) -> Result<Mounted, LiveError> {
     let options = std::ffi::CString::new(format!("size={mib}m,mode=700"))
         .map_err(|error| LiveError::Machine(error.to_string()))?;
@@ -74,13 +74,13 @@ pub(crate) struct SlowDisk {
 }
 
 /// The kernel asks before reads and writes as well, not only before files are opened (Linux 6.14, on
-/// disks that can do it).
+/// file systems that support it).
 const BEFORE_EACH_ACCESS: MaskFlags = MaskFlags::from_bits_retain(0x0010_0000);
 /// How soon the thread notices that it is to end.
 const POLL_MS: u8 = 100;
 
 impl SlowDisk {
-    /// A disk that is as fast as ever. `at` must be in the mount table of [`own_mounts`].
+    /// Creates a disk that is not slow yet. `at` must be in the mount namespace of [`own_mounts`].
     pub fn new(at: &Path) -> Result<Self, LiveError> {
         let refused = |error: io::Error| {
             LiveError::Machine(format!(
@@ -99,7 +99,7 @@ impl SlowDisk {
             questions.mark(flags, mask, CWD, Some(at))
         };
         mark(MaskFlags::FAN_OPEN_PERM | BEFORE_EACH_ACCESS)
-            // Then at least files that are opened, and what is read of them.
+            // If that is not supported, then at least opens and reads.
             .or_else(|_| mark(MaskFlags::FAN_OPEN_PERM | MaskFlags::FAN_ACCESS_PERM))
             .map_err(|error| refused(error.into()))?;
         let delay_ms = Arc::new(AtomicU32::new(0));
@@ -119,7 +119,7 @@ impl SlowDisk {
         })
     }
 
-    /// How long each access takes from now on, one after the other.
+    /// Sets how long each access takes from now on, one at a time.
     pub fn set_delay(&self, ms: u32) {
         self.delay_ms.store(ms, Ordering::Relaxed);
     }
@@ -129,7 +129,7 @@ impl Drop for SlowDisk {
     fn drop(&mut self) {
         self.stop.store(true, Ordering::Relaxed);
         if let Some(thread) = self.thread.take() {
-            // It answers what it has; the kernel answers the rest when the descriptor is closed.
+            // It answers pending questions; the kernel admits the rest when the descriptor is closed.
             let _ = thread.join();
         }
     }
@@ -154,7 +154,7 @@ fn answer(questions: &Fanotify, delay_ms: &AtomicU32, stop: &AtomicBool) {
             }
             if let Some(file) = event.fd() {
                 let response = FanotifyResponse::new(file, Response::FAN_ALLOW);
-                // The process that asked may have been killed meanwhile.
+                // The process that waits may have been killed in the meantime.
                 let _ = questions.write_response(response);
             }
         }

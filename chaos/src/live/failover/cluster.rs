@@ -20,22 +20,22 @@ use crate::live::{LiveError, mounted};
 
 const NAMENODES: usize = 3;
 const DATANODES: usize = 3;
-/// The link of the mount, behind those of namenodes and datanodes.
+/// The link of the mount, after those of namenodes and datanodes.
 const MOUNT: usize = NAMENODES + DATANODES;
-/// How many links there are.
+/// The number of links.
 pub(super) const LINKS: usize = MOUNT + 1;
 const NAMENODE_PORT: u16 = 9_310;
 const DATANODE_PORT: u16 = 9_311;
 const QUOTA: &str = "8GiB";
-/// Of a namenode's disk of memory, when syncs of it fail.
+/// The size of a namenode's disk in memory, for runs in which its syncs fail.
 const DISK_BYTES: usize = 1 << 30;
 const POLL: Duration = Duration::from_millis(20);
-/// How long it may take until somebody leads, when most namenodes run.
+/// How long it may take until a namenode leads while a majority is up.
 const LEADER_DEADLINE: Duration = Duration::from_secs(180);
-/// How long a namenode may go on whose disk failed: it writes some records a second at least.
+/// How long a namenode may continue after its disk failed: it writes at least some records per second.
 const END_DEADLINE: Duration = Duration::from_secs(120);
 
-/// The processes. All end when it is dropped, and nothing is mounted any more.
+/// The processes of the cluster. When it is dropped, all of them end and everything is unmounted.
 pub(super) struct Group<'a> {
     binary: &'a Path,
     data: PathBuf,
@@ -46,19 +46,19 @@ pub(super) struct Group<'a> {
     datanodes: Vec<Process>,
     mount: Option<Process>,
     admins: Vec<Admin>,
-    /// Of namenodes, where syncs are to fail.
+    /// The disks of namenodes, for runs in which their syncs fail.
     disks: Vec<FailingDisk>,
-    /// What namenodes said last that ended by themselves, and were started again as a supervisor does.
+    /// The last log lines of namenodes that ended on their own. They were restarted, as by a supervisor.
     pub ended: Wrong,
 }
 
 fn namenode_address(number: usize) -> SocketAddr {
-    // Port 0 is the harness's.
+    // Port 0 is that of the harness.
     SocketAddr::from((network::address(number + 1), NAMENODE_PORT))
 }
 
 impl<'a> Group<'a> {
-    /// Makes a cluster below `data` and starts it, but no mount.
+    /// Makes a cluster below `data` and starts it, without a mount.
     pub fn start(
         binary: &'a Path,
         data: PathBuf,
@@ -183,7 +183,7 @@ impl<'a> Group<'a> {
         Ok(())
     }
 
-    /// Mounts the file system, and returns where.
+    /// Mounts the file system, and returns the mount point.
     pub fn mount(&mut self, name: &str) -> Result<PathBuf, LiveError> {
         let at = self.path(name);
         fs::create_dir(&at).map_err(LiveError::io(format!("make {}", at.display())))?;
@@ -194,7 +194,7 @@ impl<'a> Group<'a> {
         Ok(at)
     }
 
-    /// Kills the mount: what was not synced is gone.
+    /// Kills the mount: what was not synced is lost.
     pub fn kill_mount(&mut self, at: &Path) {
         self.mount = None;
         mounted::unmount(at);
@@ -250,7 +250,7 @@ impl<'a> Group<'a> {
         Ok(())
     }
 
-    /// Does nothing for a while.
+    /// Sleeps, until interrupted.
     pub fn rest(&self, how_long: Duration) -> Result<(), LiveError> {
         let deadline = Instant::now() + how_long;
         loop {
@@ -265,7 +265,7 @@ impl<'a> Group<'a> {
         }
     }
 
-    /// The namenode that leads: the others answer nothing to an operator.
+    /// Waits for a leader and returns it: the other namenodes do not answer requests for the status.
     pub fn leader(&mut self) -> Result<usize, LiveError> {
         let mut leader = None;
         self.wait("a namenode leads", LEADER_DEADLINE, |group| {
@@ -281,7 +281,7 @@ impl<'a> Group<'a> {
         leader.ok_or(LiveError::Interrupted)
     }
 
-    /// Hurts the namenode that leads, and begins to heal it.
+    /// Inflicts a fault on the leader, and begins to heal it.
     pub fn hurt(&mut self, leader: usize, kind: FaultKind) -> Result<(), LiveError> {
         match kind {
             FaultKind::Kill => {
@@ -316,7 +316,7 @@ impl<'a> Group<'a> {
                     },
                 )?;
                 self.namenodes[leader] = None;
-                // It may have ended for another reason, or otherwise than it is to.
+                // It may have ended for another reason, or in another way than it should.
                 if let Some(status) = ended
                     && !(process::has_failed(status) && self.disks[leader].take_failed())
                 {
@@ -330,7 +330,7 @@ impl<'a> Group<'a> {
         }
     }
 
-    /// Waits until all parts run and somebody leads.
+    /// Waits until all parts are ready and a namenode leads.
     pub fn wait_whole(&mut self) -> Result<(), LiveError> {
         self.wait("the cluster is whole again", START_DEADLINE, Self::is_ready)?;
         self.leader().map(drop)
@@ -339,7 +339,7 @@ impl<'a> Group<'a> {
 
 impl Drop for Group<'_> {
     fn drop(&mut self) {
-        // What a disk is in use by ends before the disk does.
+        // The processes that use a disk end before the disk.
         self.namenodes.clear();
         self.datanodes.clear();
         self.mount = None;

@@ -1,8 +1,8 @@
-//! How long programs wait when the namenode that leads is hurt, and whether they get to know.
+//! Measures how long programs wait when the leading namenode fails, and whether they see errors.
 //!
 //! - `cluster`: three namenodes, three datanodes and a mount, each in a network of its own;
-//! - `probe`: a program on the mount that notices every pause, and what it was promised;
-//! - `report`: pauses in numbers, and whether the goals were met.
+//! - `probe`: a program on the mount that notices every pause, and what was promised to it;
+//! - `report`: the lengths of pauses, and whether the goals were met.
 
 mod cluster;
 mod probe;
@@ -25,24 +25,24 @@ use crate::random;
 pub use probe::{Operation, Wrong};
 pub use report::{FaultReport, Quantiles, Report, Round};
 
-/// What is done to the namenode that leads.
+/// A fault of the leading namenode.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum FaultKind {
-    /// SIGKILL; it is started again a little later.
+    /// SIGKILL, and a restart a little later.
     Kill,
     /// SIGSTOP, then SIGCONT.
     Hang,
-    /// It reaches nobody, then everybody.
+    /// It is cut off from all other parts for a while.
     Partition,
-    /// A sync of its disk fails; it ends, loses what no sync stored, and is started again.
+    /// A sync of its disk fails; it ends, loses what no sync stored, and is restarted.
     Disk,
-    /// It is asked to hand over.
+    /// It is asked to hand over leadership.
     Transfer,
 }
 
 impl FaultKind {
-    /// All, in the order in which they are done.
+    /// All kinds, in the order in which they are measured.
     pub const ALL: [Self; 5] = [
         Self::Kill,
         Self::Hang,
@@ -80,43 +80,44 @@ impl FromStr for FaultKind {
 const DOWN: Duration = Duration::from_secs(2);
 /// How long a namenode hangs or is cut off.
 const AWAY: Duration = Duration::from_secs(5);
-/// Between two rounds: a namenode that was away catches up.
+/// The pause between two rounds, in which a namenode that was unreachable catches up.
 const SETTLE: Duration = Duration::from_secs(2);
-/// A fault comes at any time between two heartbeats, elections and syncs.
+/// The most by which a fault is delayed at random, so that it begins at any time between heartbeats, elections and
+/// syncs.
 const JITTER_MS_MAX: u64 = 300;
-/// The names of the mount with the program, and of the one on which all is compared.
+/// The names of the mount with the program, and of the one that is used for the comparison.
 const PROBED: &str = "mount";
 const COMPARED: &str = "mount-after";
 
-/// How it is measured.
+/// The options of a measurement.
 pub struct FailoverOptions<'a> {
     /// The binary whose parts make the cluster.
     pub binary: &'a Path,
-    /// Where the clusters' directories are made; nothing of it is removed.
+    /// Where the clusters' directories are made; they are not removed.
     pub directory: &'a Path,
-    /// What is done, each to a cluster of its own.
+    /// The kinds of faults, each measured on a cluster of its own.
     pub kinds: &'a [FaultKind],
-    /// How often each is done.
+    /// How often each fault is inflicted.
     pub rounds: usize,
-    /// Decides when exactly, and what is read.
+    /// Decides the exact times, and what is read.
     pub seed: u64,
     /// Set by Ctrl-C.
     pub interrupted: &'a AtomicBool,
 }
 
-/// What came of it.
+/// The result of a measurement.
 pub struct Measured {
-    /// Of the kinds of faults that were measured to the end.
+    /// The report on the kinds of faults whose measurement was completed.
     pub report: Report,
-    /// Why the kind after those was not.
+    /// Why the measurement of the next kind was not completed.
     pub error: Option<LiveError>,
 }
 
-/// Hurts the leader again and again while a program works on a mount, and looks in the end for all that the program was
-/// promised. `progress` gets each round. It ends with the first kind of fault that is not measured to the end.
+/// Inflicts faults on the leader repeatedly while a program works on a mount, and compares at the end all that was
+/// promised to the program. `progress` receives each round. Ends with the first kind of fault whose measurement fails.
 ///
-/// Must be called on a thread that lives until it returns, and before the process has other threads: it moves to a
-/// network and a mount table of its own.
+/// Must be called on a thread that lives until the call returns, and before the process has other threads: the calling
+/// thread moves to network and mount namespaces of its own.
 ///
 /// # Errors
 /// When this machine cannot run the cluster.
@@ -126,7 +127,7 @@ pub fn measure(
 ) -> Result<Measured, LiveError> {
     disk::own_mounts()?;
     let network = Network::new(cluster::LINKS, options.seed)?;
-    // Children are started by this thread, which is the one that the kernel watches for them.
+    // Child processes are started by this thread, or by those of the network, at whose end the kernel ends them.
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(2)
         .enable_all()
@@ -180,11 +181,11 @@ fn hurt(
         rounds.push(round);
     }
     let mut promised = probe.finish(go_on)?;
-    // What the mount only has in memory does not count.
+    // What is only in the mount's memory does not count.
     group.kill_mount(&mount);
     let after = group.mount(COMPARED)?;
     let (looked_for, missing) = promised.compare(&after, go_on)?;
-    // What ended meanwhile counts, too.
+    // Namenodes that ended in the meantime count, too.
     group.wait_whole()?;
     Ok(FaultReport {
         kind,

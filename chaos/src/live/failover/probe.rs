@@ -1,4 +1,4 @@
-//! A program on a mount that notices every pause, and what it was promised.
+//! A program on a mount that notices every pause, and what was promised to it.
 
 use std::fs::{self, File};
 use std::io::{self, Write};
@@ -18,21 +18,21 @@ use serde::Serialize;
 use crate::live::LiveError;
 use crate::random;
 
-/// What the program does all the time, each on a thread of its own.
+/// An operation that the program repeats, on a thread of its own.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Operation {
-    /// Looks for a name that nobody has looked for, in a directory that was never listed: nothing caches that.
+    /// Looks up a name for the first time, in a directory that was never listed, so that no cache has the answer.
     Stat,
     /// Creates a file, writes it, syncs and closes it.
     Create,
-    /// Writes behind the end of an open file, and syncs it.
+    /// Writes at the end of an open file, and syncs it.
     Write,
-    /// Reads a piece of a file that neither the kernel nor the client has in memory.
+    /// Reads a piece of a file that neither the kernel nor the client has cached.
     Read,
 }
 
 impl Operation {
-    /// All, in the order in which they are shown.
+    /// All operations, in the order in which they are shown.
     pub const ALL: [Self; 4] = [Self::Stat, Self::Create, Self::Write, Self::Read];
 
     /// Its name in reports.
@@ -47,7 +47,7 @@ impl Operation {
     }
 }
 
-/// Made by another client, and never listed on the mount.
+/// A directory that was made by another client, and is never listed on the mount.
 pub(super) const STRANGE: &str = "strange";
 const CREATED: &str = "created";
 const WRITTEN: &str = "written";
@@ -55,25 +55,25 @@ const READ: &str = "read";
 /// Files in one directory.
 const DIRECTORY_FILES: u64 = 1_000;
 const RECORD_BYTES: usize = 64;
-/// What is read is far more than the client keeps of what it has written.
+/// The size of the file that is read: far more than the client caches of what it has written.
 const READ_BYTES: u64 = 64 << 20;
 const PIECE_BYTES: usize = 4_096;
-/// Between two operations of a thread.
+/// The pause between two operations of a thread.
 const PAUSE: Duration = Duration::from_millis(3);
-/// How long an operation may take when nothing is wrong any more.
+/// How long an operation may take once everything is healed.
 const END_DEADLINE: Duration = Duration::from_secs(120);
-/// How long what is prepared or compared on a mount may get no further: all that was prepared is synced at once.
+/// How long preparation or comparison on a mount may make no progress: everything that is prepared is synced in one go.
 const STUCK_DEADLINE: Duration = Duration::from_secs(300);
 const POLL: Duration = Duration::from_millis(5);
-/// Errors and missing things of which the text is kept.
+/// The number of errors and missing items whose text is kept.
 const TEXTS_MAX: usize = 10;
 
-/// How often something was wrong, and the first of it in words.
+/// How often something was wrong, and the first descriptions.
 #[derive(Clone, Debug, Default, Serialize)]
 pub struct Wrong {
-    /// How often.
+    /// The number of occurrences.
     pub count: u64,
-    /// The first ones.
+    /// The first descriptions.
     pub first: Vec<String>,
 }
 
@@ -88,7 +88,7 @@ impl Wrong {
 
 #[derive(Debug, Default)]
 struct Seen {
-    /// Since the round began.
+    /// The longest duration of each operation since the round began.
     longest: [Duration; Operation::ALL.len()],
     done: [u64; Operation::ALL.len()],
     errors: Wrong,
@@ -97,25 +97,25 @@ struct Seen {
     written: Vec<u64>,
 }
 
-/// The program. Its threads end when it is dropped, or when their mount does.
+/// The program. Its threads end after it is dropped, or with their mount if they wait for that.
 pub(super) struct Probe {
     seen: Arc<Mutex<Seen>>,
     stop: Arc<AtomicBool>,
     threads: Vec<JoinHandle<()>>,
 }
 
-/// What it was promised and saw.
+/// What was promised to the program, and what it observed.
 pub(super) struct Promised {
     created: Vec<u64>,
     written: Vec<u64>,
-    /// How many operations of each kind there were.
+    /// The number of operations of each kind.
     pub operations: [u64; Operation::ALL.len()],
     /// Errors of system calls, and wrong bytes that were read.
     pub errors: Wrong,
 }
 
 impl Probe {
-    /// Begins on a mount that has the directory [`STRANGE`].
+    /// Starts the program on a mount that has the directory [`STRANGE`].
     pub fn start(mount: &Path, seed: u64, go_on: &dyn Fn() -> bool) -> Result<Self, LiveError> {
         let at = mount.to_owned();
         let work = move |done: &AtomicU64| prepare(&at, done);
@@ -150,7 +150,7 @@ impl Probe {
         let mut rng = random::stream(seed, "what is read");
         probe.repeat(Operation::Read, move |_, _| {
             let at = rng.random_range(0..READ_BYTES / PIECE_BYTES as u64) * PIECE_BYTES as u64;
-            // Of the whole file: the kernel reads ahead.
+            // For the whole file, since the kernel reads ahead.
             fadvise(&read, 0, None, Advice::DontNeed)?;
             let mut piece = vec![0; PIECE_BYTES];
             read.read_exact_at(&mut piece, at)?;
@@ -194,13 +194,13 @@ impl Probe {
         Ok(())
     }
 
-    /// From now on, pauses are those of the next round.
+    /// Begins a round: earlier pauses do not count any more.
     pub fn begin_round(&self) {
         self.seen.lock().longest = Default::default();
     }
 
-    /// Waits until each thread has done something that it began after this call, and returns the longest pause of
-    /// each since the round began.
+    /// Waits until each thread has completed an operation that it began after this call, and returns the longest pause
+    /// of each operation since the round began.
     pub fn end_round(
         &self,
         go_on: &dyn Fn() -> bool,
@@ -210,7 +210,7 @@ impl Probe {
         loop {
             {
                 let seen = self.seen.lock();
-                // The first to end may have begun before.
+                // The first operation to end may have begun before the call.
                 if before
                     .iter()
                     .zip(seen.done)
@@ -229,7 +229,7 @@ impl Probe {
         }
     }
 
-    /// Ends it, and waits for that. Threads that wait for the mount end with it when this fails.
+    /// Stops the program and waits for its end. If this fails, threads that wait for the mount end with it.
     pub fn finish(mut self, go_on: &dyn Fn() -> bool) -> Result<Promised, LiveError> {
         self.stop.store(true, Ordering::Relaxed);
         let deadline = Instant::now() + END_DEADLINE;
@@ -265,13 +265,13 @@ fn does_not_end() -> LiveError {
 
 impl Drop for Probe {
     fn drop(&mut self) {
-        // Threads that wait for a mount end with it, which may be later.
+        // Threads that wait for a mount end with that, which may be later.
         self.stop.store(true, Ordering::Relaxed);
     }
 }
 
 impl Promised {
-    /// Looks for every name and byte whose sync returned, on a mount that has nothing in memory. Returns how many were
+    /// Looks for every name and byte whose sync returned, on a mount with empty caches. Returns how many were
     /// looked for, and what is missing.
     pub fn compare(
         &mut self,
@@ -289,8 +289,8 @@ impl Promised {
     }
 }
 
-/// Has another thread do what may wait for a mount for ever, and waits as long as it gets further, which it counts, and
-/// `go_on` says so. The thread ends with the mount when this fails.
+/// Runs `work`, which may wait for a mount forever, on another thread. Waits for it as long as it makes progress, which
+/// it counts, and `go_on` returns true. If this fails, the thread ends with the mount.
 fn apart<T: Send + 'static>(
     what: &str,
     patience: Duration,
@@ -303,7 +303,7 @@ fn apart<T: Send + 'static>(
     thread::Builder::new()
         .name("apart".into())
         .spawn(move || {
-            // Nobody waits for it any more when it took too long.
+            // Nothing receives the result if it took too long.
             let _ = tell.send(work(&counted));
         })
         .map_err(LiveError::io("start a thread"))?;
@@ -333,7 +333,7 @@ fn apart<T: Send + 'static>(
     }
 }
 
-/// What is not on a mount of what was created and written. Counts what it has looked for.
+/// What is missing on a mount of what was created and written. Counts its progress.
 fn missing(mount: &Path, created: &[u64], written: &[u64], done: &AtomicU64) -> io::Result<Wrong> {
     let mut missing = Wrong::default();
     let below = mount.join(CREATED);
@@ -358,7 +358,7 @@ fn missing(mount: &Path, created: &[u64], written: &[u64], done: &AtomicU64) -> 
     Ok(missing)
 }
 
-/// Makes what the program needs; returns the files to write and to read. Counts what it has written.
+/// Makes what the program needs, and returns the files to write and to read. Counts its progress.
 fn prepare(mount: &Path, done: &AtomicU64) -> io::Result<(File, File)> {
     fs::create_dir(mount.join(CREATED))?;
     let mut read = File::create_new(mount.join(READ))?;
@@ -387,7 +387,7 @@ fn file_path(below: &Path, number: u64) -> PathBuf {
         .join(number.to_string())
 }
 
-/// What tells a record from all others.
+/// The contents of a record, different for each number.
 fn record(number: u64) -> [u8; RECORD_BYTES] {
     let mut record = [b'.'; RECORD_BYTES];
     let text = format!("{number:020}");
@@ -407,7 +407,7 @@ fn piece_at(at: u64) -> Vec<u8> {
 mod tests {
     use super::*;
 
-    /// Long enough for what ends, on a busy machine.
+    /// Long enough for work that ends, on a busy machine.
     const LONG: Duration = Duration::from_secs(60);
 
     #[test]
@@ -431,7 +431,7 @@ mod tests {
 
     #[test]
     fn what_waits_for_ever_is_given_up() {
-        // What is waited for comes when the test ends.
+        // The thread's wait ends with the test.
         let (_free, held) = mpsc::channel::<()>();
         let error = apart("it", LONG, &|| false, move |_| held.recv().is_ok());
         assert!(matches!(error, Err(LiveError::Interrupted)), "{error:?}");

@@ -1,4 +1,4 @@
-//! Pauses in numbers, and whether the goals were met.
+//! The lengths of pauses, and whether the goals were met.
 
 use std::fmt::Write;
 use std::time::Duration;
@@ -11,13 +11,13 @@ use super::probe::{Operation, Wrong};
 /// The longest pauses of one round, in milliseconds.
 #[derive(Clone, Copy, Debug, Serialize)]
 pub struct Round {
-    /// Of looking for a name.
+    /// The longest lookup of a name.
     pub stat_ms: f64,
-    /// Of creating, writing and syncing a file.
+    /// The longest creation of a file, including the write and the sync.
     pub create_ms: f64,
-    /// Of writing to an open file and syncing it.
+    /// The longest write to an open file, including the sync.
     pub write_ms: f64,
-    /// Of reading.
+    /// The longest read.
     pub read_ms: f64,
 }
 
@@ -32,7 +32,7 @@ impl Round {
         }
     }
 
-    /// Of one kind of operation.
+    /// The longest pause of one kind of operation, in milliseconds.
     #[must_use]
     pub fn of(&self, operation: Operation) -> f64 {
         match operation {
@@ -43,7 +43,7 @@ impl Round {
         }
     }
 
-    /// Of all kinds of operations.
+    /// The longest pause of all kinds of operations, in milliseconds.
     #[must_use]
     pub fn longest_ms(&self) -> f64 {
         let all = Operation::ALL.map(|operation| self.of(operation));
@@ -54,18 +54,18 @@ impl Round {
 /// Quantiles by nearest rank.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct Quantiles {
-    /// Half of all are not larger.
+    /// Half of the values are not larger.
     pub median: f64,
-    /// Nine of ten are not larger.
+    /// Nine out of ten values are not larger.
     pub p90: f64,
-    /// 99 of a hundred are not larger; of fewer than a hundred it is the largest.
+    /// 99 out of a hundred values are not larger; with fewer than a hundred values, it is the largest.
     pub p99: f64,
-    /// None is larger.
+    /// The largest value.
     pub max: f64,
 }
 
 impl Quantiles {
-    /// None of no values.
+    /// Computes the quantiles; `None` if there are no values.
     #[must_use]
     pub fn new(values: impl IntoIterator<Item = f64>) -> Option<Self> {
         let mut values: Vec<f64> = values.into_iter().collect();
@@ -81,33 +81,33 @@ impl Quantiles {
     }
 }
 
-/// What came of one kind of fault.
+/// The result for one kind of fault.
 #[derive(Clone, Debug, Serialize)]
 pub struct FaultReport {
-    /// What was done.
+    /// The kind of fault.
     pub kind: FaultKind,
     /// The longest pauses of each round.
     pub rounds: Vec<Round>,
-    /// Operations of the program.
+    /// Number of operations of the program.
     pub operations: u64,
     /// Errors that the program saw.
     pub errors: Wrong,
-    /// Names and records whose sync returned.
+    /// Number of names and records whose sync returned.
     pub looked_for: u64,
-    /// Those that were not there in the end.
+    /// Names and records that were missing or wrong at the end.
     pub missing: Wrong,
-    /// Namenodes that ended by themselves and were not meant to: no program notices, but it is a bug.
+    /// Namenodes that ended on their own when they should not have: no program notices, but it is a bug.
     pub ended: Wrong,
 }
 
 impl FaultReport {
-    /// Of the longest pause of each round, in milliseconds.
+    /// Quantiles of the longest pause of each round, in milliseconds.
     #[must_use]
     pub fn pauses_ms(&self) -> Option<Quantiles> {
         Quantiles::new(self.rounds.iter().map(Round::longest_ms))
     }
 
-    /// What pauses are to be, in words, and whether they are.
+    /// The goal for pauses, in words, and whether it was met.
     fn goal(&self) -> Option<(&'static str, bool)> {
         let it = self.pauses_ms()?;
         Some(match self.kind {
@@ -121,40 +121,40 @@ impl FaultReport {
     }
 }
 
-/// What came of all.
+/// The results of all kinds of faults.
 #[derive(Clone, Debug, Serialize)]
 pub struct Report {
-    /// Decided when each fault came.
+    /// The seed, which decided when each fault began.
     pub seed: u64,
-    /// By kind; those that were measured to the end.
+    /// The kinds whose measurement was completed.
     pub faults: Vec<FaultReport>,
-    /// Why the one after these was not; none when all were.
+    /// Why the measurement of the next kind was not completed; `None` if all were.
     pub error: Option<String>,
 }
 
 impl Report {
-    /// Whether all was measured and passed.
+    /// Whether everything was measured and passed.
     #[must_use]
     pub fn passed(&self) -> bool {
         self.error.is_none() && self.faults_passed()
     }
 
-    /// Whether of what was measured to the end, no program saw an error, nothing is missing, and no namenode ended that was
-    /// not meant to. How long pauses are is another matter.
+    /// Whether in all completed measurements no program saw an error, nothing is missing, and no namenode ended that
+    /// should not have. The lengths of pauses are judged separately.
     #[must_use]
     pub fn faults_passed(&self) -> bool {
         let wrong = |it: &FaultReport| it.errors.count + it.missing.count + it.ended.count;
         self.faults.iter().all(|it| wrong(it) == 0)
     }
 
-    /// Whether pauses are as short as they are to be.
+    /// Whether pauses met their goals.
     #[must_use]
     pub fn met_goals(&self) -> bool {
         let mut goals = self.faults.iter().filter_map(FaultReport::goal);
         goals.all(|(_, met)| met)
     }
 
-    /// For people.
+    /// The report as a table for people.
     #[must_use]
     pub fn table(&self) -> String {
         let mut text = String::from(

@@ -1,5 +1,5 @@
-//! What crosses the border between the harness and a process that works on mounts: lines of JSON, each of
-//! bounded length. First the task, then orders, each of which is answered with [`Report::Obeyed`].
+//! The protocol between the harness and a process that works on mounts: lines of JSON, each of
+//! bounded length. The task comes first, then orders, each of which is answered with [`Report::Obeyed`].
 
 use std::io::{self, BufRead, Read, Write};
 use std::path::PathBuf;
@@ -11,37 +11,37 @@ use crate::live::metrics::Operation;
 use crate::live::scenario::{MountSpec, ProgramKind};
 use crate::live::workload::Access;
 
-/// Longest line.
+/// The longest line.
 const LINE_BYTES_MAX: u64 = 64 << 10;
-/// Longest text in a line: with each character escaped it is shorter than a line.
+/// The longest text in a line: even with each character escaped, it is shorter than a line.
 const TEXT_CHARS_MAX: usize = 2_000;
 
-/// What to work on.
+/// The task of a process.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct Task {
     pub kind: ProgramKind,
     pub spec: MountSpec,
-    /// Decides what is done.
+    /// Decides what the programs do.
     pub seed: u64,
     /// Where the file system is mounted.
     pub mounts: Vec<PathBuf>,
-    /// How the client that compares in the end gets to the cluster.
+    /// How the client of the final comparison reaches the cluster.
     pub access: Access,
 }
 
 impl Task {
-    /// How many programs that makes.
+    /// The number of programs of the task.
     pub fn programs(&self) -> usize {
         match self.kind {
             ProgramKind::Files => self.mounts.len(),
-            // One that writes, and one that follows.
+            // A writer and a follower.
             ProgramKind::Log => 2,
             ProgramKind::Sqlite | ProgramKind::Git => 1,
         }
     }
 }
 
-/// What the harness does, or wants.
+/// An order of the harness, or a notification of what it does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub(crate) enum Order {
@@ -51,21 +51,21 @@ pub(crate) enum Order {
     Killed { mount: usize },
     /// A fault of this mount begins or ends.
     Disturbed { mount: usize, begins: bool },
-    /// A time in which nothing counts that is acknowledged begins or ends.
+    /// A period in which acknowledgements do not count begins or ends.
     Doubt,
-    /// Begin nothing more.
+    /// Begin no further operations.
     Stop,
-    /// Compare, when all programs have ended, and end.
+    /// Compare once all programs have ended, and end.
     Compare,
 }
 
-/// What a process did, or found.
+/// A report of what a process did or found.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub(crate) enum Report {
     /// The last order is carried out.
     Obeyed,
-    /// An operation succeeded; so many bytes of it were compared.
+    /// An operation succeeded, of which `compared_bytes` bytes were compared.
     Done {
         operation: Operation,
         took_us: u64,
@@ -73,17 +73,17 @@ pub(crate) enum Report {
     },
     /// An operation failed.
     Failed { operation: Operation },
-    /// An error came.
+    /// An error occurred.
     Error { text: String },
     /// Something is not as it was promised.
     Wrong { text: String },
-    /// Something acknowledged cannot be read, or is not there.
+    /// Something acknowledged cannot be read, or is missing.
     Lost { text: String },
-    /// Something is there that must not be.
+    /// Something exists that must not.
     Unexpected { text: String },
     /// One of its programs has ended.
     Ended,
-    /// What was compared in the end. The last report.
+    /// What was compared at the end. This is the last report.
     Compared {
         files: u64,
         bytes: u64,
@@ -103,7 +103,7 @@ pub(crate) fn write(to: &mut impl Write, what: &impl Serialize) -> io::Result<()
     to.flush()
 }
 
-/// Reads a line; none at the end.
+/// Reads a line; `None` at the end.
 pub(crate) fn read<T: DeserializeOwned>(from: &mut impl BufRead) -> io::Result<Option<T>> {
     let mut line = Vec::new();
     from.take(LINE_BYTES_MAX).read_until(b'\n', &mut line)?;
@@ -117,7 +117,7 @@ pub(crate) fn read<T: DeserializeOwned>(from: &mut impl BufRead) -> io::Result<O
     Ok(Some(serde_json::from_slice(&line)?))
 }
 
-/// As much of a text as a report takes.
+/// Truncates a text to the length that a report may have.
 pub(crate) fn cut(text: &str) -> String {
     text.chars().take(TEXT_CHARS_MAX).collect()
 }

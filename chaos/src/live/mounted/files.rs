@@ -1,5 +1,5 @@
-//! A program on a mount: it creates, changes, renames, removes and reads files in a directory of its own,
-//! and reads what the others have closed.
+//! A program on a mount that creates, changes, renames, removes and reads files in a directory of its own,
+//! and reads what programs on other mounts have closed.
 
 use std::fs::{self, File};
 use std::io::{self, ErrorKind};
@@ -22,28 +22,28 @@ use crate::live::scenario::MountSpec;
 use crate::live::verify::Comparison;
 use crate::random;
 
-/// What the programs of all mounts were promised.
+/// What was promised to the programs on all mounts.
 pub(crate) type Promises = Arc<Vec<Mutex<Files>>>;
 
 /// A program on one mount.
 pub(crate) struct Program {
     spec: MountSpec,
     place: Place,
-    /// Where it is mounted.
+    /// The mount point.
     at: PathBuf,
     promises: Promises,
     rng: SmallRng,
     next_name: u64,
 }
 
-/// Of a hundred operations: reads of its own files, and of those of other mounts.
+/// The percentages of operations that read its own files, and those of other mounts.
 const OWN_READ_PERCENT: u32 = 35;
 const OTHER_READ_PERCENT: u32 = 20;
-/// One in so many changes of data ends with `close` alone.
+/// One change of data out of this many ends with `close` alone, without `fsync`.
 const UNSYNCED: u32 = 4;
 
 impl Program {
-    /// A program on the mount at `at`; the seed decides what it does.
+    /// Creates a program on the mount at `at`; the seed decides what it does.
     pub fn new(
         spec: &MountSpec,
         (mount, at): (usize, &Path),
@@ -69,7 +69,7 @@ impl Program {
         self.place.directory.join(file)
     }
 
-    /// A file of a mount whose last change returned.
+    /// Draws a file of a mount whose last change returned.
     fn choose(&mut self, of: usize) -> Option<String> {
         let files = self.promises[of].lock();
         let count = files.usable().count();
@@ -84,7 +84,7 @@ impl Program {
         self.promises[of].lock().get(file).cloned()
     }
 
-    /// What a file of ours that is usable holds.
+    /// The contents of one of its own usable files.
     fn content(&self, file: &str) -> Vec<u8> {
         let files = self.promises[self.place.mount].lock();
         let mut usable = files.usable();
@@ -156,14 +156,14 @@ impl Program {
     fn append(&mut self, era: Era, file: String) {
         let mut content = self.content(&file);
         let bytes = self.bytes();
-        // Now and then behind a hole.
+        // Now and then after a hole.
         let hole = if self.rng.random_range(0..4) == 0 {
             self.rng.random_range(1..20_000)
         } else {
             0
         };
         let offset = content.len() + hole;
-        // To write nothing makes no hole.
+        // Writing nothing makes no hole.
         if !bytes.is_empty() {
             content.resize(offset, 0);
             content.extend_from_slice(&bytes);
@@ -255,7 +255,7 @@ impl Program {
         sync: bool,
         write: impl FnOnce() -> io::Result<File>,
     ) -> bool {
-        // What was left unsynced is synced by the next change: so at most two versions are open.
+        // The next change syncs what was left unsynced, so that at most two versions are possible.
         let unsynced = self.promises[self.place.mount]
             .lock()
             .get(&name)
@@ -280,7 +280,7 @@ impl Program {
         changes: &[Change],
         act: impl FnOnce() -> io::Result<()>,
     ) -> bool {
-        // What has to be there, but for a new file. Of a renaming, that is the first one.
+        // The name that must exist, unless it is new. In a rename, that is the first one.
         let first = changes.first().map(|change| change.name.as_str());
         let held = {
             let mut files = self.promises[self.place.mount].lock();
@@ -392,7 +392,7 @@ impl Job for Program {
     }
 }
 
-/// Closes a file, with the error that this may give: dropping it would hide that.
+/// Closes a file and returns the error, which dropping it would hide.
 fn close(file: File) -> io::Result<()> {
     Ok(nix::unistd::close(file)?)
 }

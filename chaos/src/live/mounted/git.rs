@@ -20,7 +20,7 @@ use crate::random;
 const DIRECTORY: &str = "git";
 const FILES: u32 = 10;
 const FILE_BYTES_MAX: usize = 20_000;
-/// What git leaves behind when it is interrupted, and asks the user to remove.
+/// Files that an interrupted git leaves behind, and asks the user to remove.
 const LOCKS: [&str; 4] = [
     ".git/index.lock",
     ".git/HEAD.lock",
@@ -28,10 +28,10 @@ const LOCKS: [&str; 4] = [
     ".git/config.lock",
 ];
 
-/// The program.
+/// The program that commits to a repository.
 pub(crate) struct Git {
     place: Place,
-    /// The directory on the mount on which it is checked in the end.
+    /// The directory on the mount on which it is checked at the end.
     checked: PathBuf,
     rng: SmallRng,
     /// The message and the id of each commit that returned.
@@ -41,7 +41,7 @@ pub(crate) struct Git {
 }
 
 impl Git {
-    /// On the mount at `at`; `checked_at` is a mount, too.
+    /// Creates a program on a mount; `checked_at` is the mount point on which it is checked.
     pub fn new(
         mount: (usize, &Path),
         checked_at: &Path,
@@ -77,7 +77,7 @@ impl Git {
         Ok((number, id.trim().to_owned(), len))
     }
 
-    /// What is wrong.
+    /// Checks the repository, and returns what is wrong.
     fn difference(&self) -> io::Result<Option<String>> {
         let checked = git(
             &self.checked,
@@ -91,7 +91,7 @@ impl Git {
     }
 }
 
-/// The first commit that returned and is not where it belongs in a list of commits, a line for each: its
+/// The first commit that returned and is not in its place in a list of commits, each a line with its
 /// message and id.
 fn missing(commits: &[(u64, String)], log: &str) -> Option<String> {
     let mut lines = log.lines();
@@ -112,10 +112,10 @@ impl Job for Git {
             }
         }
         if self.commits.is_empty() {
-            // Again after an interrupted one.
+            // Repeated after one that was interrupted.
             git(&self.place.directory, &["init", "--quiet"])?;
         } else {
-            // The index may be of an `add` that was not committed.
+            // The index may be from an `add` that was not committed.
             git(&self.place.directory, &["reset", "--quiet", "--mixed"])?;
         }
         Ok(())
@@ -156,7 +156,7 @@ impl Job for Git {
     }
 }
 
-/// Runs git with nobody's settings, and everything synced.
+/// Runs git without the settings of any user, and with everything synced.
 fn git(directory: &Path, arguments: &[&str]) -> io::Result<String> {
     let mut command = Command::new("git");
     command

@@ -1,4 +1,4 @@
-//! Processes that work on mounts, as the harness holds them.
+//! The harness's handles of processes that work on mounts.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -19,12 +19,12 @@ use crate::live::scenario::ProgramKind;
 use crate::live::verify::{Comparison, note};
 use crate::live::workload::Counters;
 
-/// What came of a process's work.
+/// The result of a process's work.
 #[derive(Debug, Default)]
 pub(crate) struct Outcome {
-    /// How often each error came.
+    /// How often each error occurred.
     pub errors: BTreeMap<String, u64>,
-    /// What was compared, and found.
+    /// The comparison and its findings.
     pub comparison: Comparison,
 }
 
@@ -32,7 +32,7 @@ pub(crate) struct Outcome {
 #[derive(Debug, Default)]
 struct Seen {
     outcome: Outcome,
-    /// So many of its programs have not ended.
+    /// The number of its programs that have not ended.
     working: usize,
     /// Something was changed, or compared.
     worked: bool,
@@ -42,29 +42,29 @@ struct Seen {
     closed: bool,
 }
 
-/// A process that works on mounts. Killed when dropped.
+/// A process that works on mounts. It is killed when dropped.
 #[derive(Debug)]
 pub(crate) struct Programs {
     child: Child,
-    /// None when it has to end.
+    /// `None` once it has to end.
     orders: Option<ChildStdin>,
     obeyed: mpsc::Receiver<()>,
     seen: Arc<Mutex<Seen>>,
     kind: ProgramKind,
-    /// It did not obey.
+    /// The order that it did not obey.
     failed: Option<String>,
 }
 
-/// How long an order may take: nothing that it does waits for a mount, but the machine may be busy.
+/// How long an order may take: it never waits for a mount, but the machine may be busy.
 const ORDER_DEADLINE: Duration = Duration::from_secs(120);
-/// How long it may take to end by itself when its standard input is closed, and when it is killed.
+/// How long it may take to end on its own once its standard input is closed, and once it is killed.
 const END_DEADLINE: Duration = Duration::from_secs(2);
 const POLL: Duration = Duration::from_millis(20);
-/// Different errors that are counted.
+/// The most different errors that are counted.
 const ERRORS_MAX: usize = 1_000;
 
 impl Programs {
-    /// Starts the process. It ends with this one, also when that is killed.
+    /// Starts the process, which ends with this one, even if this one is killed.
     pub fn start(
         binary: &Path,
         task: &Task,
@@ -93,7 +93,7 @@ impl Programs {
         }));
         if let Some(output) = child.stdout.take() {
             let (seen, counters) = (Arc::clone(&seen), Arc::clone(counters));
-            // Ends with the process, whose pipe it reads.
+            // The thread ends with the process, whose pipe it reads.
             thread::spawn(move || listen(output, &seen, &counters, &done));
         }
         let mut programs = Self {
@@ -110,7 +110,7 @@ impl Programs {
         Ok(programs)
     }
 
-    /// Has an order carried out before it returns.
+    /// Sends an order, and waits until it is carried out.
     pub fn order(&mut self, order: Order) {
         let Some(orders) = &mut self.orders else {
             return;
@@ -125,7 +125,7 @@ impl Programs {
         }
     }
 
-    /// Fails if it did not obey, or has ended by itself.
+    /// Fails if the process did not obey, or has ended on its own.
     pub fn check(&self) -> Result<(), LiveError> {
         let seen = self.seen.lock();
         let ended = (seen.closed && !seen.compared)
@@ -136,12 +136,12 @@ impl Programs {
         }
     }
 
-    /// What it is in messages.
+    /// Its name in messages.
     pub fn name(&self) -> String {
         format!("programs on mounts of kind `{}`", self.kind.name())
     }
 
-    /// How many of its programs have not ended.
+    /// The number of its programs that have not ended.
     pub fn working(&self) -> usize {
         self.seen.lock().working
     }
@@ -151,7 +151,7 @@ impl Programs {
         self.seen.lock().compared
     }
 
-    /// What came of it. To have found nothing because nothing was done is no success.
+    /// Takes the outcome. Finding nothing because nothing was done is not a success.
     pub fn take_outcome(&self) -> Outcome {
         let mut seen = self.seen.lock();
         let mut outcome = std::mem::take(&mut seen.outcome);
@@ -180,9 +180,9 @@ impl Drop for Programs {
     fn drop(&mut self) {
         self.orders = None;
         if !self.ends_within(END_DEADLINE) {
-            // It may have ended by now. What waits for a mount ends when that answers or ends.
+            // It may have ended by now. A thread that waits for a mount ends when the mount answers or ends.
             let _ = self.child.kill();
-            // What its programs started in turn is in its group.
+            // Processes that its programs started are in its group.
             if let Some(group) = i32::try_from(self.child.id()).ok().and_then(Pid::from_raw) {
                 let _ = kill_process_group(group, Signal::KILL);
             }
@@ -191,7 +191,7 @@ impl Drop for Programs {
     }
 }
 
-/// Takes reports until there are no more.
+/// Receives reports until there are no more.
 fn listen(output: ChildStdout, seen: &Mutex<Seen>, counters: &Counters, done: &mpsc::Sender<()>) {
     let mut output = BufReader::new(output);
     while let Ok(Some(report)) = border::read::<Report>(&mut output) {
@@ -209,7 +209,7 @@ fn listen(output: ChildStdout, seen: &Mutex<Seen>, counters: &Counters, done: &m
                 compared_bytes,
             } => {
                 comparison.bytes_during += compared_bytes;
-                // To read what is not compared is no work: nothing may be there.
+                // A read that is not compared does not count as work: there may be nothing to read.
                 seen.worked |= operation != Operation::Read || compared_bytes > 0;
                 counters.done(operation, Duration::from_micros(took_us));
             }

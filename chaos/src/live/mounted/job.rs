@@ -1,4 +1,4 @@
-//! What every program on a mount has in common: it works step by step while its mount may be used.
+//! What all programs on mounts have in common: they work step by step while their mount may be used.
 
 use std::fs;
 use std::io::{self, ErrorKind};
@@ -19,15 +19,15 @@ use super::work::Reports;
 use crate::live::metrics::Operation;
 use crate::live::verify::Comparison;
 
-/// What compares in the end has this.
+/// What the final comparison uses.
 pub(crate) struct Check<'a> {
-    /// For the client.
+    /// The runtime of the client.
     pub runtime: &'a Runtime,
-    /// It has nothing in its caches.
+    /// A client with empty caches.
     pub client: &'a Client,
 }
 
-/// A directory on a mount, in which a program works.
+/// The directory on a mount in which a program works.
 pub(crate) struct Place {
     pub mount: usize,
     pub directory: PathBuf,
@@ -36,7 +36,7 @@ pub(crate) struct Place {
 }
 
 impl Place {
-    /// On the mount at `at`.
+    /// A directory on the mount at `at`.
     pub fn new(
         (mount, at): (usize, &Path),
         directory: &str,
@@ -50,7 +50,7 @@ impl Place {
         }
     }
 
-    /// Makes the directory, if it is not there.
+    /// Makes the directory, unless it exists.
     pub fn make(&self) -> io::Result<()> {
         match fs::create_dir(&self.directory) {
             Err(error) if error.kind() == ErrorKind::AlreadyExists => Ok(()),
@@ -63,7 +63,7 @@ impl Place {
         self.shared.era(self.mount) == Some(era)
     }
 
-    /// An operation failed.
+    /// Reports an operation that failed.
     pub fn failed(&self, operation: Operation, what: &str, error: &io::Error) {
         self.reports.failed(operation);
         self.reports.error(&format!("{what} on a mount: {error}"));
@@ -72,23 +72,23 @@ impl Place {
 
 /// A program on a mount.
 pub(crate) trait Job: Send {
-    /// Its mount was killed, or the namenode was put back: what this interrupted counts as not acknowledged.
+    /// Notes that its mount was killed, or the namenode rolled back: what this interrupted counts as not acknowledged.
     fn interrupted(&mut self) {}
 
-    /// It may use the mount, for the first time or again.
+    /// Begins to use the mount, for the first time or again.
     fn begin(&mut self) -> io::Result<()>;
 
-    /// Does something; what it is promised counts only if the era is the same at its end.
+    /// Does something; promises count only if the era is still the same at the end.
     fn step(&mut self, era: Era);
 
-    /// Compares what it was promised, when everything is healed and all programs have ended.
+    /// Compares what was promised to it, once everything is healed and all programs have ended.
     fn compare(&mut self, check: &Check<'_>, to: &mut Comparison);
 }
 
-/// Between two looks at a mount that is not there.
+/// The pause between two checks of a mount that cannot be used.
 const AWAY: Duration = Duration::from_millis(100);
 
-/// Works until `stop` is set. Waits as long as the mount lets it wait.
+/// Works until `stop` is set. May block as long as the mount does.
 pub(crate) fn run(
     job: &mut dyn Job,
     (shared, mount): (&Shared, usize),
@@ -96,7 +96,7 @@ pub(crate) fn run(
     reports: &Reports,
     stop: &AtomicBool,
 ) {
-    // When it looked last.
+    // The era of the last step.
     let mut last: Option<Era> = None;
     while !stop.load(Ordering::Relaxed) {
         let Some(era) = shared.era(mount) else {
@@ -117,14 +117,14 @@ pub(crate) fn run(
         job.step(era);
         thread::sleep(pause);
     }
-    // A kill that came after the last operation.
+    // The mount may have been killed after the last operation.
     if last.is_some() && last != shared.era(mount) {
         job.interrupted();
     }
 }
 
-/// Runs another program, and gives what it printed. It ends with the thread that waits for it, also when this process is
-/// killed: else it could go on where the next program works.
+/// Runs another program, and returns its output. It ends with the thread that waits for it, even if this process is
+/// killed: otherwise it could continue where the next program works.
 pub(crate) fn output(command: &mut Command) -> io::Result<String> {
     let end_with_parent = || Ok(set_parent_process_death_signal(Some(Signal::KILL))?);
     // SAFETY: between fork and exec, the closure makes one system call, allocates nothing and takes no lock.

@@ -1,4 +1,4 @@
-//! A log that one program appends to, and that another one follows on another mount.
+//! A log to which one program appends, and which another one follows on another mount.
 
 use std::fs::File;
 use std::io::{self, ErrorKind, Read, Seek, SeekFrom, Write};
@@ -22,23 +22,23 @@ use crate::random;
 
 const DIRECTORY: &str = "log";
 const RECORD_BYTES_MAX: usize = 4_000;
-/// The follower reads a file from its beginning one time in so many.
+/// The follower reads a file from its beginning once out of this many reads.
 const WHOLE: u32 = 10;
 
-/// One file of the log. The next one begins when an append has failed, or was interrupted.
+/// One file of the log. The next one begins when this one is full, or when an append has failed or was interrupted.
 #[derive(Debug, Default)]
 struct Segment {
-    /// All records that were begun.
+    /// All records whose append began.
     content: Vec<u8>,
-    /// Where each of them ends.
+    /// The end of each record.
     ends: Vec<usize>,
-    /// So much of it is on stable storage.
+    /// The number of bytes that are durable.
     acknowledged_bytes: usize,
-    /// The last append failed: its record may be there in part.
+    /// The last append failed: a part of its record may be there.
     failed: bool,
 }
 
-/// What was written.
+/// The log as the writer knows it.
 #[derive(Debug, Default)]
 pub(crate) struct Log {
     segments: Mutex<Vec<Segment>>,
@@ -49,7 +49,7 @@ fn name(segment: usize) -> String {
 }
 
 impl Segment {
-    /// What is wrong with bytes that were read from `offset` to the end of the file, when so many were
+    /// What is wrong with bytes that were read from `offset` to the end of the file, of which `acknowledged_bytes` were
     /// acknowledged before.
     fn difference(&self, offset: usize, read: &[u8], acknowledged_bytes: usize) -> Option<String> {
         let end = offset + read.len();
@@ -65,13 +65,13 @@ impl Segment {
         })
     }
 
-    /// Whether a record ends here.
+    /// Whether a record ends at this length.
     fn is_end(&self, bytes: usize) -> bool {
         bytes == 0 || self.ends.binary_search(&bytes).is_ok()
     }
 }
 
-/// The program that appends.
+/// The program that appends to the log.
 pub(crate) struct Writer {
     place: Place,
     segment_bytes_max: usize,
@@ -81,7 +81,7 @@ pub(crate) struct Writer {
 }
 
 impl Writer {
-    /// On the mount at `at`.
+    /// Creates a program on a mount.
     pub fn new(
         mount: (usize, &Path),
         segment_bytes_max: usize,
@@ -187,26 +187,26 @@ impl Job for Writer {
 }
 
 impl Log {
-    /// Of the segment that is written. There is one when a program has it open.
+    /// Applies `of` to the segment that is being written. It exists while a program has it open.
     fn last<T: Default>(&self, of: impl FnOnce(&mut Segment) -> T) -> T {
         self.segments.lock().last_mut().map(of).unwrap_or_default()
     }
 }
 
-/// The program that follows.
+/// The program that follows the log.
 pub(crate) struct Follower {
     place: Place,
     /// The mount of the program that appends.
     writer: usize,
     log: Arc<Log>,
     rng: SmallRng,
-    /// The segment that it reads, and how far it has.
+    /// The segment that it reads, and its position there.
     segment: usize,
     offset: usize,
 }
 
 impl Follower {
-    /// On the mount at `at`; `writer` is that of the program that appends.
+    /// Creates a program on a mount; `writer` is the mount of the program that appends.
     pub fn new(
         mount: (usize, &Path),
         writer: usize,
@@ -282,7 +282,7 @@ impl Job for Follower {
         let difference = {
             let segments = self.log.segments.lock();
             let segment = &segments[self.segment];
-            // What a kill of the writer's mount interrupts may be there in part.
+            // A record that a kill of the writer's mount interrupts may be there in part.
             let whole = undisturbed.is_some()
                 && undisturbed == self.place.shared.undisturbed(self.writer)
                 && self.segment + 1 == segments.len()
@@ -303,7 +303,7 @@ impl Job for Follower {
             self.wrong(&difference);
         }
         if right {
-            // In flight records are read again.
+            // Records that were in flight are read again.
             self.offset = acknowledged_bytes.min(end);
             if !is_last && end >= acknowledged_bytes {
                 self.segment += 1;

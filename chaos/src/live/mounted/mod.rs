@@ -1,9 +1,9 @@
-//! Programs on real mounts. They run in processes of their own: the harness has nothing open on mounts, and a
-//! mount that does not answer keeps only them waiting.
+//! Programs on real mounts. They run in processes of their own, so that the harness has nothing open on mounts and a
+//! mount that does not answer blocks only them.
 //!
-//! - `border`: what crosses between the harness and such a process;
-//! - `handle`: the harness's side;
-//! - `work`: the process's side;
+//! - `border`: the protocol between the harness and such a process;
+//! - `handle`: the side of the harness;
+//! - `work`: the side of the process;
 //! - `job`: what all programs have in common;
 //! - `files`: random operations on files, checked against `model`;
 //! - `log`, `sqlite`, `git`: an append-only log, databases, a repository;
@@ -32,12 +32,12 @@ pub use work::work_on_mounts;
 use super::LiveError;
 use super::scenario::MountSpec;
 
-/// Name of a mount, of its mount point, and of the directory that its program works in.
+/// The name of a mount, of its mount point, and of the directory in which its program works.
 pub(crate) fn name(mount: usize) -> String {
     format!("mount-{}", mount + 1)
 }
 
-/// Fails if a program is missing that the programs of a scenario run.
+/// Fails if a program that the scenario needs is not installed.
 pub(crate) fn check_needs(spec: &MountSpec) -> Result<(), LiveError> {
     let kinds = spec.programs.iter().filter(|_| spec.count > 0);
     for (kind, needed) in kinds.filter_map(|kind| Some((kind.name(), kind.needs()?))) {
@@ -50,13 +50,13 @@ pub(crate) fn check_needs(spec: &MountSpec) -> Result<(), LiveError> {
     Ok(())
 }
 
-/// Ends what is mounted there, also while programs use it.
+/// Unmounts whatever is mounted there, even while programs use it.
 pub(crate) fn unmount(at: &Path) {
     if rustix::process::geteuid().is_root() {
         let detach = rustix::mount::UnmountFlags::DETACH;
         while rustix::mount::unmount(at, detach).is_ok() {}
     } else {
-        // Fails when nothing is mounted, which is the aim.
+        // This fails if nothing is mounted, which is the aim.
         let _ = Command::new("fusermount3")
             .args(["-uzq".as_ref(), at.as_os_str()])
             .status();

@@ -1,5 +1,4 @@
-//! What the programs on one mount were promised: names and bytes, also of files that are changed in
-//! place.
+//! What was promised to the program on one mount: names and bytes, including those of files that are changed in
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -7,57 +6,57 @@ use std::sync::Arc;
 /// The bytes of a file at one time.
 pub(crate) type Version = Arc<Vec<u8>>;
 
-/// How far a file can be relied upon.
+/// How far the contents of a file are known.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum State {
-    /// The last change returned: it holds the last version.
+    /// The last change returned: it has the last version.
     Settled,
-    /// A change is under way.
+    /// A change is in flight.
     Changing,
-    /// A change failed, or was interrupted: it holds what one of the versions holds, and no program
+    /// A change failed, or was interrupted: it has one of the versions (or a mixture, if not whole), and no program
     /// uses it any more.
     Doubtful,
 }
 
-/// What a name may hold.
+/// What is known about a name.
 #[derive(Clone, Debug)]
 pub(crate) struct Entry {
-    /// The first one is on stable storage; later ones are of changes whose `fsync` has not returned.
-    /// None: the name is not there.
+    /// The first version is durable; later ones are those of changes whose `fsync` has not returned.
+    /// In a version that is `None`, the name does not exist.
     versions: Vec<Option<Version>>,
-    /// It holds one of the versions as a whole, and no mixture of them.
+    /// It has one of the versions as a whole, not a mixture of them.
     whole: bool,
     state: State,
-    /// Grows with each change.
+    /// The number of changes so far.
     changes: u64,
-    /// How often its mount had been disturbed when the last change returned; none while that matters.
+    /// How often its mount had been disturbed when the last unsynced change returned; `None` if it was disturbed then.
     undisturbed_since: Option<u64>,
 }
 
 /// A change of one name.
 #[derive(Debug)]
 pub(crate) struct Change {
-    /// Which.
+    /// The name.
     pub name: String,
-    /// What it holds after that; none: the name is gone.
+    /// The contents after the change; `None` if the name is removed.
     pub to: Option<Version>,
-    /// It happens as a whole or not at all.
+    /// The change is atomic.
     pub whole: bool,
 }
 
-/// How a change came back.
+/// The outcome of a change.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Returned {
-    /// It is on stable storage.
+    /// It is durable.
     Durable,
-    /// It is seen by every later `open`, and is lost if the mount is killed. Has the count of the
-    /// mount's disturbances; none when it was disturbed at that time.
+    /// It is visible to every later `open`, and may be lost if the mount is killed. Contains the count of the
+    /// mount's disturbances; `None` if the mount was disturbed at that time.
     Visible(Option<u64>),
-    /// It failed, or something happened meanwhile that ends its promise.
+    /// It failed, or something happened in the meantime that voids its promise.
     Not,
 }
 
-/// All names of the directory of one mount.
+/// All names in the directory of one mount.
 #[derive(Debug, Default)]
 pub(crate) struct Files {
     entries: BTreeMap<String, Entry>,
@@ -78,8 +77,8 @@ impl Entry {
         self.versions.last().and_then(Option::as_ref)
     }
 
-    /// How what was read differs from everything that it may hold. `read` is none when the name was
-    /// not there.
+    /// How what was read differs from everything that the file may contain. `read` is `None` if the name did
+    /// not exist.
     pub fn difference(&self, read: Option<&[u8]>) -> Option<String> {
         let settled = [self.last().cloned()];
         let allowed = match self.state {
@@ -112,7 +111,7 @@ impl Entry {
                 same(last)
             ));
         }
-        // A mixture: each byte is of some version. A new file is empty before it holds anything.
+        // In a mixture, each byte belongs to some version. A new file is empty at first.
         let lengths = versions.iter().map(|version| version.len());
         let is_new = allowed.iter().any(Option::is_none);
         let shortest = if is_new { 0 } else { lengths.clone().min()? };
@@ -132,7 +131,7 @@ impl Entry {
         ))
     }
 
-    /// What it holds at its beginning, whichever of its versions became of it.
+    /// The bytes at its beginning that all of its versions have in common.
     pub fn certain(&self) -> &[u8] {
         let mut versions = self.versions.iter();
         let Some(Some(first)) = versions.next() else {
@@ -153,7 +152,7 @@ impl Entry {
         self.state == State::Settled
     }
 
-    /// Whether nothing of it is lost when its mount is killed.
+    /// Whether nothing of it can be lost if its mount is killed.
     pub fn is_synced(&self) -> bool {
         self.versions.len() == 1
     }
@@ -166,14 +165,14 @@ impl Entry {
                 || self.undisturbed_since.is_some() && self.undisturbed_since == disturbances)
     }
 
-    /// Whether nothing was begun on it since `earlier`.
+    /// Whether no change of it has begun since `earlier`.
     pub fn is_as(&self, earlier: &Self) -> bool {
         self.changes == earlier.changes && self.state == earlier.state
     }
 }
 
 impl Files {
-    /// Changes begin. All of them have to be usable.
+    /// Begins changes. All of the names have to be usable.
     pub fn begin(&mut self, changes: &[Change]) {
         for change in changes {
             let entry = self.entries.entry(change.name.clone());
@@ -185,7 +184,7 @@ impl Files {
         }
     }
 
-    /// They came back.
+    /// Ends changes with their outcome.
     pub fn end(&mut self, changes: &[Change], returned: Returned) {
         for change in changes {
             let Some(entry) = self.entries.get_mut(&change.name) else {
@@ -209,7 +208,7 @@ impl Files {
         }
     }
 
-    /// The mount was killed, or its session may have ended: what was not synced may be lost.
+    /// Notes that the mount was killed, or its session may have ended: what was not synced may be lost.
     pub fn forget_unsynced(&mut self) {
         for entry in self.entries.values_mut() {
             if entry.versions.len() > 1 {
@@ -218,7 +217,7 @@ impl Files {
         }
     }
 
-    /// The names whose last change returned, with what they hold.
+    /// The names whose last change returned, with their contents.
     pub fn usable(&self) -> impl Iterator<Item = (&String, &Entry, &Version)> {
         self.entries.iter().filter_map(|(name, entry)| {
             let version = entry.last().filter(|_| entry.is_settled())?;
@@ -226,13 +225,13 @@ impl Files {
         })
     }
 
-    /// Whether a name is there, as its last change left it when that returned.
+    /// Whether a name exists for certain: its last change returned, and did not remove it.
     pub fn holds(&self, name: &str) -> bool {
         self.get(name)
             .is_some_and(|entry| entry.is_settled() && entry.last().is_some())
     }
 
-    /// What is known of a name.
+    /// What is known about a name.
     pub fn get(&self, name: &str) -> Option<&Entry> {
         self.entries.get(name)
     }

@@ -1,4 +1,4 @@
-//! Databases of SQLite, one with each way to keep a journal. Each transaction is a process of `sqlite3`.
+//! SQLite databases, one for each journal mode. Each transaction is a process of `sqlite3`.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -20,24 +20,24 @@ use crate::random;
 const DIRECTORY: &str = "sqlite";
 const MODES: [&str; 2] = ["wal", "delete"];
 const PAYLOAD_BYTES_MAX: usize = 3_000;
-/// Rows of each transaction: all of them are there, or none.
+/// The number of rows of each transaction: all of them are there, or none.
 const ROWS: usize = 2;
-/// The database is checked during the run one time in so many.
+/// One step out of this many checks the database during the run.
 const CHECKED: u32 = 20;
 
-/// A transaction that was begun.
+/// A transaction that began.
 #[derive(Debug)]
 struct Transaction {
     payload: String,
     committed: bool,
 }
 
-/// What a database was promised to hold.
+/// The promised contents of a database.
 #[derive(Debug, Default)]
 struct Promised(BTreeMap<u64, Transaction>);
 
 impl Promised {
-    /// What is wrong with a list of rows, a line for each: the number of the transaction and its payload.
+    /// What is wrong with a list of rows, each a line with the number of the transaction and its payload.
     fn difference(&self, rows: &str) -> Option<String> {
         let mut found: BTreeMap<u64, usize> = BTreeMap::new();
         for line in rows.lines() {
@@ -73,10 +73,10 @@ impl Promised {
     }
 }
 
-/// The program.
+/// The program that uses the databases.
 pub(crate) struct Sqlite {
     place: Place,
-    /// The directory on the mount on which it is checked in the end.
+    /// The directory on the mount on which they are checked at the end.
     checked: PathBuf,
     rng: SmallRng,
     databases: [Promised; MODES.len()],
@@ -84,7 +84,7 @@ pub(crate) struct Sqlite {
 }
 
 impl Sqlite {
-    /// On the mount at `at`; `checked_at` is a mount, too.
+    /// Creates a program on a mount; `checked_at` is the mount point on which its databases are checked.
     pub fn new(
         mount: (usize, &Path),
         checked_at: &Path,
@@ -214,8 +214,8 @@ impl Job for Sqlite {
     }
 }
 
-/// A database in which nothing was committed yet, if possible the one that was drawn: in the end each of them has to have
-/// something, which in a short run, or with a slow mount, is not to be left to chance.
+/// A database without a commit so far, if possible the one that was drawn. At the end each of them must have a commit,
+/// which cannot be left to chance in a short run or with a slow mount.
 fn lacking(databases: &[Promised], drawn: usize) -> Option<usize> {
     let mut all = std::iter::once(drawn).chain(0..databases.len());
     all.find(|&database| !databases[database].has_committed())
@@ -228,7 +228,7 @@ fn path(database: usize) -> String {
 fn sqlite(directory: &Path, database: usize, sql: &str) -> io::Result<String> {
     let file = directory.join(format!("{}.db", MODES[database]));
     let mut command = Command::new("sqlite3");
-    // Nobody's settings.
+    // Without the settings of any user.
     command.args(["-batch", "-bail", "-init", "/dev/null"]);
     output(command.arg(file).arg(sql))
 }
@@ -248,7 +248,7 @@ mod tests {
                 .insert(u64::from(committed), transaction);
             [0, 1].map(|drawn| lacking(&databases, drawn))
         };
-        // One that failed is none.
+        // A failed commit does not count.
         assert_eq!(add(1, false), [Some(0), Some(1)]);
         assert_eq!(add(1, true), [Some(0); 2]);
         assert_eq!(add(0, true), [None; 2]);

@@ -1,4 +1,4 @@
-//! The comparison of what programs on mounts were promised, by a client that has nothing in its caches.
+//! The comparison of what was promised to programs on mounts, by a client with empty caches.
 
 use bytes::Bytes;
 use harvestfs_client::{Client, ClientError, OpenFlags};
@@ -23,7 +23,8 @@ pub(crate) async fn compare(client: &Client, mount: usize, files: &Files, to: &m
                 note(&mut to.lost, format!("{path}: {error}"));
                 continue;
             }
-            // What was written last and not synced may be gone with all of its servers; never what was synced before it.
+            // What was written last and not synced may be lost with all of its servers, but never what was synced
+            // before.
             Err(error) => {
                 to.not_promised += 1;
                 let certain = entry.certain();
@@ -60,7 +61,7 @@ pub(crate) async fn compare(client: &Client, mount: usize, files: &Files, to: &m
     }
 }
 
-/// The first bytes of a file.
+/// Reads the first bytes of a file.
 async fn begin(client: &Client, path: &[u8], len: usize) -> Result<Bytes, ClientError> {
     if len == 0 {
         return Ok(Bytes::new());

@@ -21,17 +21,17 @@ use crate::live::metrics::Operation;
 use crate::live::scenario::ProgramKind;
 use crate::live::verify::Comparison;
 
-/// Tells the harness what was done and found.
+/// Reports to the harness what was done and found.
 #[derive(Clone, Debug)]
 pub(crate) struct Reports(Arc<Mutex<io::Stdout>>);
 
 impl Reports {
     fn send(&self, report: &Report) {
-        // Without the harness there is nothing to tell, and standard input ends, too.
+        // If the harness has ended, nothing receives the report, and standard input ends, too.
         let _ = border::write(&mut *self.0.lock(), report);
     }
 
-    /// An operation succeeded.
+    /// Reports an operation that succeeded.
     pub fn done(&self, operation: Operation, took: Duration, compared_bytes: usize) {
         self.send(&Report::Done {
             operation,
@@ -40,18 +40,18 @@ impl Reports {
         });
     }
 
-    /// An operation failed.
+    /// Reports an operation that failed.
     pub fn failed(&self, operation: Operation) {
         self.send(&Report::Failed { operation });
     }
 
-    /// An error came.
+    /// Reports an error.
     pub fn error(&self, text: &str) {
         let text = border::cut(text);
         self.send(&Report::Error { text });
     }
 
-    /// Something is not as it was promised.
+    /// Reports something that is not as it was promised.
     pub fn wrong(&self, text: &str) {
         let text = border::cut(text);
         self.send(&Report::Wrong { text });
@@ -78,8 +78,8 @@ impl Reports {
     }
 }
 
-/// Works on mounts as the harness says on standard input, and reports on standard output, until it is to
-/// compare, or standard input ends.
+/// Works on mounts as the harness orders on standard input, and reports on standard output. Ends when it has
+/// compared, or when standard input ends.
 ///
 /// # Errors
 /// When standard input has no task, or the comparison cannot begin.
@@ -108,19 +108,19 @@ pub fn work_on_mounts() -> Result<(), LiveError> {
         thread::Builder::new()
             .name("orders".into())
             .spawn(move || {
-                // It touches no mount, so that orders are carried out at once.
+                // This thread touches no mount, so that orders are carried out immediately.
                 while let Ok(Some(order)) = border::read::<Order>(&mut input) {
                     if order == Order::Stop {
                         stop.store(true, Ordering::Relaxed);
                     }
                     shared.obey(order);
                     reports.send(&Report::Obeyed);
-                    // The other thread, which waits for it, ends together with the process.
+                    // The main thread, which waits for this, ends together with the process.
                     if order == Order::Compare && compare.send(()).is_err() {
                         break;
                     }
                 }
-                // The harness is gone, or has no use for this any more; threads may wait for mounts.
+                // The harness has ended or does not need this process any more. Threads may be waiting for mounts.
                 std::process::exit(0);
             })
             .map_err(LiveError::io("start a thread"))?;
@@ -146,7 +146,7 @@ pub fn work_on_mounts() -> Result<(), LiveError> {
     for mut job in jobs {
         job.compare(&check, &mut comparison);
     }
-    // Nothing was written.
+    // This client has written nothing, so an error does not matter.
     let _ = runtime.block_on(client.close());
     reports.compared(&comparison);
     Ok(())

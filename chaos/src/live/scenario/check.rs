@@ -1,4 +1,4 @@
-//! Whether a scenario can be carried out as it is written.
+//! Checks that a scenario can be carried out as it is written.
 
 use std::fmt;
 use std::ops::Range;
@@ -11,16 +11,16 @@ use toml::Spanned;
 use super::raw::RawScenario;
 use super::{ClusterSpec, Pattern, Scenario, Server, Variant};
 
-/// Most servers: each is a process.
+/// The most servers: each is a process.
 const SERVERS_MAX: usize = 500;
-/// How many namenodes can agree: one more than an odd number survives no more failures.
+/// The accepted numbers of namenodes: one more than an odd number survives no more failures.
 const NAMENODES: [usize; 3] = [1, 3, 5];
-/// Most mounts: each is a process, and remembers what its files hold.
+/// The most mounts: each is a process, and its programs remember the contents of their files.
 const MOUNTS_MAX: usize = 16;
 /// A day.
 const SECONDS_MAX: f64 = 86_400.0;
 
-/// Where in which file.
+/// The path and the text of the scenario file, for errors with their positions.
 pub(super) struct Checker<'a> {
     pub path: &'a Path,
     pub text: &'a str,

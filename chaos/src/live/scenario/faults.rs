@@ -1,4 +1,4 @@
-//! What happens to whom, checked.
+//! Checks the faults of a scenario and the parts that they affect.
 
 use std::ops::Range;
 

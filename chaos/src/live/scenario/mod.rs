@@ -1,5 +1,5 @@
-//! What a scenario says: the cluster, its clients and what happens to them. Checked completely
-//! before anything is started; errors name file and line.
+//! Scenarios: the cluster, its clients and the faults. A scenario is checked completely before anything is started;
+//! errors name file and line.
 
 mod check;
 mod faults;
@@ -27,9 +27,9 @@ use crate::simulate::cluster::replay::Shape;
 pub struct Scenario {
     /// Its name.
     pub name: String,
-    /// Which mistakes of the system it would find.
+    /// Which defects of the system it would find.
     pub finds: String,
-    /// The seed when none is given.
+    /// The default seed.
     pub seed: u64,
     /// How long clients work and faults happen, in milliseconds.
     pub duration_ms: u64,
@@ -41,7 +41,7 @@ pub struct Scenario {
     pub clients: ClientSpec,
     /// The mounts.
     pub mounts: MountSpec,
-    /// What happens.
+    /// The faults.
     pub faults: Vec<Fault>,
     /// The runs, at least one.
     pub variants: Vec<Variant>,
@@ -50,23 +50,23 @@ pub struct Scenario {
 /// The cluster.
 #[derive(Clone, Debug)]
 pub struct ClusterSpec {
-    /// How many namenodes it has.
+    /// Number of namenodes.
     pub namenodes: usize,
     /// Its servers.
     pub servers: Vec<Server>,
     /// Replicas of each block.
     pub replication: u8,
-    /// Largest block, in MiB.
+    /// The largest block, in MiB.
     pub block_mib: u64,
-    /// What a datanode may use, in MiB.
+    /// The quota of a datanode, in MiB.
     pub quota_mib: u64,
     /// Repairs per hour and server.
     pub repairs_per_hour: u32,
-    /// How long the day of periodic primaries takes, in milliseconds.
+    /// The length of a day of periodic primaries, in milliseconds.
     pub day_ms: u64,
     /// How datanodes compete with others for CPU and disks.
     pub priority: Priority,
-    /// What primaries do instead of the patterns of their tenants.
+    /// A recorded load of primaries, in place of the patterns of their tenants.
     pub trace: Option<Trace>,
 }
 
@@ -74,17 +74,17 @@ pub struct ClusterSpec {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Priority {
-    /// As in production: it takes what nothing else wants.
+    /// As in production: it uses only what nothing else needs.
     #[default]
     Idle,
-    /// Less than others.
+    /// Below others.
     Low,
-    /// As anybody: for machines that do something else meanwhile.
+    /// Like any other process: for machines that do something else at the same time.
     Normal,
 }
 
 impl Priority {
-    /// As it is written.
+    /// Its name on the command line.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -102,11 +102,11 @@ pub struct Server {
     pub name: String,
     /// Its rack.
     pub rack: String,
-    /// Environment of its primary tenant.
+    /// The environment of its primary tenant.
     pub environment: String,
-    /// Machine function of its primary tenant.
+    /// The machine function of its primary tenant.
     pub machine_function: String,
-    /// Number of its tenant, from 0.
+    /// The number of its tenant, from 0.
     pub tenant: usize,
     /// How the primary's load changes.
     pub pattern: Pattern,
@@ -121,9 +121,9 @@ pub enum Pattern {
     Idle,
     /// Days and nights.
     Periodic,
-    /// Always the same.
+    /// A constant load.
     Constant,
-    /// Unforeseen bursts.
+    /// Unpredictable bursts.
     Unpredictable,
 }
 
@@ -131,15 +131,15 @@ pub enum Pattern {
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct ClientSpec {
-    /// How many.
+    /// Number of clients.
     pub count: u16,
-    /// Files of each, at most.
+    /// The most files of each client.
     pub files_max: usize,
-    /// Largest file, in KiB.
+    /// The largest file, in KiB.
     pub file_kib_max: u32,
-    /// Of 100 operations, how many are reads; the others are mostly writes.
+    /// Percentage of operations that are reads; the others are mostly writes.
     pub read_percent: u32,
-    /// Pause between two operations of a client, in milliseconds.
+    /// The pause between two operations of a client, in milliseconds.
     pub pause_ms: u64,
     /// How long an access waits for busy servers, in milliseconds.
     pub busy_timeout_ms: u64,
@@ -176,7 +176,7 @@ pub enum ProgramKind {
 }
 
 impl ProgramKind {
-    /// As it is written in a scenario.
+    /// Its name in a scenario.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -187,7 +187,7 @@ impl ProgramKind {
         }
     }
 
-    /// What has to be installed for it.
+    /// The program that has to be installed for it.
     pub(crate) fn needs(self) -> Option<&'static str> {
         match self {
             Self::Files | Self::Log => None,
@@ -201,15 +201,15 @@ impl ProgramKind {
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct MountSpec {
-    /// How many.
+    /// Number of mounts.
     pub count: usize,
-    /// What works on them.
+    /// The kinds of programs that work on them.
     pub programs: Vec<ProgramKind>,
-    /// Files of each program, at most.
+    /// The most files of each program.
     pub files_max: usize,
-    /// Largest file, in KiB.
+    /// The largest file, in KiB.
     pub file_kib_max: u32,
-    /// Pause between two operations of a program, in milliseconds.
+    /// The pause between two operations of a program, in milliseconds.
     pub pause_ms: u64,
 }
 
@@ -230,26 +230,26 @@ impl Default for MountSpec {
 pub struct Variant {
     /// Its name.
     pub name: String,
-    /// Which servers replicas go to.
+    /// The placement policy.
     pub policy: PolicyKind,
-    /// Whether datanodes look at their primaries and deny accesses while these are busy.
+    /// Whether datanodes watch their primaries and deny accesses while these are busy.
     pub denial: bool,
-    /// Whether losing acknowledged data is no failure of this run.
+    /// Whether this run may lose acknowledged data and still pass.
     pub may_lose: bool,
 }
 
-/// What is done to a part.
+/// A kind of fault.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Kind {
     /// The disk is emptied without notice and the server comes back.
     Reimage,
-    /// The same under a datanode that goes on, and is killed and started again after a while.
+    /// The disk is emptied under a running datanode, which is killed and started again after a while.
     Clear,
-    /// SIGKILL, and a new start after a while.
+    /// SIGKILL, and a restart after a while.
     Kill,
     /// SIGSTOP, and SIGCONT after a while.
     Hang,
-    /// The machine sleeps for a while: the same, and what is sent to it meanwhile is lost.
+    /// The machine is suspended for a while: as `Hang`, and what is sent to it in the meantime is lost.
     Suspend,
     /// The primary needs the server for a while.
     Busy,
@@ -257,19 +257,20 @@ pub enum Kind {
     FullDisk,
     /// Bits flip in sealed blocks.
     BitRot,
-    /// The server reaches only the others that are cut off with it, for a while.
+    /// The server reaches only those that are cut off with it, for a while.
     Partition,
-    /// Some of what the server sends and is sent is lost, for a while.
+    /// Some of the server's traffic, in both directions, is lost for a while.
     Loss,
-    /// What the server sends and is sent comes late, for a while.
+    /// The server's traffic, in both directions, is delayed for a while.
     Delay,
-    /// The disk does one access at a time, and takes its time, for a while.
+    /// The disk serves one access at a time, and slowly, for a while.
     SlowDisk,
-    /// A sync of the disk fails, and what it was to store is lost, which shows when the power is lost after a while.
+    /// A sync of the disk fails and what it should have stored is lost, which becomes visible when power is lost after
+    /// a while.
     FailedSync,
-    /// The namenode's directory is put back to a copy taken when it begins.
+    /// At its end, the namenode's directory is replaced by a copy that was made at its beginning.
     Rollback,
-    /// A copy of the namenode is started beside it, and a datanode goes astray to it.
+    /// A copy of the namenode is started beside it, and a datanode follows the copy.
     Double,
 }
 
@@ -277,14 +278,14 @@ pub enum Kind {
 pub(super) struct Amount {
     /// Its key in a scenario.
     pub key: &'static str,
-    /// What is accepted.
+    /// The accepted values.
     pub range: RangeInclusive<u32>,
-    /// When nothing is said; none when it has to be.
+    /// The default; `None` if it has to be given.
     pub default: Option<u32>,
 }
 
 impl Kind {
-    /// All of them.
+    /// All kinds of faults.
     pub const ALL: [Self; 15] = [
         Self::Reimage,
         Self::Kill,
@@ -303,7 +304,7 @@ impl Kind {
         Self::Clear,
     ];
 
-    /// As it is written in a scenario.
+    /// Its name in a scenario.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -325,7 +326,7 @@ impl Kind {
         }
     }
 
-    /// As simulations call it.
+    /// Its name in simulations.
     pub(crate) fn simulated(self) -> &'static str {
         match self {
             Self::Clear => FaultKind::Reimage.name(),
@@ -336,7 +337,7 @@ impl Kind {
         }
     }
 
-    /// Whether the servers need networks of their own for it.
+    /// Whether it needs servers with networks of their own.
     pub(crate) fn needs_network(self) -> bool {
         matches!(
             self,
@@ -344,7 +345,7 @@ impl Kind {
         )
     }
 
-    /// Whether the run needs mounts of its own for it.
+    /// Whether it needs a run with mounts of its own.
     pub(crate) fn needs_mounts(self) -> bool {
         matches!(self, Self::FullDisk | Self::SlowDisk | Self::FailedSync)
     }
@@ -366,12 +367,12 @@ impl Kind {
         }
     }
 
-    /// Whether it can be done to a mount.
+    /// Whether it can affect a mount.
     fn hits_mounts(self) -> bool {
         matches!(self, Self::Kill | Self::Hang) || self.needs_network()
     }
 
-    /// Whether it can be done to a namenode of so many. Clients and the harness share the network of an only one.
+    /// Whether it can affect one of `of` namenodes. A single namenode shares its network with clients and the harness.
     fn hits_namenode(self, of: usize) -> bool {
         match self {
             Self::Kill | Self::Hang | Self::FailedSync => true,
@@ -384,53 +385,53 @@ impl Kind {
         !matches!(self, Self::BitRot)
     }
 
-    /// Whether its end is what tests something: a loss of power, the use of a copy, what a copy did. Others are ended by the
-    /// healing as well.
+    /// Whether its end is what tests something: a loss of power, the use of a copy, what a copy did. Other kinds are
+    /// ended by healing as well.
     pub(crate) fn tests_at_its_end(self) -> bool {
         matches!(self, Self::FailedSync | Self::Rollback | Self::Double)
     }
 }
 
-/// Whom a fault hits.
+/// The parts that a fault affects.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Targets {
-    /// The namenode, or one of several by chance.
+    /// The namenode, or one of several at random.
     Namenode,
     /// Servers by number, in this order.
     Servers(Vec<usize>),
-    /// So many servers, chosen by the seed.
+    /// This many servers, chosen by the seed.
     Random(usize),
     /// A mount, by its number from 0.
     Mount(usize),
-    /// So many mounts, chosen by the seed.
+    /// This many mounts, chosen by the seed.
     RandomMounts(usize),
 }
 
-/// Something that happens, perhaps several times.
+/// A fault, which may be repeated.
 #[derive(Clone, Debug)]
 pub struct Fault {
-    /// What.
+    /// The kind of fault.
     pub kind: Kind,
-    /// To whom.
+    /// The affected parts.
     pub targets: Targets,
-    /// When first, in milliseconds from the start.
+    /// When it first begins, in milliseconds from the start.
     pub at_ms: u64,
-    /// Added to it: up to so many milliseconds, as the seed decides.
+    /// The most that the seed adds to each beginning, in milliseconds.
     pub jitter_ms: u64,
     /// How long it lasts, in milliseconds.
     pub for_ms: u64,
-    /// Time from one server to the next, in milliseconds.
+    /// Time from one affected part to the next, in milliseconds.
     pub rolling_ms: u64,
     /// How often it happens.
     pub repeat: u32,
     /// Time between repetitions, in milliseconds.
     pub every_ms: u64,
-    /// How strong it is: blocks that rot on each server, percent of the frames that are lost, or
-    /// milliseconds by which frames are late or that each access to a disk takes. 0 for other kinds.
+    /// How strong it is: blocks that rot on each server, percentage of frames that are lost, or
+    /// milliseconds by which frames are delayed or that each access to a disk takes. 0 for other kinds.
     pub amount: u32,
 }
 
-/// A scenario file is written by people.
+/// The largest scenario file: people write them by hand.
 const FILE_BYTES_MAX: u64 = 1 << 20;
 
 impl Scenario {
@@ -448,10 +449,10 @@ impl Scenario {
         Self::parse(path, &text)
     }
 
-    /// The cluster that a simulation of it has.
+    /// The shape of the cluster for a replay in a simulation.
     #[must_use]
     pub fn shape(&self) -> Shape {
-        // All are far fewer, as checked.
+        // The checked limits are far lower.
         let count = |count: usize| u16::try_from(count).unwrap_or(u16::MAX);
         Shape {
             namenodes: count(self.cluster.namenodes),

@@ -1,4 +1,4 @@
-//! A scenario as it is written: what serde takes from the file.
+//! A scenario as it is written in a file, before it is checked.
 
 use std::path::PathBuf;
 
@@ -75,7 +75,7 @@ fn default_quota_mib() -> Spanned<u64> {
     Spanned::new(0..0, 1_024)
 }
 
-/// A live run lasts minutes: with the usual 30 it would never see a repair end.
+/// A live run lasts minutes: with the usual 30, no repair would finish within it.
 fn default_repairs() -> u32 {
     20_000
 }

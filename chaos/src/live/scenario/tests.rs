@@ -1,4 +1,4 @@
-//! What is refused, and how that is said.
+//! Tests of what is refused, and with which error.
 
 use std::time::Duration;
 

@@ -11,25 +11,25 @@ use super::Pattern;
 use super::check::Checker;
 use super::raw::RawScenario;
 
-/// What the primaries do, as it was recorded.
+/// The recorded load of the primaries.
 #[derive(Clone, Debug)]
 pub struct Trace {
-    /// Of the servers in their order; with fewer series than servers, these share them.
+    /// One series per server, in order; with fewer series than servers, servers share them.
     replays: Vec<TraceReplay>,
     began: Instant,
-    /// Time between two samples while it is replayed, in seconds.
+    /// The time between two samples in the replay, in seconds.
     step_s: f64,
 }
 
 impl Trace {
-    /// What a server's primary uses of the CPU, 0 to 1, so long after the start of the run.
+    /// The share of the CPU that a server's primary uses, 0 to 1, at a time since the start of the run.
     #[must_use]
     pub fn share(&self, server: usize, at: Duration) -> f64 {
         // There is at least one.
         self.replays[server % self.replays.len()].share(self.began + at)
     }
 
-    /// Time between two samples while it is replayed, in seconds.
+    /// The time between two samples in the replay, in seconds.
     #[must_use]
     pub fn step_s(&self) -> f64 {
         self.step_s
@@ -37,7 +37,7 @@ impl Trace {
 }
 
 impl Checker<'_> {
-    /// The trace that a scenario names, read as far as its servers need it.
+    /// Reads the trace that a scenario names, as far as its servers need it.
     pub fn trace(
         &self,
         raw: &RawScenario,

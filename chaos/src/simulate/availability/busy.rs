@@ -1,4 +1,4 @@
-//! When which server is busy.
+//! Which servers are busy when.
 
 use harvestfs_telemetry::profile::BUSY_ABOVE;
 use rand::rngs::SmallRng;
@@ -9,7 +9,7 @@ use crate::random::{lognormal, stream};
 pub(super) struct Busy {
     words: usize,
     bits: Vec<u64>,
-    /// Whose bits a server follows.
+    /// For each server, the index of the series of bits that applies to it.
     follows: Vec<u32>,
     samples: u64,
 }
@@ -54,7 +54,7 @@ impl Busy {
         &self.bits[first..first + self.words]
     }
 
-    /// In how many samples all of these servers are busy; all samples when there is no server.
+    /// The number of samples in which all of these servers are busy; all samples when the list is empty.
     pub(super) fn all_busy(&self, servers: &[u32]) -> u64 {
         let Some((&first, rest)) = servers.split_first() else {
             return self.samples;

@@ -1,14 +1,12 @@
 //! Availability (the paper's figure 16): how many accesses fail because all servers with a replica
 //! are left to their busy primaries.
 //!
-//! Blocks are placed by the namenode's cluster engine, with what policies know of the month before.
-//! Then every block is accessed once in each sample of a month: an access fails when the CPU use of
-//! the primary exceeds what leaves its reserve free on every server that holds a replica. This is
-//! counted exactly, not sampled.
+//! Blocks are placed by the namenode's cluster engine, with what policies know from the month before. Then every block
+//! is accessed once in each sample of a month: an access fails when, on every server that holds a replica, the primary
+//! uses so much CPU that its reserve is not free. This is counted exactly, not sampled.
 //!
-//! What is exercised: grid and placement. What is not: hysteresis of the busy gate, retries
-//! (an access that a client would repeat a minute later counts as failed), repair, reimages. Blocks
-//! are written while no server is busy.
+//! Exercised: grid and placement. Not exercised: hysteresis of the busy gate, retries (an access that a client would
+//! repeat a minute later counts as failed), repair, reimages. Blocks are written while no server is busy.
 
 use std::ops::ControlFlow;
 
@@ -24,20 +22,20 @@ use super::history::History;
 use crate::datacentre::{Datacentre, MONTH_S, SLOT_S};
 use busy::Busy;
 
-/// One run.
+/// The options of one run.
 #[derive(Clone, Debug)]
 pub struct Options {
     /// The policy.
     pub policy: PolicyKind,
-    /// What else there is to say of it.
+    /// Further options of the policy.
     pub policy_options: PolicyOptions,
     /// Replicas of each block.
     pub replication: u8,
-    /// Blocks.
+    /// Number of blocks.
     pub blocks: u32,
     /// Decides the writer of each block, all choices of the policy, and how servers differ.
     pub seed: u64,
-    /// Share of the space of all servers that the replicas take, above 0 and up to 1.
+    /// Share of the space of all servers that the replicas take, above 0 and at most 1.
     pub fill: f64,
 }
 
@@ -66,7 +64,7 @@ pub struct Record {
     pub blocks: u64,
     /// `linear` or `root`.
     pub scaling: String,
-    /// The mean CPU use of all servers that was asked for, 0 to 1.
+    /// The requested mean CPU use of all servers, 0 to 1.
     pub target_utilisation: f64,
     /// The mean CPU use of all servers over the month, 0 to 1.
     pub utilisation: f64,
@@ -76,7 +74,7 @@ pub struct Record {
     pub accesses: u64,
     /// Accesses that failed.
     pub failed_accesses: u64,
-    /// Their share, 0 to 1.
+    /// Share of the accesses that failed, 0 to 1.
     pub failed_share: f64,
     /// Blocks with at least one failed access.
     pub blocks_with_failures: u64,
@@ -84,8 +82,8 @@ pub struct Record {
     pub relaxed_blocks: u64,
 }
 
-/// The load of a datacentre, scaled to a mean utilisation: of the month before the simulated one
-/// and of the simulated one.
+/// The load of a datacentre, scaled to a mean utilisation: that of the simulated month and of the month
+/// before it.
 pub struct Load<'a> {
     history: History<'a>,
     busy: Busy,
@@ -97,8 +95,8 @@ pub struct Load<'a> {
 impl<'a> Load<'a> {
     /// Scales the load of a datacentre such that the mean over all servers and the simulated month
     /// is `target`. Every server follows the average server of its tenant; with `server_spread`
-    /// above 0 servers differ from it by a factor that is lognormal with that standard deviation of
-    /// its logarithm.
+    /// above 0, each server differs from it by a lognormal factor, with `server_spread` as the standard deviation
+    /// of its logarithm.
     #[must_use]
     pub fn new(
         datacentre: &'a Datacentre,
@@ -146,7 +144,7 @@ fn weighted<'a>(
     loads.iter().map(Vec::as_slice).zip(servers.iter().copied())
 }
 
-/// Runs one simulation. `progress` gets the share that is done, 0 to 1, and may end the run.
+/// Runs one simulation. `progress` receives the share that is done, 0 to 1, and may end the run.
 ///
 /// # Errors
 /// When a block fits nowhere even with relaxed constraints, or `progress` ends the run.

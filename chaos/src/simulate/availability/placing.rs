@@ -1,4 +1,4 @@
-//! Writes blocks into a cluster of which only the servers and their room matter.
+//! Places blocks in a cluster of which only the servers and their free space matter.
 
 use harvestfs_namenode::engine::cluster::Cluster;
 use harvestfs_protocol::ids::NodeId;
@@ -54,7 +54,7 @@ impl Placing {
         Ok(placing)
     }
 
-    /// The servers of one more block.
+    /// Places one more block and returns its servers.
     pub(super) fn place(&mut self, block: u32) -> Result<Vec<u32>, SimulationError> {
         let writer = self.writers.random_range(0..self.fleet.servers());
         let host = Some(fleet::host(writer));

@@ -17,38 +17,38 @@ use super::part::{NAMENODE_PORT, Part};
 use super::world::{CLUSTER, SEGMENT_BYTES, World};
 use super::{FaultKind, START};
 
-/// Directories: the copy, what is read of it beforehand, the newest one while the copy is in its place, and the one
-/// that is started beside the namenode.
+/// Directories: the copy, a scratch copy of it that is opened to read its last record, the newest directory while the
+/// copy is in its place, and the one that is started beside the namenode.
 const COPY: &str = "namenode-copy";
 const SCRATCH: &str = "namenode-scratch";
 const NEWEST: &str = "namenode-newest";
 const DOUBLE: &str = "namenode-double";
-/// The file in which a datanode remembers how far the namenode was that it obeyed.
+/// The file in which a datanode remembers the last record and the epoch of the namenode that it obeyed.
 const OBEYED: &str = "OBEYED";
 const OBEYED_RECORD: &str = "record ";
 const OBEYED_EPOCH: &str = "epoch ";
 
-/// When the first copy is made, and how often another one.
+/// How long before clients start the first copy is made, and how often further ones are made.
 const FIRST: Duration = Duration::from_secs(2);
 const INTERVAL: Duration = Duration::from_secs(10);
-/// How old a copy has to be: datanodes write every 5 s how far the namenode was that they obeyed.
+/// The minimum age of a copy that is used: datanodes write every 5 s which record of the namenode they obeyed last.
 const AGE_MIN: Duration = Duration::from_secs(6);
-/// For what the newest namenode commanded before it ended.
+/// Time that is left for datanodes to execute what the newest namenode commanded before it ended.
 const COMMANDS: Duration = Duration::from_secs(2);
-/// Once the newest directory is back, clients may believe for the length of a lease what the copy told them, and look at their
-/// leases every half second.
+/// Once the newest directory is back, clients may trust for the length of a lease what they read from the copy, and
+/// check their leases every half second.
 const BELIEVED: Duration = Duration::from_secs(12);
 
-/// The replicas of datanodes.
+/// The complete replicas of datanodes.
 type Replicas = BTreeMap<Part, BTreeSet<PathBuf>>;
 
-/// Copies of a simulation, and what they are used for.
+/// The copies of a simulation, and their uses.
 pub struct Copies {
     is_wanted: bool,
     next: Duration,
     copied: Option<Copied>,
     rolled_back: Option<RolledBack>,
-    /// Until then it is in doubt what was promised, and on until an operator has found the newest namenode well.
+    /// What was promised is in doubt until then, and until an operator has found the newest namenode well.
     doubt_until: Option<Duration>,
     given_up: u64,
     astray: Option<Astray>,
@@ -62,7 +62,7 @@ struct Copied {
 
 struct RolledBack {
     began: Duration,
-    /// Of datanodes to which nothing else happens meanwhile.
+    /// The replicas of datanodes that no other fault affects in the meantime.
     before: Option<Replicas>,
 }
 
@@ -74,7 +74,7 @@ struct Astray {
 }
 
 impl Copies {
-    /// For simulations with these faults.
+    /// Creates the copies of a simulation with these kinds of faults.
     pub fn new(kinds: &[FaultKind]) -> Self {
         let needs_copy = |kind: &FaultKind| matches!(kind, FaultKind::Rollback | FaultKind::Double);
         Self {
@@ -88,7 +88,7 @@ impl Copies {
         }
     }
 
-    /// Whether there are any.
+    /// Whether the faults need copies.
     pub fn are_wanted(&self) -> bool {
         self.is_wanted
     }
@@ -98,8 +98,8 @@ impl Copies {
         self.doubt_until.is_some()
     }
 
-    /// Makes a copy when it is time for one, and looks at what came of those that serve. `is_sound` is whether nothing happens to
-    /// a datanode that could remove replicas.
+    /// Makes a copy when it is time for one, and follows up on a copy that serves. `is_sound` says whether no fault
+    /// affects a datanode that could remove replicas.
     ///
     /// # Errors
     /// When files cannot be written.
@@ -156,8 +156,8 @@ impl Copies {
         Ok(())
     }
 
-    /// The last record of a copy that is old enough, if all these datanodes know more than it does: then it has to find out
-    /// that it is one.
+    /// Returns the last record of the copy if the copy is old enough and all these datanodes know more than it does:
+    /// then it has to find out that it is a copy.
     fn usable(&self, world: &World, datanodes: &[Part]) -> Option<Lsn> {
         let Copied { at, last_record } = self.copied?;
         let knows_more = |part: &Part| world.obeyed(*part) > Some(last_record);
@@ -165,7 +165,7 @@ impl Copies {
         is_usable.then_some(last_record)
     }
 
-    /// Starts the namenode from a copy, if there is one that is old enough; whether there is.
+    /// Starts the namenode from a copy that is old enough, if there is one. Returns whether there is.
     ///
     /// # Errors
     /// When it cannot be started.
@@ -204,8 +204,8 @@ impl Copies {
         world.put_newest_back()
     }
 
-    /// Starts a copy beside the namenode, and has a datanode follow it, if there is a copy that is old enough; whether
-    /// there is.
+    /// Starts a copy that is old enough beside the namenode and has a datanode follow it, if there is such a copy.
+    /// Returns whether there is.
     ///
     /// # Errors
     /// When it cannot be started.
@@ -220,8 +220,8 @@ impl Copies {
         Ok(true)
     }
 
-    /// Ends the copy beside the namenode; its datanode follows the namenode again. `is_weak` is whether it may have lost replicas
-    /// by itself.
+    /// Ends the copy beside the namenode; its datanode follows the namenode again. `is_weak` says whether the datanode
+    /// may have lost replicas on its own.
     ///
     /// # Errors
     /// When it cannot be started.
@@ -284,7 +284,7 @@ impl World {
             }
         }
         disk.copy_synced(&self.path(Part::FIRST_NAMENODE), &copy)?;
-        // To open a journal changes it.
+        // Opening a journal changes it.
         disk.copy_synced(&copy, &scratch)?;
         let options = JournalOptions {
             segment_bytes: SEGMENT_BYTES,
@@ -299,7 +299,7 @@ impl World {
         self.remembered(part, OBEYED_RECORD)
     }
 
-    /// The number of the epoch that a datanode remembers to have obeyed.
+    /// The number of the epoch that a datanode remembers having obeyed.
     pub(super) fn obeyed_epoch(&self, part: Part) -> Option<u64> {
         self.remembered(part, OBEYED_EPOCH)
     }
@@ -311,7 +311,7 @@ impl World {
         value.parse().ok()
     }
 
-    /// The namenode ends, and starts from the copy.
+    /// Ends the namenode, and starts it from the copy.
     fn put_copy_back(&mut self) -> io::Result<()> {
         let namenode = self.path(Part::FIRST_NAMENODE);
         let [copy, newest] = [COPY, NEWEST].map(|name| self.directory().join(name));
@@ -324,7 +324,7 @@ impl World {
         self.start(Part::FIRST_NAMENODE)
     }
 
-    /// The namenode ends, and starts from its newest directory, unless its machine is down.
+    /// Ends the namenode, and starts it from its newest directory unless its machine is down.
     fn put_newest_back(&mut self) -> io::Result<()> {
         let namenode = self.path(Part::FIRST_NAMENODE);
         let newest = self.directory().join(NEWEST);
@@ -341,8 +341,8 @@ impl World {
         Ok(())
     }
 
-    /// Starts the copy on a machine of its own, and a datanode, which is not running, as one that follows it. Returns what an
-    /// operator sees of it.
+    /// Starts the copy on a machine of its own, and a datanode that is not running as one that follows it. Returns what
+    /// an operator sees of the copy.
     fn start_double(&mut self, part: Part) -> io::Result<Look> {
         let [copy, double] = [COPY, DOUBLE].map(|name| self.directory().join(name));
         let disk = SimulatedDisk::new(self.now().as_nanos() as u64);
@@ -359,11 +359,11 @@ impl World {
         Ok(look)
     }
 
-    /// The copy ends, and with it the datanode that follows it.
+    /// Ends the copy, and the datanode that follows it.
     fn end_double(&mut self, part: Part) {
         self.set_double(None);
         self.host(part).crash();
-        // What is left of it is of no use to anybody.
+        // Its remains are of no use; a failure to remove them is harmless.
         let _ = fs::remove_dir_all(self.directory().join(DOUBLE));
     }
 }

@@ -1,7 +1,8 @@
-//! Clients that are cut off right after they renewed their lease, when they believe what they have cached the longest: they
-//! look at it still, while others change it and the namenode waits for the end of the same lease.
+//! Clients that are cut off right after they renewed their lease, which is when they trust their cache the longest:
+//! they still use it while others change files and the namenode waits for the end of the same lease.
 //!
-//! The fault asks for it, the client says when its keepalive is about to be sent and when it was, and the fault cuts.
+//! The fault requests a cut-off; the client reports that its keepalive is about to be sent and that it was sent; then
+//! the fault cuts the network.
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
@@ -10,18 +11,18 @@ use std::time::Duration;
 
 use super::part::Part;
 
-/// How far it is.
+/// The progress of a cut-off.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Stage {
     /// The machine is to be cut off.
     Asked,
-    /// It sends nothing but keepalives until it is.
+    /// The machine sends nothing but keepalives until it is cut off.
     Silent,
-    /// The next one is about to be sent.
+    /// The next keepalive is about to be sent.
     Renewing,
-    /// So it is, and its answer will be late.
+    /// The next keepalive is about to be sent, and its answer will be late.
     Late,
-    /// It was sent.
+    /// The keepalive was sent.
     Renewed,
     /// Nothing gets to the machine, or from it.
     Cut,
@@ -30,9 +31,9 @@ pub enum Stage {
 /// What the fault has to do now.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Due {
-    /// What the namenode sends takes longer, by so much at most.
+    /// Delay what the namenode sends, by at most this.
     Delay(Duration),
-    /// Nothing gets through for so long.
+    /// Cut the machine off for this long.
     Cut(Duration),
 }
 
@@ -43,42 +44,42 @@ struct CutOff {
     lasts: Duration,
 }
 
-/// All that are under way, by machine. Copies are of the same.
+/// All cut-offs in progress, by machine. Clones share them.
 #[derive(Clone, Debug, Default)]
 pub struct CutOffs(Rc<RefCell<BTreeMap<Part, CutOff>>>);
 
 impl CutOffs {
-    /// A machine is to be cut off for so long, after an answer that may be late.
+    /// Requests that a machine be cut off for `lasts`, after an answer that is delayed by at most `late`, if given.
     pub fn ask(&self, part: Part, late: Option<Duration>, lasts: Duration) {
         let stage = Stage::Asked;
         let cut_off = CutOff { stage, late, lasts };
         self.0.borrow_mut().insert(part, cut_off);
     }
 
-    /// It is over, or does not come to it.
+    /// Removes the cut-off of a machine, which is over or will not happen.
     pub fn end(&self, part: Part) {
         self.0.borrow_mut().remove(&part);
     }
 
-    /// How far it is with a machine.
+    /// The progress of the cut-off of a machine.
     pub fn stage(&self, part: Part) -> Option<Stage> {
         self.0.borrow().get(&part).map(|it| it.stage)
     }
 
-    /// Whether a machine is to send nothing that it can leave.
+    /// Whether a machine is to send nothing that it can omit.
     pub fn is_silent(&self, part: Part) -> bool {
         let stage = self.stage(part);
         stage.is_some_and(|stage| stage != Stage::Cut)
     }
 
-    /// The client is so far.
+    /// Advances the cut-off of a client to the given stage.
     pub fn go_on(&self, part: Part, stage: Stage) {
         if let Some(it) = self.0.borrow_mut().get_mut(&part) {
             it.stage = stage;
         }
     }
 
-    /// What is due, which the caller does.
+    /// Takes what is due, which the caller has to do.
     pub fn take_due(&self) -> Vec<(Part, Due)> {
         let mut due = Vec::new();
         for (part, it) in self.0.borrow_mut().iter_mut() {

@@ -1,9 +1,10 @@
-//! A namenode of a group that an operator takes in again, one at a time.
+//! A namenode of a group that an operator adds again, one at a time.
 //!
-//! Its directory was put back to an older copy, for good: it has forgotten what it told the others. What it has forgotten
-//! the leader knows, and nothing happens to the two until it has said so: it is recognised only when one of those that know
-//! is reached ([adr/0026](../../../../docs/adr/0026-consensus-library.md)). Or it has an empty directory, since the one
-//! before was lost, or since it had to leave the group. And copies of the directory that are started beside one.
+//! Either its directory was permanently replaced by an older copy, so that it has forgotten what it sent to the others.
+//! The leader knows what was forgotten, and no fault affects the two until the leader has said so: a member that forgot
+//! is recognised only when it reaches one that knows ([adr/0026](../../../../docs/adr/0026-consensus-library.md)). Or
+//! it has an empty directory, because the former one was lost or because it had to leave the group. The module also
+//! starts copies of a directory beside its namenode.
 
 use std::cell::Cell;
 use std::fs;
@@ -24,34 +25,34 @@ use super::part::{NAMENODE_PORT, Part};
 use super::world::{CLUSTER, SEGMENT_BYTES, World};
 use crate::live::admin::Admin;
 
-/// How long the leader may take to call it.
+/// How long the leader may take to contact the namenode.
 const CALLED_WITHIN: Duration = Duration::from_secs(2);
-/// How often an operator looks whether the namenode is a member.
+/// How often an operator checks whether the namenode is a member.
 const LOOK: Duration = Duration::from_millis(500);
-/// What the leader says of a member before it has heard of its new start says nothing.
+/// What the leader reports about a member is meaningless until it has noticed that the member was started again.
 const HEARD_OF_WITHIN: Duration = Duration::from_secs(4);
-/// A member that the leader has heard of so lately answers.
+/// A member from which the leader has heard within this time answers.
 const ANSWERS_MS: u64 = 1_000;
-/// How long a namenode may take to say that it hands over, before the next one is asked.
+/// How long a namenode may take to answer a request to hand over, before the next one is asked.
 const ASKED_WITHIN: Duration = Duration::from_millis(100);
-/// How often it is looked whether a copy serves.
+/// How often an operator checks whether a copy serves.
 const LOOK_AT_COPY: Duration = Duration::from_millis(20);
-/// Where the copy beside a namenode is.
+/// The directory of the copy beside a namenode.
 const DOUBLE: &str = "namenode-double";
-/// It lacks no more records than this.
+/// A member that has caught up lacks no more records than this.
 const BEHIND_MAX: u64 = 50;
-/// The file with its vote and the number of times that this was written, below its directory.
+/// The file below a namenode's directory with its vote and the number of times that this was written.
 const MEMBER_FILE: &str = "journal/member";
-/// How often it is looked whether that is still the one in the copy, and after how long the leader has heard of
-/// another one for certain: it calls every 50 ms.
+/// How often the file is compared with the one in the copy, and after how long the leader has certainly heard of a
+/// newer one: it contacts members every 50 ms.
 const LOOK_AT_MEMBER: Duration = Duration::from_millis(50);
 const HEARD_OF: Duration = Duration::from_secs(1);
 
-/// See the module.
+/// The namenode that is being added again, and the copy or removal that precedes it.
 #[derive(Default)]
 pub struct Forgotten {
     rejoining: Option<Rejoining>,
-    /// One is to leave as long as this is so.
+    /// While this is true, the operator keeps asking that a namenode leave.
     leaving: Option<Rc<Cell<bool>>>,
     copied: Option<Copied>,
 }
@@ -60,24 +61,25 @@ pub struct Forgotten {
 struct Copied {
     part: Part,
     next_look: Duration,
-    /// Since when this leader, to which nothing happens, hears what the copy does not know.
+    /// Since when this leader, which no fault affects, learns what the copy does not know; the leader is its machine
+    /// and term.
     known_since: Option<(Duration, (Part, u64))>,
 }
 
 struct Rejoining {
     part: Part,
-    /// Until then nothing may happen to the namenodes.
+    /// No fault may affect the namenodes until then.
     noticed_at: Duration,
     is_member: Rc<Cell<bool>>,
 }
 
 impl Forgotten {
-    /// Whether one has forgotten something, and is no sound member of the group again yet.
+    /// Whether there is a namenode that is not a sound member of the group again yet.
     pub fn is_any(&self) -> bool {
         self.rejoining.is_some()
     }
 
-    /// Whether the leader may not have called it yet.
+    /// Whether the leader may not have contacted it yet.
     pub fn is_unnoticed(&self, now: Duration) -> bool {
         let rejoining = self.rejoining.as_ref();
         rejoining.is_some_and(|it| now < it.noticed_at)
@@ -88,7 +90,7 @@ impl Forgotten {
         self.rejoining.as_ref().is_some_and(|it| it.part == part)
     }
 
-    /// A copy is made, which takes the place of the directory later.
+    /// Makes a copy, which replaces the directory later.
     ///
     /// # Errors
     /// When the files of the simulation cannot be read, or the copy written.
@@ -101,7 +103,7 @@ impl Forgotten {
         world.copy_directory_of(part)
     }
 
-    /// Looks whether the copy lacks something that the leader knows. `leader` is one to which nothing happens, and its
+    /// Checks whether the copy lacks something that the leader knows. `leader` is one that no fault affects, and its
     /// term.
     pub fn look_at_copy(&mut self, leader: Option<(Part, u64)>, world: &World) {
         let now = world.now();
@@ -118,7 +120,7 @@ impl Forgotten {
         });
     }
 
-    /// The copy takes the place of the directory, and the namenode is started.
+    /// Replaces the directory by the copy, and starts the namenode.
     ///
     /// # Errors
     /// When the files of the simulation cannot be changed.
@@ -147,7 +149,7 @@ impl Forgotten {
         self.take_in_again((part, forgot_as), CALLED_WITHIN, world, journal)
     }
 
-    /// The namenode gets an empty directory, and is started.
+    /// Gives the namenode an empty directory, and starts it.
     ///
     /// # Errors
     /// When the files of the simulation cannot be changed.
@@ -160,11 +162,11 @@ impl Forgotten {
         self.leaving.take().inspect(|leaving| leaving.set(false));
         world.empty_directory_of(part)?;
         journal.note(&part.to_string(), format_args!("its directory is empty"));
-        // Its number is another one: nobody takes it for the one that it was.
+        // It gets a new member id, so no other member takes it for the one that it was.
         self.take_in_again((part, None), Duration::ZERO, world, journal)
     }
 
-    /// An operator has it leave the group, until it begins anew.
+    /// Has an operator remove it from the group, until it begins with an empty directory.
     ///
     /// # Errors
     /// When no identity can be issued.
@@ -182,7 +184,8 @@ impl Forgotten {
         Ok(())
     }
 
-    /// `forgot_as`: it must not be a member with this number, since it has forgotten what it told the others.
+    /// Has an operator add the namenode again. It must not become a member with the id `forgot_as`, since it has
+    /// forgotten what it sent to the others under that id.
     fn take_in_again(
         &mut self,
         (part, forgot_as): (Part, Option<u64>),
@@ -211,7 +214,7 @@ impl Forgotten {
         Ok(())
     }
 
-    /// Time goes on.
+    /// Notices when the namenode is a sound member again.
     pub fn go_on(&mut self) {
         if self.rejoining.as_ref().is_some_and(|it| it.is_member.get()) {
             self.rejoining = None;
@@ -233,8 +236,8 @@ impl Admins {
         })
     }
 
-    /// Returns when it is a member that lacks nothing, with its number. It may be one all the time: it had nothing to
-    /// forget.
+    /// Waits until the namenode is a member that has caught up, and returns its id. It may have been one all the time,
+    /// if it had nothing to forget.
     async fn add_again(&mut self, addr: SocketAddr, journal: &Journal) -> u64 {
         let began = journal.now();
         loop {
@@ -256,7 +259,7 @@ impl Admins {
                 {
                     return here.id;
                 }
-                // Refused as long as it is a member, as far as the leader knows.
+                // The leader refuses while it still considers it a member.
                 if !is_sound {
                     admin.add(addr).await;
                 }
@@ -264,7 +267,7 @@ impl Admins {
         }
     }
 
-    /// Has a member leave the group, if another one leads or can.
+    /// Removes a member from the group; if it leads, another one is asked to lead first.
     async fn remove(&mut self, addr: SocketAddr) {
         for admin in &mut self.0 {
             let Some(status) = leading(admin).await else {
@@ -285,13 +288,13 @@ impl Admins {
     }
 }
 
-/// What the leader says of the group; none of another one.
+/// The status of the group if the asked namenode leads, otherwise `None`.
 pub async fn leading(admin: &mut Admin) -> Option<GroupStatus> {
     admin.group().await.filter(|it| it.leader == Some(it.this))
 }
 
 impl World {
-    /// Where the copy of the directory of a part is.
+    /// The path of the copy of a part's directory.
     fn copy_of(&self, part: Part) -> PathBuf {
         self.directory().join(format!("{part}-before"))
     }
@@ -308,17 +311,17 @@ impl World {
         self.disk(part).copy_synced(&self.path(part), &copy)
     }
 
-    /// Whether a member has written down what the copy of its directory does not have.
+    /// Whether a member has written something that the copy of its directory lacks.
     fn lacks_copy_of(&self, part: Part) -> bool {
         let read = |directory: PathBuf| fs::read(directory.join(MEMBER_FILE));
-        // It may be about to get an empty directory.
+        // Its directory may be about to be replaced by an empty one.
         let (Ok(here), Ok(copy)) = (read(self.path(part)), read(self.copy_of(part))) else {
             return false;
         };
         here != copy
     }
 
-    /// The namenode ends, and starts from the copy.
+    /// Ends the namenode, and starts it from the copy.
     fn put_back_copy_of(&mut self, part: Part) -> io::Result<()> {
         let (directory, copy) = (self.path(part), self.copy_of(part));
         self.host(part).crash();
@@ -329,7 +332,7 @@ impl World {
         self.start(part)
     }
 
-    /// The namenode ends, and starts from an empty directory.
+    /// Ends the namenode, and starts it from an empty directory.
     fn empty_directory_of(&mut self, part: Part) -> io::Result<()> {
         self.reimage(part)?;
         self.host(part).boot()?;
@@ -339,7 +342,7 @@ impl World {
         self.start(part)
     }
 
-    /// Starts a copy of the directory of a namenode on a machine of its own. It must serve nobody.
+    /// Starts a copy of a namenode's directory on a machine of its own. The copy must not serve any client.
     ///
     /// # Errors
     /// When the files of the simulation cannot be read, or the copy written.
@@ -376,16 +379,16 @@ impl World {
         Ok(())
     }
 
-    /// The copy ends.
+    /// Ends the copy.
     pub(super) fn end_double_of_member(&mut self) {
         self.set_double(None);
-        // What is left of it is of no use to anybody.
+        // Its remains are of no use; a failure to remove them is harmless.
         let _ = fs::remove_dir_all(self.directory().join(DOUBLE));
     }
 }
 
-/// An operator has these namenodes lead one after another, each so long after the one before was asked for, whoever
-/// leads now.
+/// Has an operator ask these namenodes to lead one after another, each so long after the request for the one before,
+/// regardless of which namenode leads by then.
 pub fn hand_over(to: Vec<(Duration, Part)>, world: &World) -> io::Result<()> {
     let connect = Admins::of(world)?;
     world.spawn_outside(async move {

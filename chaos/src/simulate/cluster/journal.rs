@@ -1,15 +1,16 @@
-//! What happened in a simulation, in the order in which it happened.
+//! The trace of a simulation: what happened, in order.
 
 use std::cell::{Cell, RefCell};
 use std::fmt;
 use std::rc::Rc;
 use std::time::Duration;
 
-/// See the module. Copies are of one journal, each for another program.
+/// The trace of a simulation, with the promises that were found broken. Clones share one journal; each program has
+/// its own clone.
 #[derive(Debug, Default)]
 pub struct Journal {
     inner: Rc<Inner>,
-    /// How often doubt had begun or ended when the program's operation began; none: what it finds always counts.
+    /// The value of `turns` when the program's operation began; `None`: its findings always count.
     began: Cell<Option<u64>>,
 }
 
@@ -30,15 +31,15 @@ struct Inner {
     failed_at: Cell<Option<Duration>>,
     operations: Cell<u64>,
     errors: Cell<u64>,
-    /// How often it became doubtful what is promised, or certain again.
+    /// How often it became doubtful what is promised, or certain again: odd while it is doubtful.
     turns: Cell<u64>,
 }
 
-/// More are the consequence of the first ones.
+/// Further ones are usually consequences of the first.
 const FAILURES_MAX: usize = 20;
 
 impl Journal {
-    /// Time goes on.
+    /// Sets the time of the lines that follow.
     pub fn advance(&self, now: Duration) {
         self.inner.now.set(now);
     }
@@ -48,7 +49,7 @@ impl Journal {
         self.inner.now.get()
     }
 
-    /// One more line.
+    /// Adds a line.
     pub fn note(&self, part: &str, what: fmt::Arguments<'_>) {
         let at_s = self.inner.now.get().as_secs_f64();
         self.inner
@@ -57,7 +58,7 @@ impl Journal {
             .push(format!("{at_s:10.3} {part}: {what}"));
     }
 
-    /// What is promised becomes doubtful, or certain again.
+    /// Notes that it becomes doubtful what is promised, or certain again.
     pub fn turn_doubt(&self) {
         self.inner.turns.set(self.inner.turns.get() + 1);
         let now = match self.is_in_doubt() {
@@ -67,35 +68,35 @@ impl Journal {
         self.note("promises", format_args!("are {now} from now on"));
     }
 
-    /// Whether what is promised now is doubtful.
+    /// Whether it is doubtful at present what is promised.
     pub fn is_in_doubt(&self) -> bool {
         !self.inner.turns.get().is_multiple_of(2)
     }
 
-    /// Something begins that finds whether promises are kept.
+    /// Begins a check of promises.
     pub fn begin(&self) {
         self.began.set(Some(self.inner.turns.get()));
     }
 
-    /// Whether what came of it counts: nothing was in doubt meanwhile.
+    /// Whether findings since `begin` count: nothing was in doubt in the meantime.
     pub fn is_certain(&self) -> bool {
         let began = self.began.get();
         began.is_none_or(|began| began == self.inner.turns.get() && !self.is_in_doubt())
     }
 
-    /// An operation begins.
+    /// Counts an operation, which begins.
     pub fn operation(&self) {
         self.begin();
         self.inner.operations.set(self.inner.operations.get() + 1);
     }
 
-    /// An operation failed, as it may under faults.
+    /// Counts an operation that failed, as it may under faults.
     pub fn error(&self, part: &str, error: &dyn fmt::Display) {
         self.inner.errors.set(self.inner.errors.get() + 1);
         self.note(part, format_args!("error: {error}"));
     }
 
-    /// A promise was broken, if what is found counts.
+    /// Reports a broken promise, if findings count now.
     pub fn failure(&self, what: String) {
         if self.is_certain() {
             self.broken(what);
@@ -104,7 +105,7 @@ impl Journal {
         }
     }
 
-    /// A promise was broken that holds also while an older copy of the namenode serves.
+    /// Reports a broken promise that must hold even while an older copy of the namenode serves.
     pub fn broken(&self, what: String) {
         self.note("FAILURE", format_args!("{what}"));
         let first = self.inner.failed_at.get().unwrap_or(self.inner.now.get());
@@ -115,17 +116,17 @@ impl Journal {
         }
     }
 
-    /// Operations so far.
+    /// The number of operations so far.
     pub fn operations(&self) -> u64 {
         self.inner.operations.get()
     }
 
-    /// Operations that failed so far.
+    /// The number of operations that have failed so far.
     pub fn errors(&self) -> u64 {
         self.inner.errors.get()
     }
 
-    /// Promises that were broken so far.
+    /// The promises that have been found broken so far, the first 20.
     pub fn failures(&self) -> Vec<String> {
         self.inner.failures.borrow().clone()
     }
@@ -135,7 +136,7 @@ impl Journal {
         self.inner.failed_at.get()
     }
 
-    /// All lines so far, which are removed.
+    /// Takes all lines so far.
     pub fn take_lines(&self) -> Vec<String> {
         self.inner.lines.take()
     }

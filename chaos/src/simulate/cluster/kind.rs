@@ -5,29 +5,29 @@ use super::part::Part;
 /// A kind of fault.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum FaultKind {
-    /// A machine stops, and starts again a moment later.
+    /// A machine crashes, and starts again a moment later.
     Crash,
-    /// Nothing on a machine runs for a while; its clocks go on.
+    /// Nothing on a machine runs for a while; its clocks continue.
     Hang,
-    /// A machine sleeps for a while, and only the clock since its start goes on.
+    /// A machine is suspended for a while; only its clock since boot and its wall clock continue.
     Suspend,
-    /// Nothing gets from a machine to some others, or from them to it, or both.
+    /// No datagram gets from a machine to some others, or from them to it, or both.
     Partition,
     /// Datagrams from and to a machine are lost.
     Loss,
     /// Datagrams from and to a machine take longer, and overtake each other.
     Delay,
-    /// Datagrams from and to a machine come twice.
+    /// Datagrams from and to a machine arrive twice.
     Duplicate,
-    /// A machine loses its power, and what its disk had not stored.
+    /// A machine loses power, and with it what its disk had not made durable.
     PowerLoss,
-    /// All machines do at the same time, or all but datanodes.
+    /// All machines lose power at the same time, or all but the datanodes.
     Blackout,
-    /// A sync of a server's disk fails, and what it was to write is lost.
+    /// A sync of a server's disk fails, and what it should have written is lost.
     FailedSync,
     /// Some operations of a disk fail.
     DiskError,
-    /// Nothing more fits on a disk.
+    /// A disk is full.
     DiskFull,
     /// One bit of a replica changes.
     Rot,
@@ -35,33 +35,33 @@ pub enum FaultKind {
     Reimage,
     /// Operations of a server's disk take long.
     SlowDisk,
-    /// The owner of a server needs it.
+    /// A server is busy: its owner needs it.
     Busy,
-    /// The clocks of all machines go faster or slower from then on, each by its own rate.
+    /// The clocks of all machines run faster or slower from then on, each at its own rate.
     Drift,
     /// The wall clock of a machine is wrong for a while.
     Jump,
-    /// The namenode's directory is put back to an older copy, and the newest one back in its place later.
+    /// The namenode's directory is replaced by an older copy; later the newest one is put back.
     Rollback,
-    /// A copy of the namenode's directory is started beside it, and a datanode follows that; of several namenodes, a copy of
-    /// that of one.
+    /// A copy of the namenode's directory is started beside it, and a datanode follows the copy. In a group, the copy
+    /// is one of a member's directory, and must serve nobody.
     Double,
-    /// Of several namenodes, this one is asked to lead.
+    /// A namenode of a group is asked to lead.
     Transfer,
     /// All other namenodes lose their power at the same time.
     Outage,
-    /// Some machines and this namenode reach each other only, and the other namenodes and the rest do.
+    /// The network splits in two: this namenode and some machines, and the other namenodes and the remaining machines.
     Split,
-    /// The directory of a namenode is put back to an older copy for good, and it is taken into the group again.
+    /// The directory of a namenode is permanently replaced by an older copy, and it is added to the group again.
     Forget,
-    /// The directory of a namenode is lost, and it is taken into the group again with an empty one.
+    /// The directory of a namenode is lost, and it is added to the group again with an empty one.
     Wipe,
-    /// An operator has a namenode leave the group, and takes it in again with an empty directory.
+    /// An operator removes a namenode from the group, and adds it again with an empty directory.
     Leave,
 }
 
 impl FaultKind {
-    /// All of them.
+    /// All kinds of faults.
     pub const ALL: [Self; 26] = [
         Self::Crash,
         Self::Hang,
@@ -91,7 +91,7 @@ impl FaultKind {
         Self::Leave,
     ];
 
-    /// The name that users give.
+    /// The name on the command line.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -124,11 +124,11 @@ impl FaultKind {
         }
     }
 
-    /// Whether it can happen where there are several namenodes, or one.
+    /// Whether it can happen to a group of namenodes (`is_group`), or to a single one.
     #[must_use]
     pub fn is_for_group(self, is_group: bool) -> bool {
         match self {
-            // Of a group, an older copy never leads: see `Forget`.
+            // In a group, an older copy never leads: see `Forget`.
             Self::Rollback => !is_group,
             Self::Transfer
             | Self::Outage
@@ -158,12 +158,12 @@ impl FaultKind {
         }
     }
 
-    /// Whether operations of a disk fail.
+    /// Whether it makes operations of a disk fail.
     pub(super) fn is_of_disk(self) -> bool {
         matches!(self, Self::FailedSync | Self::DiskError | Self::DiskFull)
     }
 
-    /// Whether nothing runs on a machine meanwhile that was not started anew.
+    /// Whether it ends everything that runs on the machine, so that only what is started again runs afterwards.
     pub(super) fn is_down(self) -> bool {
         matches!(
             self,
@@ -176,8 +176,8 @@ impl FaultKind {
         )
     }
 
-    /// Whether it can happen to a machine. What a disk has lost for good, it loses on the `weak` datanode only: each
-    /// block has a replica on another one, as soon as it is acknowledged.
+    /// Whether it can happen to a machine. Only the disk of the `weak` datanode loses data permanently: each
+    /// block has a replica on another one as soon as it is acknowledged.
     pub(super) fn is_for(self, part: Part, weak: Part) -> bool {
         match self {
             Self::Crash

@@ -1,4 +1,4 @@
-//! What happens to the network between machines, and to their clocks.
+//! Faults of the network between machines, and of their clocks.
 
 use std::time::Duration;
 
@@ -12,8 +12,7 @@ use super::kind::FaultKind;
 use super::part::Part;
 use super::world::World;
 
-/// How much faster or slower than time clocks go at most, in millionths. Leases allow for a hundredth between two of them
-/// (`LEASE_BELIEVED` in `protocol/src/limits.rs`).
+/// The largest drift of a clock from virtual time, in millionths. Leases allow for a hundredth between two clocks
 const DRIFT_MAX_PPM: i64 = 4_500;
 
 /// Nothing arrives.
@@ -24,7 +23,7 @@ pub const CUT: Link = Link {
     cut: true,
 };
 
-/// From a machine and to it, for all others.
+/// Sets the links from a machine to all others and back.
 pub fn set_all(part: Part, link: Link, world: &World) {
     for other in world.parts() {
         world.set_link(part, other, link);
@@ -32,7 +31,7 @@ pub fn set_all(part: Part, link: Link, world: &World) {
     }
 }
 
-/// From a machine, to it, or both; to and from all others, or some.
+/// Sets the links from a machine, to it, or both, for all others or for some of them.
 pub fn change(link: Link, part: Part, parts: &[Part], world: &World, rng: &mut SmallRng) {
     let (from, to) = [(true, true), (true, false), (false, true)]
         .choose(rng)
@@ -52,7 +51,7 @@ pub fn change(link: Link, part: Part, parts: &[Part], world: &World, rng: &mut S
     }
 }
 
-/// A namenode and some machines reach each other only; so do the other namenodes and the rest.
+/// Splits the network in two: a namenode and some machines, and the other namenodes and the remaining machines.
 pub fn split(namenode: Part, parts: &[Part], world: &World, rng: &mut SmallRng) {
     let is_with = |part: &Part| *part == namenode || !part.is_namenode() && rng.random();
     let (with, without): (Vec<Part>, Vec<Part>) = parts.iter().copied().partition(is_with);
@@ -64,7 +63,7 @@ pub fn split(namenode: Part, parts: &[Part], world: &World, rng: &mut SmallRng) 
     }
 }
 
-/// The clocks of all machines go on at other rates.
+/// Changes the rates of the clocks of all machines.
 pub fn drift(number: u32, world: &mut World, journal: &Journal, rng: &mut SmallRng) {
     for part in world.parts() {
         let ppm = match rng.random_range(0..3) {

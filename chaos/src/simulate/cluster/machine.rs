@@ -18,22 +18,22 @@ use tokio::task::{JoinHandle, LocalSet};
 use super::network::Network;
 use crate::random;
 
-/// What the wall clocks of all machines say when a simulation begins, in milliseconds since 1970.
+/// The time of all wall clocks when a simulation begins, in milliseconds since 1970.
 pub const BEGAN_UNIX_MS: u64 = 1_800_000_000_000;
 
-/// See the module.
+/// A machine: a runtime with a clock of its own.
 pub struct Host {
     clocks: Rc<Clocks>,
-    /// None: it crashed.
+    /// `None` after a crash.
     running: Option<Running>,
     is_stopped: bool,
-    /// How much faster than time its clocks go, in millionths.
+    /// How much faster than virtual time its clocks run, in millionths.
     drift_ppm: i64,
-    /// Time by which they have to go on, but less than a step of timers.
+    /// Time by which its clocks are still to advance: less than a step of timers.
     owed_ns: i64,
 }
 
-/// Timers go in steps of this.
+/// The resolution of timers.
 const STEP_NS: i64 = 1_000_000;
 
 struct Running {
@@ -45,15 +45,15 @@ struct Clocks {
     ip: IpAddr,
     network: Arc<Network>,
     rng: RefCell<SmallRng>,
-    /// The runtime's clock when it started, and how long the machine had run by then.
+    /// The runtime's clock when it started.
     started: Cell<Option<tokio::time::Instant>>,
     ran_before: Cell<Duration>,
-    /// Since it started, it was suspended so long.
+    /// How long it has been suspended since it started.
     slept: Cell<Duration>,
     elapsed: Cell<Duration>,
-    /// How far its wall clock is from those of others, in milliseconds.
+    /// How far its wall clock is ahead of those of others, in milliseconds.
     wall_offset_ms: Cell<i64>,
-    /// The shortest and the longest that an operation of its disk takes.
+    /// The shortest and the longest time that an operation of its disk takes.
     disk_latency: Cell<(Duration, Duration)>,
     disk_rng: RefCell<SmallRng>,
 }
@@ -80,7 +80,7 @@ impl Machine for Clocks {
         if min == max {
             return max;
         }
-        // Most take little of it.
+        // Most operations are near the minimum.
         let share: f64 = self.disk_rng.borrow_mut().random();
         min + (max - min).mul_f64(share.powi(4))
     }
@@ -91,7 +91,7 @@ impl Machine for Clocks {
 }
 
 impl Host {
-    /// A machine on which nothing runs yet.
+    /// Creates a machine on which nothing runs yet.
     ///
     /// # Errors
     /// When the system gives no runtime.
@@ -118,7 +118,7 @@ impl Host {
         Ok(host)
     }
 
-    /// Starts it (again).
+    /// Starts the machine (again).
     ///
     /// # Errors
     /// When the system gives no runtime.
@@ -138,7 +138,7 @@ impl Host {
         Ok(())
     }
 
-    /// Everything that runs on it ends at once.
+    /// Ends everything that runs on the machine immediately.
     pub fn crash(&mut self) {
         let _entered = machine::enter(self.clocks.clone());
         if let Some(Running { tasks, runtime }) = self.running.take() {
@@ -148,13 +148,13 @@ impl Host {
         self.clocks.started.set(None);
     }
 
-    /// Does something as what runs on it would.
+    /// Calls `work` with the machine's clocks, randomness and network, as a program on it would.
     pub fn during<T>(&self, work: impl FnOnce() -> T) -> T {
         let _entered = machine::enter(self.clocks.clone());
         work()
     }
 
-    /// Runs something on it, beside what runs there.
+    /// Spawns a task on the machine. Returns `None` if the machine is down.
     pub fn spawn<T: 'static>(
         &self,
         work: impl Future<Output = T> + 'static,
@@ -164,12 +164,12 @@ impl Host {
         Some(running.tasks.spawn_local(work))
     }
 
-    /// Nothing on it runs any more, until [`Host::go_on`] or [`Host::wake_up`].
+    /// Stops everything on the machine, until [`Host::go_on`] or [`Host::wake_up`].
     pub fn stop(&mut self) {
         self.is_stopped = true;
     }
 
-    /// What runs on it goes on after `stopped`, late for everything that was to happen meanwhile.
+    /// Resumes the machine after it was stopped for `stopped`: timers that were due in the meantime fire late.
     pub fn go_on(&mut self, stopped: Duration) {
         self.is_stopped = false;
         if let Some(running) = &self.running {
@@ -178,34 +178,34 @@ impl Host {
         }
     }
 
-    /// What runs on it goes on after `slept`. Of its clocks, that since its start and the wall clock have gone on,
-    /// timers have not.
+    /// Resumes the machine after it was suspended for `slept`. Its clock since boot and its wall clock have advanced,
+    /// its timers have not.
     pub fn wake_up(&mut self, slept: Duration) {
         self.is_stopped = false;
         self.clocks.slept.set(self.clocks.slept.get() + slept);
     }
 
-    /// Whether something can run on it, or go on to.
+    /// Whether the machine is started, be it stopped or not.
     pub fn is_up(&self) -> bool {
         self.running.is_some()
     }
 
-    /// Its clocks go faster than time from now on by so many millionths, or slower.
+    /// Makes its clocks run faster (or slower, if negative) than virtual time by so many millionths from now on.
     pub fn set_drift(&mut self, ppm: i64) {
         self.drift_ppm = ppm;
     }
 
-    /// Its wall clock jumps, and is so far from those of others from now on.
+    /// Makes its wall clock jump, so that it is this far ahead of those of others from now on.
     pub fn set_wall_offset(&self, ms: i64) {
         self.clocks.wall_offset_ms.set(ms);
     }
 
-    /// Operations of its disk take so long from now on, at least and at most.
+    /// Sets how long operations of its disk take from now on, at least and at most.
     pub fn set_disk_latency(&self, min: Duration, max: Duration) {
         self.clocks.disk_latency.set((min, max));
     }
 
-    /// How far its clocks go on in `time`.
+    /// How far its clocks advance in `time`.
     fn drifted(&mut self, time: Duration) -> Duration {
         if (self.drift_ppm, self.owed_ns) == (0, 0) {
             return time;
@@ -217,7 +217,7 @@ impl Host {
         Duration::from_nanos(whole_ns as u64)
     }
 
-    /// Time goes on by `time`, its clocks as they do, and what is to happen by then happens.
+    /// Runs the machine for `time` (subject to the drift of its clocks), with everything that is due in it.
     pub fn run_for(&mut self, time: Duration) {
         let time = self.drifted(time);
         if time.is_zero() {
@@ -225,7 +225,7 @@ impl Host {
         }
         if let Some(running) = self.running.as_ref().filter(|_| !self.is_stopped) {
             let _entered = machine::enter(self.clocks.clone());
-            // Of tasks that may run on any thread, as openraft's, some start others that may not.
+            // Some tasks that may run on any thread, such as openraft's, start others that may not.
             let _local = running.tasks.enter();
             let until = tokio::time::sleep;
             running

@@ -1,5 +1,5 @@
-//! A whole cluster on one thread, in virtual time: the production code of namenode, datanodes and
-//! clients, each part on a machine of its own, over a network of datagrams, decided by one seed.
+//! A whole cluster on one thread, in virtual time: the production code of namenodes, datanodes,
+//! clients and mounts, each part on a machine of its own, over a network of datagrams, decided by one seed.
 
 mod copies;
 mod cut_off;
@@ -53,16 +53,16 @@ use self::world::{HEALING_TICK, REPLICATION, TICK, World};
 use crate::live::admin::Admin;
 use crate::random;
 
-/// Until all datanodes have registered.
+/// Time that is left for all datanodes to register.
 const START: Duration = Duration::from_secs(5);
 /// How long the cluster may take to become whole once the faults are over. After many servers fell silent together,
-/// repair waits for ten minutes, and what is left of a lost block becomes one five minutes later.
+/// repair waits for ten minutes, and the remains of a lost block become a block five minutes later.
 const HEAL_MAX: Duration = Duration::from_secs(1_000);
 /// How long a client waits before it opens a session again.
 const RECONNECT_PAUSE: Duration = Duration::from_millis(500);
-/// In one of so many simulations clients use files that have blocks of their own, which takes long.
+/// In one simulation out of this many, clients use files that have blocks of their own, which takes long.
 const WITH_LONE_FILES: u32 = 4;
-/// How often it is looked whether the cluster is whole.
+/// How often the simulation checks whether the cluster is whole.
 const LOOK: Duration = Duration::from_secs(2);
 
 /// What is simulated.
@@ -70,52 +70,52 @@ const LOOK: Duration = Duration::from_secs(2);
 pub struct Options {
     /// Decides everything.
     pub seed: u64,
-    /// How long clients work and faults begin, in virtual time.
+    /// The virtual time during which clients work and faults begin.
     pub length: Duration,
-    /// Namenodes: 1, or a group of several.
+    /// Number of namenodes: 1, or a group of several.
     pub namenodes: u8,
-    /// Datanodes, at least one.
+    /// Number of datanodes, at least one.
     pub datanodes: u8,
-    /// Clients, at least one.
+    /// Number of clients, at least one.
     pub clients: u8,
-    /// Mounts.
+    /// Number of mounts.
     pub mounts: u8,
-    /// Kinds of faults; none: nothing fails.
+    /// Kinds of faults; if empty, nothing fails.
     pub faults: Vec<FaultKind>,
-    /// Faults that are given instead of drawn; `faults` says nothing then.
+    /// Faults that are given instead of drawn; `faults` is ignored then.
     pub replay: Option<Vec<Given>>,
     /// Faults that are left out, by their numbers.
     pub without: BTreeSet<u32>,
     /// The simulation ends as soon as a promise is broken.
     pub until_failure: bool,
-    /// The simulation ends with the faults: what is to be seen in the end is not looked at, which takes most of the time.
+    /// The simulation ends with the faults, without the final checks, which take most of the time.
     pub until_calm: bool,
-    /// Where the files of a simulation are while it runs. A directory of its own is made there.
+    /// Where the simulation creates a temporary directory for its files.
     pub directory: PathBuf,
     /// Ends the simulation when it is set.
     pub interrupted: Arc<AtomicBool>,
 }
 
-/// What came of a simulation.
+/// The result of a simulation.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Report {
-    /// Promises that were broken, the first 20.
+    /// The first 20 promises that were found broken.
     pub failures: Vec<String>,
-    /// Operations of clients.
+    /// Number of operations of clients.
     pub operations: u64,
-    /// Of these: those that failed.
+    /// Number of these operations that failed.
     pub errors: u64,
-    /// Datagrams that were sent.
+    /// Number of datagrams that were not lost on sending; one that is duplicated counts twice.
     pub datagrams: u64,
-    /// A sum over who sent how much to whom and when.
+    /// A digest of the sender, receiver, length and time of every datagram.
     pub digest: u64,
-    /// Faults that began or were left out.
+    /// Number of faults that began or were left out.
     pub faults: u32,
     /// When the first promise was found broken.
     pub failed_at: Option<Duration>,
-    /// Virtual time.
+    /// The virtual time that passed.
     pub took: Duration,
-    /// What happened, in lines.
+    /// The trace of what happened, line by line.
     pub trace: Vec<String>,
 }
 
@@ -196,7 +196,7 @@ struct Simulation {
     faults: Faults,
     group: Group,
     journal: Journal,
-    /// Clients come to an end.
+    /// Asks clients and mounts to finish.
     stop: Rc<Cell<bool>>,
     board: Rc<RefCell<Board>>,
     names: Rc<RefCell<History>>,
@@ -230,7 +230,7 @@ impl Simulation {
         self.finish()
     }
 
-    /// A promise was broken, and that was all there was to find.
+    /// Whether a promise was broken, and the simulation was only to find that.
     fn is_over(&self) -> bool {
         self.until_failure && self.journal.failed_at().is_some()
     }
@@ -273,7 +273,7 @@ impl Simulation {
         }
         if self.faults.are_in_doubt() != self.journal.is_in_doubt() {
             self.journal.turn_doubt();
-            // Sessions that another namenode knows are not resumed.
+            // Sessions that only the other namenode knows cannot be resumed.
             for (number, client) in (0..).zip(&self.clients) {
                 client.memory.borrow_mut().session_ended();
                 self.log
@@ -290,7 +290,7 @@ impl Simulation {
         self.restarted(&restarted)
     }
 
-    /// Has a client work, with one session after the other.
+    /// Starts a client, which works in one session after another.
     fn start_client(&mut self, number: u8) -> io::Result<()> {
         let of_client = &self.clients[usize::from(number)];
         let (rng, memory) = (Rc::clone(&of_client.rng), Rc::clone(&of_client.memory));
@@ -346,7 +346,7 @@ impl Simulation {
         Ok(())
     }
 
-    /// Waits until `is_done`; whether it came to that.
+    /// Waits until `is_done` holds, for at most `HEAL_MAX`. Returns whether it does.
     fn wait_for(&mut self, is_done: impl Fn(&Self) -> bool) -> io::Result<bool> {
         let end = self.world.now() + HEAL_MAX;
         while !is_done(self) {
@@ -358,8 +358,8 @@ impl Simulation {
         Ok(true)
     }
 
-    /// All faults are over: clients come to an end, the cluster becomes whole, and everything that was promised
-    /// is there.
+    /// Once all faults are over: waits until clients finish and the cluster is whole, and checks that everything that
+    /// was promised is there.
     fn finish(&mut self) -> io::Result<()> {
         let all_done = |it: &Self| {
             it.clients.iter().all(|client| client.is_done.get()) && it.mounts.are_done()
@@ -384,7 +384,7 @@ impl Simulation {
             let admins = namenodes.into_iter().map(admin);
             let mut admins: Vec<Admin> = admins.collect::<Result<_, _>>().expect("free ports");
             loop {
-                // One that does not lead answers at once that it does not.
+                // A namenode that does not lead answers so immediately.
                 let mut report = None;
                 for admin in &mut admins {
                     report = report.or(admin.fsck().await);
@@ -401,7 +401,7 @@ impl Simulation {
         let seen = Rc::clone(&health);
         let is_whole = self.wait_for(move |_| seen.borrow().as_ref().is_some_and(is_whole))?;
         let report = health.take();
-        // Blocks of which nothing had been synced may be lost with the power. What they were promised to have is
+        // A loss of power may lose blocks of which nothing had been synced. What they were promised to contain is
         // compared below.
         let may_be_lost = self.faults.power_losses() > 0;
         let is_rest_whole = may_be_lost && report.as_ref().is_some_and(is_rest_whole);
@@ -414,7 +414,7 @@ impl Simulation {
         self.compare_namenodes()
     }
 
-    /// All namenodes have the same.
+    /// Checks that all namenodes have the same contents.
     fn compare_namenodes(&mut self) -> io::Result<()> {
         let (namenodes, bind, identity) = self.world.outside_operator()?;
         if namenodes.len() == 1 {
@@ -484,14 +484,14 @@ impl Simulation {
     }
 }
 
-/// Every block has its replicas. What was not synced when power was lost may be missing at the end of some, which is
-/// found when files are compared if it was promised.
+/// Whether every block has its replicas. Some may lack a tail that was not synced when power was lost; if that
+/// was promised, the comparison of files finds it.
 fn is_whole(report: &FsckReport) -> bool {
     report.missing_replicas + report.orphan_blocks + report.excess_replicas == 0
         && report.lost_blocks == 0
 }
 
-/// Every block has its replicas, or none.
+/// Whether every block has all of its replicas, or none.
 fn is_rest_whole(report: &FsckReport) -> bool {
     let replication = u64::from(REPLICATION);
     report.missing_replicas == report.lost_blocks * replication && report.orphan_blocks == 0

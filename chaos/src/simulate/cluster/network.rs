@@ -1,4 +1,4 @@
-//! A network of datagrams in virtual time.
+//! A datagram network in virtual time.
 
 use std::cmp::{Ordering, Reverse};
 use std::collections::{BTreeMap, BinaryHeap, VecDeque};
@@ -16,25 +16,25 @@ use rand::rngs::SmallRng;
 use rand::{RngExt, SeedableRng};
 use rustc_hash::FxHasher;
 
-/// Datagrams that wait for one socket; more are lost, as in the kernel.
+/// The most datagrams that wait for one socket; further ones are dropped, as in the kernel.
 const ARRIVED_MAX: usize = 4096;
-/// The first port that is given when any will do.
+/// The first port that is assigned when a socket is bound to port 0.
 const EPHEMERAL_PORT: u16 = 32_768;
 
-/// How long a datagram is on its way, and what becomes of it.
+/// How datagrams get from one machine to another.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Link {
-    /// Of a hundred, how many are lost.
+    /// The percentage of datagrams that are lost.
     pub loss_percent: f64,
-    /// Of a hundred, how many come twice.
+    /// The percentage of datagrams that arrive twice.
     pub twice_percent: f64,
-    /// How much longer than usual it takes, at most.
+    /// The most by which a datagram takes longer than the usual latency.
     pub jitter: Duration,
     /// Nothing arrives.
     pub cut: bool,
 }
 
-/// See the module.
+/// A datagram network between all machines of a simulation.
 #[derive(Debug)]
 pub struct Network {
     state: Mutex<State>,
@@ -49,13 +49,13 @@ struct State {
     on_their_way: BinaryHeap<Reverse<OnItsWay>>,
     sent: u64,
     digest: u64,
-    /// From one machine to another; what is not here works.
+    /// By sending and receiving machine; links that are missing here are in order.
     links: BTreeMap<(IpAddr, IpAddr), Link>,
 }
 
 struct OnItsWay {
     arrives: Duration,
-    /// Of those that arrive at the same time, the first to be sent is first.
+    /// Datagrams that arrive at the same time are delivered in the order in which they were sent.
     number: u64,
     from: SocketAddr,
     to: SocketAddr,
@@ -63,7 +63,7 @@ struct OnItsWay {
 }
 
 impl Network {
-    /// All machines reach all others in `latency`.
+    /// Creates a network in which every machine reaches every other one in `latency`.
     pub fn new(seed: u64, latency: Duration) -> Arc<Self> {
         Arc::new(Self {
             state: Mutex::new(State {
@@ -79,21 +79,22 @@ impl Network {
         })
     }
 
-    /// How many datagrams were sent, and a sum over when each was, from where, to where, and how long it was.
+    /// The number of datagrams that were not lost on sending (duplicates count twice), and a digest of the time,
+    /// sender, receiver and length of each one sent.
     pub fn sent(&self) -> (u64, u64) {
         let state = self.state.lock();
         (state.sent, state.digest)
     }
 
-    /// How datagrams get from one machine to another from now on.
+    /// Sets how datagrams get from one machine to another from now on.
     pub fn set_link(&self, from: IpAddr, to: IpAddr, link: Link) {
         self.state.lock().links.insert((from, to), link);
     }
 
-    /// Opens a socket; port 0: any.
+    /// Opens a socket; port 0 means any free port.
     ///
     /// # Errors
-    /// The port is in use.
+    /// When the port is in use.
     pub fn bind(self: &Arc<Self>, addr: SocketAddr) -> io::Result<Arc<dyn DatagramSocket>> {
         let mut state = self.state.lock();
         let is_free = |state: &State, addr: &SocketAddr| {
@@ -121,7 +122,7 @@ impl Network {
         }))
     }
 
-    /// Time goes on, and what arrives by then has arrived.
+    /// Advances time, and delivers the datagrams that arrive by then.
     pub fn advance(&self, now: Duration) {
         let mut state = self.state.lock();
         state.now = now;
@@ -190,8 +191,8 @@ struct Port {
 #[derive(Debug, Default)]
 struct Inbox {
     arrived: VecDeque<(Vec<u8>, SocketAddr)>,
-    /// The last look took one. How many are taken at a time must not depend on how long that takes, by
-    /// which quinn goes.
+    /// The last poll took a datagram. quinn limits a batch by the time that it takes, on which nothing may depend here:
+    /// a poll after one that took a datagram is pending.
     took: bool,
     waker: Option<Waker>,
 }

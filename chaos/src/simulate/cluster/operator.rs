@@ -1,5 +1,5 @@
-//! An operator, who looks at a namenode all the time, from a machine to which nothing happens. When the newest
-//! directory is back and something of the copy is left that keeps it from serving, the operator gives that up.
+//! An operator who watches a namenode all the time, from a machine that no fault affects. When the newest
+//! directory is back and remains of the copy keep it from serving, the operator accepts their loss.
 
 use std::cell::Cell;
 use std::rc::Rc;
@@ -11,19 +11,19 @@ use crate::live::admin::Admin;
 
 const INTERVAL: Duration = Duration::from_millis(500);
 
-/// What an operator sees of one namenode. Copies are of one look.
+/// What an operator sees of one namenode. Clones share one view.
 #[derive(Clone, Default)]
 pub struct Look(Rc<Seen>);
 
 #[derive(Default)]
 struct Seen {
-    /// Changes whenever another namenode is about to serve.
+    /// Increases whenever another namenode is about to serve.
     turn: Cell<u64>,
-    /// It is an older copy.
+    /// The namenode that serves is an older copy.
     is_copy: Cell<bool>,
     is_overlooked: Cell<bool>,
     is_settled: Cell<bool>,
-    /// There was a copy, so that something of it may be left.
+    /// There was a copy, so remains of it may have to be given up.
     may_give_up: Cell<bool>,
     given_up: Cell<u64>,
 }
@@ -35,7 +35,7 @@ impl Look {
         self.0.may_give_up.set(true);
     }
 
-    /// The newest one is about to serve again.
+    /// The newest namenode is about to serve again.
     pub fn end_copy(&self) {
         self.turn(false);
     }
@@ -47,22 +47,22 @@ impl Look {
         self.0.is_overlooked.set(false);
     }
 
-    /// The older copy has datanodes that know more, and has not found that out.
+    /// Whether the older copy serves with datanodes that know more than it does, and has not noticed.
     pub fn is_overlooked(&self) -> bool {
         self.0.is_overlooked.get()
     }
 
-    /// The newest one serves, and is not in recovery.
+    /// Whether the newest namenode serves and is not in recovery.
     pub fn is_settled(&self) -> bool {
         self.0.is_settled.get()
     }
 
-    /// How often something was given up.
+    /// How often the operator accepted a loss.
     pub fn given_up(&self) -> u64 {
         self.0.given_up.get()
     }
 
-    /// Looks until nobody else wants to know.
+    /// Watches until the last other clone of this view is dropped.
     pub async fn keep_looking(self, mut admin: Admin) {
         while Rc::strong_count(&self.0) > 1 {
             tokio::time::sleep(INTERVAL).await;
@@ -70,7 +70,7 @@ impl Look {
             let Some(status) = admin.status().await else {
                 continue;
             };
-            // What came from another namenode says nothing of this one.
+            // A status that came from another namenode says nothing about this one.
             if self.0.turn.get() == turn && status.nodes_alive > 0 {
                 self.judge(&status, &mut admin).await;
             }

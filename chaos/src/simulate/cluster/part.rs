@@ -15,18 +15,18 @@ pub const NAMENODE_NAME: &str = "namenode";
 /// A machine of the cluster.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Part {
-    /// One of a namenode, numbered from 0.
+    /// A namenode's machine, numbered from 0.
     Namenode(u8),
-    /// One of a datanode, numbered from 0.
+    /// A datanode's machine, numbered from 0.
     Datanode(u8),
-    /// One of a client, numbered from 0.
+    /// A client's machine, numbered from 0.
     Client(u8),
-    /// One of a mount, numbered from 0.
+    /// A mount's machine, numbered from 0.
     Mount(u8),
 }
 
 impl Part {
-    /// The only one, unless there are several.
+    /// The first namenode, which is the only one unless there is a group.
     pub const FIRST_NAMENODE: Self = Self::Namenode(0);
 
     /// Whether it is a machine of a namenode.
@@ -51,12 +51,12 @@ impl Part {
     }
 }
 
-/// The number of a namenode in the group.
+/// The member id of a namenode in the group.
 pub fn member_id(number: u8) -> MemberId {
     MemberId(u64::from(number) + 1)
 }
 
-/// The group of so many.
+/// The group of this many namenodes.
 pub fn members(namenodes: u8) -> BTreeMap<MemberId, Member> {
     let member = |number| {
         let member = Member {

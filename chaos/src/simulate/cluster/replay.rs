@@ -1,7 +1,7 @@
-//! Faults that are given instead of drawn: what was done to a live cluster is done again in a simulation.
+//! Faults that are given instead of drawn: those inflicted on a live cluster are repeated in a simulation.
 //!
-//! A file of them has a line of JSON for the cluster, and one for each fault, in the order in which they begin. Parts
-//! and faults are called as in the trace of a simulation. `harvestfs chaos run --replay FILE` writes it.
+//! A replay file has a line of JSON for the cluster, and one for each fault, in the order in which they begin. Parts
+//! and faults are named as in the trace of a simulation. `harvestfs chaos run --replay FILE` writes such a file.
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -12,20 +12,20 @@ use super::START;
 use super::kind::FaultKind;
 use super::part::Part;
 
-/// The cluster to which it was done.
+/// The cluster on which the faults were inflicted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Shape {
-    /// How many; one if nothing is said.
+    /// Number of namenodes; 1 if it is missing.
     #[serde(default = "one")]
     pub namenodes: u16,
-    /// How many.
+    /// Number of datanodes.
     pub datanodes: u16,
-    /// How many.
+    /// Number of clients.
     pub clients: u16,
-    /// How many.
+    /// Number of mounts.
     pub mounts: u16,
-    /// How long they worked, in milliseconds.
+    /// How long clients worked, in milliseconds.
     pub length_ms: u64,
 }
 
@@ -39,28 +39,28 @@ fn one() -> u16 {
 pub struct Given {
     /// When it began, in milliseconds since clients began to work.
     pub at_ms: u64,
-    /// To which part, as `datanode-0`.
+    /// The part that it affects, such as `datanode-0`.
     pub part: String,
-    /// What, as `crash`. What no simulation has is left out when it is done again.
+    /// The kind of fault, such as `crash`. A kind that simulations do not have is skipped in a replay.
     pub fault: String,
-    /// How long, in milliseconds.
+    /// How long it lasts, in milliseconds.
     pub for_ms: u64,
 }
 
-/// What was done to which cluster.
+/// The faults that were inflicted on a cluster.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Replay {
     /// The cluster.
     pub shape: Shape,
-    /// In the order in which they begin.
+    /// The faults, in the order in which they begin.
     pub faults: Vec<Given>,
 }
 
 impl Replay {
-    /// As lines of JSON.
+    /// Returns the replay as lines of JSON.
     ///
     /// # Errors
-    /// Never for what is in it.
+    /// Never, for the types that it contains.
     pub fn to_lines(&self) -> serde_json::Result<String> {
         let mut lines = serde_json::to_string(&self.shape)? + "\n";
         for fault in &self.faults {
@@ -69,10 +69,10 @@ impl Replay {
         Ok(lines)
     }
 
-    /// From lines of JSON.
+    /// Parses lines of JSON.
     ///
     /// # Errors
-    /// Which line is wrong, and why.
+    /// A message that says which line is wrong, and why.
     pub fn parse(text: &str) -> Result<Self, String> {
         let mut lines = (1..).zip(text.lines());
         let wrong = |number: usize, error: serde_json::Error| format!("line {number}: {error}");
@@ -98,12 +98,12 @@ impl Replay {
 pub struct Script(VecDeque<Given>);
 
 impl Script {
-    /// Of all these.
+    /// Creates a script of all these faults.
     pub fn new(faults: &[Given]) -> Self {
         Self(faults.to_vec().into())
     }
 
-    /// The datanode that loses something for good; the first one if there are several.
+    /// The datanode that loses data permanently; the first one if there are several.
     pub fn weak(&self, datanodes: u8) -> Option<Part> {
         let parts: Vec<Part> = (0..datanodes).map(Part::Datanode).collect();
         let mut faults = self.0.iter().filter_map(|given| given.simulated(&parts));
@@ -111,12 +111,12 @@ impl Script {
         faults.find_map(|(kind, part, _)| loses(kind).then_some(part))
     }
 
-    /// Their kinds.
+    /// The kinds of the faults.
     pub fn kinds(&self) -> Vec<FaultKind> {
         self.0.iter().filter_map(Given::kind).collect()
     }
 
-    /// The next one, if it is time for it.
+    /// Takes the next fault, if it is time for it.
     pub fn next(&mut self, now: Duration) -> Option<Given> {
         let first = self.0.front()?;
         if START + Duration::from_millis(first.at_ms) > now {
@@ -132,7 +132,7 @@ impl Given {
         kinds.find(|kind| kind.name() == self.fault)
     }
 
-    /// What a simulation of a cluster with these parts makes of it; none if it has no such fault or part.
+    /// The fault as a simulation of a cluster with these parts begins it; `None` if there is no such fault or part.
     pub fn simulated(&self, parts: &[Part]) -> Option<(FaultKind, Part, Duration)> {
         let kind = self.kind()?;
         let mut parts = parts.iter();

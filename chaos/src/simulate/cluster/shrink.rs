@@ -1,4 +1,4 @@
-//! From a simulation that breaks a promise to a smaller one that breaks the same one.
+//! Reduces a simulation that breaks a promise to a smaller one that breaks the same promise.
 
 use std::collections::BTreeSet;
 use std::io;
@@ -6,11 +6,11 @@ use std::time::Duration;
 
 use super::{Options, Report, START, run};
 
-/// Simulations that are tried.
+/// The most simulations that are tried.
 const TRIED_MAX: u32 = 48;
 
 /// Leaves out what is not needed to break the promise that was broken first: time, clients, mounts, faults. Returns the
-/// smallest simulation that was found, and what comes of it.
+/// smallest simulation that was found, and its report.
 ///
 /// # Errors
 /// As [`run`].
@@ -51,13 +51,13 @@ pub fn shrink(options: &Options, report: &Report) -> io::Result<(Options, Report
 struct Smallest {
     options: Options,
     report: Report,
-    /// Of the first promise that was broken: others are often the consequence of it, or another defect.
+    /// The kind of the first failure: further ones are often consequences of it, or another defect.
     kind: String,
     tried: u32,
 }
 
-/// What was broken, without what differs from one time to the next: words with digits, as names, sizes, versions and times
-/// have, and with capitals, as values have.
+/// The text of a failure without what differs between runs: words with digits, such as names, sizes, versions and
+/// times, and words with capitals, such as values.
 fn kind(failure: &str) -> String {
     let words = failure.split(|c: char| c.is_whitespace() || ",:()[]{}".contains(c));
     let differs = |c: char| c.is_ascii_digit() || c.is_ascii_uppercase();
@@ -69,7 +69,7 @@ fn kind(failure: &str) -> String {
 }
 
 impl Smallest {
-    /// Whether the same promise is broken with these options too. Then they are the smallest.
+    /// Tries these options, and keeps them if they break the same promise. Returns whether they do.
     fn try_out(&mut self, options: Options) -> io::Result<bool> {
         if self.tried == TRIED_MAX {
             return Ok(false);
@@ -86,7 +86,8 @@ impl Smallest {
         Ok(is_same)
     }
 
-    /// What happens after the first broken promise is not needed; often much before it is not either.
+    /// Shortens the simulation: the time after the first broken promise is not needed, and often half of the time
+    /// before it is not either.
     fn shorten(&mut self) -> io::Result<()> {
         let failed_at = self.report.failed_at.unwrap_or(self.report.took);
         let until = failed_at.saturating_sub(START).min(self.options.length);
@@ -106,7 +107,7 @@ impl Smallest {
         Ok(())
     }
 
-    /// All of them, then half of them, and so on.
+    /// Tries to leave out all faults at once, then half of them at a time, and so on.
     fn leave_out_faults(&mut self) -> io::Result<()> {
         let mut at_once = self.with().len();
         while at_once > 0 && self.tried < TRIED_MAX {
@@ -125,7 +126,7 @@ impl Smallest {
         Ok(())
     }
 
-    /// Numbers of the faults that are left.
+    /// The numbers of the remaining faults.
     fn with(&self) -> BTreeSet<u32> {
         let all = (1..=self.report.faults).collect::<BTreeSet<_>>();
         &all - &self.options.without

@@ -24,7 +24,7 @@ fn world(seed: u64) -> World {
     world
 }
 
-/// What a client comes to that connects, within `time`.
+/// Connects a client and returns the result of `work`, which must arrive within `time`.
 fn with_client<T: 'static, F: Future<Output = T> + 'static>(
     world: &mut World,
     time: Duration,
@@ -153,7 +153,7 @@ fn writing_and_reading_go_on_while_a_datanode_is_cut_off_and_another_crashes() {
     });
 }
 
-/// Changes that grow nothing: more than two snapshots of them are written.
+/// Makes changes that do not grow the namespace, enough for more than two snapshots.
 async fn change_often(client: &Client) {
     let me = Credentials::root();
     for count in 0..500_u32 {
@@ -223,7 +223,7 @@ thread_local! {
     static PANICS: Cell<u32> = const { Cell::new(0) };
 }
 
-/// Runs a simulation in which nothing may panic: runtimes catch it.
+/// Runs a simulation in which nothing may panic. Panics are counted, since the runtimes catch them.
 fn simulate(options: &Options) -> Report {
     static COUNTED: Once = Once::new();
     COUNTED.call_once(|| {
@@ -278,7 +278,7 @@ fn nothing_fails_without_faults() {
     assert_eq!(report.errors, 0);
 }
 
-/// Over all cores: it is most of the time of this crate's tests.
+/// Runs on several threads: it takes most of the time of this crate's tests.
 #[test]
 fn promises_are_kept_under_each_fault() {
     let faults = Mutex::new(FaultKind::ALL.into_iter().enumerate());

@@ -35,36 +35,36 @@ use super::part::{NAMENODE_NAME, Part, member_id, members};
 use super::{Host, Link, Network};
 use crate::live::admin::Admin;
 
-/// How long each machine goes on before the next one does: the clock of no machine is ahead of another by more,
-/// unless a fault says so.
+/// The time slice that each machine runs before the next one does: unless a fault changes clocks, no machine's clock
+/// is ahead of another's by more.
 pub const TICK: Duration = Duration::from_millis(1);
-/// The same while nothing is done but waiting until the cluster is whole again.
+/// The time slice while the simulation only waits until the cluster is whole again.
 pub const HEALING_TICK: Duration = Duration::from_millis(10);
 const LATENCY: Duration = Duration::from_micros(200);
 const DATANODE_PORT: u16 = 9_311;
 /// Longer than any simulation.
 const VALIDITY: Duration = Duration::from_secs(30 * 86_400);
-/// Where a datanode has the replicas that are complete.
+/// The directory of a datanode's complete replicas.
 const SEALED: &str = "sealed";
 const BLOCK_BYTES: u64 = 1 << 20;
 pub const SEGMENT_BYTES: u64 = 4 << 20;
 pub const CLUSTER: ClusterId = ClusterId(1);
-/// Replicas of each block, if there are so many datanodes.
+/// Replicas of each block, if there are that many datanodes.
 pub const REPLICATION: u8 = 3;
 const QUOTA_BYTES: u64 = 1 << 30;
 
-/// So often that members of a group which were away need the snapshots of others.
+/// Frequent enough that members of a group that were unreachable need the snapshots of others.
 const SNAPSHOTS: SnapshotTrigger = SnapshotTrigger {
     records: 100,
     bytes: u64::MAX,
 };
 
 const OPERATOR_NAME: &str = "operator";
-/// Machines to which nothing happens: of an operator, and of a copy beside the namenode.
+/// Machines that no fault affects: that of an operator, and that of a copy beside the namenode.
 const OPERATOR_IP: IpAddr = IpAddr::V4(Ipv4Addr::new(10, 0, 4, 1));
 const DOUBLE_IP: IpAddr = IpAddr::V4(Ipv4Addr::new(10, 0, 4, 2));
 
-/// The owner of a server, who needs it or not. Copies are of one owner.
+/// The owner of a server, who needs it or not. Clones share one owner.
 #[derive(Clone, Debug, Default)]
 struct Owner(Arc<AtomicBool>);
 
@@ -81,18 +81,18 @@ impl Sampler for Owner {
 /// A session that is being opened.
 pub type Connecting = Pin<Box<dyn Future<Output = Result<Client, ClientError>>>>;
 
-/// See the module.
+/// All machines of a simulated cluster, their disks, and the network between them.
 pub struct World {
     directory: TempDir,
     authority: CertificateAuthority,
     network: Arc<Network>,
     hosts: Vec<(Part, Host)>,
     disks: BTreeMap<Part, SimulatedDisk>,
-    /// Servers that have ended by themselves, and why.
+    /// Servers that have ended on their own, and why.
     ended: Rc<RefCell<Vec<(Part, String)>>>,
-    /// By role and name. They are on the disks of machines, and so the same after each start.
+    /// By role and name. Identities are on the disks of machines, and so stay the same after a restart.
     identities: RefCell<BTreeMap<(Role, String), Identity>>,
-    /// Which owners need their servers.
+    /// The owners of datanodes' servers.
     owners: BTreeMap<Part, Owner>,
     operator: Host,
     look: Look,
@@ -103,7 +103,7 @@ pub struct World {
 }
 
 impl World {
-    /// A new cluster whose namenodes and datanodes have been started. What they write is below `directory`.
+    /// Creates a cluster and starts its namenodes and datanodes. They write below `directory`.
     ///
     /// # Errors
     /// When its files cannot be written, or the system gives no runtimes.
@@ -209,7 +209,7 @@ impl World {
         &self.network
     }
 
-    /// Namenodes only.
+    /// The machines of namenodes.
     pub fn namenodes(&self) -> Vec<Part> {
         self.parts()
             .into_iter()
@@ -223,18 +223,18 @@ impl World {
         parts.map(Part::namenode_addr).collect()
     }
 
-    /// Datanodes only.
+    /// The machines of datanodes.
     pub fn datanodes(&self) -> Vec<Part> {
         let is_datanode = |part: &Part| matches!(part, Part::Datanode(_));
         self.parts().into_iter().filter(is_datanode).collect()
     }
 
-    /// Where everything is.
+    /// The directory with all files of the simulation.
     pub(super) fn directory(&self) -> &Path {
         self.directory.path()
     }
 
-    /// Where what is on the disk of a machine is.
+    /// The directory with the contents of a machine's disk.
     pub(super) fn path(&self, part: Part) -> PathBuf {
         self.directory().join(part.to_string())
     }
@@ -244,7 +244,7 @@ impl World {
         &self.look
     }
 
-    /// An operator looks at the namenode from now on.
+    /// Has an operator watch the namenode from now on.
     ///
     /// # Errors
     /// When no identity can be issued.
@@ -252,7 +252,7 @@ impl World {
         self.look_at(Part::FIRST_NAMENODE.namenode_addr(), &self.look)
     }
 
-    /// An operator looks at a namenode from now on.
+    /// Has an operator watch the given namenode from now on.
     ///
     /// # Errors
     /// When no identity can be issued.
@@ -267,7 +267,7 @@ impl World {
         Ok(())
     }
 
-    /// Whether the owner of a server needs it.
+    /// Sets whether the owner of a server needs it.
     pub fn set_busy(&self, part: Part, is_busy: bool) {
         if let Some(owner) = self.owners.get(&part) {
             owner.0.store(is_busy, Ordering::Relaxed);
@@ -280,7 +280,7 @@ impl World {
         Ok((Host::new(DOUBLE_IP, seed, &self.network)?, DOUBLE_IP))
     }
 
-    /// A copy beside the namenode, the datanode that follows it, and its address; none: it ends.
+    /// Sets the copy beside the namenode, the datanode that follows it, and its address; `None` ends it.
     pub(super) fn set_double(&mut self, double: Option<(Host, Part, SocketAddr)>) {
         self.double = double;
     }
@@ -303,7 +303,7 @@ impl World {
         found.unwrap_or_else(|| panic!("there is no {part}"))
     }
 
-    /// A machine loses its power, and what its disk had not stored.
+    /// A machine loses power, and with it what its disk had not made durable.
     ///
     /// # Errors
     /// When the files of the simulation cannot be changed.
@@ -312,7 +312,7 @@ impl World {
         self.disk(part).lose_power()
     }
 
-    /// A machine ends, and everything on its disk is gone.
+    /// Ends a machine and deletes everything on its disk.
     ///
     /// # Errors
     /// When the files of the simulation cannot be removed.
@@ -323,7 +323,7 @@ impl World {
         Ok(())
     }
 
-    /// One bit in one sealed replica of a datanode changes. Returns which file it is in, if there is one.
+    /// Flips one bit in one sealed replica of a datanode. Returns the file that it is in, if there is a replica.
     ///
     /// # Errors
     /// When the files of the simulation cannot be changed.
@@ -333,7 +333,7 @@ impl World {
             return Ok(None);
         };
         self.disk(part).rot(replica)?;
-        // The directory of a simulation is another one each time.
+        // The directory differs from simulation to simulation.
         let within = replica.strip_prefix(self.directory());
         Ok(Some(within.map_err(io::Error::other)?.to_owned()))
     }
@@ -352,8 +352,8 @@ impl World {
         Ok(replicas)
     }
 
-    /// Servers that have ended by themselves since the last call, and why: without the directory of the simulation, which is
-    /// another one each time.
+    /// Takes the servers that have ended on their own since the last call, and why. The reasons omit the directory,
+    /// which differs from simulation to simulation.
     pub fn take_ended(&self) -> Vec<(Part, String)> {
         let directory = format!("{}/", self.directory.path().display());
         let mut ended = self.ended.take();
@@ -374,7 +374,7 @@ impl World {
         Ok(issued)
     }
 
-    /// Starts what belongs on the machine of a server, which runs. Clients are started by themselves.
+    /// Starts the namenode or datanode of a machine that is up. Clients and mounts are started separately.
     ///
     /// # Errors
     /// When no identity can be issued.
@@ -410,7 +410,7 @@ impl World {
         Ok(())
     }
 
-    /// Starts a namenode on a machine. Why it ended, when it has.
+    /// Starts a namenode on a machine. Returns where the reason arrives when it ends.
     ///
     /// # Errors
     /// When no identity can be issued.
@@ -438,7 +438,7 @@ impl World {
                 Err(error) => Err(error),
             };
             let why = served.expect_err("nothing stops it").to_string();
-            // Nobody asks why a copy ended.
+            // For a copy, nothing receives the reason.
             let _ = ended.send(why);
         });
         Ok(why)
@@ -464,7 +464,7 @@ impl World {
         Ok(options)
     }
 
-    /// Opens sessions on a machine.
+    /// Returns a function that opens sessions on a machine.
     ///
     /// # Errors
     /// When no identity can be issued.
@@ -493,7 +493,7 @@ impl World {
         Ok((self.namenode_addrs(), bind, identity))
     }
 
-    /// As [`World::operator`], from the machine to which nothing happens.
+    /// As [`World::operator`], from the machine that no fault affects.
     ///
     /// # Errors
     /// When no identity can be issued.
@@ -506,7 +506,7 @@ impl World {
         ))
     }
 
-    /// As [`World::connections`], from the machine to which nothing happens.
+    /// As [`World::connections`], from the machine that no fault affects.
     ///
     /// # Errors
     /// When no identity can be issued.
@@ -514,17 +514,17 @@ impl World {
         self.connections_from(OPERATOR_IP, OPERATOR_NAME)
     }
 
-    /// Runs something on the machine to which nothing happens.
+    /// Runs `work` on the machine that no fault affects.
     pub(super) fn spawn_outside(&self, work: impl Future<Output = ()> + 'static) {
         self.operator.spawn(work);
     }
 
-    /// How datagrams get from one machine to another from now on.
+    /// Sets how datagrams get from one machine to another from now on.
     pub fn set_link(&self, from: Part, to: Part, link: Link) {
         self.network.set_link(from.ip(), to.ip(), link);
     }
 
-    /// Time goes on everywhere.
+    /// Lets `time` pass on all machines.
     pub fn run_for(&mut self, time: Duration) {
         let end = self.now + time;
         while self.now < end {
@@ -541,7 +541,7 @@ impl World {
         }
     }
 
-    /// How long each machine goes on before the next one does, from now on.
+    /// Sets the time slice that each machine runs before the next one does.
     pub fn set_tick(&mut self, tick: Duration) {
         self.tick = tick;
     }

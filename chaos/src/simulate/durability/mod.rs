@@ -1,17 +1,16 @@
 //! Durability (the paper's figure 15): how many blocks a year of reimages destroys.
 //!
-//! The cluster engine of the namenode and its placement policy run in virtual time. All servers of a
-//! datacentre register, blocks are written until the cluster is as full as asked for, and then
-//! the reimages of a year happen. A reimaged server registers with a new storage id; the engine
-//! notices what is gone, starts repairs within its budgets, and simulated datanodes carry them out.
+//! The cluster engine of the namenode and its placement policy run in virtual time. All servers of a datacentre
+//! register, blocks are written until the cluster is as full as requested, and then the reimages of the simulated years
+//! happen. A reimaged server registers with a new storage id; the engine notices what is gone, starts repairs within
+//! its budgets, and simulated datanodes carry them out.
 //!
-//! What is exercised: placement of blocks and of repairs, the tables of replicas, ranking,
-//! budgets of sources and targets, the urgent lane. What is not: heartbeats and liveness (silent
-//! nodes never die here; a heartbeat is simulated when a server's room has changed), safe mode,
-//! storms, moves of replicas that the grid's changes left misplaced, busy primaries, the network and
-//! disks, namespace and journal.
+//! Exercised: placement of blocks and of repairs, the tables of replicas, ranking, budgets of sources and targets, the
+//! urgent lane. Not exercised: heartbeats and liveness (silent nodes never die here; a heartbeat is simulated when a
+//! server's free space has changed), safe mode, storms, moves of replicas that changes of the grid left misplaced, busy
+//! primaries, the network and disks, namespace and journal.
 //!
-//! Time goes in steps of [`STEP_MS`]; steps in which nothing can happen are skipped.
+//! Time advances in steps of [`STEP_MS`]; steps in which nothing can happen are skipped.
 
 use std::ops::ControlFlow;
 use std::time::Instant;
@@ -28,33 +27,33 @@ use world::World;
 
 /// Length of a step of virtual time. A repair takes this long: 256 MiB at 9 MB/s.
 pub const STEP_MS: u64 = 30_000;
-/// Months of the history that policies know when the simulated time starts.
+/// Months of history that policies know when the simulated time starts.
 pub const HISTORY_MONTHS: u32 = 12;
-/// When HDFS takes a silent server for dead: 10 minutes and 30 seconds.
+/// How long a server is silent before HDFS considers it dead: 10 minutes and 30 seconds.
 pub const MISSED_HEARTBEATS_MS: u64 = 630_000;
 
-/// One run.
+/// The options of one run.
 #[derive(Clone, Debug)]
 pub struct Options {
     /// The policy.
     pub policy: PolicyKind,
-    /// What else there is to say of it.
+    /// Further options of the policy.
     pub policy_options: PolicyOptions,
     /// Replicas of each block.
     pub replication: u8,
-    /// Blocks.
+    /// Number of blocks.
     pub blocks: u32,
-    /// Years of 12 months of 30 days.
+    /// Number of years, of 12 months of 30 days.
     pub years: u32,
     /// Decides the writer of each block and all choices of the policy.
     pub seed: u64,
-    /// Share of the space of all servers that the replicas take, above 0 and up to 1.
+    /// Share of the space of all servers that the replicas take, above 0 and at most 1.
     pub fill: f64,
-    /// Repairs that each server takes part in per hour, as source and as target each.
+    /// Repairs per hour that each server takes part in as source, and as many again as target.
     pub repairs_per_hour: u32,
     /// The same for blocks with one replica left.
     pub urgent_repairs_per_hour: u32,
-    /// Time from a reimage until the namenode knows; `None`: as the policy has it,
+    /// Time from a reimage until the namenode knows of it; `None`: the default of the policy,
     /// [`detection_ms`].
     pub detection_ms: Option<u64>,
 }
@@ -83,30 +82,30 @@ pub struct Record {
     pub repairs_per_hour: u32,
     /// Repairs per server and hour of blocks with one replica left.
     pub urgent_repairs_per_hour: u32,
-    /// Seconds from a reimage until the namenode knew.
+    /// Seconds from a reimage until the namenode knew of it.
     pub detection_s: u64,
     /// Blocks of which every replica was wiped.
     pub lost_blocks: u64,
-    /// How many are lost at most, by what was foretold when all blocks were written.
+    /// Upper bound of the lost blocks that the namenode predicted when all blocks had been written.
     pub lost_blocks_bound: f64,
     /// Repairs completed.
     pub repairs: u64,
     /// Reimages.
     pub reimages: u64,
-    /// Hours that blocks had one replica left, summed over blocks, as the namenode knew it.
+    /// Hours that blocks had one replica left, summed over blocks, as far as the namenode knew.
     pub single_replica_block_hours: f64,
     /// Blocks that the policy refused at first and placed when its constraints were relaxed.
     pub relaxed_blocks: u64,
-    /// Most blocks that were waiting for repair at a time.
+    /// The most blocks that were waiting for repair at any one time.
     pub repairs_waiting_max: u64,
     /// Time to choose the servers of a new block, in microseconds. Differs from run to run.
     pub placement_us_per_block: f64,
-    /// What the run took, in seconds. Differs from run to run.
+    /// How long the run took, in seconds. Differs from run to run.
     pub wall_s: f64,
 }
 
-/// When the namenode knows of a reimage, in milliseconds after it: the systems that the policies
-/// are from find out by missing heartbeats, `harvest` when the server registers.
+/// How long after a reimage the namenode knows of it, in milliseconds: the systems that the other policies
+/// come from detect it by missing heartbeats, `harvest` when the server registers.
 #[must_use]
 pub fn detection_ms(policy: PolicyKind) -> u64 {
     match policy {
@@ -121,14 +120,14 @@ pub enum SimulationError {
     /// An option does not make sense.
     #[error("{0}")]
     Option(String),
-    /// A block could be placed nowhere.
+    /// A block fits on no server.
     #[error("block {block} of {blocks} fits on no server: {reason}")]
     Full {
-        /// Number of the block.
+        /// Number of the block, from 0.
         block: u32,
-        /// All blocks.
+        /// Number of all blocks.
         blocks: u32,
-        /// What the engine said.
+        /// The error of the engine.
         reason: String,
     },
     /// The datacentre is larger than what the namenode keeps history of.
@@ -158,7 +157,7 @@ impl Options {
     }
 }
 
-/// Whether so many blocks can be placed.
+/// Checks the options that say how many blocks are placed.
 pub(super) fn check_blocks(blocks: u32, replication: u8, fill: f64) -> Result<(), SimulationError> {
     let most = harvestfs_protocol::limits::REPLICATION_MAX;
     let text = if !(fill > 0.0 && fill <= 1.0) {
@@ -173,7 +172,7 @@ pub(super) fn check_blocks(blocks: u32, replication: u8, fill: f64) -> Result<()
     Err(SimulationError::Option(text))
 }
 
-/// Runs one simulation. `progress` gets the share that is done, 0 to 1, many times a second, and
+/// Runs one simulation. `progress` receives the share that is done, 0 to 1, many times a second, and
 /// may end the run.
 ///
 /// # Errors

@@ -24,42 +24,42 @@ const BLOCKS_PER_PROGRESS: u32 = 4_096;
 /// Steps between two calls of `progress`.
 const STEPS_PER_PROGRESS: u64 = 256;
 
-/// Copies that the engine expects together.
+/// Number of copies of which the engine is notified in advance, in one call.
 const COPIES_AHEAD: usize = 16;
 
-/// A datanode copies a block.
+/// A block that a datanode is copying.
 struct Copy {
     done_ms: u64,
     block: BlockId,
     target: u32,
     target_generation: u32,
-    /// Where from, and the generation that they had then.
+    /// The source servers, and the generation that each had when the copy started.
     sources: SmallVec<[(u32, u32); 3]>,
 }
 
 pub(super) struct World<'a> {
     history: &'a History<'a>,
     datacentre: &'a Datacentre,
-    /// Months whose beginning the policy knows.
+    /// Number of months whose beginning the policy was informed of.
     months_known: u64,
     options: &'a Options,
     cluster: Cluster,
-    /// For the engine.
+    /// The random generator of the engine.
     rng: SmallRng,
     fleet: Fleet,
-    /// How often each server was reimaged so far, known or not: data of before is gone.
+    /// How often each server has been reimaged, whether the namenode knows or not: earlier data is gone.
     generations: Vec<u32>,
     start_s: u64,
     now_ms: u64,
-    /// Reimages to come, in order.
+    /// Future reimages, in order.
     reimages: &'a [Reimage],
-    /// Reimages that the namenode does not know yet: (when it will, server).
+    /// Reimages that the namenode does not know of yet: (time at which it will, server).
     undetected: VecDeque<(u64, u32)>,
     copies: VecDeque<Copy>,
     exposed_block_ms: u128,
     placement: Duration,
     record: Record,
-    /// Filled anew each time.
+    /// Reused for each report.
     report: IncrementalReport,
 }
 
@@ -134,7 +134,7 @@ impl<'a> World<'a> {
         Ok(world)
     }
 
-    /// At the start of a month: tells the policy what is known by now.
+    /// At the start of a month: passes what is known by now to the policy.
     fn learn(&mut self) -> Result<(), SimulationError> {
         let month = self.now_ms / 1_000 / MONTH_S;
         if month < self.months_known {
@@ -151,7 +151,7 @@ impl<'a> World<'a> {
         Ok(())
     }
 
-    /// A datanode with an empty disk registers.
+    /// Registers a datanode with an empty disk.
     fn register(&mut self, number: u32) {
         let at_s = self.start_s + self.now_ms / 1_000;
         let description = fleet::describe(self.datacentre, number, at_s);
@@ -159,7 +159,7 @@ impl<'a> World<'a> {
             .register(&mut self.cluster, self.now_ms, number, &description);
     }
 
-    /// A replica is complete on a server.
+    /// Reports a complete replica on a server.
     fn stored(&mut self, block: BlockId, number: u32) {
         let have = ReplicaReport {
             block,
@@ -197,7 +197,7 @@ impl<'a> World<'a> {
         Ok(())
     }
 
-    /// What history says of losses to come.
+    /// Records how many losses the engine predicts from history.
     pub(super) fn foretell(&mut self) {
         let risk = self.cluster.loss_risk(u32::MAX, 0);
         self.record.lost_blocks_bound = risk.in_a_year.0 * f64::from(self.options.years);
@@ -275,7 +275,7 @@ impl<'a> World<'a> {
         Ok(())
     }
 
-    /// When something happens next, at the end of a step.
+    /// The end of the step in which something happens next.
     fn next_event_ms(&self) -> Option<u64> {
         let step_after = |at_ms: u64| at_ms.div_ceil(STEP_MS) * STEP_MS;
         let wipe_ms = self.reimages.first().map(|it| self.ms_of(it));
@@ -293,7 +293,7 @@ impl<'a> World<'a> {
         (reimage.at_s - self.start_s) * 1_000
     }
 
-    /// Everything that is due by now.
+    /// Does everything that is due by now.
     fn step(&mut self) -> Result<(), SimulationError> {
         self.learn()?;
         self.finish_copies();
@@ -326,14 +326,14 @@ impl<'a> World<'a> {
     fn detect(&mut self, number: u32) {
         let generation = self.generations[number as usize];
         if self.fleet.generation(number) == generation {
-            // It was wiped twice before anybody noticed.
+            // It was wiped twice before the namenode noticed the first time.
             return;
         }
         self.fleet.wipe(number, generation);
         self.register(number);
     }
 
-    /// Tells the datanodes what they have to copy.
+    /// Starts the copies that the engine commands.
     fn start_copies(&mut self) {
         for nodes in self.cluster.take_commanded().chunks(COPIES_AHEAD) {
             self.cluster.expect_commands(nodes);
@@ -374,7 +374,7 @@ impl<'a> World<'a> {
             };
             let generation = |number: u32| self.generations[number as usize];
             if generation(copy.target) != copy.target_generation {
-                // Wiped meanwhile: it says nothing, or registers.
+                // The target was wiped in the meantime: it reports nothing, or registers.
                 continue;
             }
             let read = copy
@@ -391,7 +391,7 @@ impl<'a> World<'a> {
     }
 
     pub(super) fn record(mut self) -> Record {
-        // What the namenode has not noticed yet counts.
+        // Reimages that the namenode has not noticed yet count as well.
         while let Some((at_ms, number)) = self.undetected.pop_front() {
             self.now_ms = self.now_ms.max(at_ms);
             self.detect(number);
@@ -405,7 +405,7 @@ impl<'a> World<'a> {
     }
 }
 
-/// Share of a run that writing the blocks takes, for the progress.
+/// Share of a run that writing the blocks takes, for the progress display.
 const FILL_SHARE: f64 = 0.4;
 
 fn proceed(

@@ -1,4 +1,4 @@
-//! What is in a file, and what a loss of power would leave of it.
+//! The contents of a file, and what a loss of power would leave of them.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
@@ -9,21 +9,21 @@ use std::os::unix::fs::FileExt;
 use rand::RngExt;
 use rand::rngs::SmallRng;
 
-/// Least that a disk writes as a whole.
+/// The unit that a disk writes atomically.
 const SECTOR_BYTES: u64 = 512;
-/// Of two sectors that are not synced, one has reached the disk.
+/// The probability that an unsynced write of a sector has reached the disk: 1 in 2.
 const REACHED: (u32, u32) = (1, 2);
 
-/// See the module. The file itself has what its readers see.
+/// The contents of a file. The file itself has what its readers see.
 #[derive(Debug)]
 pub struct Content {
     file: File,
     was_made_here: bool,
-    /// Writes since the last sync, in their order.
+    /// Writes since the last sync, in order.
     writes: Vec<Overwritten>,
-    /// Sectors that a failed sync left as if they had been written, and what the disk has there.
+    /// Sectors that readers see as written although a failed sync lost them, and what the disk has there.
     lost: BTreeMap<u64, Vec<u8>>,
-    /// How long the file was when its length was synced, if that has changed.
+    /// The length that was last synced, if it has changed since.
     synced_len: Option<u64>,
 }
 
@@ -35,7 +35,7 @@ struct Overwritten {
 }
 
 impl Content {
-    /// Of a file that has just been made.
+    /// The contents of a file that has just been created.
     pub fn new(file: File) -> Self {
         Self {
             was_made_here: true,
@@ -44,7 +44,7 @@ impl Content {
         }
     }
 
-    /// Of a file that is on the disk as it is.
+    /// The contents of a file that is already durable.
     pub fn of_durable(file: File) -> Self {
         Self {
             file,
@@ -55,7 +55,7 @@ impl Content {
         }
     }
 
-    /// It was made on this disk, and has been in use since.
+    /// Whether the file was created on this disk, and has been known since.
     pub fn was_made_here(&self) -> bool {
         self.was_made_here
     }
@@ -64,7 +64,7 @@ impl Content {
         Ok(self.file.metadata()?.len())
     }
 
-    /// Nothing of it would be lost with the power.
+    /// Whether a loss of power would lose nothing.
     pub fn is_durable(&self) -> bool {
         self.writes.is_empty() && self.lost.is_empty() && self.synced_len.is_none()
     }
@@ -93,7 +93,7 @@ impl Content {
         self.file.write_all_at(bytes, position)
     }
 
-    /// What the disk has, or may have, where something is about to be written.
+    /// The sectors that the disk has, or may have, where something is about to be written.
     fn sectors(&mut self, range: Range<u64>) -> io::Result<Overwritten> {
         let first_sector = range.start / SECTOR_BYTES;
         let end = range.end.div_ceil(SECTOR_BYTES);
@@ -113,7 +113,7 @@ impl Content {
         })
     }
 
-    /// Cuts the file, or makes it longer.
+    /// Truncates or extends the file.
     pub fn set_len(&mut self, new: u64) -> io::Result<()> {
         let len = self.len_bytes()?;
         self.synced_len.get_or_insert(len);
@@ -124,13 +124,13 @@ impl Content {
         self.file.set_len(new)
     }
 
-    /// All of it is on the disk, but for what a failed sync lost before.
+    /// Makes everything durable, except what a failed sync lost before.
     pub fn synced(&mut self) {
         self.writes.clear();
         self.synced_len = None;
     }
 
-    /// What was to be written counts as written from now on, and some of it was not.
+    /// A sync fails: all pending writes count as written from now on, but some of them are lost.
     pub fn lose(&mut self, rng: &mut SmallRng) {
         for (sector, before) in self.unwritten(rng) {
             self.lost.insert(sector, before);
@@ -139,7 +139,7 @@ impl Content {
         self.synced_len = None;
     }
 
-    /// Sectors that have not reached the disk as they are, and what it has there.
+    /// Draws the sectors whose latest writes have not reached the disk, with what the disk has there.
     fn unwritten(&self, rng: &mut SmallRng) -> BTreeMap<u64, Vec<u8>> {
         let mut reached = BTreeSet::new();
         let mut unwritten = BTreeMap::new();
@@ -157,7 +157,7 @@ impl Content {
         unwritten
     }
 
-    /// The power is lost: the file has what the disk has.
+    /// Power is lost: the file becomes what the disk has.
     pub fn lose_power(&mut self, rng: &mut SmallRng) -> io::Result<()> {
         let len = match self.synced_len.take() {
             Some(len) if rng.random_ratio(REACHED.0, REACHED.1) => len,
@@ -172,7 +172,7 @@ impl Content {
         self.file.set_len(len)
     }
 
-    /// One bit of what the disk has changes by itself.
+    /// Flips one bit of the file.
     pub fn rot(&mut self, rng: &mut SmallRng) -> io::Result<()> {
         let len = self.len_bytes()?;
         if len == 0 {
@@ -185,7 +185,7 @@ impl Content {
         self.file.write_all_at(&byte, at)
     }
 
-    /// What the disk has, if nothing reached it but what was synced.
+    /// What the disk has if only synced writes reached it.
     pub fn synced_bytes(&self) -> io::Result<Vec<u8>> {
         let mut bytes = self.all()?;
         let len = self.synced_len.unwrap_or(bytes.len() as u64) as usize;
@@ -204,7 +204,7 @@ impl Content {
         Ok(bytes)
     }
 
-    /// Everything that is seen in it.
+    /// All bytes that readers see.
     pub fn all(&self) -> io::Result<Vec<u8>> {
         let mut bytes = vec![0; self.len_bytes()? as usize];
         let read = self.read(&mut bytes, 0)?;

@@ -1,8 +1,8 @@
-//! The disk of a simulated machine. Its files are in a directory of this machine; beside them is kept what a loss of
-//! power would leave: of what was not synced, each sector as it was after any of the writes since the last sync, each
-//! length, and of the names a state that they went through. What was moved to another directory is gone if only the one that it
-//! left was synced: POSIX promises no more. What is written past the two traits (small files
-//! that are replaced as a whole) counts as synced, as it is.
+//! The disk of a simulated machine. Its files are in a directory of the real machine; the simulation also keeps what a
+//! loss of power would leave: each unsynced sector as it was after any of the writes since the last sync, each length,
+//! and one of the states that the names went through. A file that was moved to another directory is lost if only the
+//! directory that it left was synced: POSIX promises no more. What is written without the two traits (small files that
+//! are replaced as a whole) counts as synced.
 
 mod content;
 mod traits;
@@ -20,29 +20,29 @@ use rand::{RngExt, SeedableRng};
 use self::content::Content;
 pub use self::traits::Directory;
 
-/// What is wrong with a disk.
+/// The faults of a disk.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Trouble {
-    /// Of a hundred operations, how many fail.
+    /// The percentage of operations that fail.
     pub errors_percent: u32,
-    /// Nothing more fits.
+    /// The disk is full.
     pub is_full: bool,
-    /// The next sync of a file fails; what it was to write is lost.
+    /// The next sync of a file fails; some of what it should have written is lost.
     pub next_sync_fails: bool,
 }
 
-/// See the module. Copies are of one disk.
+/// The disk of a simulated machine. Clones share one disk.
 #[derive(Clone, Debug)]
 pub struct SimulatedDisk(Arc<Mutex<State>>);
 
 #[derive(Debug)]
 struct State {
     rng: SmallRng,
-    /// Its files are other ones than those which say so of themselves.
+    /// Its files were copied from another disk, and have another identity than the originals.
     is_copy: bool,
     trouble: Trouble,
     files: BTreeMap<PathBuf, Shared>,
-    /// Changes of names that are not synced, in their order.
+    /// Changes of names that are not synced, in order.
     changes: Vec<Change>,
 }
 
@@ -62,13 +62,13 @@ enum ChangeKind {
         from: PathBuf,
         to: PathBuf,
         replaced: Option<Shared>,
-        /// The directory that it left was synced since, and has it no more, whatever becomes of the new name.
+        /// The directory that it left was synced since: the old name is gone, whatever happens to the new one.
         has_left: bool,
     },
 }
 
 impl Change {
-    /// The directory that has to be synced for it to last.
+    /// The directory that has to be synced to make it durable.
     fn directory(&self) -> Option<&Path> {
         match &self.kind {
             ChangeKind::Create(path) | ChangeKind::Remove(path) => path.parent(),
@@ -78,12 +78,12 @@ impl Change {
 }
 
 impl SimulatedDisk {
-    /// One on which everything works.
+    /// Creates a disk without faults.
     pub fn new(seed: u64) -> Self {
         Self::with(seed, false)
     }
 
-    /// The same, with files that were copied from another one.
+    /// Creates a disk without faults whose files were copied from another one.
     pub fn of_copy(seed: u64) -> Self {
         Self::with(seed, true)
     }
@@ -98,12 +98,12 @@ impl SimulatedDisk {
         })))
     }
 
-    /// What is wrong with it from now on.
+    /// Sets the faults of the disk from now on.
     pub fn set_trouble(&self, trouble: Trouble) {
         self.0.lock().trouble = trouble;
     }
 
-    /// What was not synced is lost, in part or as a whole. Nothing runs that has files open.
+    /// Loses what was not synced, in part or as a whole. No running program may have files open.
     ///
     /// # Errors
     /// When the files of this machine cannot be changed.
@@ -129,7 +129,7 @@ impl SimulatedDisk {
         Ok(())
     }
 
-    /// What is on it counts as synced from now on, as when nothing was written for long. Nothing runs that has
+    /// Everything counts as synced from now on, as if nothing had been written for long. No running program may have
     /// files open.
     pub fn settle(&self) {
         let mut state = self.0.lock();
@@ -137,8 +137,8 @@ impl SimulatedDisk {
         state.changes.clear();
     }
 
-    /// Copies a directory with everything below as a loss of power would leave it, if nothing had reached the disk but
-    /// what was synced.
+    /// Copies a directory with everything below it as a loss of power would leave it if only what was synced had
+    /// reached the disk.
     ///
     /// # Errors
     /// When the files of this machine cannot be read, or the copies written.
@@ -149,7 +149,7 @@ impl SimulatedDisk {
             let known = state.files.get(&path).cloned();
             files.insert(path, known);
         }
-        // What is copied may itself be a copy, which the changes of names are not about.
+        // `from` may itself be a copy, to which the changes of names do not apply.
         let is_here = |change: &&Change| change.directory().is_some_and(|it| it.starts_with(from));
         for change in state.changes.iter().rev().filter(is_here) {
             match &change.kind {
@@ -178,7 +178,7 @@ impl SimulatedDisk {
                 fs::create_dir_all(directory)?;
             }
             match file {
-                // With its mode.
+                // This keeps its mode.
                 None => _ = fs::copy(&path, &copy)?,
                 Some(file) => fs::write(&copy, file.lock().synced_bytes()?)?,
             }
@@ -186,7 +186,7 @@ impl SimulatedDisk {
         Ok(())
     }
 
-    /// One bit of a file changes.
+    /// Flips one bit of a file.
     ///
     /// # Errors
     /// When the file cannot be changed.
@@ -198,7 +198,7 @@ impl SimulatedDisk {
 }
 
 impl Change {
-    /// Things are named as before it, as far as they can be.
+    /// Restores the names from before the change, as far as possible.
     fn undo(&self) -> io::Result<()> {
         match &self.kind {
             ChangeKind::Create(path) => remove_if_there(path),
@@ -248,7 +248,7 @@ fn write_again(path: &Path, file: &Shared) -> io::Result<()> {
 }
 
 impl State {
-    /// An operation begins, which may fail.
+    /// Begins an operation, which may fail.
     fn begin(&mut self) -> io::Result<()> {
         let percent = self.trouble.errors_percent;
         if percent > 0 && self.rng.random_ratio(percent, 100) {
@@ -257,7 +257,7 @@ impl State {
         Ok(())
     }
 
-    /// As [`State::begin`], for what needs more space.
+    /// As [`State::begin`], for an operation that needs more space.
     fn begin_growing(&mut self) -> io::Result<()> {
         if self.trouble.is_full {
             return Err(rustix::io::Errno::NOSPC.into());
@@ -283,7 +283,7 @@ impl State {
         self.known(path)
     }
 
-    /// The file of that name, which may have been there before the simulation.
+    /// The file of that name, which may have existed before the simulation.
     fn known(&mut self, path: &Path) -> io::Result<Shared> {
         if let Some(file) = self.files.get(path).filter(|_| path.exists()) {
             return Ok(Arc::clone(file));
@@ -330,7 +330,7 @@ impl State {
         let (synced, mut left): (Vec<_>, Vec<_>) = std::mem::take(&mut self.changes)
             .into_iter()
             .partition(|change| change.directory() == Some(path));
-        // What has a name for good was made for good.
+        // A file with a durable name has been durably created.
         let lasts = |file: &Shared| synced.iter().any(|change| Arc::ptr_eq(&change.file, file));
         left.retain(|change| {
             !(matches!(change.kind, ChangeKind::Create(_)) && lasts(&change.file))
@@ -343,7 +343,7 @@ impl State {
             }
         }
         self.changes = left;
-        // What nothing is to be remembered of, nor has open, is opened again when it is needed.
+        // Durable files that are not open need not be kept; they are opened again when needed.
         self.files
             .retain(|_, file| Arc::strong_count(file) > 1 || !file.lock().is_durable());
         Ok(())

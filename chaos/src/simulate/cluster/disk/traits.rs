@@ -9,14 +9,14 @@ use harvestfs_namenode::journal::disk as journal;
 
 use super::{Shared, SimulatedDisk};
 
-/// One directory of a disk, of files only.
+/// One directory of a disk, with files only.
 pub struct Directory {
     disk: SimulatedDisk,
     path: PathBuf,
 }
 
 impl Directory {
-    /// The directory has to be there.
+    /// `path` must exist.
     pub fn new(disk: SimulatedDisk, path: PathBuf) -> Self {
         Self { disk, path }
     }
@@ -112,8 +112,8 @@ impl Opened {
     }
 }
 
-/// What all files of a simulated disk are called, but for copies. Which of them it is does not matter: what is put back to what it
-/// was is the same file, as when that is done below a file system.
+/// The identity of all files of a simulated disk, except copies. Individual files need no distinct identity: a file
+/// that is restored to an earlier state stays the same file, as when that happens below a file system.
 const FILE: journal::FileId = journal::FileId {
     inode: u64::MAX,
     born_unix_ns: u64::MAX,
@@ -128,7 +128,7 @@ impl journal::DiskFile for Opened {
         if self.disk.0.lock().is_copy {
             return Ok(Some(COPY));
         }
-        // What was made before the simulation says that it is another one.
+        // A file from before the simulation has recorded another identity, so none is reported.
         let is_known = self.file.lock().was_made_here();
         Ok(is_known.then_some(FILE))
     }

@@ -1,4 +1,4 @@
-//! How faults begin.
+//! The beginning of faults.
 
 use std::io;
 use std::time::Duration;
@@ -16,49 +16,51 @@ use crate::simulate::cluster::network::Link;
 use crate::simulate::cluster::part::Part;
 use crate::simulate::cluster::world::World;
 
-/// Of a hundred datagrams, how many are lost or come twice at most.
+/// The highest percentage of datagrams that are lost or arrive twice.
 const PERCENT_MAX: f64 = 30.0;
 const JITTER_MAX_MS: u64 = 200;
-/// The same of one of so many delays; and of so many, one ends with nothing getting through until leases are over.
+/// One delay out of `LONG_DELAY` has the larger jitter; one out of `CUT_AFTER_DELAY` ends with the machine being cut
+/// off until leases have expired.
 const LONG_DELAY: u32 = 4;
 const JITTER_LONG_MAX_MS: u64 = 2_000;
 const CUT_AFTER_DELAY: u32 = 3;
 const CUT_MS: std::ops::Range<u64> = 11_000..16_000;
-/// Of so many partitions of clients, one begins right after it renewed its lease, which is known by then; of so many of
-/// these, the answer is late in one.
+/// One partition of a client out of `CUT_AFTER_RENEWAL` begins right after the client renewed its lease, which it does
+/// within `RENEWED_WITHIN`; in one of these out of `LATE_ANSWER`, the answer is late.
 const CUT_AFTER_RENEWAL: u32 = 3;
 const RENEWED_WITHIN: Duration = Duration::from_secs(8);
 const LATE_ANSWER: u32 = 2;
 
-/// How wrong a wall clock is at most: "Keep them within minutes for block tokens" (`docs/OPERATIONS.md`).
+/// The largest error of a wall clock: "Keep them within minutes for block tokens" (`docs/OPERATIONS.md`).
 const JUMP_MAX_MS: i64 = 5 * 60_000;
-/// The longest that an operation of a slow disk takes.
+/// The range of the longest time that an operation of a slow disk takes.
 const DISK_LATENCY_MAX_MS: std::ops::Range<u64> = 10..3_000;
-/// Of so many slow disks, one does nothing before the fault is over.
+/// One slow disk out of this many completes nothing before the fault is over.
 const STUCK_DISK: u32 = 4;
-/// Of so many that do nothing, one of the only namenode loses its power then, with all but datanodes.
+/// For one stuck disk of a single namenode out of this many, all machines but the datanodes lose power afterwards.
 const BLACKOUT_AFTER: u32 = 2;
-/// How long it does nothing before that: datanodes remove replicas when they have heard of it and written down, every few
-/// seconds, whom they obeyed.
+/// How long the disk is stuck before that: datanodes remove replicas only after they have received the command and
+/// persisted, every few seconds, which namenode they obeyed.
 const LASTS_STUCK_MS: std::ops::Range<u64> = 14_000..25_000;
 
-/// Of so many blackouts, one is where namenodes, clients and mounts are, and datanodes are elsewhere.
+/// One blackout out of this many spares the datanodes, as if they were at another site.
 const SPARED_DATANODES: u32 = 3;
 
-/// Whoever leads less than so long ago may have lost what was not durable.
+/// A leader that was replaced within this time may have lost what was not durable.
 const HANDED_OVER: Duration = Duration::from_secs(1);
-/// Of so many namenodes that are asked to lead, one is only the first, and others follow soon.
+/// One transfer out of this many is only the first of several in quick succession.
 const ONE_AFTER_ANOTHER: u32 = 3;
 const FOLLOWING: std::ops::Range<usize> = 2..10;
 const FOLLOWS_AFTER_MS: std::ops::Range<u64> = 100..1_000;
-/// Of a hundred operations of a disk, how many fail at most.
+/// The upper bound of the percentage of disk operations that fail.
 const DISK_ERRORS_PERCENT_MAX: u32 = 40;
-/// Of so many crashes of a member of a group, one is over before anybody else can be elected.
+/// One crash or power loss of a group member out of this many is over before another member can be elected.
 const QUICK: u32 = 3;
 const LASTS_QUICK_MS: std::ops::Range<u64> = 1..100;
-/// Of so many slow disks of members, one is slow since all of them are in one place.
+/// With one slow disk of a member out of this many, the disks of all members are slow, as if they were at one site.
 const ONE_PLACE: u32 = 3;
-/// Of so many splits, one lasts until leases are over, and with one the other namenodes have just been started anew.
+/// One split out of `LONG_SPLIT` lasts until leases have expired, and in one out of `STARTED_ANEW` the other namenodes
+/// have just been restarted.
 const LONG_SPLIT: u32 = 3;
 const LASTS_SPLIT_MS: std::ops::Range<u64> = 12_000..25_000;
 const STARTED_ANEW: u32 = 3;
@@ -84,7 +86,7 @@ impl Faults {
         if kind == FaultKind::Blackout {
             let mut to_come = self.under_way.iter();
             if to_come.any(|fault| matches!(fault.then, Some(Then::Blackout(_)))) {
-                // It would come before anything is removed that must not be.
+                // It would happen before anything is removed wrongly, and so hide that.
                 return Ok(());
             }
             let mut parts = parts;
@@ -118,11 +120,12 @@ impl Faults {
         if is_missing && self.is_member_missing() {
             return Ok(());
         }
-        // The end of one would be that of another, too.
+        // Ending one would end the other, too.
         if matches!(kind, FaultKind::Split | FaultKind::Double) && self.is_under_way(kind) {
             return Ok(());
         }
-        // One fault at a time for each machine, so that each ends what it began. But a machine goes down whatever is wrong with it.
+        // One fault at a time for each machine, so that each ends what it began. But a machine may go down during any
+        // other fault.
         let now = world.now();
         let mut of_part = self.under_way.iter_mut().filter(|fault| fault.part == part);
         match of_part.next() {
@@ -209,7 +212,7 @@ impl Faults {
             FaultKind::Busy => world.set_busy(part, true),
             FaultKind::PowerLoss => {
                 world.lose_power(part)?;
-                // What the namenode loses alone, clients tell it again.
+                // If the namenode alone loses something, clients send it again.
                 self.power_losses += u64::from(!part.is_namenode());
             }
             FaultKind::Reimage => world.reimage(part)?,
@@ -280,7 +283,7 @@ impl Faults {
         Ok(())
     }
 
-    /// Machines lose their power at the same time, also those that something else happens to, and come back one
+    /// Cuts the power of machines at the same time, including those with other faults; they come back one
     /// after another.
     pub(super) fn lose_power(
         &mut self,
@@ -321,7 +324,7 @@ impl Faults {
         }
     }
 
-    /// How long a fault lasts, which of a group may be shorter or longer.
+    /// How long a fault lasts. Faults of group members may be shorter or longer than drawn.
     fn lasts(&self, kind: FaultKind, part: Part, lasts: Duration, rng: &mut SmallRng) -> Duration {
         if !self.is_group || !part.is_namenode() {
             return lasts;
@@ -334,7 +337,7 @@ impl Faults {
         Duration::from_millis(rng.random_range(range))
     }
 
-    /// All namenodes but one begin anew, unless something happens to them: they have forgotten what they had
+    /// Restarts all namenodes but one, except those with a fault: they have forgotten what they had
     /// not written down, and no time has passed.
     fn start_others_anew(
         &mut self,
@@ -354,7 +357,7 @@ impl Faults {
         Ok(())
     }
 
-    /// The disks of all other namenodes are as slow.
+    /// Makes the disks of all other namenodes equally slow.
     fn slow_down_others(
         &mut self,
         (part, max, lasts): (Part, Duration, Duration),

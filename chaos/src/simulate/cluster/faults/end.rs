@@ -1,4 +1,4 @@
-//! How faults end.
+//! The end of faults.
 
 use std::io;
 use std::time::Duration;
@@ -102,9 +102,9 @@ impl Faults {
         Ok(restarted)
     }
 
-    /// Nothing gets to a machine, or from it; what is on its way arrives.
+    /// Cuts off a machine; datagrams that are already in flight arrive.
     fn cut_off(&mut self, part: Part, lasts: Duration, world: &World, journal: &Journal) {
-        // Something else may have begun at the end of what was before.
+        // Another fault may have begun when the previous one ended.
         if self.has_fault(part) {
             return;
         }
@@ -117,7 +117,7 @@ impl Faults {
         self.add(kind, part, world.now(), lasts);
     }
 
-    /// A namenode forgets what came after its copy was made, if the leader is there, which knows it.
+    /// Has a namenode forget everything since its copy was made, if there is a leader that would notice.
     fn forget(&mut self, part: Part, world: &mut World, journal: &Journal) -> io::Result<()> {
         let leader = self.leader.now(world.now());
         let is_known = leader.is_some_and(|(leader, _)| leader != part && !self.has_fault(leader));

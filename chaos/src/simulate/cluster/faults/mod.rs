@@ -1,4 +1,4 @@
-//! What happens to machines and to the network between them.
+//! Faults of machines and of the network between them.
 
 mod begin;
 mod end;
@@ -24,19 +24,19 @@ use super::part::Part;
 use super::replay::Script;
 use super::world::World;
 
-/// Shortest and longest time between the beginnings of two faults, and that a fault lasts, in milliseconds.
+/// The time between the beginnings of two faults, and how long a fault lasts, in milliseconds.
 const BETWEEN_MS: std::ops::Range<u64> = 500..6_000;
 const LASTS_MS: std::ops::Range<u64> = 100..12_000;
-/// Of so many faults, one lasts longer, until leases are over.
+/// One fault out of this many lasts longer, until leases have expired.
 const LONG: u32 = 8;
 const LASTS_LONG_MS: std::ops::Range<u64> = 12_000..45_000;
-/// Of so many faults that can happen to the namenode, which everybody needs, one at least does.
+/// Of the faults that can affect the namenode, at least one out of this many does, since everything depends on it.
 const NAMENODE: u32 = 8;
-/// The same for several namenodes, which is what their simulations are about.
+/// The same for a group of namenodes, which is what their simulations are about.
 const NAMENODE_OF_GROUP: u32 = 2;
-/// So many kinds of faults are in every second simulation, others are not: what needs several of one kind is found so.
+/// Every second simulation is limited to this many kinds of faults: this finds what takes several faults of one kind.
 const FEW_KINDS: usize = 3;
-/// How soon a supervisor starts a server again that has ended by itself.
+/// How soon a supervisor restarts a server that has ended on its own.
 const RESTART_PAUSE: Duration = Duration::from_secs(1);
 /// A fault that has begun.
 struct UnderWay {
@@ -47,41 +47,41 @@ struct UnderWay {
     then: Option<Then>,
 }
 
-/// What comes right after a fault.
+/// What follows right after a fault.
 enum Then {
-    /// Nothing gets to the machine, or from it, for so long.
+    /// The machine is cut off for this long.
     Cut(Duration),
-    /// All but datanodes lose their power, as this seed says.
+    /// All machines but the datanodes lose power, for times that this seed decides.
     Blackout(u64),
 }
 
 /// Begins faults by chance, and ends them.
 pub struct Faults {
     kinds: Vec<FaultKind>,
-    /// Given instead of drawn.
+    /// Faults that are given instead of drawn.
     script: Option<Script>,
-    /// Numbers of those that are left out.
+    /// The numbers of faults that are left out.
     without: BTreeSet<u32>,
-    /// Of the last one.
+    /// The number of the last fault.
     count: u32,
     rng: SmallRng,
     next: Duration,
     under_way: Vec<UnderWay>,
     weak: Part,
-    /// There are several namenodes.
+    /// Whether there are several namenodes.
     is_group: bool,
     leader: Leader,
     cut_offs: CutOffs,
     copies: Copies,
     forgotten: Forgotten,
-    /// Namenodes that may end by themselves, since something was wrong with their disks.
+    /// Parts that may end on their own, since their disks had faults.
     may_end: BTreeSet<Part>,
     power_losses: u64,
     namenode_losses: u64,
 }
 
 impl Faults {
-    /// The first one begins soon after `start`.
+    /// Creates the faults of a simulation. The first one begins soon after `start`.
     pub fn new(
         options: &Options,
         mut rng: SmallRng,
@@ -125,23 +125,23 @@ impl Faults {
         }
     }
 
-    /// Faults that began or were left out so far.
+    /// The number of faults that have begun or were left out so far.
     pub fn count(&self) -> u32 {
         self.count
     }
 
-    /// How often the namenode ended so far, with what it had not made durable.
+    /// How often a namenode has ended so far and lost what it had not made durable.
     pub fn namenode_losses(&self) -> u64 {
         self.namenode_losses
     }
 
-    /// Whether it is likely that records wait for long, and are lost then with the power.
+    /// Whether it is likely that records wait to be synced for long and are then lost with the power.
     pub fn lose_what_waits(&self) -> bool {
         let needed = [FaultKind::SlowDisk, FaultKind::Blackout];
         self.kinds.len() <= FEW_KINDS && needed.iter().all(|kind| self.kinds.contains(kind))
     }
 
-    /// Whether there are older copies of the namenode, which an operator has to look after.
+    /// Whether older copies of the namenode are used, which need an operator's attention.
     pub fn need_operator(&self) -> bool {
         self.copies.are_wanted()
     }
@@ -151,12 +151,12 @@ impl Faults {
         self.copies.are_in_doubt()
     }
 
-    /// How often power was lost so far, but for the namenode alone.
+    /// How often power has been lost so far, not counting losses of a namenode alone.
     pub fn power_losses(&self) -> u64 {
         self.power_losses
     }
 
-    /// Begins and ends what it is time for. Returns the machines that have started again.
+    /// Begins and ends the faults that are due. Returns the machines that have started again.
     ///
     /// # Errors
     /// When a machine cannot be started.
@@ -185,7 +185,7 @@ impl Faults {
         Ok(restarted)
     }
 
-    /// Ends everything. Returns the machines that have started again.
+    /// Ends all faults. Returns the machines that have started again.
     ///
     /// # Errors
     /// When a machine cannot be started.
@@ -221,7 +221,7 @@ impl Faults {
                     let is_it = |fault: &&mut UnderWay| {
                         fault.part == part && fault.kind == FaultKind::Partition
                     };
-                    // It may have crashed meanwhile.
+                    // The client may have crashed in the meantime.
                     let Some(fault) = self.under_way.iter_mut().find(is_it) else {
                         continue;
                     };
@@ -236,7 +236,7 @@ impl Faults {
         }
     }
 
-    /// What has ended by itself is started again soon, as a supervisor does.
+    /// Has servers that ended on their own restarted soon, as a supervisor would.
     fn restart_ended(&mut self, world: &mut World, journal: &Journal) {
         let began = world.now();
         for (part, why) in world.take_ended() {
@@ -247,7 +247,7 @@ impl Faults {
                     "{part} ended, and its disk did all it had to: {why}"
                 ));
             }
-            // It may be about to be started again for another reason.
+            // It may already be about to restart for another reason.
             if self.is_down(part) {
                 continue;
             }
@@ -257,37 +257,37 @@ impl Faults {
         }
     }
 
-    /// How many of these have nothing wrong with them.
+    /// The number of these parts that no fault affects.
     pub fn sound(&self, parts: &[Part]) -> usize {
         let is_sound = |part: &&Part| !self.has_fault(**part) && !self.forgotten.is(**part);
         parts.iter().filter(is_sound).count()
     }
 
-    /// Whether something happens to a machine.
+    /// Whether a fault affects a machine.
     fn has_fault(&self, part: Part) -> bool {
         self.under_way.iter().any(|fault| fault.part == part)
     }
 
-    /// Whether this happens to a machine.
+    /// Whether a fault of this kind affects any machine.
     fn is_under_way(&self, kind: FaultKind) -> bool {
         self.under_way.iter().any(|fault| fault.kind == kind)
     }
 
-    /// Whether a namenode has lost its memory, or its place in the group: one at a time does.
+    /// Whether a namenode has lost its directory or its place in the group, which at most one may have at a time.
     fn is_member_missing(&self) -> bool {
         let is_lost = self.is_under_way(FaultKind::Wipe) || self.is_under_way(FaultKind::Leave);
         is_lost || self.forgotten.is_any()
     }
 
-    /// Whether a machine waits to be started again.
+    /// Whether a machine is down and waits to be started again.
     fn is_down(&self, part: Part) -> bool {
         let mut faults = self.under_way.iter();
         faults.any(|fault| fault.part == part && fault.kind.is_down())
     }
 
-    /// Whether a fault can happen to a machine of this cluster.
+    /// Whether a fault can affect a machine of this cluster.
     fn can_be(&self, kind: FaultKind, part: Part) -> bool {
-        // The copy of the only namenode has a datanode follow it, that of a member of a group speaks for itself.
+        // A copy of a single namenode needs a datanode that follows it; a copy of a group member takes part on its own.
         let is_double_of = part.is_namenode() == self.is_group;
         kind.is_for(part, self.weak)
             && kind.is_for_group(self.is_group)
@@ -295,7 +295,7 @@ impl Faults {
     }
 
     fn begin(&mut self, world: &mut World, journal: &Journal) -> io::Result<()> {
-        // Each with chance of its own, so that one can be left out and the others stay as they are.
+        // Each fault has its own random generator, so that one can be left out without changing the others.
         let mut rng = SmallRng::seed_from_u64(self.rng.random());
         let Some(&kind) = self.kinds.choose(&mut rng) else {
             return Ok(());
@@ -330,7 +330,7 @@ impl Faults {
         self.begin_one((kind, part, lasts), world, journal, rng)
     }
 
-    /// Begins what is given and due, each with chance of its own, too.
+    /// Begins the given faults that are due, each with its own random generator, too.
     fn begin_given(&mut self, world: &mut World, journal: &Journal) -> io::Result<()> {
         let parts = world.parts();
         while let Some(given) = self.script.as_mut().and_then(|it| it.next(world.now())) {

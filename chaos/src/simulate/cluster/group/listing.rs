@@ -1,4 +1,4 @@
-//! What a namespace holds, to compare it with that of another namenode.
+//! Lists the contents of a namespace, to compare them with those of another namenode.
 
 use std::collections::BTreeMap;
 
@@ -8,13 +8,13 @@ use harvestfs_protocol::types::{Attr, Credentials, FileKind};
 
 const PAGE_ENTRIES: usize = 1_000;
 
-/// By path: what is there, in words.
+/// A description of each file and directory, by path.
 pub type Listing = BTreeMap<String, String>;
 
-/// Everything that has a name. It changes nothing.
+/// Lists everything that has a name, without changing anything.
 ///
 /// # Errors
-/// When the namenode goes away meanwhile.
+/// When the namenode becomes unreachable in the meantime.
 pub async fn of(client: &Client) -> Result<Listing, ClientError> {
     let me = Credentials::root();
     let mut listing = Listing::new();
@@ -54,7 +54,7 @@ pub async fn of(client: &Client) -> Result<Listing, ClientError> {
     Ok(listing)
 }
 
-/// Without the time of the last access, which each client may set late.
+/// Describes attributes, except the time of the last access, which each client may set late.
 fn describe(attr: &Attr) -> String {
     let Attr {
         ino,
@@ -76,7 +76,7 @@ fn describe(attr: &Attr) -> String {
     )
 }
 
-/// What two of them do not have in common, a few of each.
+/// The first few differences between two listings.
 pub fn differences(one: &Listing, other: &Listing) -> Vec<String> {
     const SHOWN: usize = 5;
     let paths = one.keys().chain(other.keys());
@@ -103,7 +103,7 @@ mod tests {
         };
         let one = listing(&[("/a", "1"), ("/b", "2"), ("/c", "3")]);
         assert!(differences(&one, &one).is_empty());
-        // As many entries as before, of which one is another one.
+        // As many entries as before, one of them different.
         let other = listing(&[("/a", "1"), ("/b", "9"), ("/d", "3")]);
         let found = differences(&one, &other);
         assert_eq!(found.len(), 3, "{found:?}");

@@ -1,5 +1,5 @@
-//! What is seen of a group of namenodes from a machine to which nothing happens: who leads, in
-//! which term, and whether somebody does.
+//! Watches a group of namenodes from a machine that no fault affects: which namenode leads, in
+//! which term, and whether one leads at all.
 
 mod listing;
 mod register;
@@ -22,40 +22,41 @@ use super::part::Part;
 use super::world::{Connecting, World};
 use crate::live::admin::Admin;
 
-/// How often each namenode is asked whether it leads: often enough to see two that do within the length of a lease.
+/// How often each namenode is asked whether it leads: often enough to catch two that do within the length of a lease.
 const ASK: Duration = Duration::from_millis(10);
-/// The same once all faults are over: what takes long then is waiting.
+/// The same once all faults are over, when most of the time is spent waiting.
 const ASK_LATER: Duration = Duration::from_secs(1);
-/// How often something is changed to see that somebody leads.
+/// How often something is changed to see that a namenode leads.
 const CHANGE: Duration = Duration::from_millis(500);
-/// With a majority of sound namenodes, a change takes no longer, from when the last of them has begun to lead.
+/// With a majority of sound namenodes, a change takes no longer than this, counted from the last change of leader.
 const CHANGED_WITHIN: Duration = Duration::from_secs(20);
-/// The same when another one leads again and again, as it may when that is asked for, or the network falls in two.
+/// The same limit when the leader changes again and again, as it may when transfers are requested or the network
+/// splits.
 const CHANGED_WITHIN_AT_ALL: Duration = Duration::from_secs(60);
-/// A namenode that leads no more may have lost what was not durable until so long after its fault.
+/// Until this long after a fault, a namenode that no longer leads may have lost what was not durable.
 const DISTURBED: Duration = Duration::from_secs(15);
 const XATTR: &[u8] = b"user.progress";
-/// How often it is looked which epochs datanodes remember.
+/// How often the epochs that datanodes remember are checked.
 const LOOK_AT_EPOCHS: Duration = Duration::from_millis(100);
-/// How long namenodes may take to agree in the end, one after the other.
+/// The pause between two attempts to make a namenode lead.
 const LOOK: Duration = Duration::from_millis(500);
-/// How often their namespaces are compared: what the cluster does by itself may come between two
-/// looks.
+/// How often their namespaces are compared at most: the cluster may change something on its own between two
+/// listings.
 const ROUNDS: u32 = 5;
 
-/// How old what is known of the leader may be.
+/// How long an answer of the leader counts.
 const KNOWN: Duration = Duration::from_millis(500);
 
-/// The namenode that led last, as far as is known. Copies are of one leader.
+/// The namenode that was last seen to lead. Clones share one state.
 #[derive(Clone, Default)]
 pub struct Leader(Rc<Known>);
 
 #[derive(Default)]
 struct Known {
     newest: Cell<Option<Seen>>,
-    /// When the term of the newest was first seen.
+    /// When the term of the newest leader was first seen.
     since: Cell<Duration>,
-    /// The numbers of the members, by their addresses, as it said last.
+    /// The ids of the members by address, as the leader last reported them.
     members: RefCell<BTreeMap<SocketAddr, u64>>,
 }
 
@@ -77,48 +78,48 @@ impl Leader {
         }
     }
 
-    /// Which one leads, and in which term; none: it is not known.
+    /// The namenode that leads, and its term; `None` if that is not known.
     pub fn now(&self, now: Duration) -> Option<(Part, u64)> {
         let seen = self.0.newest.get();
         let seen = seen.filter(|seen| now <= seen.at + KNOWN);
         seen.map(|seen| (seen.part, seen.term))
     }
 
-    /// The number of the member that listens there, as the leader said last.
+    /// The id of the member that listens there, as the leader last reported it.
     pub fn number_of(&self, addr: SocketAddr) -> Option<u64> {
         self.0.members.borrow().get(&addr).copied()
     }
 
-    /// The term of the newest one.
+    /// The term of the newest leader.
     fn term(&self) -> u64 {
         self.0.newest.get().map_or(0, |seen| seen.term)
     }
 
-    /// When the newest one was first seen to lead.
+    /// When the newest leader was first seen.
     fn since(&self) -> Duration {
         self.0.since.get()
     }
 }
 
-/// See the module.
+/// Watches a group of namenodes.
 pub struct Group {
     journal: Journal,
     leader: Leader,
     /// Since when a majority of namenodes is sound.
     sound_since: Option<Duration>,
     changed: Rc<Cell<Duration>>,
-    /// When something was last wrong with a namenode.
+    /// When a fault last affected a namenode.
     disturbed: Option<Duration>,
     is_stuck: bool,
-    /// All faults are over: there is little to see.
+    /// All faults are over, so it is enough to look less often.
     is_calm: Rc<Cell<bool>>,
-    /// The epochs that datanodes remembered last, by their numbers.
+    /// The number of the epoch that each datanode remembered last.
     epochs: BTreeMap<Part, u64>,
     next_look: Duration,
 }
 
 impl Group {
-    /// Nothing is seen until [`Group::start`].
+    /// Creates a watch, which begins with [`Group::start`].
     pub fn new(journal: &Journal, leader: &Leader) -> Self {
         Self {
             journal: journal.clone(),
@@ -133,7 +134,7 @@ impl Group {
         }
     }
 
-    /// Looks at the namenodes from now on, if they are several.
+    /// Watches the namenodes from now on, if there are several.
     ///
     /// # Errors
     /// When no identity can be issued.
@@ -164,7 +165,7 @@ impl Group {
         Ok(())
     }
 
-    /// Looks whether somebody leads. `sound` of `all` namenodes have no fault.
+    /// Checks whether a namenode leads. `sound` of `all` namenodes have no fault.
     pub fn go_on(&mut self, sound: usize, all: usize) {
         let now = self.journal.now();
         if sound < all {
@@ -188,7 +189,7 @@ impl Group {
         }
     }
 
-    /// Looks now and then whether a datanode obeys a namenode of an epoch before the one that it obeyed.
+    /// Checks now and then whether a datanode obeys a namenode of an earlier epoch than it did before.
     pub fn look_at_epochs(&mut self, world: &World) {
         if world.now() < self.next_look {
             return;
@@ -198,7 +199,7 @@ impl Group {
             let epoch = world.obeyed_epoch(part);
             let before = match epoch {
                 Some(epoch) => self.epochs.insert(part, epoch),
-                // Its disk is another one.
+                // Its disk was replaced.
                 None => self.epochs.remove(&part),
             };
             if let (Some(before), Some(epoch)) = (before, epoch)
@@ -215,7 +216,7 @@ impl Group {
         self.is_calm.set(true);
     }
 
-    /// Whether another namenode may lead since a moment ago, which has not what was not durable.
+    /// Whether the leader may have changed recently, so that what was not durable may be lost.
     pub fn is_disturbed(&self) -> bool {
         let now = self.journal.now();
         self.disturbed.is_some_and(|at| now <= at + DISTURBED)
@@ -245,7 +246,7 @@ async fn ask(
         if leader != Some(this) {
             continue;
         }
-        // It says so only while it has a lease, during which nobody else may be elected.
+        // A namenode reports that it leads only while it holds a lease, during which no other one may be elected.
         if term < newest_term {
             journal.broken(format!(
                 "{part} answers as the leader of term {term}, and another one did in term {newest_term} before"
@@ -299,10 +300,10 @@ async fn change(
     }
 }
 
-/// What namenodes have in common when they have the same namespace: how much of everything, and what.
+/// What is equal when namenodes have the same namespace: the numbers of files, directories and blocks, and a listing.
 type Content = ((u64, u64, u64), listing::Listing);
 
-/// Has each namenode lead in turn, and compares what they have.
+/// Has each namenode lead in turn, and compares their contents.
 pub async fn compare(
     admins: &mut [Admin],
     addrs: &[SocketAddr],
@@ -322,7 +323,7 @@ pub async fn compare(
                 let Ok(listed) = listed.await else {
                     continue;
                 };
-                // Unless another one leads meanwhile, all of it is this one's.
+                // If it still leads, all of the answers came from this namenode.
                 if leading(&mut admins[number]).await.is_some() {
                     break ((report.files, report.directories, report.blocks), listed);
                 }
@@ -347,7 +348,7 @@ pub async fn compare(
     ));
 }
 
-/// Returns when the member leads.
+/// Asks until the member leads.
 async fn hand_over(admins: &mut [Admin], to: SocketAddr) {
     loop {
         for admin in admins.iter_mut() {
@@ -358,7 +359,7 @@ async fn hand_over(admins: &mut [Admin], to: SocketAddr) {
             if leader.is_some_and(|it| it.addr == to) {
                 return;
             }
-            // Refused while it does not answer: asked again.
+            // This is refused while the member does not answer, and repeated.
             let _ = admin.transfer(to).await;
         }
         tokio::time::sleep(LOOK).await;

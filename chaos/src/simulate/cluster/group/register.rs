@@ -1,9 +1,9 @@
-//! A number that an operator sets all the time, and asks every namenode for. No lease of a session stands between the
-//! two, and nothing is cached: a namenode that answers though it does not lead any more shows it within milliseconds.
+//! A number that an operator sets all the time and reads from every namenode. No session lease and no cache are
+//! involved, so a namenode that answers although it no longer leads is caught within milliseconds.
 //!
-//! The number is how many replicas may be moved to a better place in a while. Each attempt to set it has a number of
-//! its own, and they grow. One attempt begins after the other, and is given up soon: then the number may be set at any time,
-//! also after later ones, or never.
+//! The number is the limit of replicas that may be moved to a better place in a while (`moves_per_node`). Each attempt
+//! to set it uses a larger number than the one before. The attempts are made one after another, and one that is not
+//! answered is soon given up: it may still take effect at any time, even after later ones, or never.
 
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeSet;
@@ -18,25 +18,25 @@ use crate::simulate::cluster::journal::Journal;
 use crate::simulate::cluster::part::Part;
 use crate::simulate::cluster::world::World;
 
-/// How often each namenode is asked, and how long it is waited for an answer.
+/// How often each namenode is asked, and how long to wait for its answer.
 const READ: Duration = Duration::from_millis(15);
 const READ_WITHIN: Duration = Duration::from_secs(2);
-/// How long after one attempt the next one begins, and when it is given up.
+/// The pause between two attempts, and when an attempt is given up.
 const WRITE: Duration = Duration::from_millis(20);
 const WRITE_WITHIN: Duration = Duration::from_millis(250);
-/// How often it is set and asked for once all faults are over.
+/// How often the number is set and read once all faults are over.
 const LATER: Duration = Duration::from_secs(1);
-/// The first number that is set: above that of a new cluster.
+/// All numbers that are set are above this, and so above that of a new cluster.
 const FIRST: u32 = 1_000;
 
-/// What is known of the number.
+/// What is known about the number.
 #[derive(Debug)]
 struct Register {
-    /// The last one that somebody tried to set.
+    /// The last number that was attempted.
     begun: u32,
-    /// Those that were set before the next attempt began.
+    /// The numbers that were set before the next attempt began.
     acknowledged: BTreeSet<u32>,
-    /// The newest that was set, as an answer said.
+    /// The largest number that an answer has shown to be set.
     newest: u32,
 }
 
@@ -49,7 +49,7 @@ impl Register {
         }
     }
 
-    /// The next attempt.
+    /// Begins the next attempt and returns its number.
     fn begin(&mut self) -> u32 {
         self.begun += 1;
         self.begun
@@ -60,17 +60,18 @@ impl Register {
         self.newest = self.newest.max(number);
     }
 
-    /// A namenode was asked when `newest` was the newest. What is wrong with its answer.
+    /// Judges the answer `number` of a namenode that was asked when `newest` was the newest. Returns what is wrong with
+    /// it.
     fn found(&mut self, number: u32, newest: u32) -> Option<String> {
         self.newest = self.newest.max(number);
-        // One that was given up may come late.
+        // An attempt that was given up may take effect late.
         let is_over = number <= FIRST || self.acknowledged.contains(&number);
         (is_over && number < newest)
             .then(|| format!("{number} is set, and was replaced by {newest} before"))
     }
 }
 
-/// Has an operator do so.
+/// Starts the operator that sets and reads the number.
 ///
 /// # Errors
 /// When no identity can be issued.
@@ -151,11 +152,11 @@ mod tests {
         assert_eq!(register.found(first, first), None);
         assert!(register.found(30, first).is_some());
         let given_up = register.begin();
-        // It may come late.
+        // It may take effect late.
         assert_eq!(register.found(given_up, first), None);
         let third = register.begin();
         register.acknowledge(third);
-        // Asked before that.
+        // The namenode was asked before that.
         assert!(register.found(first, given_up).is_some());
         assert_eq!(register.found(first, first), None);
         assert_eq!(register.found(given_up, third), None);

@@ -1,8 +1,8 @@
-//! Files that one mount creates, another one changes, and the first opens again only then: what its kernel has of them is
-//! from when they were created.
+//! Files that one mount creates and another one changes before the first opens them again: what its kernel has cached
+//! of them dates from their creation.
 //!
-//! When another mount changes a file, all entries of a mount become old, and the kernel throws the inode away with the last
-//! of them, and its pages. So of most of these files something else is left that holds the inode.
+//! When another mount changes a file, all directory entries of a mount become stale, and the kernel drops the inode
+//! with its last entry, and its pages with it. So for most of these files, something else keeps holding the inode.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -13,14 +13,15 @@ use super::Program;
 use super::kernel::{Fd, PAGE_BYTES};
 use super::shared::DIRECTORY;
 
-/// Files that wait for another mount, or for their own.
+/// The most files that wait for another mount, or for their own.
 const WAITING_MAX: usize = 4;
-/// Pages of the largest one.
+/// Pages of the largest file.
 const PAGES_MAX: usize = 5;
-/// Of so many files, one stays open where it was created; of so many others, one gets a second name there.
+/// One file out of `STAYS_OPEN` stays open where it was created; of the others, one out of `HAS_TWO_NAMES` gets a
+/// second name there.
 const STAYS_OPEN: usize = 3;
 const HAS_TWO_NAMES: usize = 2;
-/// What files hold when they are created, and when they were changed.
+/// The byte that fills files when they are created, and once they are changed.
 const CREATED: u8 = b'c';
 const CHANGED: u8 = b'C';
 
@@ -31,7 +32,7 @@ fn second_name(path: &str) -> String {
 /// Files that are handed from one mount to another.
 #[derive(Debug, Default)]
 pub(super) struct Handed {
-    /// How many there were.
+    /// The number of files so far.
     count: u64,
     waiting: VecDeque<File>,
     /// Descriptors that are still open where files were created, by the number of the mount and by name.
@@ -44,22 +45,22 @@ struct File {
     length: usize,
     /// The mount that created it.
     creator: u8,
-    /// By another one.
+    /// Another mount has changed it.
     is_changed: bool,
     /// It has a second name.
     has_two: bool,
 }
 
 impl Handed {
-    /// The machine of a mount crashed, and nothing is open there any more.
+    /// Notes that the machine of a mount crashed, so that nothing is open there any more.
     pub(super) fn crashed(&mut self, number: u8) {
         self.open.retain(|(creator, _), _| *creator != number);
     }
 }
 
 impl Program {
-    /// Reads what this mount created and another one changed, changes what another one created, or creates something, in
-    /// this order. What fails has no known outcome, and is not handed on.
+    /// Reads a file that this mount created and another one changed, or changes one that another mount created, or else
+    /// creates one. A failed operation has no known outcome, and its file is not handed on.
     pub(super) async fn hand_around(&self) -> Result<(), Errno> {
         let taken = {
             let waiting = &mut self.board.borrow_mut().handed.waiting;

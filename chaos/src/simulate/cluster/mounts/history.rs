@@ -1,8 +1,8 @@
-//! Random histories of system calls on two mounts of one cluster, whose answers are decided: by them the model of
-//! the kernel is compared with the real one.
+//! Random histories of system calls on two mounts of one cluster, with determined answers. They are used to compare the
+//! model of the kernel with the real one.
 //!
 //! No file is open on both mounts at a time: what a descriptor shows that was open while another mount changed the
-//! file depends on time. Everything else does not: close-to-open, and names that are current everywhere.
+//! file depends on timing. Nothing else does: opens are close-to-open consistent, and names are current everywhere.
 
 use std::cell::RefCell;
 use std::collections::{BTreeMap, VecDeque};
@@ -20,17 +20,17 @@ use crate::random;
 use crate::simulate::cluster::part::Part;
 use crate::simulate::cluster::world::{TICK, World};
 
-/// Mounts that a history uses.
+/// The number of mounts that a history uses.
 pub const MOUNTS: usize = 2;
-/// Descriptors that may be open at a time.
+/// The most descriptors that are open at a time.
 pub const SLOTS: usize = 5;
-/// Directories, which are there when a history begins.
+/// Directories that exist when a history begins.
 pub const DIRECTORIES: [&str; 2] = ["a", "b"];
-/// Names in each.
+/// Names in each directory.
 const NAMES: usize = 4;
-/// Largest offset of a write.
+/// The largest offset of a write.
 const OFFSET_MAX: u64 = 60_000;
-/// Most bytes of one call.
+/// The most bytes of one call.
 const BYTES_MAX: usize = 20_000;
 /// Pages of the largest file that is handed from one mount to the other.
 const PAGES_MAX: usize = 5;
@@ -39,27 +39,27 @@ const CALL_MAX: Duration = Duration::from_secs(60);
 const START: Duration = Duration::from_secs(5);
 const DATANODES: u8 = 3;
 
-/// A system call. Paths are relative to where it is mounted.
+/// A system call. Paths are relative to the mount point.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Call {
     /// `open(2)` into a slot that is free.
     Open {
-        /// On which mount.
+        /// The mount.
         mount: usize,
-        /// Which slot.
+        /// The slot.
         slot: usize,
-        /// Of what.
+        /// The path of the file.
         path: String,
-        /// How.
+        /// The flags.
         mode: OFlags,
     },
     /// `close(2)`
     Close(usize),
-    /// `pread(2)` from an offset, of at most so many bytes, until the end or all of them.
+    /// `pread(2)` from an offset, repeated until the given number of bytes or the end of the file.
     Read(usize, u64, usize),
     /// `pwrite(2)` at an offset.
     Write(usize, u64, Vec<u8>),
-    /// To a shared mapping, within one page that the file has.
+    /// A write to a shared mapping, within one page of the file.
     WriteMapped(usize, u64, Vec<u8>),
     /// `ftruncate(2)`
     Truncate(usize, u64),
@@ -86,7 +86,7 @@ pub enum Answer {
     Done,
     /// It was refused.
     Refused(Errno),
-    /// So many bytes were written.
+    /// The number of bytes that were written.
     Written(usize),
     /// These bytes were read.
     Read(Vec<u8>),
@@ -109,17 +109,17 @@ struct Open {
     mode: OFlags,
 }
 
-/// Knows what is where, so that calls are made whose answers are decided.
+/// Generates calls. It keeps track of names and files, so as to make only calls with determined answers.
 struct Generator {
     rng: SmallRng,
     names: BTreeMap<String, usize>,
     sizes: Vec<u64>,
     open: [Option<Open>; SLOTS],
-    /// Calls that come next.
+    /// Calls that are planned next.
     planned: VecDeque<Call>,
 }
 
-/// `count` calls that the seed decides.
+/// Returns `count` calls that the seed decides.
 #[must_use]
 pub fn random_calls(seed: u64, count: usize) -> Vec<Call> {
     let mut generator = Generator {
@@ -152,13 +152,13 @@ impl Generator {
         bytes
     }
 
-    /// Whether some slot of another mount has a file open.
+    /// Whether a slot of another mount has the file open.
     fn is_open_elsewhere(&self, file: usize, mount: usize) -> bool {
         let mut open = self.open.iter().flatten();
         open.any(|it| it.file == file && it.mount != mount)
     }
 
-    /// None: what was drawn is not decided.
+    /// Draws a call; `None` if its answer would not be determined.
     fn call(&mut self) -> Option<Call> {
         if let Some(planned) = self.planned.pop_front() {
             return Some(planned);
@@ -234,16 +234,16 @@ impl Generator {
         })
     }
 
-    /// Frees a slot now.
+    /// Plans to close a slot if it is open.
     fn free(&mut self, slot: usize) {
         if self.open[slot].take().is_some() {
             self.planned.push_back(Call::Close(slot));
         }
     }
 
-    /// One mount creates a file, the other one changes it, and the first opens it again only then: what its kernel has of
-    /// it is from when it was created. An entry that another mount made old is thrown away, and the pages with it, unless
-    /// an open descriptor or a second name holds the inode.
+    /// Plans that one mount creates a file, the other one changes it, and only then the first opens it again: what its
+    /// kernel has cached of it dates from its creation. A directory entry that another mount made stale is dropped, and
+    /// the pages with it, unless an open descriptor or a second name holds the inode.
     fn hand_over(&mut self, mount: usize) {
         let (held, slot) = (self.below(SLOTS), self.below(SLOTS - 1));
         let slot = (held + 1 + slot) % SLOTS;
@@ -252,7 +252,7 @@ impl Generator {
         let path = self.path();
         self.planned.push_back(Call::Unlink(mount, path.clone()));
         let other = (mount + 1) % MOUNTS;
-        // Of pages that are written in part, and of all when the size changes, the kernel keeps nothing.
+        // The kernel keeps no pages that are written only in part, and none at all when the size changes.
         let mut created = vec![0; PAGE_BYTES as usize * (1 + self.below(PAGES_MAX))];
         self.rng.fill(&mut created[..]);
         let at = self.below(created.len());
@@ -376,7 +376,7 @@ impl Generator {
     }
 }
 
-/// What a model of the kernel answers to calls on two mounts of a simulated cluster, one after the other.
+/// Returns what a model of the kernel answers to calls that are made in order on two mounts of a simulated cluster.
 ///
 /// # Errors
 /// When its files cannot be written.
@@ -420,7 +420,7 @@ pub fn answers_of_model(seed: u64, calls: &[Call]) -> io::Result<Vec<Answer>> {
 }
 
 impl Call {
-    /// On which mount it is made. `mounts` knows where slots are open.
+    /// The mount on which it is made. `mounts` keeps track of the mount of each slot.
     pub fn mount(&self, mounts: &mut [usize; SLOTS]) -> usize {
         match *self {
             Call::Open { mount, slot, .. } => {
@@ -443,7 +443,7 @@ impl Call {
     }
 }
 
-/// What `work` on a mount's machine comes to.
+/// Runs `work` on a mount's machine and returns its result.
 fn done<T: 'static>(world: &mut World, mount: u8, work: impl Future<Output = T> + 'static) -> T {
     let result = Rc::new(RefCell::new(None));
     let to = Rc::clone(&result);

@@ -1,4 +1,5 @@
-//! The log of all clients and mounts: programs on mounts append to it, and follow it through a descriptor that stays open.
+//! The log of all clients and mounts: programs on mounts append to it, and follow it through a descriptor that stays
+//! open.
 
 use std::cell::RefCell;
 use std::time::Duration;
@@ -11,7 +12,7 @@ use super::kernel::Fd;
 use crate::random;
 use crate::simulate::cluster::workload::log::{LOG_DIRECTORY, RECORDS_MAX, Reader, path};
 
-/// Mean time between two looks of a program that follows the log.
+/// The mean time between two reads of a program that follows the log.
 const LOOK_PAUSE: Duration = Duration::from_millis(45);
 
 impl Program {
@@ -29,7 +30,7 @@ impl Program {
                 }
             }
             let closed = self.thread.close(fd).await;
-            // What failed is written and synced with no known outcome.
+            // A failed operation has no known outcome: it may have been written and synced.
             if result.is_err() || closed.is_err() || !self.journal.is_certain() {
                 self.log.borrow_mut().doubt(self.number);
             }

@@ -1,5 +1,5 @@
 //! Mounts of a simulated cluster: the adapter of `fuse-mount`, driven by a [model of the kernel](kernel), and
-//! programs that work on them. Each mount has a machine of its own, with faults as the others have.
+//! programs that use them. Each mount has a machine of its own, which has faults like the others.
 
 mod handed;
 pub mod history;
@@ -33,14 +33,14 @@ use crate::random;
 
 /// Mean time between two operations of a program.
 const PAUSE: Duration = Duration::from_millis(60);
-/// One of so many operations is of a program that is killed meanwhile, within so many milliseconds.
+/// In one operation out of `KILLED`, the program is killed within `LIVES_MS` milliseconds.
 const KILLED: usize = 20;
 const LIVES_MS: usize = 100;
-/// How long it waits after an error.
+/// How long a program waits after an error.
 const ERROR_PAUSE: Duration = Duration::from_millis(300);
 /// How long a mount waits before it connects again.
 const RECONNECT_PAUSE: Duration = Duration::from_millis(500);
-/// How often memory is short on a mount.
+/// How often the kernel of a mount has to free memory.
 const SHRINK_INTERVAL: Duration = Duration::from_secs(2);
 
 /// The mounts of a simulation.
@@ -58,7 +58,7 @@ struct Mount {
     rng: Rc<RefCell<SmallRng>>,
     files: Rc<RefCell<Files>>,
     is_done: Rc<Cell<bool>>,
-    /// How often it was started.
+    /// How often the mount was started.
     starts: u64,
 }
 
@@ -77,7 +77,7 @@ struct Program {
 }
 
 impl Mounts {
-    /// `number` mounts, none of which is started. `names` and `log` are those that clients use too.
+    /// Creates `number` mounts without starting them. `names` and `log` are those that clients use, too.
     pub fn new(
         seed: u64,
         number: u8,
@@ -105,7 +105,7 @@ impl Mounts {
         }
     }
 
-    /// Starts all of them.
+    /// Starts all mounts.
     ///
     /// # Errors
     /// When no identity can be issued.
@@ -116,7 +116,7 @@ impl Mounts {
         Ok(())
     }
 
-    /// Mounts on a machine that runs, and has programs work there.
+    /// Mounts the file system on a machine that is up, and starts programs there.
     ///
     /// # Errors
     /// When no identity can be issued.
@@ -182,7 +182,7 @@ impl Mounts {
         Ok(())
     }
 
-    /// A machine has started again after a crash.
+    /// Starts a mount again after its machine has crashed and booted.
     ///
     /// # Errors
     /// When no identity can be issued.
@@ -194,7 +194,7 @@ impl Mounts {
         self.start(number, world)
     }
 
-    /// No session goes on, and what was not synced is lost with them.
+    /// Notes that all sessions ended, and with them what was not synced was lost.
     pub fn sessions_ended(&self) {
         for (number, mount) in (0..).zip(&self.mounts) {
             mount.files.borrow_mut().power_was_lost();
@@ -202,7 +202,7 @@ impl Mounts {
         }
     }
 
-    /// A machine lost its power, with what was not synced there.
+    /// Notes that a machine lost power, and with it what was not synced there.
     pub fn power_was_lost(&self) {
         for (number, mount) in (0..).zip(&self.mounts) {
             mount.files.borrow_mut().power_was_lost();
@@ -210,12 +210,12 @@ impl Mounts {
         }
     }
 
-    /// Whether all programs have come to an end.
+    /// Whether all programs have finished.
     pub fn are_done(&self) -> bool {
         self.mounts.iter().all(|mount| mount.is_done.get())
     }
 
-    /// Compares everything that programs were promised with what a client finds.
+    /// Returns a function that compares everything that programs were promised with what a client finds.
     ///
     /// # Errors
     /// When something cannot be read.
@@ -256,7 +256,7 @@ impl Program {
         self.journal.failure(format!("{}: {what}", self.name()));
     }
 
-    /// Does `step` again and again until it is enough, with pauses.
+    /// Repeats `step`, with pauses, until programs are to stop.
     async fn repeat(&self, step: impl AsyncFn() -> Result<(), Errno>) {
         self.repeat_with(PAUSE, step).await;
     }
@@ -295,7 +295,7 @@ impl Program {
         }
     }
 
-    /// Makes a directory, unless it is there.
+    /// Makes a directory, unless it exists.
     async fn make_directory(&self, path: &str) {
         loop {
             match self.thread.mkdir(path).await {
@@ -309,7 +309,7 @@ impl Program {
         }
     }
 
-    /// Everything that a file holds, in reads of any size.
+    /// Reads a whole file, in reads of random sizes.
     async fn read_all(&self, fd: &kernel::Fd) -> Result<Vec<u8>, Errno> {
         let mut all = Vec::new();
         loop {

@@ -1,5 +1,5 @@
-//! The names that clients and mounts use together ([`crate::simulate::cluster::workload::History`]), as programs of root on
-//! mounts do.
+//! Operations on the names that clients and mounts share ([`crate::simulate::cluster::workload::History`]), made by
+//! programs of root on mounts.
 
 use std::time::Duration;
 
@@ -14,10 +14,10 @@ use crate::simulate::cluster::workload::names::{
 
 /// Mean time between two operations.
 const PAUSE: Duration = Duration::from_millis(150);
-/// How often it is looked whether a client has made the directory.
+/// How often a program checks whether a client has made the directory.
 const LOOK_PAUSE: Duration = Duration::from_millis(100);
 
-/// None: whether it was done is not known.
+/// Translates an error; `None` if it is not known whether the operation was done.
 fn refusal(error: Errno) -> Option<Refusal> {
     match error {
         Errno::EXIST => Some(Refusal::Exists),
@@ -37,14 +37,14 @@ fn shown(stat: &Stat) -> Shown {
 }
 
 impl Program {
-    /// Does something with the names, again and again.
+    /// Repeats operations on the names.
     pub(super) async fn use_names(&self) {
         let directory = format!("/{NAMES_DIRECTORY}");
         while self.thread.stat(&directory).await.is_err() && !self.stop.get() {
             tokio::time::sleep(LOOK_PAUSE).await;
         }
         self.repeat_with(PAUSE, async || {
-            // Nothing that is answered counts then, and what has no known outcome has to be tried in every order.
+            // No answers count then, and operations with unknown outcomes would have to be tried in every order.
             if self.journal.is_in_doubt() {
                 return Ok(());
             }
@@ -66,7 +66,8 @@ impl Program {
                     let begun = self.begin_names(pair, action);
                     let renamed = thread.rename(&path(name), &path(1 - name)).await;
                     if renamed == Ok(false) {
-                        // The kernel found one file behind both, when it looked at one after the other.
+                        // The kernel found that both names lead to one file, when it looked them up one after the
+                        // other.
                         self.names.borrow_mut().dropped(begun);
                         return Ok(());
                     }
@@ -130,7 +131,7 @@ impl Program {
         }
     }
 
-    /// Opens a file, and does something like `action` through the descriptor, so that it is known with which file.
+    /// Opens a file and does something like `action` through the descriptor, so that the file that it affects is known.
     async fn open_name(&self, pair: usize, name: usize, action: Action) -> Result<(), Errno> {
         let begun = self.begin_names(pair, Action::Look(name));
         let path = names::path(pair, name);

@@ -1,4 +1,4 @@
-//! Files that only one mount changes: every answer is known beforehand.
+//! Files that only one mount changes, so that every answer is known beforehand.
 
 use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
@@ -15,44 +15,44 @@ use crate::simulate::cluster::journal::Journal;
 use crate::simulate::cluster::part::Part;
 use crate::simulate::cluster::workload::{difference, sizes_if_made};
 
-/// Names in use at a time.
+/// Number of names that operations are drawn from.
 const NAMES: usize = 10;
 /// Largest file, in bytes: more than a block.
 const FILE_BYTES_MAX: usize = 3 << 19;
 /// Most bytes of one write.
 const WRITE_BYTES_MAX: usize = 64 << 10;
 
-/// What a file holds.
+/// The contents of a file.
 #[derive(Clone, Debug)]
 struct Content {
     bytes: Vec<u8>,
-    /// It does also after a crash.
+    /// They survive a crash.
     is_durable: bool,
 }
 
-/// What is known of the directory of one mount; it survives crashes of its machine.
+/// What is known about the directory of one mount; this survives crashes of its machine.
 #[derive(Debug, Default)]
 pub struct Files {
-    /// Several names may be of one file.
+    /// The file of each name; several names may have the same file.
     names: BTreeMap<String, usize>,
     files: BTreeMap<usize, Content>,
-    /// Names of which nothing is known any more.
+    /// Names about which nothing is known any more.
     doubtful: BTreeSet<String>,
-    /// What the operation under way changes: names, and a file.
+    /// The names, and the file, that the operation in flight changes.
     in_flight: (Vec<String>, Option<usize>),
-    /// Some machine lost its power since the operation under way began.
+    /// A machine has lost power since the operation in flight began.
     is_power_lost: bool,
     next: usize,
 }
 
 impl Files {
-    /// The machine crashed.
+    /// Notes that the mount's machine crashed.
     pub fn crashed(&mut self) {
         self.doubt();
         self.lose_what_was_not_synced();
     }
 
-    /// A machine lost its power.
+    /// Notes that some machine lost power.
     pub fn power_was_lost(&mut self) {
         self.is_power_lost = true;
         self.lose_what_was_not_synced();
@@ -70,7 +70,7 @@ impl Files {
         }
     }
 
-    /// The operation under way has no known outcome.
+    /// Notes that the operation in flight has no known outcome.
     fn doubt(&mut self) {
         let (names, file) = std::mem::take(&mut self.in_flight);
         for name in names {
@@ -112,13 +112,13 @@ impl Files {
         }
     }
 
-    /// A name is of another file from now on, or gone.
+    /// Drops files that have lost their last name.
     fn drop_unnamed(&mut self) {
         let named: BTreeSet<usize> = self.names.values().copied().collect();
         self.files.retain(|file, _| named.contains(file));
     }
 
-    /// How a listing differs, with sizes if they are known.
+    /// The differences of a listing, and of sizes if they are given.
     fn differences<'a>(&self, found: impl Iterator<Item = (&'a str, Option<u64>)>) -> Vec<String> {
         let mut problems = Vec::new();
         let mut missing: BTreeSet<&str> = self.names.keys().map(String::as_str).collect();
@@ -189,7 +189,7 @@ impl Program {
         format!("{}/{name}", directory(self.number))
     }
 
-    /// An operation that changes names begins.
+    /// Begins an operation on these names, which changes the file of the first.
     fn begin(&self, names: &[&str], what: std::fmt::Arguments<'_>) {
         let mut files = self.files.borrow_mut();
         let file = names
@@ -202,7 +202,7 @@ impl Program {
         self.note(what);
     }
 
-    /// What a file holds, unless that has become doubtful.
+    /// The contents of a file, unless they have become doubtful.
     fn content(&self, name: &str) -> Option<Vec<u8>> {
         let files = self.files.borrow();
         let content = files.files.get(files.names.get(name)?)?;
@@ -238,7 +238,7 @@ impl Program {
         self.end(name, fd, bytes, is_durable).await
     }
 
-    /// Syncs if asked for, and closes.
+    /// Syncs the file if `is_durable`, and closes it.
     async fn end(&self, name: &str, fd: Fd, bytes: Vec<u8>, is_durable: bool) -> Result<(), Errno> {
         let synced = match is_durable {
             true => self.thread.fsync(&fd).await,
@@ -281,7 +281,7 @@ impl Program {
         compared
     }
 
-    /// Writes, cuts, maps and reads in any order through one descriptor, with another one open for reading.
+    /// Writes, truncates, maps and reads in any order through one descriptor, with another one open for reading.
     async fn change(&self, name: &str) -> Result<(), Errno> {
         let is_durable = self.random(0..2) == 0;
         self.begin(&[name], format_args!("change {name}"));
@@ -363,7 +363,7 @@ impl Program {
         if files.names.get(&to) != files.names.get(from) || !files.names.contains_key(from) {
             match files.names.remove(from) {
                 Some(file) => _ = files.names.insert(to, file),
-                // What it held has become doubtful meanwhile.
+                // Its contents have become doubtful in the meantime.
                 None => {
                     files.names.remove(&to);
                     files.doubtful.insert(to);
@@ -383,7 +383,7 @@ impl Program {
         Ok(())
     }
 
-    /// Gives a file a second name, changes it through that one, and looks at it through the first.
+    /// Gives a file a second name, changes it through that one, and reads it through the first.
     async fn link_name(&self, name: &str) -> Result<(), Errno> {
         let other = self.files.borrow_mut().new_name();
         self.begin(&[name, &other], format_args!("link {name} as {other}"));
@@ -402,7 +402,7 @@ impl Program {
         let count = {
             let files = self.files.borrow();
             let file = files.names.get(name);
-            // Any doubtful name may be one of it.
+            // Any doubtful name may be a name of this file.
             file.map(|file| {
                 let count = files.names.values().filter(|it| *it == file).count();
                 count..=count + files.doubtful.len()
@@ -427,7 +427,7 @@ impl Program {
         Ok(())
     }
 
-    /// Removes a name, and goes on with the file, which is open.
+    /// Removes a name, and continues to use the open file.
     async fn use_unlinked(&self, name: &str) -> Result<(), Errno> {
         let Some(mut bytes) = self.content(name) else {
             return Ok(());
@@ -453,7 +453,7 @@ impl Program {
     }
 }
 
-/// Compares what a mount's directory holds in the end.
+/// Compares the contents of a mount's directory at the end.
 ///
 /// # Errors
 /// When it cannot be read.

@@ -1,4 +1,4 @@
-//! What calls on mounts have to answer, whoever's kernel it is: as those of a file system on one machine.
+//! The required answers to calls on mounts, with any kernel: those of a file system on one machine.
 
 use std::collections::BTreeMap;
 
@@ -7,14 +7,14 @@ use rustix::io::Errno;
 
 use super::history::{Answer, Call, DIRECTORIES, SLOTS};
 
-/// What each of these calls has to answer; none: it is not looked at.
+/// The required answer to each of these calls; `None` if it is not checked.
 #[must_use]
 pub fn promised(calls: &[Call]) -> Vec<Option<Answer>> {
     let mut system = System::default();
     calls.iter().map(|call| system.answer(call)).collect()
 }
 
-/// Files, by number: these are never used again.
+/// A file system on one machine. Files have numbers, which are never reused.
 #[derive(Default)]
 struct System {
     names: BTreeMap<String, usize>,
@@ -27,7 +27,7 @@ impl System {
         self.open[slot]
     }
 
-    /// What refuses to be found under a path: it is below a file, or there is no such name.
+    /// The error for a path that does not exist: it is below a file, or there is no such name.
     fn missing(&self, path: &str) -> Errno {
         let above = path.rsplit_once('/').map_or("", |(above, _)| above);
         match self.names.contains_key(above) {
@@ -93,7 +93,7 @@ impl System {
                 let Some(&file) = self.names.get(from) else {
                     return Some(Answer::Refused(Errno::NOENT));
                 };
-                // Two names of one file stay as they are.
+                // Renaming one name of a file to another name of the same file does nothing.
                 if self.names.get(to) != Some(&file) {
                     self.names.remove(from);
                     self.names.insert(to.clone(), file);

@@ -11,21 +11,21 @@ use super::handed::Handed;
 use super::kernel::Fd;
 use super::watched::Watched;
 
-/// Where they are.
+/// The directory of these files.
 pub(super) const DIRECTORY: &str = "/of-mounts";
-/// Files of each mount.
+/// Number of files of each kind for each mount.
 const FILES: usize = 2;
-/// The size of a file says which version it has: so many words more are of the same one.
+/// The size of a file gives its version, modulo this number of words.
 const WORDS: usize = 1_000;
-/// How often more.
+/// The exclusive limit of how many times `WORDS` are added to the size.
 const TIMES_MAX: usize = 6;
 
-/// Versions of a file.
+/// The versions of a file that a reader may find.
 #[derive(Clone, Copy, Debug, Default)]
 struct Published {
-    /// The newest that was there when a change returned.
+    /// The newest version whose change returned.
     at_least: u64,
-    /// The newest of which a change began.
+    /// The newest version whose change began.
     at_most: u64,
 }
 
@@ -33,10 +33,10 @@ struct Published {
 #[derive(Debug, Default)]
 pub struct Board {
     published: BTreeMap<String, Published>,
-    /// How often a change of a mount had no known outcome. It may happen later, so the mount goes on with other
+    /// How often a change of a mount had no known outcome. It may take effect later, so the mount continues with other
     /// files.
     doubts: BTreeMap<u8, u64>,
-    /// The number of the exclusive file that all try to create, and which mounts say that they did.
+    /// The number of the exclusive file that all mounts try to create, and the mounts that succeeded.
     exclusive: u64,
     winners: Vec<u8>,
     pub(super) handed: Handed,
@@ -44,13 +44,13 @@ pub struct Board {
 }
 
 impl Board {
-    /// The machine of a mount crashed.
+    /// Notes that the machine of a mount crashed.
     pub fn crashed(&mut self, number: u8) {
         self.doubt(number);
         self.handed.crashed(number);
     }
 
-    /// The next exclusive file is tried, if this is the current one.
+    /// Moves on to the next exclusive file, if this is the current one.
     fn go_on_exclusively(&mut self, number: u64) {
         if self.exclusive == number {
             self.exclusive += 1;
@@ -66,19 +66,19 @@ impl Board {
 /// Mean time between two operations.
 const PAUSE: Duration = Duration::from_millis(15);
 
-/// A session that is silent for less goes on.
+/// A session that is silent for less than this continues.
 const SESSION: Duration = Duration::from_secs(50);
 
 fn is_acceptable(error: Errno) -> bool {
-    // Replaced between the looks at the name and at the file.
+    // The file was replaced between the lookup of its name and its use, or the call was interrupted.
     matches!(error, Errno::STALE | Errno::INTR)
 }
 
 impl Program {
-    /// Works on what all mounts use.
+    /// Works on the files that all mounts use.
     pub(super) async fn work_with_others(&self) {
         self.make_directory(DIRECTORY).await;
-        // Many looks for each change, soon after each other: what is cached too long is seen so.
+        // Many reads for each change, in quick succession, to catch what is cached for too long.
         self.repeat_with(PAUSE, async || match self.random(0..20) {
             0..2 => self.doubted(self.replace().await),
             2..4 => self.doubted(self.change_in_place().await),
@@ -89,7 +89,7 @@ impl Program {
         .await;
     }
 
-    /// What failed has no known outcome.
+    /// Notes a failed change, which has no known outcome.
     fn doubted(&self, changed: Result<(), Errno>) -> Result<(), Errno> {
         if changed.is_err() || !self.journal.is_certain() {
             self.board.borrow_mut().doubt(self.number);
@@ -131,7 +131,7 @@ impl Program {
         self.write_synced(path, mode, &content).await
     }
 
-    /// Opens a file, and writes this from its beginning on.
+    /// Opens a file, writes this from its beginning, and syncs and closes it.
     pub(super) async fn write_synced(
         &self,
         path: &str,
@@ -144,7 +144,7 @@ impl Program {
         filled
     }
 
-    /// Writes this to an open file from its beginning on.
+    /// Writes this to an open file from its beginning, and syncs it.
     pub(super) async fn fill_synced(&self, fd: &Fd, content: &[u8]) -> Result<(), Errno> {
         let written = self.thread.write(fd, 0, content).await;
         self.thread.fsync(fd).await?;
@@ -168,7 +168,7 @@ impl Program {
         Ok(())
     }
 
-    /// Cuts a file and writes its next version.
+    /// Truncates a file and writes its next version.
     async fn change_in_place(&self) -> Result<(), Errno> {
         let name = self.new_name("changed");
         let version = self.next_version(&name);
@@ -207,9 +207,9 @@ impl Program {
         let read = self.read_all(&fd).await;
         self.thread.close(fd).await?;
         let read = match read {
-            // Made shorter while it is read (`docs/SEMANTICS.md`, exception 1).
+            // The file was truncated while it was read (`docs/SEMANTICS.md`, exception 1).
             Err(Errno::INTR) => return Ok(()),
-            // A session ends that is silent for too long, and with it goes what has no name.
+            // A session that is silent for too long ends, and with it open files without a name.
             Err(Errno::STALE) if self.journal.now() > opened_at + SESSION => return Ok(()),
             Err(Errno::STALE) => {
                 self.failure(&format!("{name} is open, and gone"));
@@ -222,7 +222,7 @@ impl Program {
         Ok(())
     }
 
-    /// What was found under a name; none, where nothing need be found.
+    /// Judges what was found under a name; `None` where it is acceptable that nothing was found.
     fn found<T>(
         &self,
         name: &str,
@@ -240,7 +240,7 @@ impl Program {
         }
     }
 
-    /// Looks at the size only, which needs nothing but what is cached.
+    /// Checks the size only, for which cached attributes are enough.
     async fn stat_published(&self, name: &str, path: &str, before: Published) -> Result<(), Errno> {
         self.note(format_args!("stat {name}"));
         let stat = self.thread.stat(path).await;
@@ -248,7 +248,7 @@ impl Program {
             return Ok(());
         };
         let at_most = self.board.borrow().published[name].at_most;
-        // What is changed in place has any size while a change is under way.
+        // A file that is changed in place may have any size while the change is in flight.
         if before.at_least < at_most && name.starts_with("changed") {
             return Ok(());
         }
@@ -264,8 +264,8 @@ impl Program {
         Ok(())
     }
 
-    /// What is replaced is whole and one of the versions. What is changed in place may be cut, or a mixture, while
-    /// a change is under way, but each word is of a version, and never of none.
+    /// Checks contents. A file that is replaced is whole and of one version. One that is changed in place may be
+    /// truncated or a mixture while a change is in flight, but each word belongs to one of the possible versions.
     fn judge(&self, name: &str, versions: std::ops::RangeInclusive<u64>, read: &[u8]) {
         let (words, rest) = read.as_chunks::<8>();
         let words: Vec<u64> = words.iter().map(|word| u64::from_le_bytes(*word)).collect();
@@ -280,8 +280,8 @@ impl Program {
                 "{name}: {} bytes, whole: {is_whole}, version {wrong:?} or none, where there were {versions:?}",
                 read.len()
             );
-            // "A namenode that was put back from an older copy shows for each file the content of the copy, or an error, never
-            // other bytes" (`docs/SEMANTICS.md`).
+            // "A namenode that was put back from an older copy shows for each file the content of the copy, or an
+            // error, never other bytes" (`docs/SEMANTICS.md`).
             let is_older = words.iter().all(|it| (1..=*versions.end()).contains(it));
             if is_in_place || is_older && is_whole && !words.is_empty() {
                 self.failure(&problem);
@@ -291,7 +291,7 @@ impl Program {
         }
     }
 
-    /// Of all mounts that create a name exclusively, one succeeds.
+    /// Creates a name exclusively, in which only one of all mounts may succeed.
     async fn create_exclusively(&self) -> Result<(), Errno> {
         let number = self.board.borrow().exclusive;
         let path = format!("{DIRECTORY}/exclusive-{number}");
@@ -314,7 +314,7 @@ impl Program {
                 self.thread.close(fd).await
             }
             Err(Errno::EXIST) => {
-                // All go on with the next one, which is the harder the more try it at once.
+                // All mounts move on to the next file: the more of them try it simultaneously, the harder the test.
                 self.board.borrow_mut().go_on_exclusively(number);
                 Ok(())
             }

@@ -1,5 +1,5 @@
-//! Files of one page that each mount changes in place, and that programs on all mounts keep open: what `fsync` returned
-//! for is seen within 2 s through a descriptor that is open already.
+//! Files of one page that each mount changes in place, and that programs on all mounts keep open: what was synced has
+//! to be visible within 2 s through a descriptor that is already open.
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
@@ -12,15 +12,15 @@ use super::Program;
 use super::kernel::{Fd, PAGE_BYTES};
 use super::shared::DIRECTORY;
 
-/// How soon a change is seen through descriptors that are open already (`docs/SEMANTICS.md`).
+/// How soon a change is visible through descriptors that are already open (`docs/SEMANTICS.md`).
 const SEEN_WITHIN: Duration = Duration::from_secs(2);
-/// Mean time between two changes, and between two looks.
+/// The mean time between two changes, and between two reads.
 const CHANGE_PAUSE: Duration = Duration::from_millis(300);
 const LOOK_PAUSE: Duration = Duration::from_millis(40);
-/// A program that looks less often than this was held up, as its mount may have been.
+/// A program whose reads are further apart than this was held up, and its mount may have been, too.
 const GAP_MAX: Duration = Duration::from_millis(500);
 
-/// What is known of the files, by name.
+/// What is known about the files, by name.
 #[derive(Debug, Default)]
 pub(super) struct Watched {
     files: BTreeMap<String, Versions>,
@@ -28,16 +28,16 @@ pub(super) struct Watched {
 
 #[derive(Debug, Default)]
 struct Versions {
-    /// The newest of which a write began.
+    /// The newest version whose write began.
     begun: u64,
-    /// When the `fsync` of each returned.
+    /// When the `fsync` of each version returned.
     synced: BTreeMap<u64, Duration>,
 }
 
 /// A file that a program keeps open.
 struct Open {
     fd: Fd,
-    /// Since then the program has not been held up, and its mount had a lease.
+    /// Since when the program has not been held up and its mount has had a lease.
     undisturbed_since: Duration,
     looked_at: Duration,
 }
@@ -49,7 +49,7 @@ impl Program {
         self.repeat_with(CHANGE_PAUSE, async || {
             let changed = self.write_watched().await;
             if changed.is_err() || !self.journal.is_certain() {
-                // It may happen later, over what is written next.
+                // It may take effect later, and overwrite what is written next.
                 self.board.borrow_mut().doubt(self.number);
             }
             changed
@@ -89,7 +89,7 @@ impl Program {
         Ok(())
     }
 
-    /// Looks at what other mounts change, through descriptors that stay open.
+    /// Reads what other mounts change, through descriptors that stay open.
     pub(super) async fn watch(&self) {
         let open: RefCell<BTreeMap<String, Open>> = RefCell::default();
         self.repeat_with(LOOK_PAUSE, async || {
@@ -130,7 +130,7 @@ impl Program {
         }
     }
 
-    /// A file that another mount changes now.
+    /// Draws a file that another mount changes.
     fn watched_elsewhere(&self) -> Option<String> {
         let board = self.board.borrow();
         let own = format!("watched-{}-", self.number);

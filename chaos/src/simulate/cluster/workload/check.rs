@@ -1,4 +1,4 @@
-//! Everything that was promised, compared with what is there in the end.
+//! Compares everything that was promised with what exists at the end.
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
@@ -42,7 +42,7 @@ pub async fn check_all(
     check_log(client, log, journal).await
 }
 
-/// Compares names, sizes and every byte in a directory with what is known of them.
+/// Compares names, sizes and every byte in a directory with what is known about them.
 pub(super) async fn check_contents(
     client: &Client,
     directory: &str,
@@ -75,10 +75,10 @@ pub(super) async fn check_content(client: &Client, path: &str, bytes: &[u8], jou
     }
 }
 
-/// Most entries that are asked for at a time.
+/// The most entries that are requested at a time.
 const PAGE_ENTRIES: usize = 1_000;
 
-/// The sizes of all that is in a directory which it may never have come to make: nothing then.
+/// The sizes of all files in a directory; empty if it was never made.
 ///
 /// # Errors
 /// When it cannot be read.
@@ -100,7 +100,7 @@ pub async fn sizes(client: &Client, directory: &str) -> Result<BTreeMap<String, 
     Ok(sizes.collect())
 }
 
-/// The attributes of all that is in a directory.
+/// The attributes of all entries of a directory.
 ///
 /// # Errors
 /// When it cannot be read.
@@ -118,7 +118,7 @@ pub(super) async fn attributes(
         let name = String::from_utf8_lossy(entry.name.as_bytes()).into_owned();
         match client.lookup(&me, directory.ino, &entry.name).await {
             Ok(attr) => found.insert(name, attr),
-            // Removed by the operation that was under way when its client crashed.
+            // Removed by the operation that was in flight when its client crashed.
             Err(ClientError::Fs(FsError::NotFound)) => None,
             Err(error) => return Err(error),
         };

@@ -1,4 +1,4 @@
-//! Clones of a client's files, and snapshots of its own directory, which stay as they were whatever comes after.
+//! Clones of a client's files, and snapshots of its own directory, which must stay unchanged whatever happens later.
 
 use std::collections::BTreeMap;
 
@@ -14,9 +14,9 @@ use super::memory::{Known, Memory, difference, differences};
 use super::{NAMES, Worker, own_directory};
 use crate::simulate::cluster::journal::Journal;
 
-/// Snapshots that a client has at a time.
+/// The most snapshots that a client has at a time.
 const SNAPSHOTS: usize = 2;
-/// Files that are made one right after the other before a snapshot, and most bytes of one.
+/// The most files that are made in quick succession before a snapshot, and the most bytes of one.
 const UNPACKED_MAX: usize = 6;
 const UNPACKED_BYTES_MAX: usize = 4 << 10;
 
@@ -25,7 +25,7 @@ fn snapshot_path(number: u8, snapshot: &str) -> String {
 }
 
 impl Worker {
-    /// Has another name get the content of a file, which both share from then on.
+    /// Clones a file to another name; both share the contents from then on.
     pub(super) async fn clone_file(&self, name: &str) -> Result<(), ClientError> {
         let to = format!("f{}", self.random(0..NAMES));
         let Some((bytes, _)) = self.content(name).filter(|_| to != name) else {
@@ -56,7 +56,7 @@ impl Worker {
         Ok(())
     }
 
-    /// Makes a snapshot, looks into one, or removes the oldest.
+    /// Makes a snapshot, checks one, or removes the oldest.
     pub(super) async fn use_snapshots(&self) -> Result<(), ClientError> {
         let (count, oldest) = {
             let snapshots = &self.memory.borrow().snapshots;
@@ -74,14 +74,14 @@ impl Worker {
         }
     }
 
-    /// The directory, and the name of a snapshot of it.
+    /// The client's own directory, and the name of a snapshot of it.
     async fn snapshot(&self, number: u64) -> Result<(InodeId, Name), ClientError> {
         let (me, directory) = (Credentials::root(), own_directory(self.number));
         let directory = self.client.resolve(&me, directory.as_bytes()).await?;
         Ok((directory.ino, Name::new(number.to_string().as_bytes())?))
     }
 
-    /// Makes some small files one right after the other, whose `close` need not wait for their commit.
+    /// Makes some small files in quick succession, whose `close` need not wait for their commit.
     async fn unpack(&self) -> Result<(), ClientError> {
         let names: Vec<String> = {
             let known = &self.memory.borrow().names;
@@ -142,7 +142,7 @@ impl Worker {
         }
     }
 
-    /// Names and sizes in a snapshot, the content of one file, and that nothing can be changed.
+    /// Checks the names and sizes in a snapshot, the contents of one file, and that nothing can be changed.
     async fn look_into_snapshot(&self, number: u64) -> Result<(), ClientError> {
         let Some(names) = self.memory.borrow().snapshots.get(&number).cloned() else {
             return Ok(());
@@ -185,7 +185,7 @@ impl Worker {
 }
 
 impl Memory {
-    /// What the names had when a snapshot was made is kept.
+    /// Remembers what the names had when a snapshot was made.
     fn keep_snapshot(&mut self, number: u64, mut names: BTreeMap<String, Known>) {
         if self.is_power_lost {
             names.values_mut().for_each(Known::lose_unless_durable);
@@ -194,7 +194,7 @@ impl Memory {
     }
 }
 
-/// Compares every byte of every snapshot, in the end.
+/// Compares every byte of every snapshot at the end.
 pub(super) async fn check_snapshots(
     client: &Client,
     number: u8,

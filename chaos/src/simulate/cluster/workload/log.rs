@@ -1,4 +1,5 @@
-//! A log to which all clients and mounts append: no record is lost of which a sync returned, none is torn, and none there twice.
+//! A log to which all clients and mounts append: no record is lost once its sync has returned, none is torn, and none
+//! appears twice.
 
 use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
@@ -13,9 +14,9 @@ use super::Worker;
 use crate::random;
 use crate::simulate::cluster::journal::Journal;
 
-/// Where it is.
+/// The directory of the log.
 pub const LOG_DIRECTORY: &str = "of-all";
-/// Numbers of clients in the log begin behind those of mounts.
+/// The numbers of clients in the log begin here, above those of mounts.
 const CLIENTS_FROM: u8 = 100;
 
 /// The number of a client in the log; that of a mount is its own.
@@ -25,11 +26,11 @@ pub fn number_of_client(number: u8) -> u8 {
 
 /// Bytes of a record.
 const RECORD_BYTES: usize = 16;
-/// Most records of one write: more than a page, so that the end of a file may be beyond the page that a kernel knows
-/// as its last one.
+/// The most records of one write: more than a page, so that the end of the file may be beyond the page that a kernel
+/// knows as the last one.
 pub const RECORDS_MAX: usize = 400;
 
-/// What is known of the log.
+/// What is known about the log.
 #[derive(Debug, Default)]
 pub struct Log {
     /// The number of the next record of each mount and client.
@@ -40,17 +41,17 @@ pub struct Log {
     written: BTreeMap<u8, Vec<u64>>,
     /// Records that are being written.
     appending: BTreeMap<u8, Range<u64>>,
-    /// Records whose write has no known outcome: they may be there later than others.
+    /// Records whose write has no known outcome: they may appear after later ones.
     doubtful: BTreeSet<(u8, u64)>,
-    /// Records that were not synced when the namenode ended: mounts append them again, behind what others have appended
-    /// meanwhile, and a reader that has seen them sees them twice.
+    /// Records that were not synced when the namenode ended: mounts append them again, after what others have appended
+    /// in the meantime, and a reader that has already seen them sees them twice.
     moved: BTreeSet<(u8, u64)>,
-    /// Some machine lost its power.
+    /// Some machine lost power.
     is_power_lost: bool,
 }
 
 impl Log {
-    /// What a mount had not synced may be lost, and what it appends now may be there later.
+    /// Notes that what a mount has not synced may be lost, and that what it is appending may appear later.
     pub fn doubt(&mut self, number: u8) {
         self.written.remove(&number);
         let appended = self.appending.remove(&number).into_iter().flatten();
@@ -58,7 +59,7 @@ impl Log {
             .extend(appended.map(|record| (number, record)));
     }
 
-    /// The namenode ended, with what it had not made durable.
+    /// Notes that the namenode ended and lost what it had not made durable.
     pub fn namenode_was_lost(&mut self) {
         for (&number, records) in &self.written {
             self.moved
@@ -70,7 +71,8 @@ impl Log {
         }
     }
 
-    /// The session of a mount ended: what it does not know to be committed, it may commit again in the next one.
+    /// Notes that the session of a mount ended: what it does not know to be committed, it may commit again in the next
+    /// one.
     pub fn session_ended(&mut self, number: u8) {
         self.namenode_was_lost();
         self.doubt(number);
@@ -78,13 +80,13 @@ impl Log {
         self.moved.extend(doubtful);
     }
 
-    /// A machine lost its power, with what was not synced there.
+    /// Notes that a machine lost power, and with it what was not synced there.
     pub fn power_was_lost(&mut self, number: u8) {
         self.written.remove(&number);
         self.is_power_lost = true;
     }
 
-    /// The next records of a mount, which begin to be appended, and their text.
+    /// Begins to append the next records of a mount. Returns their numbers and their text.
     pub fn begin(&mut self, number: u8, count: u64) -> (Range<u64>, String) {
         let next = self.next.entry(number).or_default();
         let records = *next..*next + count;
@@ -94,13 +96,13 @@ impl Log {
         (records, text)
     }
 
-    /// They were written.
+    /// Notes that these records were written.
     pub fn written(&mut self, number: u8, records: Range<u64>) {
         self.appending.remove(&number);
         self.written.entry(number).or_default().extend(records);
     }
 
-    /// A sync returned.
+    /// Notes that a sync returned.
     pub fn synced(&mut self, number: u8) {
         let written = self.written.remove(&number).unwrap_or_default();
         self.durable
@@ -123,7 +125,7 @@ pub fn path() -> String {
     format!("/{LOG_DIRECTORY}/log")
 }
 
-/// Checks records in the order in which they are in the log: all are whole, and those of each mount in order.
+/// Checks the records of the log in order: all have to be whole, and those of each mount in order.
 #[derive(Debug, Default)]
 pub struct Reader {
     last: BTreeMap<u8, u64>,
@@ -132,7 +134,7 @@ pub struct Reader {
 }
 
 impl Reader {
-    /// Takes whole records. What is wrong with them.
+    /// Takes whole records. Returns what is wrong with them, if anything.
     pub fn take(&mut self, bytes: &[u8], log: &Log) -> Option<String> {
         let (records, _) = bytes.as_chunks::<RECORD_BYTES>();
         for bytes in records {
@@ -198,8 +200,8 @@ impl Worker {
     }
 }
 
-/// Whether the log has every record whose `fsync` returned. When power was lost, some of it may be unreadable, since it
-/// was not synced: then nothing is compared.
+/// Checks that the log has every record whose `fsync` returned. When power was lost, unsynced parts of the log may be
+/// unreadable: then nothing is compared.
 ///
 /// # Errors
 /// When it cannot be read.

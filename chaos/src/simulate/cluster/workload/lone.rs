@@ -1,7 +1,8 @@
-//! Files so large that blocks have nothing else in them, which no snapshot has either: when one is removed, its blocks are
-//! freed at once.
+//! Files that are so large that they have blocks of their own, and that are in no snapshot: when one is removed, its
+//! blocks are freed immediately.
 //!
-//! What clients do else seldom frees a block: small files of a client share its blocks, and its directory has snapshots.
+//! Other operations of clients seldom free a block: small files of a client share blocks, and its directory has
+//! snapshots.
 
 use std::convert::Infallible;
 use std::time::Duration;
@@ -15,12 +16,13 @@ use super::memory::{Known, Memory};
 use super::{DIRECTORY_MODE, Worker};
 use crate::simulate::cluster::journal::Journal;
 
-/// More than two blocks, whatever comes between.
+/// More than two blocks, so that at least one block holds nothing else.
 const BYTES_MIN: usize = 5 << 19;
 const BYTES_MORE: usize = 1 << 16;
-/// Mean time between two operations on them.
+/// The mean time between two operations on these files.
 const PAUSE: Duration = Duration::from_millis(1_500);
-/// So many are there at a time: when the namenode's disk does nothing, none can be written any more, but one be removed.
+/// The most files at a time. While the namenode's disk is stuck, no file can be written, but an existing one can be
+/// removed.
 const THERE_MAX: usize = 3;
 
 fn directory(number: u8) -> String {
@@ -28,9 +30,9 @@ fn directory(number: u8) -> String {
 }
 
 impl Worker {
-    /// Writes and removes such files all the time.
+    /// Writes and removes such files continuously.
     pub(super) async fn use_lone(&self) -> Infallible {
-        // Beside the operations, each of which may begin and end meanwhile.
+        // This runs beside other operations, which begin and end in the meantime, so it needs a journal of its own.
         let journal = self.journal.clone();
         if !self.has_lone {
             return std::future::pending().await;
@@ -45,7 +47,7 @@ impl Worker {
         }
     }
 
-    /// Removes one, if there are some, or writes another one.
+    /// Removes a file, if there are some, or writes another one.
     async fn use_one(&self, journal: &Journal) -> Result<(), ClientError> {
         let there: Vec<String> = {
             let lone = &self.memory.borrow().lone;
@@ -102,7 +104,7 @@ impl Worker {
         );
         let (parent, file) = self.client.resolve_parent(&me, path.as_bytes()).await?;
         self.client.unlink(&me, parent.ino, &file).await?;
-        // Nothing is looked for under its name any more; nor could it be told which of them are back from an older copy.
+        // Its name is not checked any more: it would not be known which of the files are back from an older copy.
         self.know(name, Known::Nothing);
         Ok(())
     }
@@ -112,7 +114,7 @@ impl Worker {
     }
 }
 
-/// Compares those that have to be there with what is there in the end.
+/// Compares the files that must exist with those that do at the end.
 ///
 /// # Errors
 /// When the directory cannot be read.

@@ -1,16 +1,16 @@
-//! What a client knows of its own directory.
+//! What a client knows about its own directory.
 
 use std::collections::BTreeMap;
 
 use super::quota::Limited;
 
-/// What is known of a name in a client's own directory. Names that are not listed are known not to be there.
+/// What is known about a name in a client's own directory. Names that are not listed are known not to exist.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Known {
     /// It is a file with this content.
     Content {
         bytes: Vec<u8>,
-        /// It is there also after a crash of the client.
+        /// It survives a crash of the client.
         durable: bool,
     },
     /// It is a file with this content, or was removed: its removal has no known outcome.
@@ -32,7 +32,7 @@ impl Known {
         }
     }
 
-    /// What was not synced may be gone, or not.
+    /// Notes that what was not synced may be lost.
     pub fn lose_unless_durable(&mut self) {
         if matches!(self, Self::Content { durable: false, .. }) {
             *self = Self::Nothing;
@@ -44,31 +44,31 @@ impl Known {
 #[derive(Clone, Debug, Default)]
 pub struct Memory {
     pub names: BTreeMap<String, Known>,
-    /// Names that the operation under way changes.
+    /// Names that the operation in flight changes.
     pub in_flight: Vec<String>,
-    /// It removes them, and changes nothing of what they hold.
+    /// The operation in flight removes names, without changing the contents of their files.
     pub is_removal: bool,
-    /// Some machine lost its power since the operation under way began.
+    /// Some machine has lost power since the operation in flight began.
     pub is_power_lost: bool,
-    /// What the directory had when each snapshot of it was made.
+    /// The contents of the directory when each snapshot of it was made.
     pub snapshots: BTreeMap<u64, BTreeMap<String, Known>>,
-    /// What is in the trash, by its name there.
+    /// Files in the trash, by their names there.
     pub trash: BTreeMap<String, Known>,
     pub limited: Limited,
-    /// Files with blocks of their own, all that there ever were.
+    /// All files with blocks of their own that ever existed.
     pub lone: BTreeMap<String, Known>,
-    /// The number of the last snapshot that was asked for.
+    /// The number of the last snapshot that was requested.
     pub last_snapshot: u64,
 }
 
 impl Memory {
-    /// The client's machine crashed.
+    /// Notes that the client's machine crashed.
     pub fn crashed(&mut self) {
         self.doubt_in_flight();
         self.lose_what_was_not_synced();
     }
 
-    /// The operation under way has no known outcome.
+    /// Notes that the operation in flight has no known outcome.
     pub fn doubt_in_flight(&mut self) {
         for name in std::mem::take(&mut self.in_flight) {
             let known = match self.names.remove(&name) {
@@ -79,7 +79,7 @@ impl Memory {
         }
     }
 
-    /// A machine lost its power.
+    /// Notes that a machine lost power.
     pub fn power_was_lost(&mut self) {
         self.is_power_lost = true;
         self.lose_what_was_not_synced();
@@ -88,7 +88,7 @@ impl Memory {
         }
     }
 
-    /// The next session does not know what the one before did not sync.
+    /// Notes that the session ended: the next one does not know what the one before did not sync.
     pub fn session_ended(&mut self) {
         self.lose_what_was_not_synced();
     }
@@ -100,7 +100,7 @@ impl Memory {
     }
 }
 
-/// How a directory with these names and sizes differs from what is known.
+/// The differences between a directory with the sizes `found` and what is known about its names.
 pub fn differences(names: &BTreeMap<String, Known>, found: &BTreeMap<String, u64>) -> Vec<String> {
     let mut problems = Vec::new();
     for (name, known) in names {
@@ -123,7 +123,7 @@ pub fn differences(names: &BTreeMap<String, Known>, found: &BTreeMap<String, u64
     problems
 }
 
-/// How the content of a file differs from what it has to be.
+/// How the contents of a file differ from what they have to be; `None` if they do not.
 pub fn difference(expected: &[u8], found: &[u8]) -> Option<String> {
     if expected == found {
         return None;

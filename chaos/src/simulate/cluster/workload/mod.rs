@@ -1,7 +1,8 @@
-//! What clients do, and whether they are kept what they were promised.
+//! The operations of clients, and checks that what they were promised is kept.
 //!
-//! Each client has a directory of its own, which nobody else changes: there every answer is known beforehand
-//! ([`memory`]). Then there are directories that all share: of files ([`shared`]), and of names ([`names`]).
+//! Each client has a directory of its own, which no other client changes: there every answer is known beforehand
+//! ([`memory`]). Then there are directories that all clients share: one of files ([`shared`]), and one of names
+//! ([`names`]).
 
 mod check;
 mod kept;
@@ -46,16 +47,16 @@ use crate::random;
 
 /// Names in a client's own directory.
 const NAMES: usize = 12;
-/// Largest file, in bytes: more than a block.
+/// The largest file, in bytes: more than a block.
 const FILE_BYTES_MAX: usize = 3 << 20;
-/// Most bytes that one write of a part has.
+/// The most bytes of one write to a part of a file.
 const WRITE_BYTES_MAX: usize = 64 << 10;
 /// The mode of directories that only root changes.
 const DIRECTORY_MODE: u16 = 0o755;
 /// Mean time between two operations of a client.
 const PAUSE: Duration = Duration::from_millis(20);
-/// One of so many operations is after a rest of up to so long: meanwhile the client only looks at what it has cached, and
-/// nothing but keepalives renews its lease.
+/// One operation out of `REST` follows a rest of up to `REST_MAX_MS`: during it the client only looks at what it has
+/// cached, and only keepalives renew its lease.
 const REST: usize = 2_000;
 const REST_MAX_MS: usize = 20_000;
 
@@ -69,7 +70,7 @@ pub struct Worker {
     pub names: Rc<RefCell<History>>,
     pub log: Rc<RefCell<Log>>,
     pub cut_offs: CutOffs,
-    /// It uses files that have blocks of their own.
+    /// Whether it uses files that have blocks of their own.
     pub has_lone: bool,
     pub journal: Journal,
 }
@@ -80,10 +81,10 @@ fn own_directory(number: u8) -> String {
 }
 
 impl Worker {
-    /// Works until `until` says that it is enough; then the session is closed.
+    /// Works until `until` returns true; then the session is closed.
     ///
     /// # Errors
-    /// When the session cannot go on: a new one is needed.
+    /// When the session cannot continue, and a new one is needed.
     pub async fn work(&self, until: impl Fn() -> bool) -> Result<(), ClientError> {
         let own = own_directory(self.number);
         for (directory, mode) in [
@@ -119,7 +120,7 @@ impl Worker {
         Ok(())
     }
 
-    /// Waits for so long on average.
+    /// Waits for `mean` on average.
     async fn pause(&self, mean: Duration) {
         let pause = mean.mul_f64(self.random(0..2_000) as f64 / 1_000.0);
         tokio::time::sleep(pause).await;
@@ -133,7 +134,7 @@ impl Worker {
         self.rng.borrow_mut().random_range(range)
     }
 
-    /// Makes a directory, unless it is there.
+    /// Makes a directory, unless it exists.
     async fn make_directory(&self, path: &str, mode: u16) -> Result<(), ClientError> {
         let me = Credentials::root();
         let (parent, name) = self.client.resolve_parent(&me, path.as_bytes()).await?;
@@ -148,8 +149,8 @@ impl Worker {
         let known = self.memory.borrow().names.get(&name).cloned();
         let dice = self.random(0..100);
         self.journal.operation();
-        // An older copy may have another file under this name, which is elsewhere by now. What is written to it there goes to
-        // that file later, also when the newest namenode is back.
+        // An older copy may have another file under this name, which has another name by now. What is written to it
+        // there reaches that file later, even when the newest namenode is back.
         let may_write = self.journal.is_certain();
         let result = match known {
             Some(Known::Content { .. }) if dice < 20 => self.read(&name).await,
@@ -188,7 +189,7 @@ impl Worker {
         }
     }
 
-    /// An operation begins that removes a name, and does nothing else to its file.
+    /// Begins an operation that removes a name and does nothing else to its file.
     fn begin_removal(&self, name: &str, what: std::fmt::Arguments<'_>) {
         self.begin(&[name], what);
         self.memory.borrow_mut().is_removal = true;
@@ -243,7 +244,7 @@ impl Worker {
         Ok(())
     }
 
-    /// Writes in the middle or at the end, cuts, or both.
+    /// Resizes a file, or not, and writes in the middle or at the end.
     async fn change(&self, name: &str) -> Result<(), ClientError> {
         let Some((mut bytes, _)) = self.content(name) else {
             return Ok(());
@@ -253,7 +254,7 @@ impl Worker {
         let at = self.random(0..bytes.len() + 1);
         let shorter = self.random(0..bytes.len() + 1);
         let longer = bytes.len() + self.random(0..WRITE_BYTES_MAX);
-        // What is cut, and longer again, has zeros there.
+        // A file that is truncated and then extended has zeros there.
         let sizes = match self.random(0..6) {
             0 => vec![shorter],
             1 => vec![longer],
@@ -352,7 +353,7 @@ impl Worker {
         Ok(())
     }
 
-    /// Names and sizes of the client's own directory.
+    /// Checks the names and sizes in the client's own directory.
     async fn list(&self) -> Result<(), ClientError> {
         self.begin(&[], format_args!("list"));
         let directory = own_directory(self.number);

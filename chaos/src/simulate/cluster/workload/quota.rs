@@ -1,4 +1,4 @@
-//! A directory of each client that has quotas: what is below never exceeds them, and nothing is refused for which there is room.
+//! A directory of each client that has quotas: its contents never exceed them, and nothing is refused that fits.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -17,16 +17,16 @@ const QUOTA: Usage = Usage {
     bytes: 100_000,
     files: 4,
 };
-/// Names in it.
+/// Number of names in it.
 const NAMES: usize = 6;
-/// Most bytes of a file.
+/// The most bytes of a file.
 const BYTES_MAX: usize = 60_000;
-/// What is removed counts until no session has it open; a session ends by itself after 60 s of silence.
+/// How long removed files may count: until no session has them open, and a session ends after 60 s of silence.
 const COUNTED: Duration = Duration::from_secs(90);
-/// How often it is looked in the end whether all that was removed has ceased to count.
+/// How often the final check looks whether all removed files have ceased to count.
 const LOOK: Duration = Duration::from_secs(5);
 
-/// What directories are limited in.
+/// The quantities that quotas limit.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Usage {
     bytes: u64,
@@ -57,12 +57,12 @@ impl Usage {
     }
 }
 
-/// What is known of the directory.
+/// What is known about the directory.
 #[derive(Clone, Debug, Default)]
 pub struct Limited {
-    /// What each name counts at least and at most.
+    /// The least and the most that each name may count.
     names: BTreeMap<String, (Usage, Usage)>,
-    /// What was removed when, and may count still.
+    /// When files were removed, and how much they may still count.
     removed: Vec<(Duration, Usage)>,
 }
 
@@ -79,14 +79,15 @@ impl Limited {
         names.chain(removed).fold(Usage::default(), Usage::plus)
     }
 
-    /// What was written and not synced may be lost.
+    /// Notes that what was written and not synced may be lost.
     pub(super) fn lose_what_was_not_synced(&mut self) {
         for (least, _) in self.names.values_mut() {
             *least = Usage::default();
         }
     }
 
-    /// Something is done with a name that may come to `most`, or not be done. What the name counted at most.
+    /// Begins an operation on a name, which may count up to `most` afterwards if the operation is done. Returns the
+    /// most that the name may have counted before.
     fn begin(&mut self, name: &str, most: Usage) -> Usage {
         let (least, known) = self.names.entry(name.to_owned()).or_default();
         let before = *known;
@@ -118,7 +119,7 @@ impl Worker {
         Ok(())
     }
 
-    /// Writes or removes a file there, or looks at what is used.
+    /// Writes or removes a file there, or checks the usage.
     pub(super) async fn use_quota(&self) -> Result<(), ClientError> {
         let name = format!("f{}", self.random(0..NAMES));
         match self.random(0..6) {
@@ -162,7 +163,7 @@ impl Worker {
                         "{path} was refused, {need:?} more: at most {used:?}, of {QUOTA:?}"
                     ));
                 }
-                // What was written would be tried again.
+                // The client would otherwise retry what it could not write.
                 self.remove_limited(name).await
             }
             Err(error) => Err(error),
@@ -206,7 +207,7 @@ impl Worker {
     }
 }
 
-/// What a directory says that it uses.
+/// The usage that a directory reports.
 async fn usage(client: &Client, path: &str) -> Result<Usage, ClientError> {
     let me = Credentials::root();
     let ino = client.resolve(&me, path.as_bytes()).await?.ino;
@@ -221,7 +222,7 @@ async fn usage(client: &Client, path: &str) -> Result<Usage, ClientError> {
     })
 }
 
-/// Compares what each directory uses with what is in it, in the end.
+/// Compares the reported usage of a client's directory with its contents at the end.
 ///
 /// # Errors
 /// When it cannot be read.
@@ -234,7 +235,7 @@ pub(super) async fn check_usage(
     let until = journal.now() + COUNTED;
     loop {
         let counted = match attributes(client, &path).await {
-            // It never came to make it.
+            // The client never made it.
             Err(ClientError::Fs(FsError::NotFound)) => return Ok(()),
             found => found?
                 .values()

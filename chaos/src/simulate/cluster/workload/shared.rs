@@ -1,5 +1,5 @@
-//! The directory that all clients share: each replaces files of its own by renaming, and reads those of the others. It
-//! must find a version that was there while it looked.
+//! The directory that all clients share: each replaces files of its own by renaming, and reads those of the others. A
+//! reader must find a version that was current at some time during its read.
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
@@ -18,32 +18,32 @@ use super::Worker;
 use crate::simulate::cluster::journal::Journal;
 
 pub const SHARED_DIRECTORY: &str = "shared";
-/// Files of each client.
+/// Number of files of each client.
 const SHARED: usize = 2;
-/// The size of a file says which version it has: so many words more are of the same one.
+/// The size of a file gives its version, modulo this number of words.
 const WORDS: u64 = 1_000;
-/// How often more.
+/// The exclusive limit of how many times `WORDS` are added to the size.
 const TIMES_MAX: usize = 8;
 
-/// How long a client keeps one open before it reads it.
+/// How long a client keeps a file open at most before it reads it.
 const HELD_MAX_MS: usize = 600;
-/// Most bytes of one read.
+/// The most bytes of one read.
 const READ_BYTES: usize = 16 << 10;
-/// A session that is silent for less goes on.
+/// A session that is silent for less than this continues.
 const SESSION: Duration = Duration::from_secs(50);
 
-/// Mean time between two looks at sizes, and how long a client waits after one that failed.
+/// The mean time between two looks at sizes, and how long a client waits after one that failed.
 const LOOK_PAUSE: Duration = Duration::from_millis(20);
 const ERROR_PAUSE: Duration = Duration::from_millis(300);
-/// The same while a look waits for the namenode: what others are still shown then is what leases are for.
+/// The mean time while a look waits for the namenode: what other looks still show then is what leases protect.
 const CUT_OFF_PAUSE: Duration = Duration::from_millis(5);
 
 /// Versions of a file in the shared directory.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Published {
-    /// The newest whose rename returned.
+    /// The newest version whose rename returned.
     at_least: u64,
-    /// The newest whose rename began.
+    /// The newest version whose rename began.
     at_most: u64,
 }
 
@@ -84,7 +84,7 @@ impl Worker {
         Ok(())
     }
 
-    /// Reads one that some client replaces.
+    /// Reads a file that some client replaces.
     pub async fn read_shared(&self) -> Result<(), ClientError> {
         let Some(name) = self.shared_name() else {
             return Ok(());
@@ -96,7 +96,8 @@ impl Worker {
         check(&self.client, &self.board, &name, &self.journal).await
     }
 
-    /// Reads one after a while for which it was open: it is as it was, also if it was replaced meanwhile, and has no name.
+    /// Opens a file and reads it after a while: it must be as it was when it was opened, even if it was replaced since
+    /// and has no name.
     async fn hold_shared(&self, name: &str) -> Result<(), ClientError> {
         let held = Duration::from_millis(self.random(0..HELD_MAX_MS) as u64);
         self.begin(&[], format_args!("hold shared {name} for {held:?}"));
@@ -108,7 +109,7 @@ impl Worker {
             .open_path(&me, path.as_bytes(), OpenFlags::READ, None);
         let file = match opened.await {
             Err(ClientError::Fs(FsError::NotFound)) if at_least == 0 => return Ok(()),
-            // Replaced between the look at the name and the look at the file.
+            // The file was replaced between the lookup of its name and its use.
             Err(ClientError::Fs(FsError::Stale)) => return Ok(()),
             opened => opened?,
         };
@@ -119,7 +120,7 @@ impl Worker {
         file.close().await?;
         match read {
             Err(ClientError::Fs(FsError::Stale | FsError::NotFound)) => {
-                // A session ends that is silent for too long, and with it goes what has no name.
+                // A session that is silent for too long ends, and with it open files without a name.
                 if self.journal.now() < opened_at + SESSION {
                     self.journal
                         .failure(format!("{path} is open, and gone, after {held:?}"));
@@ -135,10 +136,10 @@ impl Worker {
 }
 
 impl Worker {
-    /// Looks at sizes all the time, beside what the client does else: what it has cached for too long is seen so, also
-    /// while it is cut off.
+    /// Looks at sizes continuously, beside the client's other operations, to catch what is cached for too long, even
+    /// while the client is cut off.
     pub async fn watch_shared(&self) -> Infallible {
-        // Looks that wait for the namenode, and at what.
+        // Looks that wait for the namenode, with the names of their files.
         let mut waiting: Vec<(String, Look<'_>)> = Vec::new();
         loop {
             let mut pause = pin!(self.pause(match waiting.is_empty() {
@@ -157,7 +158,7 @@ impl Worker {
                 continue;
             }
             let mut look: Look<'_> = Box::pin(self.watch_once(name.clone()));
-            // What is cached is there at once.
+            // What is cached is returned immediately.
             let is_over = poll_fn(|context| Poll::Ready(look.as_mut().poll(context).is_ready()));
             if !is_over.await {
                 waiting.push((name, look));
@@ -166,7 +167,7 @@ impl Worker {
     }
 
     async fn watch_once(&self, name: String) {
-        // Beside the operations, each of which may begin and end meanwhile.
+        // This runs beside other operations, which begin and end in the meantime, so it needs a journal of its own.
         let journal = self.journal.clone();
         journal.begin();
         if let Err(error) = self.look_at_shared(&name, &journal).await {
@@ -188,7 +189,7 @@ impl Worker {
         board.shared.keys().nth(nth).cloned()
     }
 
-    /// Looks at the size of one only, which needs nothing but what is cached.
+    /// Checks the size of a file only, for which cached attributes are enough.
     async fn look_at_shared(&self, name: &str, journal: &Journal) -> Result<(), ClientError> {
         let at_least = self.board.borrow().shared[name].at_least;
         let path = format!("/{SHARED_DIRECTORY}/{name}");
@@ -221,7 +222,7 @@ async fn check(
     let me = Credentials::root();
     let read = match client.read_file(&me, path.as_bytes()).await {
         Err(ClientError::Fs(FsError::NotFound)) if at_least == 0 => return Ok(()),
-        // Replaced between the look at the name and the look at the file.
+        // The file was replaced between the lookup of its name and its use.
         Err(ClientError::Fs(FsError::Stale)) => return Ok(()),
         read => read?,
     };
@@ -230,7 +231,7 @@ async fn check(
     Ok(())
 }
 
-/// Everything that a file holds.
+/// Reads a whole file.
 async fn read_all(file: &File) -> Result<Vec<u8>, ClientError> {
     let mut all = Vec::new();
     loop {
@@ -242,7 +243,7 @@ async fn read_all(file: &File) -> Result<Vec<u8>, ClientError> {
     }
 }
 
-/// What was read is one of these versions, and all of it.
+/// Checks that what was read is one of these versions, and whole.
 fn judge(path: &str, read: &[u8], versions: RangeInclusive<u64>, journal: &Journal) {
     let (words, rest) = read.as_chunks::<8>();
     let version = words.first().map(|word| u64::from_le_bytes(*word));
@@ -251,8 +252,8 @@ fn judge(path: &str, read: &[u8], versions: RangeInclusive<u64>, journal: &Journ
     if !is_whole || !is_current {
         let whole = if is_whole { "" } else { "not whole, " };
         let problem = format!("{path}: {whole}version {version:?}, where there were {versions:?}",);
-        // "A namenode that was put back from an older copy shows for each file the content of the copy, or an error, never other
-        // bytes" (`docs/SEMANTICS.md`).
+        // "A namenode that was put back from an older copy shows for each file the content of the copy, or an error,
+        // never other bytes" (`docs/SEMANTICS.md`).
         if is_whole && version.is_some_and(|it| (1..=*versions.end()).contains(&it)) {
             journal.failure(problem);
         } else {
@@ -261,7 +262,7 @@ fn judge(path: &str, read: &[u8], versions: RangeInclusive<u64>, journal: &Journ
     }
 }
 
-/// Reads all of them, when nothing changes any more.
+/// Reads and checks all files, when nothing changes any more.
 pub async fn check_shared(client: &Client, board: &RefCell<Board>, journal: &Journal) {
     let names: Vec<String> = board.borrow().shared.keys().cloned().collect();
     for name in names {

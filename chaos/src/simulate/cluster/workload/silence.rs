@@ -1,5 +1,6 @@
-//! How a client lets itself be cut off right after it renewed its lease ([`CutOffs`](crate::simulate::cluster::cut_off)): it
-//! has everything cached then, and the namenode heard nothing from it since.
+//! The client's part in being cut off right after it renewed its lease
+//! ([`CutOffs`](crate::simulate::cluster::cut_off)): it has everything cached then, and the namenode has not heard from
+//! it since.
 
 use std::convert::Infallible;
 use std::time::Duration;
@@ -14,33 +15,33 @@ use super::shared::SHARED_DIRECTORY;
 use crate::simulate::cluster::cut_off::Stage;
 use crate::simulate::cluster::part::Part;
 
-/// How often a client looks whether it is to be cut off, and while it is silent, whether it is.
+/// How often a client checks whether it is to be cut off, and while it is silent, whether it has been.
 const LOOK: Duration = Duration::from_millis(100);
 const SILENT_LOOK: Duration = Duration::from_millis(5);
-/// How often it looks at its lease to see when it is renewed, and how long.
+/// How often it checks its lease to see when it is renewed, and for how long.
 const LEASE_LOOK: Duration = Duration::from_millis(1);
 const RENEWED_WITHIN: Duration = Duration::from_millis(3_500);
-/// So long before the next keepalive it caches what others replace.
+/// How long before the next keepalive it begins to cache what others replace, and how long that may take.
 const CACHES_BEFORE: Duration = Duration::from_millis(45);
 const CACHES_WITHIN: Duration = Duration::from_millis(40);
-/// From so long before a keepalive is due to so long after.
+/// How long before a keepalive is due the renewal begins, and how long after that it is taken to be sent.
 const RENEWS_BEFORE: Duration = Duration::from_millis(4);
 const RENEWED_AFTER: Duration = Duration::from_millis(8);
 
 impl Worker {
-    /// Whether it is to send nothing that it can leave.
+    /// Whether the client is to send nothing that it can omit.
     pub(super) fn is_silent(&self) -> bool {
         self.cut_offs.is_silent(Part::Client(self.number))
     }
 
-    /// Waits while it is to be silent.
+    /// Waits while the client is to be silent.
     pub(super) async fn wait_silently(&self) {
         while self.is_silent() {
             tokio::time::sleep(SILENT_LOOK).await;
         }
     }
 
-    /// Lets itself be cut off when it is asked to.
+    /// Takes part in cut-offs when they are requested.
     pub(super) async fn be_cut_off(&self) -> Infallible {
         let part = Part::Client(self.number);
         loop {
@@ -51,13 +52,13 @@ impl Worker {
             self.cut_offs.go_on(part, Stage::Silent);
             match self.lease_renewed().await {
                 Some(at) => self.be_cut_off_after(part, at + KEEPALIVE_INTERVAL).await,
-                // Something else is wrong.
+                // The lease was not renewed in time: another fault is in the way.
                 None => self.cut_offs.end(part),
             }
         }
     }
 
-    /// When the lease was renewed.
+    /// Waits until the lease is renewed, and returns when that was; `None` if it takes too long.
     async fn lease_renewed(&self) -> Option<Instant> {
         let mut remaining = self.client.lease_remaining();
         let until = Instant::now() + RENEWED_WITHIN;
@@ -83,7 +84,7 @@ impl Worker {
         self.cut_offs.go_on(part, Stage::Renewed);
     }
 
-    /// Looks at all files that clients replace.
+    /// Looks up all files that clients replace, so that they are cached.
     async fn cache_shared(&self) -> Result<(), ClientError> {
         let me = Credentials::root();
         for name in self.shared_names() {

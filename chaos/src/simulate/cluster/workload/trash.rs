@@ -1,4 +1,4 @@
-//! What a client has removed to the trash: it is there as it was, and can be restored.
+//! Files that a client has removed to the trash: they must be there unchanged, and can be restored.
 
 use std::collections::BTreeMap;
 
@@ -11,9 +11,9 @@ use super::memory::{Known, difference};
 use super::{NAMES, Worker};
 use crate::simulate::cluster::journal::Journal;
 
-/// Where it is: all of it was removed by root.
+/// The trash of root, which removes all of these files.
 const DIRECTORY: &str = "/.trash/0";
-/// How long it is kept: longer than any simulation takes, also where clocks jump.
+/// How long files are kept: longer than any simulation takes, even if clocks jump.
 const KEPT_S: u32 = 86_400;
 
 impl Worker {
@@ -35,7 +35,7 @@ impl Worker {
         Ok(())
     }
 
-    /// Reads something in the trash, or restores it.
+    /// Reads a file in the trash, or restores it.
     pub(super) async fn use_trash(&self) -> Result<(), ClientError> {
         let nth = self.random(0..NAMES);
         let trashed = {
@@ -89,7 +89,7 @@ impl Worker {
     }
 }
 
-/// Reads what is in the trash, in the end.
+/// Checks the files in the trash at the end.
 pub(super) async fn check_trash(
     client: &Client,
     trash: &BTreeMap<String, Known>,

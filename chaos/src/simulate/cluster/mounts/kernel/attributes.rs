@@ -1,4 +1,4 @@
-//! Changes of attributes, and extended attributes, which the kernel does not keep (`fs/fuse/{dir,xattr}.c`).
+//! Changes of attributes, and extended attributes, which the kernel does not cache (`fs/fuse/{dir,xattr}.c`).
 
 use std::ffi::OsStr;
 
@@ -8,7 +8,7 @@ use rustix::io::Errno;
 
 use super::{Fd, Thread};
 
-/// Room for the value of an extended attribute.
+/// The size of the buffer for the value of an extended attribute.
 const XATTR_BYTES: u32 = 4_096;
 
 impl Thread {

@@ -27,7 +27,7 @@ impl Fd {
         self.flags.contains(FopenFlags::FOPEN_DIRECT_IO)
     }
 
-    /// Whether what a program writes goes to the end.
+    /// Whether writes append.
     pub(super) fn appends(&self) -> bool {
         self.mode.contains(OFlags::APPEND)
     }
@@ -43,7 +43,7 @@ impl Fd {
     }
 }
 
-/// What `stat` shows.
+/// The attributes that `stat` returns.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Stat {
     pub ino: InodeId,
@@ -56,7 +56,7 @@ pub struct Stat {
 }
 
 impl Kernel {
-    /// What the size of a file is believed to be.
+    /// The size of a file, as far as the kernel knows.
     pub(super) fn size(&self, ino: InodeId) -> u64 {
         let state = self.state.lock();
         state.inodes.get(&ino).map_or(0, |inode| inode.size)
@@ -75,7 +75,7 @@ impl Kernel {
         })
     }
 
-    /// Something uses an inode from now on, until [`Kernel::put`].
+    /// Keeps an inode in use until [`Kernel::put`].
     pub(super) fn hold(&self, ino: InodeId) {
         if let Some(inode) = self.state.lock().inodes.get_mut(&ino) {
             inode.uses += 1;
@@ -91,8 +91,8 @@ impl Kernel {
 }
 
 impl Thread {
-    /// `fuse_update_get_attr`: asks the mount if what is cached is not valid. What was asked for is shown also if
-    /// it is not taken.
+    /// `fuse_update_get_attr`: asks the mount if the cached attributes are not valid. The answer is returned even if
+    /// it is not cached.
     pub(super) async fn update_attributes(&self, ino: InodeId) -> Result<Stat, Errno> {
         let (is_valid, asked_at) = {
             let state = self.kernel.state.lock();
@@ -144,7 +144,7 @@ impl Thread {
     /// As in Linux.
     pub async fn open(&self, path: &str, mode: OFlags) -> Result<Fd, Errno> {
         match self.open_once(path, mode, false).await {
-            // `filename_lookup` looks a second time, past what is cached.
+            // `filename_lookup` tries a second time, bypassing the cache.
             Err(Errno::STALE) => self.open_once(path, mode, true).await,
             opened => opened,
         }
@@ -213,7 +213,7 @@ impl Thread {
         fd
     }
 
-    /// `close(2)`. The file is closed also if it fails.
+    /// `close(2)`. The file is closed even if an error is returned.
     ///
     /// # Errors
     /// As in Linux.
@@ -225,10 +225,10 @@ impl Thread {
         if let Some(inode) = self.kernel.state.lock().inodes.get_mut(&fd.ino) {
             inode.write_handles.retain(|it| *it != fd.handle);
         }
-        // What is still dirty is written back through it.
+        // Pages that are still dirty keep the inode until they are written back.
         self.kernel.put(fd.ino);
         let (kernel, handle) = (Arc::clone(&self.kernel), fd.handle);
-        // Nobody waits for `FUSE_RELEASE`.
+        // Nothing waits for `FUSE_RELEASE`.
         tokio::spawn(async move {
             let _ = kernel
                 .ask::<()>(|adapter, to| adapter.release(handle, to))
@@ -271,7 +271,7 @@ impl Thread {
         let ino = fd.ino;
         let lock = self.kernel.inode_lock(ino)?;
         let _locked = lock.write().await;
-        // `fuse_set_nowrite`: what is being written back ends first.
+        // `fuse_set_nowrite`: writeback finishes first.
         self.kernel.write_back(ino).await?;
         if let Some(inode) = self.kernel.state.lock().inodes.get_mut(&ino) {
             inode.size_is_unstable = true;

@@ -12,14 +12,14 @@ use tokio::time::Instant;
 
 use super::{Dentry, Fd, Thread};
 
-/// Bytes of one answer with names.
+/// The size in bytes of one page of a listing.
 const LISTING_BYTES: usize = 4096;
-/// What an entry takes in it beside its name, without and with attributes.
+/// The bytes that an entry takes in addition to its name, without and with attributes.
 const NAME_BYTES: usize = 24;
 const ENTRY_BYTES: usize = 152;
 
 impl Thread {
-    /// The names in a directory, sorted: `readdir(3)` of a directory that is opened for it.
+    /// The names in a directory, sorted: opens the directory and calls `readdir(3)`.
     ///
     /// # Errors
     /// As in Linux.
@@ -39,7 +39,7 @@ impl Thread {
         let (mut names, mut offset) = (Vec::new(), 0);
         loop {
             let _locked = lock.read().await;
-            // `fuse_use_readdirplus`: always at first, then if entries were looked up since.
+            // `fuse_use_readdirplus`: always at first, later only if entries were looked up since, which is drawn here.
             let plus = offset == 0 || self.kernel.state.lock().rng.random_range(0..2) == 0;
             let page = match plus {
                 true => self.read_entries(fd.ino, fd.handle, offset).await?,
@@ -114,7 +114,7 @@ impl Thread {
             };
             state.set_dentry(ino, name, dentry);
         }
-        // `readdir(3)` takes a name with the inode number 0 for none.
+        // `readdir(3)` skips names with the inode number 0.
         let shown = |it: Listed| {
             let is_hidden = it.entry.is_some_and(|entry| entry.attr.ino.0 == 0);
             (it.next, if is_hidden { ".".to_owned() } else { it.name })
@@ -130,7 +130,7 @@ struct Listed {
     entry: Option<Entry>,
 }
 
-/// Names that a directory is asked for, as many as there is room for.
+/// The answer to a request for names: as many as fit.
 struct Listing {
     to: super::To<Vec<Listed>>,
     names: Vec<Listed>,

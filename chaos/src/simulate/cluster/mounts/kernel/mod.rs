@@ -1,10 +1,10 @@
-//! A model of the kernel's side of FUSE, as Linux 6.18 has it (`fs/fuse`) for the options that a mount negotiates:
+//! A model of the kernel's side of FUSE as in Linux 6.18 (`fs/fuse`), for the options that a mount negotiates:
 //! no writeback caching, `FUSE_ATOMIC_O_TRUNC`, `FUSE_EXPLICIT_INVAL_DATA`, `readdirplus`, epochs. It drives the
-//! adapter of `fuse-mount` as the kernel does, in virtual time, by a seed: requests take a moment until the mount
-//! reads them, and answers until the thread runs that waits for them.
+//! adapter of `fuse-mount` as the kernel does, in virtual time, decided by a seed: requests take a moment to reach
+//! the mount, and answers take a moment to reach the waiting thread.
 //!
-//! What is here is named as in the kernel, so that the two can be compared: each function says which one of the
-//! kernel it follows.
+//! Names follow the kernel, so that the two can be compared: each function names the one of the
+//! kernel that it follows.
 
 mod attributes;
 mod files;
@@ -36,18 +36,18 @@ use self::pages::Page;
 
 /// Bytes of a page.
 pub const PAGE_BYTES: u64 = 4096;
-/// How often what is dirty is written back without anybody asking.
+/// How often dirty pages are written back without a request.
 const FLUSH_INTERVAL: Duration = Duration::from_secs(5);
-/// Of so many requests, one takes a while to reach the mount, or its answer to reach the thread.
+/// One request out of this many is slow to reach the mount, and one answer out of this many to reach the thread.
 const SLOW: u32 = 24;
-/// So long, in milliseconds. The mount relies upon less than 250 ms (adr/0016).
+/// How long that takes, in milliseconds. The mount relies on less than 250 ms (adr/0016).
 const SLOW_MS: std::ops::Range<u64> = 1..120;
 
 /// A kernel with one mount.
 pub struct Kernel {
     state: Mutex<State>,
     adapter: OnceLock<Adapter>,
-    /// Some page was unlocked.
+    /// Notified whenever a page is unlocked.
     unlocked: Notify,
 }
 
@@ -57,7 +57,7 @@ struct State {
     attr_version: u64,
     /// How many inodes with a name were evicted (`evict_ctr`).
     evictions: u64,
-    /// Entries from before are not valid.
+    /// Directory entries of earlier epochs are not valid.
     epoch: u64,
     inodes: BTreeMap<InodeId, Inode>,
     dentries: BTreeMap<(InodeId, String), Dentry>,
@@ -78,25 +78,25 @@ struct Inode {
     valid_until: Instant,
     size_is_unstable: bool,
     lookups: u64,
-    /// Open files and operations under way.
+    /// Number of open files and operations in flight.
     uses: u32,
     pages: BTreeMap<u64, Page>,
-    /// What dirty pages are written back through.
+    /// Handles that dirty pages can be written back through.
     write_handles: Vec<FileHandle>,
-    /// A page could not be written back.
+    /// The error of a failed writeback.
     failed: Option<Errno>,
     lock: Arc<RwLock<()>>,
 }
 
 #[derive(Clone, Copy, Debug)]
 struct Dentry {
-    /// None: the name does not exist.
+    /// `None` if the name does not exist.
     ino: Option<InodeId>,
     valid_until: Instant,
     epoch: u64,
 }
 
-/// What there was when something was asked for: what is answered may be older than what came meanwhile.
+/// The state when a request was sent: the answer may be older than changes in the meantime.
 #[derive(Clone, Copy, Debug)]
 struct Asked {
     attr_version: u64,
@@ -109,12 +109,12 @@ pub struct Thread {
     pid: Cell<u32>,
 }
 
-/// Passes an answer on.
+/// Passes on an answer.
 struct To<T>(oneshot::Sender<Result<T, fuser::Errno>>);
 
 impl<T: Send + 'static> Reply<T> for To<T> {
     fn answer(self, answer: Result<T, fuser::Errno>) {
-        // None waits for what a crashed machine was asked.
+        // After a crash of the machine, nothing waits for the answer.
         let _ = self.0.send(answer);
     }
 }
@@ -124,7 +124,7 @@ fn errno(error: fuser::Errno) -> Errno {
 }
 
 impl Kernel {
-    /// Mounts; the seed decides how long things take.
+    /// Mounts the file system; the seed decides how long things take.
     pub fn mount(client: &Client, seed: u64) -> Arc<Self> {
         let now = Instant::now();
         let root = Inode::new(FileType::Directory, now);
@@ -159,7 +159,7 @@ impl Kernel {
         kernel
     }
 
-    /// A thread of a program.
+    /// Creates a thread of a program.
     pub fn thread(self: &Arc<Self>) -> Thread {
         Thread {
             pid: Cell::new(self.state.lock().new_pid()),
@@ -186,7 +186,7 @@ impl Kernel {
         answer.map_err(errno)
     }
 
-    /// Mostly nothing, sometimes a while.
+    /// Sleeps: usually not at all, sometimes for a while.
     async fn pause(&self) {
         let slow = {
             let rng = &mut self.state.lock().rng;
@@ -204,7 +204,8 @@ impl Kernel {
         Ok(Arc::clone(&inode.lock))
     }
 
-    /// Has the mount forget inodes that nothing refers to any more (`fuse_evict_inode`; `inode_just_drop`).
+    /// Evicts inodes that nothing refers to any more, which the mount then forgets (`fuse_evict_inode`;
+    /// `inode_just_drop`).
     fn evict_unused(&self) {
         let gone: Vec<(InodeId, u64)> = {
             let mut state = self.state.lock();
@@ -235,7 +236,7 @@ impl Kernel {
 }
 
 impl State {
-    /// Something is asked for now.
+    /// The state for a request that is sent now.
     fn asked(&self) -> Asked {
         Asked {
             attr_version: self.attr_version,
@@ -248,10 +249,10 @@ impl State {
         self.next_pid
     }
 
-    /// `fuse_iget`: the inode that an answer is about, which counts as looked up. `asked_at`: when it was asked for; none: it is
-    /// of what was made, and is taken in any case.
+    /// `fuse_iget`: the inode of an answer, which counts as looked up. `asked_at` is the state when the request was
+    /// sent; `None`: the inode was created, and the attributes are accepted in any case.
     fn iget(&mut self, attr: &FileAttr, ttl: Duration, asked_at: Option<Asked>) -> InodeId {
-        // `fuse_change_attributes_common`: an inode that was evicted meanwhile may have been told that they are old.
+        // `fuse_change_attributes_common`: the attributes may have been invalidated on an inode that was evicted since.
         let ttl = match asked_at {
             Some(asked)
                 if asked.evictions != self.evictions
@@ -273,8 +274,8 @@ impl State {
         ino
     }
 
-    /// `fuse_change_attributes`. `asked_at`: the version of attributes when they were asked for; 0: they are
-    /// taken in any case.
+    /// `fuse_change_attributes`. `asked_at` is the version of attributes when the request was sent; with 0, they are
+    /// accepted in any case.
     fn change_attributes(&mut self, ino: InodeId, attr: &FileAttr, ttl: Duration, asked_at: u64) {
         let Some(inode) = self.inodes.get_mut(&ino) else {
             return;
@@ -290,7 +291,7 @@ impl State {
         }
     }
 
-    /// What disturbs answers that are on their way.
+    /// Makes answers that are in flight outdated.
     fn bump(&mut self, ino: InodeId) {
         self.attr_version += 1;
         if let Some(inode) = self.inodes.get_mut(&ino) {
@@ -335,7 +336,7 @@ impl Inode {
         self.nlink = attr.nlink;
     }
 
-    /// Whether a request for its pages is under way, or one has to be made.
+    /// Whether a request for its pages is in flight or needed.
     fn is_busy(&self) -> bool {
         self.pages.values().any(|page| page.locked || page.dirty)
     }
@@ -350,12 +351,12 @@ impl Thread {
         }
     }
 
-    /// It is being killed: what it waits for ends.
+    /// Kills the thread: what it waits for is interrupted.
     pub fn kill(&self) {
         self.kernel.state.lock().dying.insert(self.pid.get());
     }
 
-    /// What was killed is gone, and another thread is in its place.
+    /// Replaces the killed thread by a new one.
     pub fn respawn(&self) {
         let mut state = self.kernel.state.lock();
         state.dying.remove(&self.pid.get());

@@ -1,5 +1,4 @@
-//! Names: what the kernel has cached of directories, and how it asks and changes (`fs/namei.c`,
-//! `fs/fuse/{dir,readdir}.c`).
+//! Names: what the kernel caches of directories, and how it looks up and changes names (`fs/namei.c`,
 
 use std::collections::BTreeSet;
 use std::ffi::OsStr;
@@ -17,17 +16,17 @@ use super::{Dentry, Fd, Kernel, State, Thread};
 /// How a name is looked up.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Lookup {
-    /// What is cached will do.
+    /// From the cache, if valid.
     Cached,
-    /// `LOOKUP_REVAL`, `LOOKUP_EXCL` or `LOOKUP_RENAME_TARGET`: the mount is asked.
+    /// `LOOKUP_REVAL`, `LOOKUP_EXCL` or `LOOKUP_RENAME_TARGET`: from the mount.
     Ask,
 }
 
-/// What was found of a name, and may be used without asking.
+/// What the cache knows about a name.
 enum Known {
     Found(InodeId),
     Absent,
-    /// The mount is to say whether it still leads there.
+    /// The mount has to be asked whether the name still leads there.
     Revalidate(InodeId),
     Nothing,
 }
@@ -55,7 +54,7 @@ impl State {
         }
     }
 
-    /// `d_invalidate`: with everything below.
+    /// `d_invalidate`: removes an entry with everything below.
     pub(super) fn invalidate_dentry(&mut self, parent: InodeId, name: &str) {
         let mut below = vec![self.dentries.remove(&(parent, name.to_owned()))];
         while let Some(dentry) = below.pop() {
@@ -79,7 +78,8 @@ impl State {
         self.invalidate_attr(parent);
     }
 
-    /// `fuse_entry_unlinked`, and `d_delete`. `ino` is what the name led to, also if the model has thrown the entry away since.
+    /// `fuse_entry_unlinked`, and `d_delete`. `ino` is what the name led to, even if the model has dropped the entry
+    /// since.
     fn entry_unlinked(&mut self, parent: InodeId, name: &str, ino: InodeId) {
         self.dentries.remove(&(parent, name.to_owned()));
         self.bump(ino);
@@ -89,7 +89,7 @@ impl State {
         self.invalidate_attr(ino);
     }
 
-    /// `create_new_entry` and `fuse_create_open`: the attributes are taken in any case.
+    /// `create_new_entry` and `fuse_create_open`: the attributes are accepted in any case.
     fn new_entry(&mut self, parent: InodeId, name: &str, entry: &Entry, epoch: u64) -> InodeId {
         let ino = self.iget(&entry.attr, entry.attr_ttl, None);
         let dentry = Dentry {
@@ -109,7 +109,7 @@ fn split(path: &str) -> Result<(&str, &str), Errno> {
 }
 
 impl Thread {
-    /// What a path from the root leads to, which is held.
+    /// The inode that a path from the root leads to, held.
     pub(super) async fn walk(&self, path: &str) -> Result<InodeId, Errno> {
         match self.walk_as(path, Lookup::Cached).await {
             Err(Errno::STALE) => self.walk_again(path).await,
@@ -132,7 +132,7 @@ impl Thread {
         Ok(at)
     }
 
-    /// What a name leads to, which is held (`lookup_fast`, `lookup_slow`).
+    /// The inode that a name leads to, held (`lookup_fast`, `lookup_slow`).
     async fn find(
         &self,
         parent: InodeId,
@@ -150,7 +150,7 @@ impl Thread {
         self.find_locked(parent, name, how).await
     }
 
-    /// As [`Thread::find`], by who has locked the directory.
+    /// As [`Thread::find`], for callers that have locked the directory.
     async fn find_locked(
         &self,
         parent: InodeId,
@@ -163,7 +163,7 @@ impl Thread {
         self.lookup(parent, name).await
     }
 
-    /// `fuse_dentry_revalidate`. None: it has to be looked up.
+    /// `fuse_dentry_revalidate`. The outer `None`: the name has to be looked up.
     async fn find_cached(
         &self,
         parent: InodeId,
@@ -241,7 +241,7 @@ impl Thread {
             (state.asked(), state.epoch)
         };
         let entry = match self.ask_lookup(parent, name).await {
-            // Without a time to live, it is not cached.
+            // Without a time to live, the absence is not cached.
             Err(Errno::NOENT) => return Ok(None),
             entry => entry?,
         };
@@ -260,13 +260,13 @@ impl Thread {
         Ok(found)
     }
 
-    /// The directory of a path, which is held, and the name in it.
+    /// The directory of a path, held, and the name in it.
     async fn walk_parent<'a>(&self, path: &'a str) -> Result<(InodeId, &'a str), Errno> {
         let (parent, name) = split(path)?;
         Ok((self.walk(parent).await?, name))
     }
 
-    /// `lookup_open`: what has the name, held; or a new file, which is open.
+    /// `lookup_open`: the inode with the name, held; or a new file, open.
     pub(super) async fn find_or_create(
         &self,
         path: &str,
@@ -448,7 +448,7 @@ impl Thread {
         entry.map(|_| ())
     }
 
-    /// `rename(2)`. False: both are names of one file, and stay.
+    /// `rename(2)`. Returns false if both are names of one file, and so stay.
     ///
     /// # Errors
     /// As in Linux.
@@ -467,7 +467,7 @@ impl Thread {
     }
 
     async fn rename_in(&self, from: (InodeId, &str), to: (InodeId, &str)) -> Result<bool, Errno> {
-        // `lock_rename`, in an order.
+        // `lock_rename`, in a fixed order.
         let directories = BTreeSet::from([from.0, to.0]);
         let mut locked = Vec::new();
         for directory in directories {
@@ -520,8 +520,8 @@ impl Thread {
                 // `d_move`: the entry keeps its time to live.
                 match state.dentries.remove(&(from.0, from.1.to_owned())) {
                     Some(moved) => state.set_dentry(to.0, to.1, moved),
-                    // The model threw it away with its directory, which the kernel does not while it is in use. What was
-                    // looked up of the other name since then is not so any more.
+                    // The model dropped it with its directory, which the kernel does not do while it is in use. What
+                    // was looked up under the new name since then is outdated.
                     None => state.invalidate_dentry(to.0, to.1),
                 }
             }
@@ -542,7 +542,7 @@ impl Kernel {
         Ok(inode.kind)
     }
 
-    /// Memory is short: entries and pages go that are not in use.
+    /// Drops about half of the entries and pages that are not in use, as if memory were short.
     pub fn shrink(&self) {
         {
             let mut state = self.state.lock();

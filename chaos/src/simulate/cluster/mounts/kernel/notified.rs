@@ -1,4 +1,4 @@
-//! What the mount notifies the kernel of, and asks about the programs that use it.
+//! Notifications from the mount to the kernel, and its questions about the programs that use it.
 
 use std::io;
 use std::sync::{Arc, Weak};
@@ -12,11 +12,11 @@ use rand::RngExt;
 
 use super::{Kernel, PAGE_BYTES};
 
-/// From the decision to have pages dropped until the kernel is disturbed by it, the mount relies upon less than
+/// The time from the decision to have pages dropped until that affects the kernel. The mount relies on less than
 /// 20 ms (adr/0016).
 const DROP_BEGINS_MS: std::ops::Range<u64> = 0..15;
 
-/// The kernel that a mount notifies; none: its machine has crashed.
+/// The kernel that a mount notifies; it is gone once its machine has crashed.
 pub struct Notified(pub Weak<Kernel>);
 
 impl Notified {

@@ -13,7 +13,7 @@ use rustix::io::Errno;
 
 use super::{Fd, Inode, Kernel, PAGE_BYTES, State, Thread};
 
-/// Most pages that one request reads or writes.
+/// The most pages that one request reads or writes.
 const REQUEST_PAGES_MAX: u64 = 256;
 
 /// A page of a file.
@@ -22,10 +22,10 @@ pub struct Page {
     data: Vec<u8>,
     up_to_date: bool,
     pub locked: bool,
-    /// It is to be written back.
+    /// It has to be written back.
     pub dirty: bool,
-    /// The file was made to end here while the page was locked: what follows is zeros once it is unlocked, and
-    /// with 0 the page is gone.
+    /// The file was truncated here while the page was locked: the rest becomes zeros when it is unlocked, and
+    /// with 0 the page is removed.
     cut: Option<usize>,
 }
 
@@ -41,20 +41,20 @@ impl Page {
     }
 }
 
-/// The kernel itself.
+/// The header of requests by the kernel itself.
 const KERNEL: Header = Header {
     uid: 0,
     gid: 0,
     pid: 0,
 };
 
-/// Pages that are read on behalf of a thread that may not wait for all of them.
+/// Pages that are being read for a thread that may not wait for all of them.
 struct ReadPages {
     kernel: Arc<Kernel>,
     ino: InodeId,
     first: u64,
     end: u64,
-    /// The version of attributes when they were asked for.
+    /// The version of attributes when the request was sent.
     asked_at: u64,
 }
 
@@ -93,7 +93,7 @@ impl Kernel {
         self.unlocked.notify_waiters();
     }
 
-    /// Waits until `look` finds something. It is asked again each time that a page is unlocked.
+    /// Waits until `look` finds something. It is called again whenever a page is unlocked.
     async fn when_unlocked<T>(&self, mut look: impl FnMut(&mut State) -> Option<T>) -> T {
         loop {
             let unlocked = self.unlocked.notified();
@@ -144,7 +144,7 @@ impl Kernel {
         }
     }
 
-    /// Writes a dirty page back, with what is below the size of the file (`fuse_writepages`).
+    /// Writes back the part of a dirty page that is below the size of the file (`fuse_writepages`).
     async fn write_back_page(self: &Arc<Self>, ino: InodeId, number: u64) {
         let request = self.when_unlocked(|state| {
             let inode = state.inodes.get_mut(&ino);
@@ -192,7 +192,7 @@ impl Kernel {
         self.unlocked.notify_waiters();
     }
 
-    /// Writes everything back that is dirty in a file (`filemap_write_and_wait`).
+    /// Writes back all dirty pages of a file (`filemap_write_and_wait`).
     pub(super) async fn write_back(self: &Arc<Self>, ino: InodeId) -> Result<(), Errno> {
         let dirty: Vec<u64> = {
             let state = self.state.lock();
@@ -203,7 +203,7 @@ impl Kernel {
         for number in dirty {
             self.write_back_page(ino, number).await;
         }
-        // Those that others write back.
+        // Waits for pages that other tasks write back, too.
         self.when_unlocked(|state| {
             let inode = state.inodes.get(&ino);
             let is_locked = inode.is_some_and(|inode| inode.pages.values().any(|it| it.locked));
@@ -251,8 +251,8 @@ impl State {
         }
     }
 
-    /// Pages that are not there, from `first` on, locked to be read ahead (`page_cache_ra_unbounded`). None:
-    /// there is the first one.
+    /// Adds missing pages from `first` on, locked, to be read ahead (`page_cache_ra_unbounded`), and returns their end;
+    /// `None` if the first one exists or there is nothing to read.
     fn begin_read_ahead(&mut self, ino: InodeId, first: u64) -> Option<u64> {
         let ahead = self.rng.random_range(1..=REQUEST_PAGES_MAX / 8);
         let inode = self.inodes.get_mut(&ino)?;
@@ -269,7 +269,7 @@ impl State {
 }
 
 impl Inode {
-    /// `truncate_pagecache`: what lies beyond the size is gone, of its last page the rest is zeros.
+    /// `truncate_pagecache`: removes pages beyond the size, and zeroes the rest of the last page.
     pub(super) fn truncate_pages(&mut self) {
         let size = self.size;
         self.pages.retain(|number, page| {
@@ -288,7 +288,7 @@ impl Inode {
         });
     }
 
-    /// What a page was locked for is done.
+    /// Unlocks a page.
     fn unlock(&mut self, number: u64) {
         let Some(page) = self.pages.get_mut(&number) else {
             return;
@@ -303,15 +303,15 @@ impl Inode {
     }
 }
 
-/// What a look at a page comes to.
+/// The result of a look at a page.
 enum Look {
-    /// It is up to date; so much of it was copied.
+    /// The page is up to date; these bytes were copied.
     Copied(Vec<u8>),
     /// The file ends here.
     End,
-    /// It has to be read: up to here, ahead.
+    /// The page has to be read, with read-ahead up to this page.
     Ahead(u64),
-    /// It has to be read alone; it is locked for it.
+    /// The page has to be read alone, and is locked for that.
     Alone,
 }
 
@@ -356,7 +356,7 @@ impl Thread {
         Ok(answer.await?.concat())
     }
 
-    /// `filemap_read`, of one page. Empty: the end of the file.
+    /// `filemap_read`, of one page. The result is empty at the end of the file.
     async fn read_page(&self, fd: &Fd, at: u64, length: usize) -> Result<Vec<u8>, Errno> {
         let (kernel, number) = (&self.kernel, at / PAGE_BYTES);
         loop {
@@ -406,7 +406,7 @@ impl Thread {
         (pages, read)
     }
 
-    /// `fuse_readahead`: what waits for the pages finds out when they are unlocked.
+    /// `fuse_readahead`: threads that wait for the pages notice when they are unlocked.
     async fn request_pages(&self, fd: &Fd, first: u64, end: u64) {
         let (pages, read) = self.pages_request(fd, first, end);
         self.kernel.pause().await;
@@ -427,7 +427,7 @@ impl Thread {
         answer.map(|_| ())
     }
 
-    /// `fuse_file_write_iter`. At the end of a file that was opened for appending.
+    /// `fuse_file_write_iter`. A file that was opened for appending is written at its end.
     pub async fn write(&self, fd: &Fd, offset: u64, data: &[u8]) -> Result<usize, Errno> {
         if !fd.may_write() {
             return Err(Errno::BADF);
@@ -472,7 +472,7 @@ impl Thread {
         let pages = offset / PAGE_BYTES..end;
         self.kernel.invalidate_range(fd.ino, pages.clone()).await;
         let bytes = self.send_write(fd, offset, data).await?;
-        // What was read meanwhile ends where the file did.
+        // Pages that were read in the meantime end at the former end of the file.
         self.kernel.invalidate_range(fd.ino, pages).await;
         let mut state = self.kernel.state.lock();
         state.written(fd.ino, offset + bytes as u64, bytes);
@@ -496,8 +496,8 @@ impl Thread {
         Ok(bytes as usize)
     }
 
-    /// `fuse_fill_write_pages` and `fuse_send_write_pages`: one request, up to a page that is not up to date and
-    /// not written as a whole, which stays locked until the answer.
+    /// `fuse_fill_write_pages` and `fuse_send_write_pages`: one request, up to and including the first page that is not
+    /// up to date and is written only in part, which stays locked until the answer.
     async fn write_pages(&self, fd: &Fd, offset: u64, data: &[u8]) -> Result<usize, Errno> {
         let (mut filled, mut locked) = (0, None);
         while filled < data.len() && locked.is_none() {
@@ -547,8 +547,8 @@ impl Thread {
         sent
     }
 
-    /// What a program writes through a shared mapping, within one page and the size of the file
-    /// (`fuse_page_mkwrite`). How much of it is below the size.
+    /// A write through a shared mapping, within one page and the size of the file
+    /// (`fuse_page_mkwrite`). Returns how many bytes are below the size.
     pub async fn write_mapped(&self, fd: &Fd, offset: u64, data: &[u8]) -> Result<usize, Errno> {
         loop {
             let there = self.read_page(fd, offset, data.len()).await?;
@@ -568,7 +568,7 @@ impl Thread {
                         page.dirty = true;
                         Some(Some(length))
                     }
-                    // Dropped meanwhile: the access is repeated.
+                    // The page was dropped in the meantime: the access is repeated.
                     _ => Some(None),
                 }
             });

@@ -1,4 +1,4 @@
-//! What clients do with the names.
+//! The operations of clients on the names.
 
 use std::convert::Infallible;
 use std::time::Duration;
@@ -11,20 +11,20 @@ use super::{Action, Actor, Answer, Begun, NAMES_DIRECTORY, Refusal, XATTR, crede
 use crate::simulate::cluster::journal::Journal;
 use crate::simulate::cluster::workload::Worker;
 
-/// Mean time between two operations of a client, and how long it waits after one whose outcome is not known.
+/// The mean time between two operations of a client, and how long it waits after one whose outcome is not known.
 const PAUSE: Duration = Duration::from_millis(70);
 const ERROR_PAUSE: Duration = Duration::from_millis(300);
 /// More entries than the directory has.
 const ENTRIES: usize = 100;
 
 impl Worker {
-    /// Does something with the names again and again, beside what the client does else.
+    /// Repeats operations on the names, beside the client's other operations.
     pub async fn use_names(&self) -> Infallible {
-        // Beside the operations, each of which may begin and end meanwhile.
+        // This runs beside other operations, which begin and end in the meantime, so it needs a journal of its own.
         let journal = self.journal.clone();
         loop {
             self.pause(PAUSE).await;
-            // Nothing that is answered counts then, and what has no known outcome has to be tried in every order.
+            // No answers count in doubt, and operations with unknown outcomes would have to be tried in every order.
             if journal.is_in_doubt() || self.is_silent() {
                 continue;
             }

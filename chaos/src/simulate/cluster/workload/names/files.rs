@@ -1,4 +1,4 @@
-//! What a pair of names leads to, and how operations change it.
+//! The files that a pair of names leads to, and how operations change them.
 
 use harvestfs_protocol::ids::InodeId;
 
@@ -10,11 +10,11 @@ const WRITE: u16 = 2;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) enum File {
     Known(InodeId),
-    /// Created by the operation with this number, whose answer never came, and never seen.
+    /// Created by the operation with this number, whose answer never arrived, and never seen since.
     Unseen(usize),
 }
 
-/// What a name leads to.
+/// The file that a name leads to, with its attributes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) struct Entry {
     file: File,
@@ -36,13 +36,14 @@ impl Entry {
         uid == ROOT || self.mode >> shift & mask == mask
     }
 
-    /// What only the owner and root may do: also to remove it, since the directory is sticky.
+    /// Whether a user may do what is reserved to the owner and root, such as removing it, since the directory is
+    /// sticky.
     fn is_owned_by(&self, uid: u32) -> bool {
         uid == ROOT || uid == self.uid
     }
 }
 
-/// What the names of a pair lead to. Both may lead to the same file.
+/// The files that the names of a pair lead to. Both may lead to the same file.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub(super) struct Names([Option<Entry>; 2]);
 
@@ -57,7 +58,7 @@ impl Names {
         entries.map(|entry| u32::from(entry.file == file)).sum()
     }
 
-    /// The same with a file that is changed, if it has a name.
+    /// Returns the names with a change to a file, if it has a name.
     fn with(mut self, ino: InodeId, change: impl Fn(&mut Entry)) -> Self {
         for entry in self.0.iter_mut().flatten() {
             if entry.file == File::Known(ino) {
@@ -67,7 +68,7 @@ impl Names {
         self
     }
 
-    /// Whether an operation that changed nothing is answered so.
+    /// Whether this is a possible answer to an operation that changed nothing.
     pub fn explain(&self, operation: &Operation, answer: Answer) -> bool {
         let Operation { uid, action, .. } = *operation;
         match action {
@@ -111,7 +112,7 @@ impl Names {
             | Action::Show(ino)
             | Action::ShowXattr(ino) => match self.find(ino) {
                 Some(entry) => self.explain_of(entry, operation, answer),
-                // It may be open somewhere, so that it is as it was, or is gone.
+                // It may be open somewhere and still exist, or be gone.
                 None => match answer {
                     Answer::Shown(shown) => shown.nlink == 0,
                     Answer::Done
@@ -126,7 +127,7 @@ impl Names {
         }
     }
 
-    /// The same for one about a file that has a name.
+    /// As `explain`, for an operation on a file that has a name.
     fn explain_of(&self, entry: &Entry, operation: &Operation, answer: Answer) -> bool {
         let Operation { uid, action, .. } = *operation;
         let denied = Answer::Refused(Refusal::Denied);
@@ -161,12 +162,12 @@ impl Names {
         }
     }
 
-    /// What there may be after a change that was done, or may have been; nothing: it is impossible now. `orphans`: files that
-    /// were seen, and of which nobody knows that they were created.
+    /// The possible states after a change that was done, or may have been; empty if the change is impossible now.
+    /// `orphans` are files that were seen and whose creation has no answer.
     pub fn after(&self, number: usize, operation: &Operation, orphans: &[InodeId]) -> Vec<Self> {
         let changed = self.changed(number, operation, orphans);
         let is_known = operation.answered.is_some();
-        // One that has no known outcome, and changes nothing, need not be looked at.
+        // An operation that has no known outcome, and changes nothing, can be ignored.
         changed
             .into_iter()
             .filter(|names| is_known || names != self)

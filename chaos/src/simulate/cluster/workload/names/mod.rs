@@ -1,11 +1,11 @@
 //! A few names that clients and mounts, for several users, create, link, remove, rename, list and look up, and whose
-//! attributes and extended attributes they change. In the end there must be an order of all these operations that explains
-//! their answers ([`order`]).
+//! attributes and extended attributes they change. At the end there must be an order of all these operations that
+//! explains their answers ([`order`]).
 //!
 //! "When `create`, `mkdir`, `rename`, `unlink`, `chmod` ... has returned on one mount, every mount shows the result"
-//! (`docs/SEMANTICS.md`): changes come in the order in which they were done. A look comes behind every change that had
-//! returned before it began. Looks of different clients are in no order: while a change has not returned, one may
-//! show it, and a later one of another client not yet.
+//! (`docs/SEMANTICS.md`): changes take effect in the order in which they were done. A read is ordered after every
+//! change that had returned before it began. Reads of different clients are not ordered: while a change has not
+//! returned, one may show it, and a later one of another client may not yet.
 
 mod act;
 mod files;
@@ -23,30 +23,30 @@ use harvestfs_protocol::types::{Attr, Credentials};
 use crate::simulate::cluster::journal::Journal;
 
 pub const NAMES_DIRECTORY: &str = "names";
-/// Everybody adds names; only owners, and root, take theirs away.
+/// All users may add names; only owners and root may remove theirs.
 pub const NAMES_MODE: u16 = 0o1777;
-/// Pairs of names; files are renamed and linked within one.
+/// Number of pairs of names; files are renamed and linked within a pair.
 const PAIRS: usize = 2;
 /// The extended attribute that is changed.
 pub const XATTR: &str = "user.simulated";
-/// What a mount creates belongs to root, and has this mode.
+/// The mode of files that a mount creates, which belong to root.
 pub const MOUNT_MODE: u16 = 0o644;
-/// Whose operations these are; root changes what others may not.
+/// The users of operations. Root may change what others may not, and is drawn more often.
 const USERS: [u32; 4] = [ROOT, ROOT, 1_001, 1_002];
 pub const ROOT: u32 = 0;
 /// The group of all users but root.
 const GROUP: u32 = 1_000;
 const MODES: [u16; 7] = [0o644, 0o666, 0o600, 0o640, 0o660, 0o444, 0o000];
-/// Operations are about one of so many files that were seen lately, if not about a name.
+/// The number of recently seen files from which operations that take a file, not a name, choose.
 const RECENT_MAX: usize = 3;
 
-/// What is asked for; names are those of a pair, 0 and 1.
+/// What an operation asks for. The names of a pair are 0 and 1.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Action {
-    /// Creates a file with a mode, unless there is one.
+    /// Creates a file with a mode, unless the name exists.
     Create(usize, u16),
     Unlink(usize),
-    /// From a name to the other one, over what is there.
+    /// Renames a name to the other one, replacing what is there.
     Rename(usize),
     Look(usize),
     List,
@@ -61,7 +61,7 @@ pub enum Action {
 }
 
 impl Action {
-    /// Whether it changes something, when it is not refused.
+    /// Whether it changes something unless it is refused.
     fn changes(self) -> bool {
         match self {
             Self::Create(..)
@@ -76,19 +76,19 @@ impl Action {
     }
 }
 
-/// What is answered.
+/// The answer to an operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Answer {
     Done,
     /// This file was created or seen.
     File(InodeId),
-    /// This file was seen, and its attributes with it.
+    /// This file was seen, together with its attributes.
     Found(InodeId, Shown),
     Shown(Shown),
     Xattr(u8),
-    /// Which names of the pair there are.
+    /// Which names of the pair exist.
     Listed([bool; 2]),
-    /// Whether there is this one.
+    /// Whether this name of the pair exists.
     ListedName(usize, bool),
     Refused(Refusal),
 }
@@ -119,13 +119,13 @@ pub enum Refusal {
     NotFound,
     /// The file has no name any more.
     Gone,
-    /// The user may not.
+    /// The user lacks the permission.
     Denied,
     NoAttribute,
 }
 
 impl Refusal {
-    /// None: whether it was done is not known.
+    /// Translates an error; `None` if it is not known whether the operation was done.
     fn of(error: &ClientError) -> Option<Self> {
         let ClientError::Fs(error) = error else {
             return None;
@@ -141,7 +141,7 @@ impl Refusal {
     }
 }
 
-/// Who asks: a client or a mount, each of which does one thing after another.
+/// The origin of an operation: a client or a mount, each of which does one operation after another.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Actor {
     Client(u8),
@@ -155,7 +155,7 @@ struct Operation {
     uid: u32,
     action: Action,
     began: Duration,
-    /// When and what was answered; none: it may happen at any time, or never.
+    /// When the answer arrived, and the answer. If `None`, the operation may take effect at any time, or never.
     answered: Option<(Duration, Answer)>,
 }
 
@@ -180,21 +180,21 @@ impl Display for Operation {
     }
 }
 
-/// All that was done with a pair of names.
+/// All operations on a pair of names.
 #[derive(Clone, Debug, Default)]
 struct Pair {
     operations: Vec<Operation>,
-    /// Files that were seen lately.
+    /// Recently seen files.
     recent: Vec<InodeId>,
 }
 
-/// All that was done with the names.
+/// All operations on the names.
 #[derive(Debug)]
 pub struct History {
     pairs: Vec<Pair>,
 }
 
-/// An operation that is under way.
+/// An operation in flight.
 #[derive(Clone, Copy, Debug)]
 pub struct Begun {
     pub pair: usize,
@@ -210,7 +210,7 @@ impl Default for History {
 }
 
 impl History {
-    /// What to do next, with which pair, and as whom.
+    /// Draws the pair, the user and the action of the next operation.
     pub fn draw(&self, random: impl Fn(Range<usize>) -> usize) -> (usize, u32, Action) {
         let pair = random(0..PAIRS);
         let uid = USERS[random(0..USERS.len())];
@@ -237,7 +237,7 @@ impl History {
         (pair, uid, action)
     }
 
-    /// An operation begins.
+    /// Notes that an operation begins.
     pub fn begin(
         &mut self,
         (actor, uid): (Actor, u32),
@@ -259,13 +259,14 @@ impl History {
         }
     }
 
-    /// It is answered.
+    /// Notes the answer to an operation.
     pub fn answered(&mut self, begun: Begun, now: Duration, answer: Answer) {
         let Pair { operations, recent } = &mut self.pairs[begun.pair];
         let operation = &mut operations[begun.number];
         let (answer, file) = match answer {
             Answer::Found(file, shown) => {
-                // The name and the file each were so while it was looked, and need not have been at the same moment.
+                // The name and the attributes were each current at some time during the lookup, but not necessarily at
+                // the same time.
                 let show = Operation {
                     action: Action::Show(file),
                     answered: Some((now, Answer::Shown(shown))),
@@ -275,7 +276,7 @@ impl History {
                 (Answer::File(file), Some(file))
             }
             Answer::File(file) => (answer, Some(file)),
-            // A name that was removed while the directory was read may be left out, and one of before be there.
+            // If names change while the directory is read, the listing may miss one and show another outdated one.
             Answer::Listed([first, second]) if matches!(operation.actor, Actor::Mount(_)) => {
                 let look = Operation {
                     answered: Some((now, Answer::ListedName(1, second))),
@@ -297,13 +298,13 @@ impl History {
         }
     }
 
-    /// It did nothing, whatever there was.
+    /// Notes that an operation did nothing, whatever the names led to.
     pub fn dropped(&mut self, begun: Begun) {
         let operation = &mut self.pairs[begun.pair].operations[begun.number];
         operation.action = Action::List;
     }
 
-    /// Whether there is an order that explains all answers.
+    /// Checks that there is an order that explains all answers.
     pub fn check(&self, journal: &Journal) {
         for (pair, done) in self.pairs.iter().enumerate() {
             let mut operations = done.operations.clone();

@@ -1,5 +1,5 @@
-//! Looks for an order of operations that explains their answers: the search of Wing and Gong, with what Lowe adds, that no state is
-//! reached twice.
+//! Searches for an order of operations that explains their answers: the algorithm of Wing and Gong, with Lowe's
+//! extension that no state is visited twice.
 
 use std::time::Duration;
 
@@ -9,29 +9,29 @@ use rustc_hash::FxHashSet;
 use super::files::Names;
 use super::{Action, Actor, Answer, Operation};
 
-/// States that are looked at before it is given up.
+/// The number of states after which the search gives up.
 const STATES_MAX: usize = 100_000;
 
-/// What came of it, when nothing is wrong.
+/// The result of a search that found nothing wrong.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Found {
     Order,
     TooMuchWork,
 }
 
-/// What was done so far, and what there is then.
+/// The operations that were done so far, and the names after them.
 #[derive(Clone, PartialEq, Eq, Hash)]
 struct State {
-    /// All operations before this one are done, or have no known outcome.
+    /// The index of the first operation that is answered and not done.
     first: usize,
     done: Vec<bool>,
     names: Names,
 }
 
-/// Operations have to be in the order in which they began.
+/// Searches for an order. `operations` must be sorted by the time at which they began.
 ///
 /// # Errors
-/// No order explains the answers: where the longest attempt ended.
+/// When no order explains the answers; the text says where the longest attempt ended.
 pub(super) fn find(operations: &[Operation]) -> Result<Found, String> {
     let search = Search {
         operations,
@@ -66,7 +66,7 @@ pub(super) fn find(operations: &[Operation]) -> Result<Found, String> {
     Err(longest.1)
 }
 
-/// Files that were seen, and of which nobody knows that they were created.
+/// Files that were seen and whose creation has no answer.
 fn orphans(operations: &[Operation]) -> Vec<InodeId> {
     let mut created = FxHashSet::default();
     let mut seen = Vec::new();
@@ -100,19 +100,19 @@ struct Search<'a> {
 }
 
 impl Search<'_> {
-    /// The first operation that was answered and is not in the order yet is the first one of the state from now on.
+    /// Advances `first` to the first operation that was answered and is not in the order yet.
     fn skip_done(&self, state: &mut State) {
         let rest = self.operations.iter().zip(&state.done).skip(state.first);
         let done = rest.take_while(|(operation, done)| **done || operation.answered.is_none());
         state.first += done.count();
     }
 
-    /// Operations that may come next.
+    /// The operations that may come next.
     fn next(&self, state: &State) -> Vec<usize> {
-        // Before the first one, only those with no known outcome are left.
+        // Before `first`, only operations with no known outcome are left.
         let before = self.unknown_before(state);
         let mut next: Vec<usize> = before.filter(|number| !state.done[*number]).collect();
-        // The earliest end of what is not in the order yet: of changes, of anything, and of each viewer.
+        // The earliest end of the operations that are not in the order yet: of changes, of any, and of each viewer.
         let mut change_ended = Duration::MAX;
         let mut any_ended = Duration::MAX;
         let mut viewer_ended: Vec<(Viewer, Duration)> = Vec::new();
@@ -147,7 +147,7 @@ impl Search<'_> {
         unknown.filter_map(|(number, operation)| operation.answered.is_none().then_some(number))
     }
 
-    /// A look that shows what there is changes nothing, so that it comes as early as it may.
+    /// Adds reads whose answers match the current names as early as possible, since they change nothing.
     fn take_looks(&self, state: &mut State) {
         loop {
             let next = self.next(state);
@@ -169,7 +169,7 @@ impl Search<'_> {
         }
     }
 
-    /// States in which one change more is done.
+    /// The states in which one more change is done.
     fn after_one_change(&self, state: &State) -> Vec<State> {
         let mut states = Vec::new();
         for number in self.next(state) {
@@ -190,8 +190,9 @@ impl Search<'_> {
     }
 }
 
-/// Whose looks are in order. On a mount, names and attributes are two views, as they are in the kernel: while a program there
-/// waits for `unlink` to return, another one may see that the file has one name less, and then that name still.
+/// A viewer whose reads are in order. On a mount, names and attributes are two views, as they are in the kernel: while
+/// a program there waits for `unlink` to return, another one may see that the file has one name fewer, and then still
+/// see that name.
 #[derive(Clone, Copy, PartialEq, Eq)]
 struct Viewer {
     actor: Actor,
@@ -208,7 +209,7 @@ impl Operation {
         }
     }
 
-    /// Whether it changed something, or may have.
+    /// Whether the operation changed something, or may have.
     fn is_change(&self) -> bool {
         match self.answered {
             Some((_, Answer::Refused(_))) => false,
@@ -272,7 +273,7 @@ mod tests {
                 is_right,
                 "{actor:?}"
             );
-            // Each view for itself goes forward.
+            // Each view by itself moves only forward.
             let none = by(Action::Look(0), (5, 6), NOT_FOUND);
             assert!(find(&[created(), unlink, none, look]).is_err());
         }
