@@ -1,5 +1,5 @@
-//! How long choosing classes takes in a cluster of 10,000 servers and 23 classes (as many as the paper found in DC-9):
-//! telling the use of every server, and Algorithm 1.
+//! Measures how long the choice of classes takes in a cluster of 10,000 servers and 23 classes (as many as the paper
+//! found in DC-9): updating the usage of every server, and Algorithm 1.
 //!
 //! `cargo run --release -p harvestfs-cycles --example selection_speed`
 

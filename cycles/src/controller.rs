@@ -1,8 +1,10 @@
-//! What the resource manager of a cluster is told about its nodes, so that the jobs on them keep to what the nodes' owners leave:
-//! a label for the utilisation class of each, and a capacity that follows its owner's use.
+//! The instructions to the resource manager of a cluster about its nodes, which keep the jobs on them to what the
+//! nodes' owners leave: a label for the utilisation class of each node, and a capacity that follows its owner's
+//! usage.
 //!
-//! It compares what is with what should be, each time anew: what was lost on the way, or forgotten by a resource manager that was
-//! started again, is told again. Time is that of any one clock that never goes back.
+//! In each step, the controller compares the actual state with the desired one from scratch: instructions that were
+//! lost on the way, or forgotten by a restarted resource manager, are repeated. Time is that of any one monotonic
+//! clock.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
@@ -11,68 +13,69 @@ use serde::{Deserialize, Serialize};
 use crate::offer::{Offer, OwnerShare};
 use crate::reserve::Resources;
 
-/// What the labels of classes begin with; others are never touched.
+/// The prefix of class labels; other labels are never touched.
 pub const LABEL_PREFIX: &str = "harvestfs-";
 
-/// Capacities that were told and that the resource manager may still show.
+/// Most capacities per node that were sent and that the resource manager may still show.
 const TOLD_MAX: usize = 8;
-/// What is known of a node that is not there any more is forgotten after a day.
+/// The state of a node that has disappeared is forgotten after a day.
 const FORGET_AFTER_MS: u64 = 24 * 3_600 * 1_000;
 
-/// The label of a class.
+/// Returns the label of a class.
 #[must_use]
 pub fn label_of(class: u32) -> String {
     format!("{LABEL_PREFIX}{class}")
 }
 
-/// Waits and habits.
+/// The settings of a controller.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Settings {
-    /// What is offered of a node grows when its owner has used less for so long.
+    /// The offer of a node grows once its owner has used less for this long.
     pub grow_after_ms: u64,
-    /// When the owner's use has not been known for so long, no more jobs begin there.
+    /// Once the owner's usage has been unknown for this long, no more jobs are started there.
     pub unknown_after_ms: u64,
-    /// Whether the capacity of a node is taken for all that it has although it may have been reduced by a controller before.
+    /// Whether the capacity of a node is taken to be its total although another controller may have reduced it
+    /// before.
     pub adopt: bool,
 }
 
-/// A node, as the resource manager shows it.
+/// A node, as shown by the resource manager.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Node {
-    /// Its id there.
+    /// Its id in the resource manager.
     pub id: String,
-    /// The server of HarvestFS that it is, if it is one.
+    /// The HarvestFS server that it is, if it is one.
     pub server: Option<String>,
-    /// What jobs may use of it by now.
+    /// What jobs may currently use of it.
     pub capacity: Resources,
-    /// All that it has, where the resource manager tells that apart from its capacity.
+    /// Its total resources, where the resource manager distinguishes them from its capacity.
     pub total: Option<Resources>,
     /// Its labels.
     pub labels: Vec<String>,
 }
 
-/// A server, as HarvestFS shows it.
+/// A server, as shown by HarvestFS.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Server {
-    /// Its class, if it is in one.
+    /// Its class, if it belongs to one.
     pub class: Option<u32>,
-    /// What its owner uses; none when that is not known.
+    /// The usage of its owner; none when unknown.
     pub owner: Option<OwnerShare>,
 }
 
-/// What the resource manager is to be told.
+/// An instruction to the resource manager.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Action {
-    /// Jobs may use so much of a node.
+    /// Limits how much of a node jobs may use.
     Resize {
         /// Its id.
         node: String,
         /// Its capacity from now on.
         capacity: Resources,
-        /// Whether what runs beyond that has to go.
+        /// Whether what runs beyond that has to be evicted.
         evict: bool,
     },
-    /// A node has this label from now on instead of another one of ours; or none.
+    /// Replaces our label of a node by this one, or removes it.
     Label {
         /// Its id.
         node: String,
@@ -81,34 +84,34 @@ pub enum Action {
     },
 }
 
-/// What has to be known of a node when a controller takes over from another one.
+/// The state of a node that a controller needs when it takes over from another one.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Remembered {
     total: Resources,
-    /// Capacities that it was given, the newest last.
+    /// Capacities that were sent, the newest last.
     told: VecDeque<Resources>,
 }
 
 #[derive(Clone, Debug)]
 struct Known {
     remembered: Remembered,
-    /// None before the owner's use is known for the first time.
+    /// None before the owner's usage is known for the first time.
     offer: Option<Offer>,
     heard_ms: u64,
     seen_ms: u64,
 }
 
-/// The state of a controller.
+/// A controller of the nodes of one resource manager.
 #[derive(Clone, Debug)]
 pub struct Controller {
     settings: Settings,
     nodes: BTreeMap<String, Known>,
-    /// Nodes of which it cannot be told what they have in all.
+    /// Nodes whose total resources cannot be determined.
     unsure: BTreeSet<String>,
 }
 
 impl Controller {
-    /// With what a controller before knew.
+    /// Creates a controller with the state of a previous one.
     #[must_use]
     pub fn new(settings: Settings, remembered: BTreeMap<String, Remembered>) -> Self {
         let known = |(id, remembered)| {
@@ -127,7 +130,7 @@ impl Controller {
         }
     }
 
-    /// What the next controller has to know; it must be stored before what was decided is told.
+    /// Returns the state for the next controller; it must be stored before the decided actions are sent.
     #[must_use]
     pub fn remembered(&self) -> BTreeMap<String, Remembered> {
         let nodes = self.nodes.iter();
@@ -136,19 +139,19 @@ impl Controller {
             .collect()
     }
 
-    /// Whether a node was told something.
+    /// Whether the controller keeps the state of a node.
     #[must_use]
     pub fn knows(&self, node: &str) -> bool {
         self.nodes.contains_key(node)
     }
 
-    /// Nodes whose capacity is left alone, because it cannot be told how far it was reduced before.
+    /// Returns the nodes whose capacity is left alone, because it is unknown how far it was reduced before.
     #[must_use]
     pub fn unsure(&self) -> &BTreeSet<String> {
         &self.unsure
     }
 
-    /// What is to be told now. Servers that are missing have owners of whose use nothing is known.
+    /// Returns the actions that are due. If a server is missing, the usage of its owner counts as unknown.
     pub fn step(
         &mut self,
         now_ms: u64,
@@ -170,13 +173,13 @@ impl Controller {
         actions
     }
 
-    /// What gives all nodes back as they were, whatever is known of their servers now.
+    /// Returns the actions that restore all nodes, whatever is known about their servers now.
     #[must_use]
     pub fn restore(&self, nodes: &[Node]) -> Vec<Action> {
         let mut actions = Vec::new();
         for node in nodes {
             actions.extend(relabel(node, None));
-            // What the resource manager tells apart was never taken away.
+            // Where the resource manager distinguishes the two, nothing was taken away from the total.
             let total = match node.total {
                 Some(_) => Some(Resources::default()),
                 None => self.nodes.get(&node.id).map(|it| it.remembered.total),
@@ -194,7 +197,7 @@ impl Controller {
 
     fn resize(&mut self, now_ms: u64, node: &Node, owner: Option<OwnerShare>) -> Option<Action> {
         if !self.nodes.contains_key(&node.id) {
-            // Its capacity is left alone until its owner's use is known.
+            // Its capacity is left alone until its owner's usage is known.
             owner?;
             let was_ours = node
                 .labels
@@ -226,21 +229,21 @@ impl Controller {
         Some(Action::Resize {
             node: node.id.clone(),
             capacity: offered,
-            // Of an owner of whom nothing is known nobody can say that it needs the room.
+            // If the owner's usage is unknown, nothing shows that it needs the room.
             evict: owner.is_some(),
         })
     }
 }
 
 impl Known {
-    /// A capacity that was not told here is what somebody else says that the node has: it was started again with another
-    /// configuration, say.
+    /// A capacity that was not sent here was set by someone else, for example because the node was restarted with
+    /// another configuration.
     fn learn(&mut self, node: &Node, now_ms: u64) {
         let Remembered { total, told } = &mut self.remembered;
         let has = match (node.total, told.iter().position(|it| *it == node.capacity)) {
             (Some(has), _) => has,
             (None, Some(place)) => {
-                // It is not forgotten, however many others do not arrive.
+                // Keep it, however many others get lost.
                 let shown = told.remove(place);
                 told.extend(shown);
                 return;
@@ -255,7 +258,7 @@ impl Known {
         }
     }
 
-    /// What is to be offered; none when that is to stay as it is.
+    /// Returns the resources to offer; none when the offer is to stay as it is.
     fn offered(
         &mut self,
         now_ms: u64,
@@ -265,7 +268,7 @@ impl Known {
         if let Some(owner) = owner {
             self.heard_ms = now_ms;
             let total = self.remembered.total;
-            // Nothing was told when nothing was known.
+            // Zero was sent when nothing was known.
             let mut told = self.remembered.told.iter().rev();
             let told = told.find(|told| **told != Resources::default());
             let began = || Offer::new(total, told.copied().unwrap_or(total), now_ms);
@@ -275,7 +278,7 @@ impl Known {
         }
         let is_unknown = now_ms.saturating_sub(self.heard_ms) >= settings.unknown_after_ms;
         match &self.offer {
-            // What runs goes on, and nothing is added.
+            // Running containers continue, and none are added.
             _ if is_unknown => Some(Resources::default()),
             Some(offer) => Some(offer.offered()),
             None => None,
@@ -295,7 +298,7 @@ impl Known {
     }
 }
 
-/// What gives a node this label, unless it has one of somebody else.
+/// Returns the action that gives a node this label, unless it has a foreign label.
 fn relabel(node: &Node, wanted: Option<String>) -> Option<Action> {
     let is_ours = |label: &String| label.starts_with(LABEL_PREFIX);
     let is_as_wanted = match (&node.labels[..], &wanted) {

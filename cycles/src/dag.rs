@@ -1,36 +1,36 @@
-//! The stages of a job: a directed graph without cycles.
+//! The stages of a job: a directed acyclic graph.
 
 use std::collections::BTreeMap;
 use std::num::{NonZeroU32, NonZeroU64};
 
-/// A stage as it is described: tasks that do the same work on different data.
+/// The description of a stage: tasks that do the same work on different data.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Stage {
     /// Its name, unique in the job.
     pub name: String,
-    /// Tasks, each in a container of its own.
+    /// Number of tasks, each in its own container.
     pub tasks: NonZeroU32,
     /// Cores of each container.
     pub cores_per_task: NonZeroU32,
-    /// Names of the stages whose output it reads: it begins when all of them have ended.
+    /// Names of the stages whose output it reads: it begins once all of them have ended.
     pub inputs: Vec<String>,
 }
 
-/// Why stages make no job.
+/// The reason why stages do not form a job.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum DagError {
-    /// There are none.
+    /// There are no stages.
     #[error("the job has no stage")]
     NoStage,
-    /// Two have one name.
+    /// Two stages have the same name.
     #[error("the job has two stages `{0}`")]
     Duplicate(String),
-    /// An input is not there.
+    /// An input does not exist.
     #[error("stage `{stage}` reads the output of `{input}`, which is no stage of the job")]
     UnknownStage {
-        /// The stage that names it.
+        /// The stage with the unknown input.
         stage: String,
-        /// The name.
+        /// The name of the input.
         input: String,
     },
     /// Stages wait for each other.
@@ -38,7 +38,7 @@ pub enum DagError {
     Cycle(Vec<String>),
 }
 
-/// A job's stages, known to be without cycles. Stages have the numbers of their places in what was given.
+/// The stages of a job, known to be acyclic. Stages are numbered by their position in the input.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Dag {
     inputs: Vec<Vec<usize>>,
@@ -51,7 +51,7 @@ impl Dag {
     /// Checks the stages.
     ///
     /// # Errors
-    /// When there is none, a name occurs twice, an input is unknown, or stages wait for each other.
+    /// If there is no stage, a name occurs twice, an input is unknown, or stages wait for each other.
     pub fn new(stages: &[Stage]) -> Result<Self, DagError> {
         let mut numbers: BTreeMap<&str, usize> = BTreeMap::new();
         for (number, stage) in stages.iter().enumerate() {
@@ -95,39 +95,40 @@ impl Dag {
         })
     }
 
-    /// How many stages there are.
+    /// Returns the number of stages.
     #[must_use]
     pub fn stages(&self) -> usize {
         self.inputs.len()
     }
 
-    /// The stages whose output a stage reads, in order.
+    /// Returns the stages whose output a stage reads, in order.
     #[must_use]
     pub fn inputs(&self, stage: usize) -> &[usize] {
         &self.inputs[stage]
     }
 
-    /// The stages that read a stage's output, in order.
+    /// Returns the stages that read a stage's output, in order.
     #[must_use]
     pub fn outputs(&self, stage: usize) -> &[usize] {
         &self.outputs[stage]
     }
 
-    /// The waves of a breadth-first walk: those without inputs, then those whose inputs came before, and so on.
+    /// Returns the waves of a breadth-first traversal: the stages without inputs, then those whose inputs are in
+    /// earlier waves, and so on.
     #[must_use]
     pub fn waves(&self) -> &[Vec<usize>] {
         &self.waves
     }
 
-    /// `J.req` of Algorithm 1: the cores of the largest wave, an estimate of what the job uses at most at the same
-    /// time.
+    /// Returns `J.req` of Algorithm 1: the cores of the largest wave, an estimate of the job's maximum concurrent
+    /// use.
     #[must_use]
     pub fn max_concurrent_cores(&self) -> NonZeroU64 {
         self.max_concurrent_cores
     }
 }
 
-/// Stages in waves; the stages of a cycle if there is one.
+/// Divides stages into waves; returns the stages of a cycle if there is one.
 fn waves(inputs: &[Vec<usize>], outputs: &[Vec<usize>]) -> Result<Vec<Vec<usize>>, Vec<usize>> {
     let mut missing: Vec<usize> = inputs.iter().map(Vec::len).collect();
     let mut waves = Vec::new();
@@ -153,7 +154,7 @@ fn waves(inputs: &[Vec<usize>], outputs: &[Vec<usize>]) -> Result<Vec<Vec<usize>
     if seen == inputs.len() {
         return Ok(waves);
     }
-    // Each stage that is left waits for one that is left: going from one to the next ends in a cycle.
+    // Each remaining stage waits for a remaining one, so following these leads to a cycle.
     let mut path: Vec<usize> = Vec::new();
     let mut at = (0..inputs.len()).find(|&stage| missing[stage] > 0);
     while let Some(stage) = at {

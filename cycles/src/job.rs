@@ -5,16 +5,16 @@ use harvestfs_telemetry::profile::Pattern;
 /// How long a job takes, roughly (OSDI'16, section 4.1).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum JobType {
-    /// It needs no more than what is free now.
+    /// Needs no more than what is free now.
     Short,
-    /// It sees an owner's usual load.
+    /// Experiences an owner's usual load.
     Medium,
-    /// It sees an owner's peak.
+    /// Experiences an owner's peak.
     Long,
 }
 
 impl JobType {
-    /// All, the shortest first.
+    /// All types, the shortest first.
     pub const ALL: [Self; 3] = [Self::Short, Self::Medium, Self::Long];
 
     /// Its name.
@@ -27,7 +27,7 @@ impl JobType {
         }
     }
 
-    /// The patterns of classes that suit it, the best first.
+    /// Returns the patterns of the classes that suit it, the best first.
     #[must_use]
     pub fn preferred(self) -> [Pattern; 3] {
         use Pattern::{Constant, Periodic, Unpredictable};
@@ -46,7 +46,7 @@ pub struct Thresholds {
     long_above_s: f64,
 }
 
-/// Thresholds that make no sense.
+/// Thresholds that are invalid.
 #[derive(Clone, Copy, Debug, PartialEq, thiserror::Error)]
 #[error(
     "jobs shorter than {short_below_s} s are short and longer than {long_above_s} s are long: not two lengths above \
@@ -57,7 +57,7 @@ pub struct BadThresholds {
     long_above_s: f64,
 }
 
-/// A job that ran.
+/// A completed run of a job.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct PastRun {
     /// Seconds from its submission to its end.
@@ -66,18 +66,18 @@ pub struct PastRun {
     pub work_core_s: f64,
 }
 
-/// What the classes of each pattern can compute, in any unit.
+/// The computing capacities of the classes of each pattern, in any unit.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Capacities {
-    /// Of unpredictable classes, which short jobs prefer.
+    /// Capacity of unpredictable classes, which short jobs prefer.
     pub unpredictable: f64,
-    /// Of periodic classes, which medium jobs prefer.
+    /// Capacity of periodic classes, which medium jobs prefer.
     pub periodic: f64,
-    /// Of constant classes, which long jobs prefer.
+    /// Capacity of constant classes, which long jobs prefer.
     pub constant: f64,
 }
 
-/// Why a history has no thresholds.
+/// The reason why a history has no thresholds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum HistoryError {
     /// No job has run.
@@ -92,16 +92,16 @@ pub enum HistoryError {
 }
 
 impl Thresholds {
-    /// Those of the paper's testbed.
+    /// The thresholds of the paper's testbed.
     pub const PAPER: Self = Self {
         short_below_s: 173.0,
         long_above_s: 433.0,
     };
 
-    /// Jobs shorter than the first length are short, longer than the second are long.
+    /// Creates thresholds: jobs shorter than the first length are short, and jobs longer than the second are long.
     ///
     /// # Errors
-    /// Unless both are above 0 and finite, the first at most the second.
+    /// Unless both are above 0 and finite, and the first is at most the second.
     pub fn new(short_below_s: f64, long_above_s: f64) -> Result<Self, BadThresholds> {
         let in_order = 0.0 < short_below_s && short_below_s <= long_above_s;
         if in_order && long_above_s.is_finite() {
@@ -117,11 +117,11 @@ impl Thresholds {
         }
     }
 
-    /// Such that the work of short, medium and long jobs is to each other as the capacities of the classes that they
-    /// prefer, as nearly as whole jobs allow.
+    /// Derives thresholds such that the work of short, medium and long jobs has the same proportions as the
+    /// capacities of the classes that they prefer, as closely as whole jobs allow.
     ///
     /// # Errors
-    /// When there is no run or no capacity, or one is not a number in its range.
+    /// If there is no run or no capacity, or a value is out of range.
     pub fn from_history(runs: &[PastRun], capacities: Capacities) -> Result<Self, HistoryError> {
         let Capacities {
             unpredictable,
@@ -145,7 +145,7 @@ impl Thresholds {
         let (Some(first), Some(last)) = (sorted.first(), sorted.last()) else {
             return Err(HistoryError::NoRuns);
         };
-        // Where lengths can be divided, and the work of the jobs before.
+        // The lengths at which jobs can be divided, with the total work of the jobs below.
         let mut cuts = vec![(first.length_s / 2.0, 0.0)];
         let mut work = 0.0;
         for pair in sorted.windows(2) {
@@ -156,8 +156,8 @@ impl Thresholds {
         }
         work += last.work_core_s;
         cuts.push((last.length_s * 2.0, work));
-        // The place of one of these, not before another: rounding may make a larger share nearer to
-        // an earlier one.
+        // The position of a cut that is not before `from`: because of rounding, an earlier cut may be closer to a
+        // larger share.
         let nearest = |from: usize, share: f64| {
             let distance = |place: &usize| (cuts[*place].1 - share * work).abs();
             let nearest = (from..cuts.len()).min_by(|a, b| distance(a).total_cmp(&distance(b)));
@@ -176,27 +176,27 @@ impl Thresholds {
         })
     }
 
-    /// These times a factor above 0: those of jobs that all take so many times as long.
+    /// Scales the thresholds by a factor above 0, for jobs that all take this many times as long.
     ///
     /// # Errors
-    /// When a length leaves its range.
+    /// If a length leaves its range.
     pub fn times(self, factor: f64) -> Result<Self, BadThresholds> {
         Self::new(self.short_below_s * factor, self.long_above_s * factor)
     }
 
-    /// The length in seconds below which jobs are short.
+    /// Returns the length in seconds below which jobs are short.
     #[must_use]
     pub fn short_below_s(self) -> f64 {
         self.short_below_s
     }
 
-    /// The length in seconds above which jobs are long.
+    /// Returns the length in seconds above which jobs are long.
     #[must_use]
     pub fn long_above_s(self) -> f64 {
         self.long_above_s
     }
 
-    /// The type of a job by the length of its last run; one that has not run before is medium.
+    /// Returns the type of a job by the length of its last run; a job without a previous run is medium.
     #[must_use]
     pub fn job_type(self, last_run_s: Option<f64>) -> JobType {
         match last_run_s {

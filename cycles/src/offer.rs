@@ -1,42 +1,42 @@
-//! How much of a server is offered to jobs while its owner's use goes up and down: never more than the owner leaves beside
-//! the reserve, and no more changes than that needs.
+//! How much of a server is offered to jobs while its owner's usage fluctuates: never more than the owner leaves in
+//! addition to the reserve, and no more changes than necessary.
 
 use crate::reserve::{Capacity, MIB, OwnerUse, Resources};
 
-/// What the owner must leave beyond what is offered more, of all cores and memory: use that goes up and down by less
-/// changes nothing.
+/// What the owner must leave in addition before the offer grows, as a share of all cores and memory: smaller
+/// fluctuations of the usage change nothing.
 const MARGIN_SHARE: f64 = 0.05;
-/// What is offered grows by at most this part of the server at a time.
+/// The offer grows by at most the resources of the server divided by this at a time.
 const STEPS: u32 = 4;
-/// Memory is offered in pieces of this part of the server.
+/// Memory is offered in pieces; the memory of a server is divided into this many.
 const MEMORY_PIECES: u64 = 32;
 
-/// What the owner uses of a server now, from 0 to 1.
+/// The owner's current usage of a server, from 0 to 1.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct OwnerShare {
-    /// Of all cores.
+    /// Share of all cores.
     pub cpu: f64,
-    /// Of all memory; where it is not known, it counts as that of the cores.
+    /// Share of all memory; where it is unknown, the share of the cores is taken.
     pub memory: Option<f64>,
 }
 
 impl OwnerShare {
-    /// On a server of this size, with a margin on top.
+    /// Returns the usage on a server of this size, with a margin on top.
     fn used(self, total: Resources, margin: f64) -> OwnerUse {
-        // What is no number counts as all.
+        // NaN counts as everything.
         let share = |share: f64| {
             let share = share + margin;
             if share <= 1.0 { share.max(0.0) } else { 1.0 }
         };
         let memory = share(self.memory.unwrap_or(self.cpu));
         OwnerUse {
-            // Less what rounding may have added: 0.3 of 10 cores are 3.
+            // Subtract what rounding may have added: 0.3 of 10 cores are 3.
             cores: (share(self.cpu) * f64::from(total.cores) - 1e-9).max(0.0),
             memory_bytes: (memory * (total.memory_mib * MIB) as f64) as u64,
         }
     }
 
-    /// The most that may be offered of a server: all without the reserve and what the owner uses.
+    /// Returns the most that may be offered of a server: everything except the reserve and what the owner uses.
     #[must_use]
     pub fn leaves(self, total: Resources) -> Resources {
         self.left(total, 0.0)
@@ -50,18 +50,18 @@ impl OwnerShare {
     }
 }
 
-/// What is offered of a server.
+/// The offer of a server.
 #[derive(Clone, Copy, Debug)]
 pub struct Offer {
     total: Resources,
     offered: Resources,
-    /// The least that the owner left, less the margin, since a time.
+    /// The least that the owner has left, less the margin, since `since_ms`.
     lowest: Resources,
     since_ms: u64,
 }
 
 impl Offer {
-    /// So much is offered by now of a server of this size.
+    /// Creates the state for a server of this size of which `offered` is currently offered.
     #[must_use]
     pub fn new(total: Resources, offered: Resources, now_ms: u64) -> Self {
         Self {
@@ -72,14 +72,14 @@ impl Offer {
         }
     }
 
-    /// What is offered.
+    /// Returns what is offered.
     #[must_use]
     pub fn offered(&self) -> Resources {
         self.offered
     }
 
-    /// The owner uses so much now: what is offered shrinks at once, and grows by a step when the owner has left as much for
-    /// so long.
+    /// Follows the owner's current usage: the offer shrinks immediately, and grows by a step once the owner has left
+    /// that much for `grow_after_ms`.
     pub fn follow(&mut self, owner: OwnerShare, now_ms: u64, grow_after_ms: u64) {
         let ceiling = owner.leaves(self.total);
         let room = owner.left(self.total, MARGIN_SHARE);

@@ -1,5 +1,5 @@
-//! The owner's reserve: what a server does not give to harvesting jobs, and which containers go when the owner needs
-//! it (OSDI'16, section 5.3).
+//! The owner's reserve: what a server does not give to harvesting jobs, and which containers are evicted when the
+//! owner needs it (OSDI'16, section 5.3).
 
 use std::num::NonZeroU32;
 
@@ -25,7 +25,7 @@ impl Resources {
         }
     }
 
-    /// The smaller amount of each.
+    /// Returns the smaller amount of each.
     #[must_use]
     pub fn min(self, other: Self) -> Self {
         Self {
@@ -34,7 +34,7 @@ impl Resources {
         }
     }
 
-    /// The larger amount of each.
+    /// Returns the larger amount of each.
     #[must_use]
     pub fn max(self, other: Self) -> Self {
         Self {
@@ -43,7 +43,7 @@ impl Resources {
         }
     }
 
-    /// What is left without these; nothing where there is less.
+    /// Returns what is left without `other`; 0 where there is less.
     fn less(self, other: Self) -> Self {
         Self {
             cores: self.cores.saturating_sub(other.cores),
@@ -56,7 +56,7 @@ impl Resources {
     }
 }
 
-/// What the owner uses, as it is measured.
+/// The measured usage of the owner.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct OwnerUse {
     /// Cores, at least 0.
@@ -66,11 +66,11 @@ pub struct OwnerUse {
 }
 
 impl OwnerUse {
-    /// Rounded up to whole cores and MiB.
+    /// Returns the usage rounded up to whole cores and MiB.
     #[must_use]
     pub fn rounded(self) -> Resources {
         Resources {
-            // A number that is none counts as 0, one that is too large as the largest.
+            // NaN counts as 0, and a number that is too large as the largest.
             cores: self.cores.ceil() as u32,
             memory_mib: self.memory_bytes.div_ceil(MIB),
         }
@@ -85,7 +85,7 @@ pub struct Capacity {
 }
 
 impl Capacity {
-    /// A third of cores and memory, rounded up, is the reserve.
+    /// Creates the capacity of a server, with a reserve of a third of cores and memory, rounded up.
     #[must_use]
     pub fn new(total: Resources) -> Self {
         Self {
@@ -97,20 +97,20 @@ impl Capacity {
         }
     }
 
-    /// What the owner can burst into at any time.
+    /// Returns what the owner can burst into at any time.
     #[must_use]
     pub fn reserve(&self) -> Resources {
         self.reserve
     }
 
-    /// What all containers together may take while the owner uses so much.
+    /// Returns what all containers together may use with this usage of the owner.
     #[must_use]
     pub fn harvestable(&self, owner: OwnerUse) -> Resources {
         self.total.less(self.reserve).less(owner.rounded())
     }
 
-    /// Which containers must go so that the reserve is whole again, and how; in the order in which they go. All of
-    /// them when that is not enough.
+    /// Returns which containers must be evicted to restore the reserve, and how, in the order of eviction. Returns
+    /// all of them if that is not enough.
     #[must_use]
     pub fn evict(
         &self,
@@ -181,8 +181,8 @@ impl Capacity {
     }
 }
 
-/// Leaves out those without which so much is still given back, the dearest first: with two resources, the cheapest
-/// ones may have given back the wrong one.
+/// Removes the containers whose eviction is not necessary, the most expensive first: with two resources, the cheapest
+/// ones may have freed the wrong one.
 fn spare(going: &mut Vec<&Container>, missing: Resources) {
     for place in (0..going.len()).rev() {
         let others = going
@@ -196,7 +196,7 @@ fn spare(going: &mut Vec<&Container>, missing: Resources) {
     }
 }
 
-/// A container that runs.
+/// A running container.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Container {
     /// Its number.
@@ -207,7 +207,7 @@ pub struct Container {
     pub memory_mib: u64,
     /// When it began, in milliseconds of any clock.
     pub started_ms: u64,
-    /// What would be lost.
+    /// What would be lost with it.
     pub victim: Victim,
 }
 
@@ -225,36 +225,36 @@ impl Container {
 pub struct Victim {
     /// Seconds of work since it began, or since its last checkpoint.
     pub progress_s: f64,
-    /// Memory that a checkpoint of it stores, in bytes.
+    /// Memory that a checkpoint of it would store, in bytes.
     pub memory_bytes: f64,
-    /// Whether an earlier checkpoint of it is there.
+    /// Whether an earlier checkpoint of it exists.
     pub has_checkpoint: bool,
 }
 
-/// What becomes of a container.
+/// How a container is evicted.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Preemption {
-    /// It starts again from its last checkpoint, or from the beginning.
+    /// It restarts from its last checkpoint, or from the beginning.
     Kill,
-    /// It is stored, and goes on elsewhere.
+    /// It is stored, and resumes elsewhere.
     Suspend(SuspensionCosts),
 }
 
-/// What a suspension costs.
+/// The costs of a suspension.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct SuspensionCosts {
     /// Seconds to store it.
     pub dump_s: f64,
-    /// Seconds until it runs again where it is resumed.
+    /// Seconds until it runs again after being resumed.
     pub restore_s: f64,
 }
 
-/// Decides between killing and suspending, with the costs of checkpoints where it is used.
+/// Decides between killing and suspending, with the local costs of checkpoints.
 pub trait PreemptionRule {
-    /// What becomes of a container, with so many seconds of other checkpoints before it on its server.
+    /// Decides about a container, with `queue_s` seconds of other checkpoints before it on its server.
     fn preempt(&self, victim: &Victim, queue_s: f64) -> Preemption;
 
-    /// Seconds that this costs: what containers are ordered by.
+    /// Returns the costs of this decision in seconds, by which containers are ordered.
     fn cost_s(&self, victim: &Victim, queue_s: f64) -> f64 {
         match self.preempt(victim, queue_s) {
             Preemption::Kill => victim.progress_s,
@@ -273,20 +273,20 @@ impl PreemptionRule for Kills {
     }
 }
 
-/// Which containers go first.
+/// The order of evictions.
 #[derive(Clone, Copy)]
 pub enum Order<'a> {
-    /// The paper: they are killed from the youngest to the oldest.
+    /// As in the paper: containers are killed from the youngest to the oldest.
     YoungestFirst,
-    /// Those that cost least, killed or suspended.
+    /// The containers whose killing or suspension costs least come first.
     CheapestFirst(&'a dyn PreemptionRule),
 }
 
-/// A container that goes.
+/// An eviction of a container.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Eviction {
-    /// Its number.
+    /// The number of the container.
     pub id: u64,
-    /// What becomes of it.
+    /// How it is evicted.
     pub how: Preemption,
 }

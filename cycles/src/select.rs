@@ -1,4 +1,4 @@
-//! Algorithm 1 of OSDI'16: which utilisation classes a job's tasks are sent to.
+//! Algorithm 1 of OSDI'16: the choice of utilisation classes for a job's tasks.
 
 use std::num::{NonZeroU32, NonZeroU64};
 
@@ -10,18 +10,18 @@ use crate::job::JobType;
 /// Share of a server's cores that its owner can always burst into (the paper: 4 of 12).
 pub const RESERVE_SHARE: f64 = 1.0 / 3.0;
 
-/// A utilisation class: a place in what [`Headrooms::new`] was given.
+/// A utilisation class: an index into the classes given to [`Headrooms::new`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ClassId(pub u32);
 
-/// What history says of a class. Shares are of all cores, 0 to 1.
+/// The history of a class. Shares are of all cores, 0 to 1.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct ClassHistory {
     /// The pattern of its tenants.
     pub pattern: Pattern,
-    /// Their average CPU use.
+    /// Their average CPU utilisation.
     pub average_cpu_share: f64,
-    /// Their peak CPU use.
+    /// Their peak CPU utilisation.
     pub peak_cpu_share: f64,
 }
 
@@ -34,7 +34,7 @@ pub struct Server {
     pub cores: NonZeroU32,
 }
 
-/// How much a job of each type likes classes of each pattern: `W` of Algorithm 1.
+/// How strongly a job of each type prefers classes of each pattern: `W` of Algorithm 1.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Weights {
     by_rank: [f64; 3],
@@ -46,7 +46,7 @@ pub struct Weights {
 pub struct BadWeights([f64; 3]);
 
 impl Default for Weights {
-    /// The paper gives the order of ranks and no numbers; see adr/0024.
+    /// The paper gives the order of the ranks but no numbers; see adr/0024.
     fn default() -> Self {
         Self {
             by_rank: [9.0, 3.0, 1.0],
@@ -55,10 +55,10 @@ impl Default for Weights {
 }
 
 impl Weights {
-    /// The weights of the first, second and third rank; [`JobType::preferred`] has the ranks.
+    /// Creates the weights of the first, second and third rank; [`JobType::preferred`] defines the ranks.
     ///
     /// # Errors
-    /// Unless they are above 0 and finite, and none is above the one before.
+    /// Unless they are above 0 and finite, and none is above the previous one.
     pub fn new(by_rank: [f64; 3]) -> Result<Self, BadWeights> {
         let [first, second, third] = by_rank;
         if first.is_finite() && first >= second && second >= third && third > 0.0 {
@@ -68,7 +68,7 @@ impl Weights {
         }
     }
 
-    /// The weight of a pattern for a type of job.
+    /// Returns the weight of a pattern for a type of job.
     #[must_use]
     pub fn of(&self, job_type: JobType, pattern: Pattern) -> f64 {
         let mut ranks = job_type.preferred().into_iter().zip(self.by_rank);
@@ -79,19 +79,19 @@ impl Weights {
     }
 }
 
-/// What came of the choice.
+/// The result of the choice.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Selection {
     /// The job fits into this class.
     One(ClassId),
     /// It fits into these classes together: two or more, in the order in which they were drawn.
     Several(Vec<ClassId>),
-    /// It fits nowhere now.
+    /// It currently fits nowhere.
     None,
 }
 
 impl Selection {
-    /// The classes.
+    /// Returns the chosen classes.
     #[must_use]
     pub fn classes(&self) -> &[ClassId] {
         match self {
@@ -108,26 +108,26 @@ impl Selection {
     "the job uses {need_cores} cores at the same time; without the reserve the cluster has {cluster_cores}"
 )]
 pub struct LargerThanCluster {
-    /// What the job needs.
+    /// Cores that the job needs.
     pub need_cores: NonZeroU64,
-    /// What all servers have beside their owners' reserve.
+    /// Cores of all servers except their owners' reserve.
     pub cluster_cores: u64,
 }
 
-/// Why classes and servers make no cluster.
+/// The reason why classes and servers do not form a cluster.
 #[derive(Clone, Copy, Debug, PartialEq, thiserror::Error)]
 pub enum ClusterError {
-    /// There is no class: the analysis of a day has found none yet.
+    /// There is no class: no daily analysis has found one yet.
     #[error("there are no utilisation classes")]
     NoClasses,
-    /// A server's class is not there.
+    /// A server's class does not exist.
     #[error("server {server} is of class {}, of {classes} classes", .class.0)]
     UnknownClass {
-        /// Its place in what was given.
+        /// Index of the server in the input.
         server: usize,
         /// Its class.
         class: ClassId,
-        /// How many there are.
+        /// Number of classes.
         classes: usize,
     },
     /// A share is not from 0 to 1.
@@ -142,7 +142,7 @@ struct Class {
     used_millicores: u64,
 }
 
-/// The room in each class, kept while servers report what they use.
+/// The room in each class, updated as servers report their usage.
 #[derive(Clone, Debug)]
 pub struct Headrooms {
     classes: Vec<Class>,
@@ -151,10 +151,11 @@ pub struct Headrooms {
 }
 
 impl Headrooms {
-    /// Of idle servers. `reserve_share` of each class is not given to jobs: with 0, Algorithm 1 is as printed.
+    /// Creates the headrooms of idle servers. `reserve_share` of each class is not given to jobs: with 0, Algorithm 1
+    /// is as printed.
     ///
     /// # Errors
-    /// When there are no classes, a server has an unknown one, or a share is not from 0 to 1.
+    /// If there are no classes, a server has an unknown class, or a share is not from 0 to 1.
     pub fn new(
         classes: &[ClassHistory],
         servers: &[Server],
@@ -192,8 +193,8 @@ impl Headrooms {
         Ok(headrooms)
     }
 
-    /// A server, by its place in what was given, uses so many thousandths of a core now: its owner and harvesting
-    /// jobs together. More than all its cores count as all. A server that is not there is passed over.
+    /// Notes the current usage of a server, given by its index in the input, in thousandths of a core: its owner and
+    /// harvesting jobs together. More than all its cores counts as all of them. An unknown server is ignored.
     pub fn uses(&mut self, server: usize, millicores: u32) {
         let Some((server, used)) = self.servers.get_mut(server) else {
             return;
@@ -211,15 +212,15 @@ impl Headrooms {
         *used = now;
     }
 
-    /// `Headroom(type, c)`: the share of a class that is expected to be free while a job of this type runs. 0 for a
-    /// class without servers and one that is not there.
+    /// Returns `Headroom(type, c)`: the share of a class that is expected to be free while a job of this type runs. 0
+    /// for a class without servers and for an unknown one.
     #[must_use]
     pub fn headroom(&self, job_type: JobType, class: ClassId) -> f64 {
         let class = self.classes.get(class.0 as usize);
         class.map_or(0.0, |class| headroom(job_type, class))
     }
 
-    /// The cores of a class that jobs of this type may take: its headroom less the reserve.
+    /// Returns the cores of a class that jobs of this type may use: its headroom less the reserve.
     #[must_use]
     pub fn room_cores(&self, job_type: JobType, class: ClassId) -> f64 {
         let class = self.classes.get(class.0 as usize);
@@ -230,18 +231,18 @@ impl Headrooms {
         (headroom(job_type, class) - self.reserve_share).max(0.0) * class.cores as f64
     }
 
-    /// All cores but the reserve.
+    /// Returns the number of all cores except the reserve.
     #[must_use]
     pub fn cluster_cores(&self) -> u64 {
         let cores: u64 = self.classes.iter().map(|class| class.cores).sum();
         (cores as f64 * (1.0 - self.reserve_share)).floor() as u64
     }
 
-    /// Algorithm 1, for a job of this type that uses at most so many cores at the same time. One number is drawn for
-    /// each class that is picked.
+    /// Runs Algorithm 1 for a job of this type that uses at most this many cores concurrently. One random number is
+    /// drawn for each class that is picked.
     ///
     /// # Errors
-    /// When not even an idle cluster had room for it.
+    /// If not even an idle cluster has room for it.
     pub fn select(
         &self,
         job_type: JobType,
@@ -257,7 +258,7 @@ impl Headrooms {
             });
         }
         let need = need_cores.get() as f64;
-        // (class, room, weighted room) of those that have any.
+        // (class, room, weighted room) of the classes with any room.
         let mut candidates: Vec<(ClassId, f64, f64)> = Vec::with_capacity(self.classes.len());
         for (number, class) in self.classes.iter().enumerate() {
             let room = self.room(job_type, class);
@@ -305,7 +306,7 @@ fn headroom(job_type: JobType, class: &Class) -> f64 {
     }
 }
 
-/// The place of one of these, with a probability in proportion to its last number; none when there are none.
+/// Draws a position with probability proportional to the last number of its entry; none if there are no entries.
 fn draw(candidates: &[(ClassId, f64, f64)], rng: &mut impl Rng) -> Option<usize> {
     let last = candidates.len().checked_sub(1)?;
     let all: f64 = candidates.iter().map(|it| it.2).sum();
@@ -314,6 +315,6 @@ fn draw(candidates: &[(ClassId, f64, f64)], rng: &mut impl Rng) -> Option<usize>
         left -= it.2;
         left < 0.0
     });
-    // Rounding may leave a trifle behind the last one.
+    // Rounding may leave a small remainder after the last entry.
     Some(hit.unwrap_or(last))
 }

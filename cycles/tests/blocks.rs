@@ -1,4 +1,4 @@
-//! The bound for losing a block, against the distribution of its losses and against reimages drawn at random.
+//! The bound for losing a block, compared with the distribution of its losses and with random reimages.
 
 use std::collections::BTreeSet;
 
@@ -57,8 +57,8 @@ proptest! {
         let risk = BlockRisk::new(&replicas);
         let all = losses(&replicas, share).exactly(replicas.len());
         prop_assert!((risk.at_once(share) - all).abs() <= 1e-12 + 1e-9 * all, "{} {all}", risk.at_once(share));
-        // One replica more is never worse. Where it goes together with others more often than those with each other, the bound
-        // grows all the same: it does not know who goes with whom.
+        // An additional replica is never worse. If it is reimaged together with others more often than those with each
+        // other, the bound grows nevertheless: it does not know which replicas are reimaged together.
         let (first, others) = (&replicas[0], &replicas[1..]);
         let together = |it: &BlockReplica| it.reimages_per_month * it.together;
         let mut same = others.iter().filter(|it| it.environment == first.environment).peekable();

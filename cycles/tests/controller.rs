@@ -1,4 +1,4 @@
-//! The controller against a resource manager that forgets, loses what it is told, and answers late.
+//! The controller against a resource manager that forgets, loses instructions, and answers late.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -35,7 +35,7 @@ fn cores(cores: u32) -> Resources {
 /// A resource manager with one node.
 struct Manager {
     node: Node,
-    /// Changes that it shows only after so many looks.
+    /// Changes that it shows only after a number of queries.
     late: VecDeque<Resources>,
 }
 
@@ -116,7 +116,7 @@ fn what_is_eaten_into_is_evicted_and_what_is_unknown_is_not() {
     };
     step(0, servers(0.0));
     assert_eq!(resize(&step(1_000, servers(0.5))), Some((2, true)));
-    // The namenode is gone, and comes back.
+    // The namenode becomes unreachable, and returns.
     assert_eq!(step(2_000, BTreeMap::new()), []);
     assert_eq!(step(30_999, BTreeMap::new()), []);
     assert_eq!(resize(&step(31_000, BTreeMap::new())), Some((0, false)));
@@ -195,7 +195,7 @@ fn a_controller_that_takes_over_knows_what_a_node_has() {
 fn what_others_say_that_a_node_has_is_believed() {
     let (mut manager, mut controller) = (Manager::new(), controller());
     manager.take(controller.step(0, &[manager.node.clone()], &servers(0.5)));
-    // The resource manager was started again: the node registers with what it was told last.
+    // The resource manager was restarted: the node registers with the last capacity that it received.
     manager.node.labels.clear();
     let actions = controller.step(1, &[manager.node.clone()], &servers(0.5));
     assert!(
@@ -271,9 +271,9 @@ fn what_is_remembered_is_stored_as_it_was() {
 enum Event {
     Owner(f64),
     Unknown,
-    /// What was told is lost on the way.
+    /// Instructions are lost on the way.
     Lost,
-    /// The resource manager forgets labels, and the node comes back with a capacity that was told before.
+    /// The resource manager forgets labels, and the node comes back with a capacity that was sent before.
     Restart,
     Controller,
 }
@@ -289,8 +289,8 @@ fn event() -> impl Strategy<Value = Event> {
 }
 
 proptest! {
-    /// Whatever happens: what was told never eats into the reserve, the total is never taken for more or less, and growth is as
-    /// slow as it was promised to be.
+    /// Whatever happens: no sent capacity reduces the reserve, the total is never misjudged, and growth is as slow as
+    /// promised.
     #[test]
     fn owners_keep_their_reserve(events in prop::collection::vec((event(), 1u64..4_000), 1..200)) {
         let (mut manager, mut controller) = (Manager::new(), controller());
@@ -328,7 +328,7 @@ proptest! {
             let owner = owner.map(|cpu| OwnerShare { cpu, memory: None });
             let actions = controller.step(now_ms, &[manager.node.clone()], &known(owner, Some(1)));
             if !actions.iter().any(|action| matches!(action, Action::Resize { .. })) {
-                // It has by chance what it was to be told.
+                // By chance, it already has the capacity that was to be sent.
                 told = manager.node.capacity;
             }
             for action in &actions {
@@ -364,7 +364,7 @@ proptest! {
         }
     }
 
-    /// An owner whose use goes up and down by less than the margin changes nothing, once that was seen.
+    /// An owner whose usage fluctuates by less than the margin changes nothing, once that was observed.
     #[test]
     fn nothing_flaps(middle in 0.05f64..0.9, noise in prop::collection::vec(-0.024f64..0.024, 100..200)) {
         let (mut manager, mut controller) = (Manager::new(), controller());
@@ -379,7 +379,7 @@ proptest! {
         prop_assert_eq!(grew, 0, "it began with all that was left, which was never less by more than the margin");
     }
 
-    /// A steady owner is followed to the end, in so many steps.
+    /// A steady owner is followed to the end, in a bounded number of steps.
     #[test]
     fn what_is_left_is_offered_in_the_end(before in 0.0f64..1.0, after in 0.0f64..1.0) {
         let (mut manager, mut controller) = (Manager::new(), controller());

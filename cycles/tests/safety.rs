@@ -1,4 +1,4 @@
-//! Losses against an enumeration of everything that can fail, and what admission promises.
+//! Losses compared with an enumeration of everything that can fail, and the promises of admission.
 
 use std::num::{NonZeroU32, NonZeroU64};
 
@@ -50,7 +50,7 @@ fn tree() -> impl Strategy<Value = Domain> {
         parts: Vec::new(),
     });
     leaf.prop_recursive(3, 14, 4, move |inner| {
-        // Some parts twice: those that are alike are summed up together.
+        // Some parts twice, because identical ones are summed together.
         let parts = prop::collection::vec((inner, any::<bool>()), 0..4);
         (fails.clone(), 0..3_u32, parts).prop_map(|(fails, losses, parts)| Domain {
             fails: probability(fails),
@@ -247,7 +247,7 @@ fn a_bag_that_grows_may_need_fewer_backups() {
     cluster.admit(&[group(26, 1, 628)]).unwrap();
     cluster.admit(&[group(38, 1, 4_502)]).unwrap();
     let groups = [group(30, 1, 2_989), group(1, 3, 1)];
-    // All are placed anew for the last task, and lie better.
+    // All backups are placed from scratch for the last task, in better places.
     let admitted = cluster.admit(&groups).unwrap();
     let (large, larger) = (admitted[0], admitted[1]);
     assert_eq!(large.bag, larger.bag);

@@ -1,4 +1,4 @@
-//! The number of volunteers that is decided online, against all numbers tried one after the other.
+//! The number of volunteers that is decided online, compared with all possible numbers.
 
 use harvestfs_cycles::sizing::{
     Controller, Goal, Interval, Nodes, NodesError, Outcome, Rates, Size, WORKLOADS, Workload,

@@ -1,5 +1,5 @@
 //! The file of a backup. The layout is that of the documentation of `harvestfs_namenode::backup`, written a second
-//! time: what the reader makes of it is compared with what is meant.
+//! time: the reader's result is compared with the intended content.
 
 use std::io::Read;
 use std::net::{Ipv4Addr, SocketAddr};
@@ -36,8 +36,8 @@ struct Backup {
     trailing: Vec<u8>,
 }
 
-/// The bytes themselves, and a file built from good and odd parts. What is read is what was meant, and only of a file
-/// that is whole.
+/// Reads the bytes themselves, and a file built from good and bad parts. The reader must return the intended content,
+/// and only that of a complete file.
 pub fn backup_files(input: &[u8]) {
     if let Ok(mut reader) = BackupReader::open(input) {
         let length_bytes = reader.content().length_bytes;
@@ -49,7 +49,7 @@ pub fn backup_files(input: &[u8]) {
     if verify(input).is_ok() {
         let directory = scratch().join("restored");
         let _ = std::fs::remove_dir_all(&directory);
-        // What was verified may have another namespace than it says.
+        // What was verified may contain another namespace than its description claims.
         let _ = restore(input, &directory, None, SEGMENT_BYTES);
     }
     let Ok(plan) = Backup::arbitrary(&mut Unstructured::new(input)) else {
@@ -66,7 +66,7 @@ pub fn backup_files(input: &[u8]) {
         && plan.more_bytes_said == 0
         && plan.trailing.is_empty()
         && plan.parts.iter().all(|it| {
-            // One without content is the end.
+            // A frame without content is the end.
             it.number_ahead == 0
                 && it.longer_bytes == 0
                 && it.checksum_matches

@@ -1,11 +1,11 @@
-//! What lies in a store of checkpoints, and what CRIU says while it dumps.
+//! The content of a store of checkpoints, and the messages that CRIU sends while it dumps.
 
 use harvestfs_checkpoint::manifest::Manifest;
 use harvestfs_checkpoint::page::PageTable;
 use harvestfs_checkpoint::page_message::{Layout, Message};
 use harvestfs_checkpoint::pagemap::PageMap;
 
-/// The first byte says which decoder gets the rest. What is decoded encodes to the same.
+/// The first byte selects the decoder of the rest. A decoded value must be unchanged by encoding and decoding it.
 pub fn checkpoint_files(input: &[u8]) {
     let Some((kind, body)) = input.split_first() else {
         return;
@@ -37,7 +37,7 @@ pub fn checkpoint_files(input: &[u8]) {
         }
         _ => {
             for layout in [Layout::Narrow, Layout::Wide] {
-                // Any input is refused or read.
+                // Any input may be refused or read.
                 let _ = Message::decode(body, layout);
             }
         }

@@ -9,8 +9,8 @@ use harvestfs_protocol::token::{Right, TokenKey, TokenVerifier};
 
 use crate::check_encodes;
 
-/// The first byte says which message of a block stream the rest is to be. A token that the namenode
-/// did not sign is never accepted.
+/// The first byte selects the message of a block stream that the rest represents. A token that the namenode did not
+/// sign is never accepted.
 pub fn data_messages(input: &[u8]) {
     let Some((kind, header)) = input.split_first() else {
         return;
@@ -37,7 +37,7 @@ pub fn data_messages(input: &[u8]) {
                 check_encodes(&packet);
             }
         }
-        // Also what a `short_circuit::FileReply` is.
+        // A `short_circuit::FileReply` has the same type.
         4 => {
             if let Ok(reply) = decode_header::<SealReply>(header) {
                 check_encodes(&reply);

@@ -14,14 +14,14 @@ use harvestfs_protocol::types::{Durability, PlacementRules};
 use crate::{parts, put, scratch};
 
 const CLUSTER: ClusterId = ClusterId(7);
-/// The smallest that a namenode takes.
+/// The smallest segment size that a namenode accepts.
 const SEGMENT_BYTES: u64 = 4 * 1024 * 1024;
 
-/// The first byte says whether the checksum of the keys is put right, and whether the content of the
-/// file that a member of a group keeps gets its header. Then four parts: the file of the cluster's id
-/// (as it should be if empty), the file of the keys (absent if empty), the file of the member (absent if
-/// empty), and records for the journal after the one that formats the cluster (each with its length
-/// before it: u16, little-endian). The namenode starts, or says why not.
+/// The first byte decides whether the checksum of the keys is corrected, and whether the content of a group member's
+/// file gets its header. Then four parts follow: the file of the cluster's id (the correct one if empty), the file of
+/// the keys (absent if empty), the file of the member (absent if empty), and records for the journal after the one
+/// that formats the cluster (each preceded by its length: u16, little-endian). The namenode must start, or report why
+/// it does not.
 pub fn namenode_directory(input: &[u8]) {
     let Some((flags, rest)) = input.split_first() else {
         return;

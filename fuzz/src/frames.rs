@@ -1,4 +1,4 @@
-//! Frames and what travels in them between the namenode and everybody else.
+//! Frames, and the messages in them between the namenode and all other parts.
 
 use bytes::Bytes;
 use harvestfs_protocol::codec::records::Records;
@@ -11,8 +11,8 @@ use harvestfs_protocol::transport::{RequestFrame, ServerFrame};
 
 use crate::check_encodes;
 
-/// The first two bytes seed the cuts of the stream, the rest is the stream. However it is cut, the
-/// decoder of a stream finds what the decoder of a slice finds; also the one of records.
+/// The first two bytes seed the cuts of the stream, the rest is the stream. However it is cut, the decoder of a
+/// stream must find what the decoder of a slice finds; the same holds for the decoder of records.
 pub fn frames(input: &[u8]) {
     let Some((seed, stream)) = input.split_first_chunk::<2>() else {
         return;
@@ -57,13 +57,13 @@ fn pieces(stream: &[u8], seed: u16) -> impl Iterator<Item = &[u8]> {
     })
 }
 
-/// The messages up to the first that is wrong, and whether one is.
+/// The messages up to the first invalid one, and whether there is one.
 type Decoded = (Vec<RequestFrame<Request>>, bool);
 
 fn decode_slice(mut stream: &[u8]) -> Decoded {
     let mut messages = Vec::new();
     loop {
-        // Streams of requests carry no data; the decoder of streams refuses it early.
+        // Streams of requests carry no data, and the decoder of streams refuses it early.
         match FramePrefix::decode(stream) {
             Ok(prefix) if prefix.data_len > 0 => return (messages, true),
             _ => {}
@@ -95,14 +95,14 @@ fn decode_stream(stream: &[u8], seed: u16) -> Decoded {
     (messages, false)
 }
 
-/// What the namenode reads: a request.
+/// Decodes what the namenode reads: a request.
 pub fn rpc_requests(input: &[u8]) {
     if let Ok(request) = decode_header::<RequestFrame<Request>>(input) {
         check_encodes(&request);
     }
 }
 
-/// What clients, datanodes, operators and other namenodes read: a reply or a notice.
+/// Decodes what clients, datanodes, operators and other namenodes read: a reply or a notice.
 pub fn rpc_replies(input: &[u8]) {
     if let Ok(reply) = decode_header::<ServerFrame<Response, Notice>>(input) {
         check_encodes(&reply);

@@ -9,8 +9,8 @@ use harvestfs_telemetry::traces::{
     IndexEntry, Ownership, Records, ReimageEvent, Rows, SeriesReader, Tenant, TraceError,
 };
 
-/// The input is a file, plain or compressed, that is read as each kind there is. What is wrong with
-/// it is always said with the file's name and a line.
+/// The input is a file, plain or compressed, that is read as every kind of trace file. Each error must name the file
+/// and a line.
 pub fn trace_files(input: &[u8]) {
     let rows = || Rows::new(Path::new("trace.csv"), Cursor::new(input.to_vec()));
     let errors = [
@@ -38,8 +38,8 @@ fn all<R: harvestfs_telemetry::traces::Record>(mut records: Records<R>) -> Resul
     records.try_for_each(|record| record.map(drop))
 }
 
-/// The first part is a file of servers, the second the file of a day, both without their headers. What
-/// was read is written, and reads to the same without damage.
+/// The first part is a file of servers, the second the file of a day, both without their headers. The resulting
+/// history is written, and must be read back identically and without damage.
 pub fn history_files(input: &[u8]) {
     let [servers, day] = crate::parts::<2>(input);
     const DAY: u32 = 20_000;
@@ -52,7 +52,7 @@ pub fn history_files(input: &[u8]) {
     };
     let (servers, day) = written(&history);
     let mut again = History::default();
-    // In the order of the first, so that tenants get the same numbers.
+    // In the order of the first history, so that tenants get the same numbers.
     assert_eq!(again.read_day(DAY, &day), Damage::default());
     assert_eq!(again.read_servers(&servers), Damage::default());
     assert_eq!(written(&again), (servers, day));

@@ -7,7 +7,7 @@ use rustls_pki_types::CertificateDer;
 
 use crate::{parts, put, scratch};
 
-/// The first byte says whether the rest is a certificate or a name out of one.
+/// The first byte decides whether the rest is a certificate or a name from one.
 pub fn peer_names(input: &[u8]) {
     let Some((kind, rest)) = input.split_first() else {
         return;
@@ -25,8 +25,7 @@ pub fn peer_names(input: &[u8]) {
     }
 }
 
-/// Three parts: the content of `ca.pem`, `cert.pem` and `key.pem`. Also taken for the files of an
-/// authority.
+/// Three parts: the content of `ca.pem`, `cert.pem` and `key.pem`. They are also used as the files of an authority.
 pub fn identity_files(input: &[u8]) {
     let [authority, certificate, key] = parts(input);
     let directory = scratch();

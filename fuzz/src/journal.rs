@@ -1,5 +1,5 @@
-//! The journal's files. The layout is that of the documentation of `harvestfs_namenode::journal`,
-//! written a second time: what recovery makes of it is compared with what is meant.
+//! The journal's files. The layout is that of the documentation of `harvestfs_namenode::journal`, written a second
+//! time: the result of recovery is compared with the intended content.
 
 use std::fs;
 use std::io::Read;
@@ -19,8 +19,8 @@ const RECORDS_OFFSET: usize = 4096;
 const SEGMENT_MAGIC: &[u8; 8] = b"HFSJSEG\0";
 const SNAPSHOT_MAGIC: &[u8; 8] = b"HFSJSNP\0";
 
-/// The first byte says whose header checksum is put right; then two parts: the content of the
-/// first segment, and that of a snapshot of record 1 (absent if empty).
+/// The first byte decides whose header checksum is corrected; then two parts follow: the content of the first
+/// segment, and that of a snapshot of record 1 (absent if empty).
 pub fn journal_files(input: &[u8]) {
     let Some((flags, rest)) = input.split_first() else {
         return;
@@ -45,7 +45,7 @@ pub fn journal_files(input: &[u8]) {
             snapshot, records, ..
         } = recovered;
         if let Some((_, mut reader)) = snapshot {
-            // Verified when the journal was opened.
+            // It was verified when the journal was opened.
             reader
                 .read_to_end(&mut Vec::new())
                 .expect("a snapshot that was found to be good");
@@ -54,12 +54,12 @@ pub fn journal_files(input: &[u8]) {
     }
 }
 
-/// What is in a segment, in order.
+/// A piece of the content of a segment, in order.
 #[derive(Debug, Arbitrary)]
 enum Piece {
     /// The next record, as the journal writes it.
     Good { payload: Vec<u8>, unsynced: u8 },
-    /// A record with something wrong, or not: its header's checksum matches if `header_matches`.
+    /// A record that may have an error: its header's checksum matches if `header_matches`.
     Odd {
         lsn_ahead: i8,
         unsynced: u8,
@@ -68,7 +68,7 @@ enum Piece {
         header_matches: bool,
         payload_matches: bool,
     },
-    /// Bytes.
+    /// Arbitrary bytes.
     Raw(Vec<u8>),
     /// Blank space.
     Blank(u8),
@@ -77,12 +77,12 @@ enum Piece {
 #[derive(Debug, Arbitrary)]
 struct Segment {
     pieces: Vec<Piece>,
-    /// How much shorter the file is than it was made.
+    /// How many bytes are cut off the end of the file.
     cut_bytes: u16,
 }
 
-/// Recovery returns exactly the records before the first place that is not the next one, or refuses
-/// because a later record proves that something is missing; and what is appended then is found.
+/// Recovery must return exactly the records before the first place that is not the next record, or refuse because a
+/// later record proves that something is missing; records that are appended afterwards must be found.
 pub fn journal_recovery(input: &[u8]) {
     let Ok(plan) = Segment::arbitrary(&mut Unstructured::new(input)) else {
         return;
@@ -169,7 +169,7 @@ pub fn journal_recovery(input: &[u8]) {
     }
 }
 
-/// Half of the records are removed; then exactly the others are there, for readers and after a start.
+/// Removes half of the records; then exactly the others must be found, both by readers and after a restart.
 fn truncate(directory: &Path, mut expected: Vec<Vec<u8>>) {
     let (mut journal, recovered) = open(directory).expect("it was opened before");
     drop(recovered);
@@ -206,7 +206,7 @@ struct Snapshot {
     trailing: Vec<u8>,
 }
 
-/// A snapshot is returned as it was written, or passed over for the records that it contains.
+/// A snapshot must be returned as it was written, or skipped in favour of the records that it contains.
 pub fn journal_snapshot(input: &[u8]) {
     let Ok(plan) = Snapshot::arbitrary(&mut Unstructured::new(input)) else {
         return;
@@ -226,7 +226,7 @@ pub fn journal_snapshot(input: &[u8]) {
         is_good &= chunk.checksum_matches
             && chunk.longer_bytes == 0
             && chunk.index_ahead == 0
-            // A chunk of this length is the end.
+            // A chunk of length 0 is the end.
             && !chunk.payload.is_empty();
         content.extend(chunk.payload);
         index += 1;
@@ -369,7 +369,7 @@ fn record_header_checksum(record: &[u8]) -> u32 {
     hasher.finalize()
 }
 
-/// The checksum of a payload, bound to its number.
+/// Returns the checksum of a payload, bound to its number.
 fn payload_checksum(payload: &[u8], number: u64) -> u32 {
     let mut hasher = crc32fast::Hasher::new();
     hasher.update(&SALT.to_le_bytes());

@@ -1,9 +1,8 @@
-//! What the fuzz targets do, as plain functions: `fuzz_targets/` hands them to libFuzzer, the smoke
-//! test hands them the seeds.
+//! The fuzz targets as plain functions: `fuzz_targets/` passes them to libFuzzer, and the smoke test passes them the
+//! seeds.
 //!
-//! Each function panics only for a defect: a panic in the code under test, or a promise of it that
-//! does not hold (what is decoded encodes to the same again, recovery returns only what was
-//! written, and the like).
+//! Each function panics only on a defect: a panic in the code under test, or a broken promise of it (decoded values
+//! encode to the same value again, recovery returns only what was written, and the like).
 
 // The sources that are compiled in have tests, which run where they belong: `--all-targets` would compile them here.
 #![cfg(not(test))]
@@ -50,7 +49,7 @@ pub use self::namespace::{namespace_commands, namespace_snapshot};
 pub use self::settings::config_files;
 pub use self::volumes::{replica_files, version_file};
 
-/// What a fuzz target is.
+/// The type of a fuzz target.
 pub type Target = fn(&[u8]);
 
 /// All targets by name.
@@ -76,8 +75,8 @@ pub const TARGETS: &[(&str, Target)] = &[
     ("version_file", version_file),
 ];
 
-/// Makes sure that a decoded message encodes, and that what it encodes to is the same message. (Not
-/// the same bytes: postcard reads numbers that are longer than they need be.)
+/// Checks that a decoded message can be encoded, and that the result decodes to the same message. (The bytes may
+/// differ: postcard accepts numbers in longer encodings than necessary.)
 fn check_encodes<M>(message: &M)
 where
     M: serde::Serialize + serde::de::DeserializeOwned + PartialEq + std::fmt::Debug,
@@ -90,8 +89,8 @@ where
     assert!(data.is_empty() && rest.is_empty());
 }
 
-/// A directory of this thread that is kept from one input to the next, because making one costs
-/// more than the input. Put it on a tmpfs with `TMPDIR`.
+/// Returns a directory of this thread that is reused for all inputs, because creating one takes longer than
+/// processing an input. Put it on a tmpfs with `TMPDIR`.
 fn scratch() -> std::path::PathBuf {
     thread_local! {
         static DIRECTORY: tempfile::TempDir = tempfile::tempdir().expect("TMPDIR can be written");
@@ -99,7 +98,7 @@ fn scratch() -> std::path::PathBuf {
     DIRECTORY.with(|directory| directory.path().to_owned())
 }
 
-/// Puts a file there, for its owner only.
+/// Writes a file that only its owner can access.
 fn put(path: &std::path::Path, content: &[u8]) {
     use std::os::unix::fs::PermissionsExt;
     std::fs::write(path, content).expect("TMPDIR has room");
@@ -107,7 +106,7 @@ fn put(path: &std::path::Path, content: &[u8]) {
     std::fs::set_permissions(path, mode).expect("the file is ours");
 }
 
-/// Cuts an input into parts: each but the last has its length before it (u16, little-endian).
+/// Splits an input into parts: each but the last is preceded by its length (u16, little-endian).
 fn parts<const N: usize>(input: &[u8]) -> [&[u8]; N] {
     let mut rest = input;
     let mut parts = [&[][..]; N];

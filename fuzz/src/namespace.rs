@@ -1,4 +1,4 @@
-//! The namespace: its commands, which the journal keeps, and its snapshots.
+//! The namespace: its commands, as kept in the journal, and its snapshots.
 
 use harvestfs_namenode::engine::namespace::{Command, Namespace};
 use harvestfs_protocol::ids::{ClusterId, InodeId, SessionId};
@@ -6,8 +6,8 @@ use harvestfs_protocol::meta::{Mutation, mutation};
 use harvestfs_protocol::name::Name;
 use harvestfs_protocol::types::{Credentials, Durability, FileKind, PlacementRules, Timestamp};
 
-/// Commands in parts: each has its length before it (u16, little-endian). They are applied to a new
-/// cluster. What is refused changes nothing, and no command leaves a contradiction behind.
+/// The input consists of commands, each preceded by its length (u16, little-endian). They are applied to a new
+/// cluster. A refused command must change nothing, and no command may leave the namespace inconsistent.
 pub fn namespace_commands(input: &[u8]) {
     let mut namespace = formatted();
     let mut rest = input;
@@ -49,9 +49,9 @@ fn apply(namespace: &mut Namespace, command: &Command) {
     }
 }
 
-/// The first byte says whether the rest is a snapshot, or the payloads of its frames, which are then
-/// framed with the right lengths and checksums (each payload as a command above). What is read has
-/// no contradictions, is written as it was read, and can be worked with.
+/// The first byte decides whether the rest is a snapshot, or the payloads of its frames, which are then framed with
+/// the right lengths and checksums (each payload preceded by its length as the commands above). A namespace that can
+/// be read must be consistent, must be written as it was read, and must be usable.
 pub fn namespace_snapshot(input: &[u8]) {
     let Some((kind, rest)) = input.split_first() else {
         return;
@@ -119,7 +119,7 @@ pub(crate) fn format_command() -> Command {
     }
 }
 
-/// A new cluster with one session, number 1.
+/// Returns a new cluster with one session, number 1.
 pub(crate) fn formatted() -> Namespace {
     let mut namespace = Namespace::new();
     for command in [format_command(), open_session()] {
@@ -147,7 +147,7 @@ pub(crate) fn mutate(sequence: u64, op: Mutation) -> Command {
     }
 }
 
-/// What a namenode does after a start.
+/// Returns commands that a namenode executes after a start.
 fn further_commands() -> [Command; 5] {
     [
         open_session(),

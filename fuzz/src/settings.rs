@@ -5,8 +5,7 @@ use harvestfs_protocol::settings::SettingsError;
 use crate::config::{self, ClientConfig, DatanodeConfig, NamenodeConfig};
 use crate::scratch;
 
-/// The first byte says which configuration the rest is to be. What is wrong with it is always said
-/// with the file's name.
+/// The first byte selects the configuration that the rest represents. Each error must name the file.
 pub fn config_files(input: &[u8]) {
     let Some((kind, text)) = input.split_first() else {
         return;

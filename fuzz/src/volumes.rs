@@ -1,4 +1,4 @@
-//! The datanode's volumes: the file that says what a volume is, and replica files.
+//! The datanode's volumes: the file that describes a volume, and replica files.
 
 use std::cell::RefCell;
 use std::fs;
@@ -17,8 +17,8 @@ const STORAGE: StorageId = StorageId(9);
 const CHUNK_BYTES: usize = 4096;
 const BLOCKS: u64 = 8;
 
-/// The first byte says whether the line with the checksum is added; the rest is the file. A volume
-/// with it opens for the server `dn1`, or says why not.
+/// The first byte decides whether the line with the checksum is added; the rest is the file. A volume with it must
+/// open for the server `dn1`, or report why it does not.
 pub fn version_file(input: &[u8]) {
     let Some((kind, body)) = input.split_first() else {
         return;
@@ -38,7 +38,7 @@ pub fn version_file(input: &[u8]) {
     );
 }
 
-/// In which directory of the volume a replica is.
+/// The directory of the volume that contains a replica.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Arbitrary)]
 enum Place {
     Open,
@@ -60,17 +60,17 @@ struct Replica {
     header_matches: bool,
     chunks: Vec<Chunk>,
     trailing_bytes: u16,
-    /// Instead of all that, if not empty.
+    /// Replaces all of the above, if not empty.
     raw: Vec<u8>,
 }
 
-/// What is read of a replica is what was written to it, and of an open one no more than the chunks
-/// before the first that does not match.
+/// What is read of a replica must be what was written to it; of an open one, no more than the chunks before the first
+/// that does not match.
 pub fn replica_files(input: &[u8]) {
     let Ok(mut replicas) = <Vec<Replica>>::arbitrary(&mut Unstructured::new(input)) else {
         return;
     };
-    // One replica of each block, as the datanode sees to.
+    // One replica of each block, as ensured by the datanode.
     let mut seen = [false; BLOCKS as usize];
     replicas.retain(|replica| {
         !std::mem::replace(
@@ -138,8 +138,8 @@ fn check(store: &BlockStore, replica: &Replica) {
     while let Some(piece) = range.take_piece(CHUNK_BYTES) {
         let read = RUNTIME.with_borrow(|runtime| runtime.block_on(store.read(block, piece, true)));
         let Ok(piece) = read else {
-            // Only what does not match may be refused, or what trailing bytes pretend to be: chunks
-            // beyond those that were written.
+            // Only chunks that do not match may be refused, or chunks beyond those written that trailing bytes
+            // pretend to be.
             let refusable = replica.chunks.iter().any(|chunk| !chunk.checksum_matches)
                 || chunks >= replica.chunks.len();
             assert!(is_raw || refusable);
@@ -156,7 +156,7 @@ fn check(store: &BlockStore, replica: &Replica) {
     }
 }
 
-/// The layout of `datanode/src/store/layout.rs`, for one group.
+/// Writes the layout of `datanode/src/store/layout.rs`, for one group.
 fn write(volume: &Path, replica: &Replica) {
     let block = block_of(replica);
     let mut content = vec![0; CHUNK_BYTES];

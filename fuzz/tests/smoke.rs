@@ -1,4 +1,4 @@
-//! Runs every target on its seeds, and on what a few changes make of them, without a fuzzer.
+//! Runs every target on its seeds, and on small mutations of them, without a fuzzer.
 
 use std::path::Path;
 
@@ -6,7 +6,7 @@ use harvestfs_fuzz::{TARGETS, seeds};
 
 #[test]
 fn every_target_takes_its_seeds_whole_cut_and_changed() {
-    // Some targets write files and sync them all the time: on a disk that takes minutes.
+    // Some targets constantly write and sync files: on a disk, this takes minutes.
     let memory = Path::new("/dev/shm");
     if memory.is_dir() {
         tempfile::env::override_temp_dir(memory).expect("nothing has asked for a directory yet");

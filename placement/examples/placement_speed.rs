@@ -1,5 +1,5 @@
-//! How long placement takes in the synthetic datacentres, and how good its grid is: choosing the
-//! servers of a block, those of a repair, telling the view of a change, rebuilding the grid.
+//! Measures how long placement takes in the synthetic datacentres, and how good its grid is: choosing the
+//! servers of a block and of a repair, updating the view after a change, rebuilding the grid.
 //!
 //! `cargo run --release -p harvestfs-placement --example placement_speed -- [DIRECTORY [DC...]]`
 //!
@@ -92,7 +92,7 @@ fn load(directory: &Path, name: &str) -> Result<Datacentre, Box<dyn Error>> {
             reimages_per_server_month: events / f64::from(it.servers_at_start.max(1)) / MONTHS,
             peak_cpu_share: peak,
             average_cpu_share: average,
-            // The index of series does not say; placement is as fast with any value.
+            // The index of series does not contain it; placement is equally fast with any value.
             busy_share: 0.0,
             busy_hours: WeekHours::NONE,
             pattern: it.pattern,

@@ -5,8 +5,8 @@ use smallvec::SmallVec;
 use crate::grid::{Cell, SIDE};
 use crate::view::{ServerView, TenantId, View};
 
-/// A set of constraints. All are about what no two replicas of a block may share; rows and columns
-/// only within rounds of three replicas.
+/// A set of constraints. Each forbids two replicas of a block to share something; rows and columns only within rounds
+/// of three replicas.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Constraints(u8);
 
@@ -26,12 +26,12 @@ impl Constraints {
     /// All of them.
     pub const ALL: Self = Self(31);
 
-    /// Each of them with its name, in the order in which they are given up for
-    /// `durability=space`: first those whose loss costs least.
+    /// Each constraint with its name, in the order in which `durability=space` gives them up: the ones whose loss
+    /// costs least come first.
     ///
-    /// A shared row only makes two replicas busy at the same time, and a shared column only means
-    /// that both may be reimaged often. A machine function can be redeployed as one, a rack can
-    /// fail as one; an environment is reimaged as one as a matter of routine.
+    /// A shared row only makes two replicas busy at the same time, and a shared column only means that both may be
+    /// reimaged often. A machine function can be redeployed as a whole, a rack can fail as a whole; an environment is
+    /// routinely reimaged as a whole.
     pub const RELAXED_IN_ORDER: [(Self, &'static str); 5] = [
         (Self::ROW, "row"),
         (Self::COLUMN, "column"),
@@ -40,43 +40,43 @@ impl Constraints {
         (Self::ENVIRONMENT, "environment"),
     ];
 
-    /// Those of either set.
+    /// Returns the constraints in either set.
     #[must_use]
     pub const fn union(self, other: Self) -> Self {
         Self(self.0 | other.0)
     }
 
-    /// Those that are not in the other set.
+    /// Returns the constraints that are not in the other set.
     #[must_use]
     pub const fn without(self, other: Self) -> Self {
         Self(self.0 & !other.0)
     }
 
-    /// Whether all of the other set are in this one.
+    /// Whether this set contains all constraints of the other one.
     #[must_use]
     pub const fn contains(self, other: Self) -> bool {
         self.0 & other.0 == other.0
     }
 
-    /// How many.
+    /// Returns the number of constraints.
     #[must_use]
     pub const fn count(self) -> u32 {
         self.0.count_ones()
     }
 
-    /// As a number below 32, one bit each.
+    /// Returns the set as a number below 32, one bit per constraint.
     #[must_use]
     pub const fn bits(self) -> u8 {
         self.0
     }
 
-    /// The reverse of [`Constraints::bits`]; higher bits are ignored.
+    /// The inverse of [`Constraints::bits`]; higher bits are ignored.
     #[must_use]
     pub const fn from_bits(bits: u8) -> Self {
         Self(bits & Self::ALL.0)
     }
 
-    /// Names of the members, in the order in which they are given up.
+    /// Returns the names of the members, in the order in which they are given up.
     pub fn names(self) -> impl Iterator<Item = &'static str> {
         Self::RELAXED_IN_ORDER
             .into_iter()
@@ -84,7 +84,7 @@ impl Constraints {
             .map(|(_, name)| name)
     }
 
-    /// This set, then without its first member to be given up, and so on down to none.
+    /// Returns this set, then the set without its first member to be given up, and so on down to the empty set.
     pub(crate) fn relaxations(self) -> impl Iterator<Item = Self> {
         let mut left = self;
         let fewer = Self::RELAXED_IN_ORDER
@@ -98,14 +98,13 @@ impl Constraints {
     }
 }
 
-/// Which constraints hold among these replicas.
+/// Returns the constraints that hold among these replicas.
 ///
-/// Rounds: replicas have no order once they are written, so the question is whether they *can* be
-/// split into as few rounds of three as their number allows, such that no round has two in one row
-/// or column. That is so exactly when no row and no column has more replicas than there are rounds
-/// (a bipartite multigraph of degree k has an edge colouring with k colours: König). Rows and
-/// columns are looked at together when both hold, each alone otherwise. Replicas outside the grid
-/// share no row and no column.
+/// Rounds: replicas have no order once they are written, so the question is whether they *can* be split into as few
+/// rounds of three as their number allows, such that no round has two replicas in one row or column. This is the case
+/// exactly when no row and no column has more replicas than there are rounds (a bipartite multigraph of degree k has
+/// an edge colouring with k colours: Koenig). Rows and columns are judged together when both hold, and separately
+/// otherwise. Replicas outside the grid share no row and no column.
 #[must_use]
 pub fn held<'a>(view: &View, replicas: impl IntoIterator<Item = &'a ServerView>) -> Constraints {
     let mut spread = Spread::default();
@@ -117,9 +116,9 @@ pub fn held<'a>(view: &View, replicas: impl IntoIterator<Item = &'a ServerView>)
     Constraints::ALL.without(broken.union(spread.crowded(spread.in_grid)))
 }
 
-/// How far the replicas are from keeping the constraints: pairs that share what they must not, and
-/// replicas in rows and columns beyond what the rounds allow. 0 exactly when all are kept; moving a
-/// replica that is part of a conflict to where it is part of none lowers it.
+/// Measures how far the replicas are from satisfying the constraints: the number of pairs that share what they must
+/// not, plus the replicas in rows and columns beyond what the rounds allow. 0 exactly when all constraints hold;
+/// moving a replica from a place with a conflict to one without lowers it.
 #[must_use]
 pub fn conflicts<'a>(
     view: &View,
@@ -146,10 +145,10 @@ pub fn conflicts<'a>(
     count
 }
 
-/// What the replicas of a block occupy.
+/// The tenants, racks, rows and columns that the replicas of a block occupy.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Spread {
-    /// Environment, machine function and rack of each.
+    /// Environment, machine function and rack of each replica.
     owners: SmallVec<[(u32, u32, u32); 10]>,
     tenants: SmallVec<[TenantId; 10]>,
     rows: [u32; SIDE],
@@ -168,13 +167,13 @@ impl Spread {
         }
     }
 
-    /// Whether history shows the server's tenant reimaged together with that of one of them.
+    /// Whether history shows the server's tenant reimaged together with the tenant of one of the replicas.
     pub(crate) fn goes_together(&self, view: &View, server: &ServerView) -> bool {
         let mut tenants = self.tenants.iter();
         tenants.any(|&tenant| view.go_together(tenant, server.tenant))
     }
 
-    /// How often the server shares with one of them what `constraints` say that it must not.
+    /// Counts how often the server shares with a replica what `constraints` forbid.
     fn conflicts_with(&self, server: &ServerView, constraints: Constraints) -> u32 {
         let (environment, function, rack) = owners(server);
         let shared = |constraint, same: bool| u32::from(constraints.contains(constraint) && same);
@@ -188,7 +187,7 @@ impl Spread {
             .sum()
     }
 
-    /// Which of environment, machine function and rack the server shares with one of them.
+    /// Returns which of environment, machine function and rack the server shares with a replica.
     pub(crate) fn shared(&self, server: &ServerView) -> Constraints {
         let (environment, function, rack) = owners(server);
         let mut shared = Constraints::NONE;
@@ -206,15 +205,15 @@ impl Spread {
         shared
     }
 
-    /// Whether a further replica in this cell keeps rows and columns apart, as far as `constraints`
-    /// say so, when each row and column may have `rounds` replicas.
+    /// Whether a further replica in this cell keeps rows and columns apart, as far as `constraints` demand it, when
+    /// each row and column may have `rounds` replicas.
     pub(crate) fn allows_cell(&self, cell: Cell, constraints: Constraints, rounds: u32) -> bool {
         (!constraints.contains(Constraints::ROW) || self.rows[cell.row()] < rounds)
             && (!constraints.contains(Constraints::COLUMN) || self.columns[cell.column()] < rounds)
     }
 
-    /// Whether rows or columns are shared more often than rounds of three can account for when
-    /// `in_grid` replicas are in the grid in the end.
+    /// Returns whether rows or columns are shared more often than rounds of three allow when `in_grid` replicas are
+    /// in the grid in the end.
     pub(crate) fn crowded(&self, in_grid: u32) -> Constraints {
         let sums = [&self.rows, &self.columns].map(|counts| counts.iter().sum::<u32>());
         assert_eq!(sums, [self.in_grid; 2], "replicas in rows and in columns");
@@ -235,18 +234,18 @@ impl Spread {
         crowded
     }
 
-    /// How many of the replicas are in the grid.
+    /// Returns how many of the replicas are in the grid.
     pub(crate) fn in_grid(&self) -> u32 {
         self.in_grid
     }
 
-    /// Whether a further replica may be on this server, in any cell.
+    /// Whether the server may hold a further replica, in any cell.
     pub(crate) fn allows(&self, server: &ServerView, constraints: Constraints) -> bool {
         self.shared(server).bits() & constraints.bits() == 0
     }
 }
 
-/// How many rounds so many replicas make.
+/// Returns the number of rounds that this many replicas make.
 pub(crate) fn rounds(replicas: u32) -> u32 {
     replicas.div_ceil(SIDE as u32)
 }

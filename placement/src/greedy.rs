@@ -1,4 +1,4 @@
-//! The best tenants first.
+//! The policy that takes the best tenants first.
 
 use harvestfs_protocol::ids::NodeId;
 use rand::Rng;
@@ -8,13 +8,12 @@ use crate::grid::Scope;
 use crate::policy::{Nodes, Policy, PolicyKind, Request, TooFew};
 use crate::view::View;
 
-/// What OSDI'16, section 4.2, calls the intuitive best-first approach, to compare with: of the
-/// tenants that are reimaged least, those with the lowest peaks of CPU use; once their space is
-/// exhausted, the next best.
+/// The intuitive best-first approach of OSDI'16, section 4.2, for comparison: of the tenants that are reimaged least,
+/// those with the lowest peaks of CPU utilisation; once their space is exhausted, the next best.
 ///
-/// Replicas of a block go to different tenants in that order, one each, and to a random server
-/// within the tenant; only when there are fewer tenants than replicas, to different servers of the
-/// same ones. It keeps no constraint: good tenants are often each other's neighbours.
+/// Replicas of a block go to different tenants in that order, one each, and to a random server of the tenant; only
+/// when there are fewer tenants than replicas, to different servers of the same tenants. It satisfies no constraint:
+/// good tenants are often neighbours.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Greedy;
 

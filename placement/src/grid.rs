@@ -1,10 +1,10 @@
-//! The grid: every tenant in one of nine cells, by how often it is reimaged and how busy it gets.
+//! The grid: each tenant in one of nine cells, by how often it is reimaged and how busy it gets.
 
 use std::cmp::Ordering;
 
-/// Columns, rows, and replicas per round.
+/// Number of columns, of rows, and of replicas per round.
 pub const SIDE: usize = 3;
-/// Cells of the grid.
+/// Number of cells.
 pub const CELLS: usize = SIDE * SIDE;
 
 /// A cell of the grid.
@@ -15,7 +15,7 @@ impl Cell {
     /// The cell in a row and a column, both below [`SIDE`].
     ///
     /// # Panics
-    /// When one is not.
+    /// If one of them is not.
     #[must_use]
     pub fn new(row: usize, column: usize) -> Self {
         assert!(row < SIDE && column < SIDE, "no cell {row}, {column}");
@@ -27,13 +27,13 @@ impl Cell {
         (0..CELLS as u8).map(Self)
     }
 
-    /// Its row: 0 has the lowest peaks of CPU use.
+    /// Returns its row: 0 has the lowest peaks of CPU utilisation.
     #[must_use]
     pub fn row(self) -> usize {
         usize::from(self.0) / SIDE
     }
 
-    /// Its column: 0 is reimaged least.
+    /// Returns its column: 0 is reimaged least.
     #[must_use]
     pub fn column(self) -> usize {
         usize::from(self.0) % SIDE
@@ -46,32 +46,32 @@ impl Cell {
     }
 }
 
-/// What the grid has to know of a tenant.
+/// What the grid has to know about a tenant.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct GridTenant {
-    /// Its servers. A tenant without any is in no cell.
+    /// Number of its servers. A tenant without servers is in no cell.
     pub servers: u32,
-    /// Free space, in blocks: what the cells shall have the same amount of.
+    /// Free space in blocks, which is balanced between the cells.
     pub free_blocks: u64,
-    /// Space in all, used or free, in blocks.
+    /// Total space, used or free, in blocks.
     pub capacity_blocks: u64,
     /// Reimages per server and month; at least 0.
     pub reimages: f64,
     /// Share of the time in which it was busy, 0 to 1.
     pub busy_share: f64,
-    /// Peak CPU use, as a share of all cores.
+    /// Peak CPU utilisation, as a share of all cores.
     pub peak: f64,
 }
 
 impl GridTenant {
-    /// What a place in the grid is given by: reimages per month in which its servers can be used. A
-    /// tenant that is always busy is of no use however rarely it is reimaged.
+    /// Returns the criterion for a place in the grid: reimages per month in which its servers can be used. A tenant
+    /// that is always busy is of no use, however rarely it is reimaged.
     #[must_use]
     pub fn cost(&self) -> f64 {
         (self.reimages + 0.01) / (1.0 - self.busy_share).max(0.01)
     }
 
-    /// In the order of rows: first those that were never busy, by their peak; then those that were
+    /// Compares in the order of rows: first the tenants that were never busy, by their peak; then those that were
     /// busy for the shortest time.
     fn busier(&self, other: &Self) -> Ordering {
         (self.busy_share.total_cmp(&other.busy_share)).then(self.peak.total_cmp(&other.peak))
@@ -81,20 +81,20 @@ impl GridTenant {
 /// Which tenants are in the grid.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Scope {
-    /// All.
+    /// All tenants.
     Everything,
-    /// The least reimaged ones that the data needs; see [`LeastReimaged`].
+    /// The least reimaged tenants that the data needs; see [`LeastReimaged`].
     LeastReimaged(LeastReimaged),
 }
 
-/// How many of the least reimaged tenants are in the grid: so many that together they have
-/// `headroom` times the space that is used in the whole cluster, at least `share_min` of all
-/// space, and at least `tenants_min` tenants. Reimages count per time that a tenant is not busy
-/// ([`GridTenant::cost`]). None is left out that counts as little as one that is in, so without
-/// history all are in. Calm tenants beyond are in as far as they are needed ([`calm_points`]).
+/// How many of the least reimaged tenants are in the grid: enough that together they have `headroom` times the space
+/// that is used in the whole cluster, at least `share_min` of all space, and at least `tenants_min` tenants. Reimages
+/// are counted per time in which a tenant is not busy ([`GridTenant::cost`]). No tenant is left out whose cost is as
+/// low as that of one inside, so that without history all are in. Further calm tenants are included as far as they
+/// are needed ([`calm_points`]).
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct LeastReimaged {
-    /// Space in the grid over space used in the cluster, above 1.
+    /// Ratio of the space in the grid to the space used in the cluster, above 1.
     pub headroom: f64,
     /// Smallest share of all space, 0 to 1.
     pub share_min: f64,
@@ -103,8 +103,7 @@ pub struct LeastReimaged {
 }
 
 impl Default for LeastReimaged {
-    /// 65 % of the space up to a half full cluster, all of it from 77 % on, and three tenants per
-    /// cell.
+    /// 65 % of the space up to a half-full cluster, all of it from 77 % on, and three tenants per cell.
     fn default() -> Self {
         Self {
             headroom: 1.3,
@@ -114,22 +113,22 @@ impl Default for LeastReimaged {
     }
 }
 
-/// Which tenant is in which cell.
+/// The assignment of tenants to cells.
 ///
-/// Columns are made first: the tenants in the order of their reimage rate, cut in three such that
-/// the free space differs as little as whole tenants allow; then rows within each column, in the
-/// order of the time that they are busy and the peak CPU use. So rows need not align across columns.
+/// Columns are made first: the tenants in the order of their reimage rate, cut in three such that the free space
+/// differs as little as whole tenants allow; then rows within each column, in the order of the time that they are
+/// busy and of the peak CPU utilisation. So rows need not align across columns.
 ///
-/// A column of fewer than three tenants cannot fill its rows, and any choice of rows is as even as
-/// another. Then the rows are chosen such that most cells have partners in other rows and columns,
-/// and next, such that tenants are near to where their peak would put them in the whole cluster.
+/// A column of fewer than three tenants cannot fill its rows, and any choice of rows is equally even. Then the rows
+/// are chosen such that, first, most cells have partners in other rows and columns, and second, tenants are close to
+/// where their peak would put them in the whole cluster.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Grid {
     cells: Vec<Option<Cell>>,
 }
 
 impl Grid {
-    /// Puts tenants into cells; they are known by their index in `tenants`.
+    /// Puts tenants into cells; they are identified by their index in `tenants`.
     #[must_use]
     pub fn build(tenants: &[GridTenant], scope: Scope) -> Self {
         let mut order: Vec<usize> = (0..tenants.len())
@@ -168,7 +167,7 @@ impl Grid {
         Self { cells }
     }
 
-    /// The grid of tenants in another order: the tenant that was at `i` is at `order[i]`.
+    /// Returns the grid for the tenants in another order: the tenant that was at `i` is at `order[i]`.
     pub(crate) fn reordered(&self, order: &[usize]) -> Self {
         assert_eq!(order.len(), self.cells.len(), "tenants and their cells");
         let mut cells = vec![None; self.cells.len()];
@@ -178,13 +177,13 @@ impl Grid {
         Self { cells }
     }
 
-    /// The cell of a tenant; `None` when it is not in the grid.
+    /// Returns the cell of a tenant; `None` when it is not in the grid.
     #[must_use]
     pub fn cell(&self, tenant: usize) -> Option<Cell> {
         self.cells.get(tenant).copied().flatten()
     }
 
-    /// Free blocks per cell, in the order of [`Cell::all`].
+    /// Returns the free blocks per cell, in the order of [`Cell::all`].
     #[must_use]
     pub fn free_blocks(&self, tenants: &[GridTenant]) -> [u64; CELLS] {
         let mut sums = [0; CELLS];
@@ -197,7 +196,7 @@ impl Grid {
     }
 }
 
-/// The space of all tenants, and what is used of it, in blocks.
+/// Returns the total space of all tenants and the used part of it, in blocks.
 fn capacity_and_used(tenants: &[GridTenant]) -> (f64, f64) {
     let mut sums = (0, 0);
     for it in tenants {
@@ -209,7 +208,7 @@ fn capacity_and_used(tenants: &[GridTenant]) -> (f64, f64) {
     (sums.0 as f64, sums.1 as f64)
 }
 
-/// How many of the tenants in `order`, from the least reimaged, are in the grid.
+/// Returns how many of the tenants in `order`, from the least reimaged, are in the grid.
 fn least_reimaged(tenants: &[GridTenant], order: &[usize], limits: LeastReimaged) -> usize {
     let (capacity, used) = capacity_and_used(tenants);
     let needed = (used * limits.headroom).max(capacity * limits.share_min);
@@ -229,16 +228,16 @@ fn least_reimaged(tenants: &[GridTenant], order: &[usize], limits: LeastReimaged
     count
 }
 
-/// Points that a block's replicas should have together so that one of them is not busy: one on a
-/// tenant that was never busy or, where those are too few, two on tenants that rarely were.
+/// The points that a block's replicas should have together so that one of them is not busy: one replica on a tenant
+/// that was never busy or, where these are too few, two on tenants that rarely were.
 pub const CALM_POINTS: u8 = 2;
-/// Share of the time up to which a tenant was rarely busy: were two of them busy independently of
-/// each other, both would be at once in a ten-thousandth of the time.
+/// Share of the time up to which a tenant counts as rarely busy: if two of them were busy independently of each
+/// other, both would be busy simultaneously one ten-thousandth of the time.
 const RARELY_BUSY: f64 = 0.01;
-/// Space of calm tenants in the grid over what one replica of three of all data takes.
+/// Ratio of the space of calm tenants in the grid to the space of one in three replicas of all data.
 const CALM_HEADROOM: f64 = 1.15;
 
-/// What a replica on each tenant adds to [`CALM_POINTS`].
+/// Returns what a replica on each tenant contributes to [`CALM_POINTS`].
 #[must_use]
 pub fn calm_points(tenants: &[GridTenant]) -> Vec<u8> {
     let never: u64 = (tenants.iter())
@@ -254,13 +253,13 @@ pub fn calm_points(tenants: &[GridTenant]) -> Vec<u8> {
     tenants.iter().map(points).collect()
 }
 
-/// Blocks of space that one replica of three of all data takes, now or soon.
+/// Returns the space in blocks that one in three replicas of all data takes, now or soon.
 fn calm_space_needed(tenants: &[GridTenant]) -> f64 {
     let (capacity, used) = capacity_and_used(tenants);
     CALM_HEADROOM * used.max(capacity / 2.0) / SIDE as f64
 }
 
-/// The calm tenants of `rest`, the least reimaged first, that the grid needs beside those `inside`.
+/// Returns the calm tenants of `rest`, the least reimaged first, that the grid needs in addition to those `inside`.
 fn missing_calm(tenants: &[GridTenant], inside: &[usize], rest: &[usize]) -> Vec<usize> {
     let points = calm_points(tenants);
     let space = |tenant: usize| {
@@ -282,14 +281,14 @@ fn missing_calm(tenants: &[GridTenant], inside: &[usize], rest: &[usize]) -> Vec
     taken
 }
 
-/// What a tenant weighs when space is shared out. Full ones still weigh something, so that no
-/// group is left empty while another one has two.
+/// The weight of a tenant when space is divided. Full tenants still have some weight, so that no group is left empty
+/// while another one has two.
 fn weight(tenant: &GridTenant) -> u128 {
     u128::from(tenant.free_blocks) + 1
 }
 
-/// Cuts a list into three pieces of as nearly the same weight as possible: with the least sum of
-/// squares. Empty pieces are left out.
+/// Cuts a list into three pieces of as nearly the same weight as possible: with the least sum of squares. Empty
+/// pieces are left out.
 fn cut<'a>(tenants: &[GridTenant], list: &'a [usize]) -> Vec<&'a [usize]> {
     let mut before: Vec<u128> = Vec::with_capacity(list.len() + 1);
     before.push(0);
@@ -298,12 +297,12 @@ fn cut<'a>(tenants: &[GridTenant], list: &'a [usize]) -> Vec<&'a [usize]> {
         before.push(sum);
     }
     let total = before[list.len()];
-    // In units that cannot overflow when squared.
+    // Scaled down so that squares cannot overflow.
     let shift = (128 - total.leading_zeros()).saturating_sub(62);
     let square = |weight: u128| (weight >> shift) * (weight >> shift);
     let mut best: Option<(u128, usize, usize)> = None;
     for first in 0..=list.len() {
-        // The rest is cut best next to its middle.
+        // The best cut of the rest is next to its middle.
         let middle = (before[first] + total) / 2;
         let above = before.partition_point(|&sum| sum < middle);
         for second in [above.saturating_sub(1), above] {
@@ -325,7 +324,7 @@ fn cut<'a>(tenants: &[GridTenant], list: &'a [usize]) -> Vec<&'a [usize]> {
         .collect()
 }
 
-/// The rank of each tenant among all in the grid by its peak: 0 the lowest, up to 3.
+/// Returns the rank of each tenant among all in the grid by its peak: from 0, the lowest, to 3.
 fn heights(tenants: &[GridTenant], in_grid: &[usize]) -> Vec<f64> {
     let mut order = in_grid.to_vec();
     order.sort_by(|&a, &b| tenants[a].busier(&tenants[b]));
@@ -341,7 +340,7 @@ fn heights(tenants: &[GridTenant], in_grid: &[usize]) -> Vec<f64> {
     heights
 }
 
-/// The rows that a column's pieces can go to, from the lowest.
+/// Returns the rows that a column's pieces can be assigned to, from the lowest.
 fn possible_rows(pieces: usize) -> &'static [&'static [usize]] {
     match pieces {
         0 => &[&[]],
@@ -388,11 +387,12 @@ fn choose_rows(columns: &[Vec<&[usize]>], heights: &[f64]) -> Vec<&'static [usiz
     best
 }
 
-/// Cells that are one of as many cells, all in different rows and columns, as any cell is.
+/// Returns the size of the largest sets of cells that all differ in row and column, and the number of cells in such
+/// sets.
 fn cells_with_partners(columns: &[&[usize]]) -> (usize, usize) {
     let mut most = 0;
     let mut members: Vec<[Option<usize>; SIDE]> = Vec::new();
-    // One row, or none, of each column.
+    // One row of each column, or none.
     let options = |column: usize| {
         let rows = columns.get(column).copied().unwrap_or_default();
         rows.iter().map(|&row| Some(row)).chain([None])

@@ -1,18 +1,17 @@
-//! A set of members in groups, such as servers in groups, from which one is drawn uniformly in
-//! O(log groups).
+//! A set of members in groups, for example servers in racks, from which a member is drawn uniformly in O(log groups).
 
 use rand::{Rng, RngExt};
 
 const ABSENT: u32 = u32::MAX;
 
-/// Members and groups are small numbers.
+/// A set of grouped members. Members and groups are identified by small numbers.
 #[derive(Debug, Default)]
 pub(crate) struct Groups {
     /// The members of each group.
     groups: Vec<Vec<u32>>,
     /// The index of a member in its group's list, or [`ABSENT`].
     positions: Vec<u32>,
-    /// Fenwick tree over the lengths of `groups`; `tree[i]` belongs to the node `i + 1`.
+    /// Fenwick tree over the lengths of `groups`; `tree[i]` belongs to node `i + 1`.
     tree: Vec<u32>,
     len: u32,
 }
@@ -69,8 +68,8 @@ impl Groups {
         self.add(group, -1);
     }
 
-    /// One member outside the given groups, each with the same probability. `outside` must be
-    /// sorted and free of duplicates.
+    /// Draws one member outside the given groups, each with the same probability. `outside` must be sorted and free
+    /// of duplicates.
     pub(crate) fn draw(&self, rng: &mut dyn Rng, outside: &[u32]) -> Option<u32> {
         let left_out: u32 = outside
             .iter()
@@ -92,7 +91,7 @@ impl Groups {
         Some(self.at(rank))
     }
 
-    /// All members outside the given groups.
+    /// Iterates over all members outside the given groups.
     pub(crate) fn iter<'a>(&'a self, outside: &'a [u32]) -> impl Iterator<Item = u32> + 'a {
         self.groups
             .iter()
@@ -101,7 +100,7 @@ impl Groups {
             .flat_map(|(_, members)| members.iter().copied())
     }
 
-    /// The member of the given rank, counted group by group; `rank` is below `len`.
+    /// Returns the member of the given rank, counted group by group; `rank` is below `len`.
     fn at(&self, mut rank: u32) -> u32 {
         let mut group = 0;
         let mut step = self.tree.len().next_power_of_two();
@@ -116,7 +115,7 @@ impl Groups {
         self.groups[group][rank as usize]
     }
 
-    /// Members of all groups below `group`.
+    /// Returns the number of members of all groups below `group`.
     fn before(&self, group: u32) -> u32 {
         let mut node = group as usize;
         let mut sum = 0;
@@ -135,7 +134,7 @@ impl Groups {
         }
     }
 
-    /// Adds a tree node for a further, empty group: the sum of those it covers.
+    /// Adds a tree node for a further, empty group: the sum of the nodes that it covers.
     fn push_tree(&mut self) {
         let group = self.tree.len() as u32;
         let node = group + 1;

@@ -1,16 +1,15 @@
-//! Which servers a block's replicas go to.
+//! Placement of replicas: which servers store a block.
 //!
-//! A [`Policy`] is a pure function of a [`View`] of the cluster and a random generator. The
-//! namenode keeps the view up to date, one event at a time; the view keeps indexes, so that
-//! choosing the servers of a block costs the same in a cluster of nine servers and of ten
-//! thousand.
+//! A [`Policy`] is a pure function of a [`View`] of the cluster and a random generator. The namenode keeps the view
+//! up to date, one event at a time; the view maintains indexes, so that choosing the servers of a block costs the
+//! same in a cluster of nine servers as in one of ten thousand.
 //!
-//! - [`view`]: servers and tenants, and which servers may be chosen now;
+//! - [`view`]: servers and tenants, and which servers can currently be chosen;
 //! - [`grid`]: tenants in nine cells, by how often they are reimaged and how busy they get;
 //! - [`diversity`]: the constraints between replicas;
 //! - [`policy`]: the interface;
 //! - [`stock`]: the placement of HDFS;
-//! - [`greedy`]: the best tenants first;
+//! - [`greedy`]: best tenants first;
 //! - [`spread`]: Algorithm 2 of OSDI'16, and `harvest`, the default.
 
 #![forbid(unsafe_code)]

@@ -21,41 +21,40 @@ use crate::view::{Lane, ServerView, View};
 /// Servers, best first; three fit without a heap allocation.
 pub type Nodes = SmallVec<[NodeId; 4]>;
 
-/// What is asked of a policy: servers for further replicas of one block.
+/// A request to a policy: servers for further replicas of one block.
 #[derive(Clone, Copy, Debug)]
 pub struct Request<'a> {
     /// Further replicas wanted; at least 1.
     pub wanted: u8,
-    /// Servers that have a replica which stays. None of them is chosen again, and the new ones are
-    /// chosen so that all together are spread well.
+    /// Servers that have a replica that stays. None of them is chosen again, and the new ones are chosen such that
+    /// all together are spread well.
     pub existing: &'a [NodeId],
-    /// Servers not to choose for other reasons: they just failed the client, or hold a bad replica.
+    /// Servers not to choose for other reasons: they have just failed the client, or hold a bad replica.
     pub exclude: &'a [NodeId],
-    /// Host of the writer, if known, to place the first replica near it.
+    /// Host of the writer, if known, so that the first replica can be placed near it.
     pub writer: Option<IpAddr>,
-    /// The class of volume asked for, if any.
+    /// The requested class of volume, if any.
     pub class: Option<StorageClass>,
-    /// What the replicas are for.
+    /// The purpose of the replicas.
     pub lane: Lane,
-    /// Strict: the policy's constraints hold among all replicas, or nothing is chosen. Space: they
-    /// are given up one at a time, in the order of [`Constraints::RELAXED_IN_ORDER`], for each
-    /// replica that finds no place with them.
+    /// Strict: the policy's constraints hold among all replicas, or nothing is chosen. Space: they are given up one
+    /// at a time, in the order of [`Constraints::RELAXED_IN_ORDER`], for each replica that has no place under them.
     pub durability: Durability,
-    /// Constraints of the policy that are not asked for, with either durability: the servers that
-    /// the cluster has cannot keep them.
+    /// Constraints of the policy that do not apply, with either durability, because the servers of the cluster cannot
+    /// satisfy them.
     pub given_up: Constraints,
 }
 
 impl Request<'_> {
-    /// Whether a server may be chosen beside those already `chosen`: it is none of them, holds no
-    /// replica that stays, and is not excluded.
+    /// Whether a server may be chosen in addition to those already `chosen`: it is none of them, holds no replica
+    /// that stays, and is not excluded.
     #[must_use]
     pub fn admits(&self, chosen: &[NodeId], node: NodeId) -> bool {
         let taken = [chosen, self.existing, self.exclude];
         !taken.iter().any(|nodes| nodes.contains(&node))
     }
 
-    /// Whether each of these may be chosen beside the others.
+    /// Whether each of these may be chosen in addition to the others.
     #[inline]
     fn admits_all(&self, nodes: &[NodeId]) -> bool {
         let is_repeated = |index: usize| nodes[..index].contains(&nodes[index]);
@@ -64,42 +63,42 @@ impl Request<'_> {
     }
 }
 
-/// Fewer servers than wanted can take a replica.
+/// Fewer servers than requested can take a replica.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{wanted} replicas wanted, {} can be placed", placeable.len())]
 pub struct TooFew {
-    /// Further replicas that were wanted.
+    /// Number of further replicas that were requested.
     pub wanted: u8,
-    /// The servers that can take one. The caller decides whether fewer will do.
+    /// The servers that can take one. The caller decides whether fewer are sufficient.
     pub placeable: Nodes,
 }
 
 /// Decides where replicas go. A pure function of its arguments: the same view, request and state
 /// of the random generator give the same servers.
 pub trait Policy: Send {
-    /// Which one it is.
+    /// Which policy this is.
     fn kind(&self) -> PolicyKind;
 
-    /// What it promises of the replicas of a block with `durability=strict`.
+    /// The constraints that it guarantees for the replicas of a block with `durability=strict`.
     fn constraints(&self) -> Constraints;
 
     /// Which tenants it wants in the grid.
     fn scope(&self) -> Scope;
 
-    /// As [`Policy::choose`], which checks what this answers.
+    /// Does the same as [`Policy::choose`], which checks the result of this method.
     ///
     /// # Errors
-    /// [`TooFew`] when not that many fit; it carries those that do.
+    /// [`TooFew`] if there is no place for that many; it carries the servers that can take one.
     fn find(&self, view: &View, request: &Request<'_>, rng: &mut dyn Rng) -> Result<Nodes, TooFew>;
 
     /// Chooses `request.wanted` different servers, in the order of the write pipeline.
     ///
     /// # Errors
-    /// [`TooFew`] when not that many fit; it carries those that do.
+    /// [`TooFew`] if there is no place for that many; it carries the servers that can take one.
     ///
     /// # Panics
-    /// When the policy answers with a server twice, with one that the request excludes, or with
-    /// another number of servers than it says.
+    /// If the policy returns a server twice, one that the request excludes, or a number of servers other than it
+    /// claims.
     fn choose(
         &self,
         view: &View,
@@ -120,10 +119,10 @@ pub trait Policy: Send {
         found
     }
 
-    /// Whether a block is spread as well on the servers `after` as on those `before`: no constraint that
-    /// holds is broken, none of the policy's is farther from holding, as many replicas are in the grid
-    /// and on calm tenants, all owners are busy at once in no more hours, and none is on a tenant that is
-    /// reimaged more often than the one it leaves.
+    /// Whether a block is spread as well on the servers `after` as on those `before`: no constraint that holds is
+    /// broken, the policy's constraints are not farther from holding, at least as many replicas are in the grid and
+    /// on calm tenants, all owners are simultaneously busy in no more hours, and the sum of the tenants' reimage
+    /// rates is no higher.
     fn keeps(&self, view: &View, before: &[NodeId], after: &[NodeId]) -> bool {
         let servers = |nodes: &[NodeId]| -> SmallVec<[&ServerView; 8]> {
             nodes.iter().filter_map(|&node| view.server(node)).collect()
@@ -159,13 +158,13 @@ pub trait Policy: Send {
             && rates(&after) <= rates(&before)
     }
 
-    /// Which of the servers that hold a block should give up its replica, so that what remains is
-    /// spread best: an index into `replicas`. `None` when `replicas` is empty. A server that the view
-    /// does not know is in no conflict, counts as reimaged all the time, and as full.
+    /// Chooses which of the servers that hold a block should give up its replica, so that the rest is spread best: an
+    /// index into `replicas`. `None` when `replicas` is empty. A server that the view does not know has no conflicts,
+    /// and counts as reimaged all the time and as full.
     ///
-    /// By default: so that the fewest conflicts with the policy's constraints are left; then, with
-    /// all constraints; then, so that all others are busy in the fewest
-    /// hours of the week; then, from the tenant that is reimaged most; then, from the fullest server.
+    /// By default, the criteria are in this order: the fewest remaining conflicts with the policy's constraints; the
+    /// fewest with all constraints; the fewest hours of the week in which all others are busy; the tenant that is
+    /// reimaged most; the fullest server.
     fn surplus(&self, view: &View, replicas: &[NodeId]) -> Option<usize> {
         let servers: SmallVec<[Option<&ServerView>; 8]> =
             replicas.iter().map(|&node| view.server(node)).collect();
@@ -190,23 +189,23 @@ pub trait Policy: Send {
     }
 }
 
-/// Apart from the check, which is on the way of every block.
+/// Separate from the check, which every block passes through.
 #[cold]
 fn stop(kind: PolicyKind, request: &Request<'_>, found: &Result<Nodes, TooFew>) -> ! {
     panic!("{kind} may not answer {request:?} with {found:?}")
 }
 
-/// The policies there are.
+/// The available policies.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum PolicyKind {
-    /// [`Stock`]: as HDFS.
+    /// [`Stock`]: the placement of HDFS.
     Stock,
-    /// [`Greedy`]: the best tenants first.
+    /// [`Greedy`]: best tenants first.
     Greedy,
     /// [`History`]: Algorithm 2 of OSDI'16.
     History,
-    /// [`Harvest`]: Algorithm 2 and what this project adds.
+    /// [`Harvest`]: Algorithm 2 and the additions of this project.
     #[default]
     Harvest,
 }
@@ -226,7 +225,7 @@ impl PolicyKind {
         }
     }
 
-    /// The policy.
+    /// Creates the policy.
     #[must_use]
     pub fn build(self, options: &PolicyOptions) -> Box<dyn Policy> {
         match self {
@@ -247,7 +246,7 @@ impl fmt::Display for PolicyKind {
     }
 }
 
-/// A name that is none of the accepted ones.
+/// A name that is not among the accepted ones.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("unknown {what} `{name}`; accepted: {accepted}")]
 pub struct UnknownName {
@@ -275,7 +274,7 @@ impl FromStr for PolicyKind {
     }
 }
 
-/// What can be said about a policy beside its name; `harvest` alone heeds it.
+/// The options of a policy; only `harvest` uses them.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct PolicyOptions {
     /// Whether the first replica goes to the writer's server.
@@ -288,12 +287,12 @@ pub struct PolicyOptions {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Locality {
-    /// When one there is in the grid and can take it.
+    /// If one there is in the grid and can take it.
     #[default]
     Prefer,
-    /// When one there can take it, in the grid or not.
+    /// If one there can take it, in the grid or not.
     Require,
-    /// Not on purpose.
+    /// Not deliberately.
     Off,
 }
 

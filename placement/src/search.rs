@@ -1,4 +1,4 @@
-//! Finding servers for a block by looking at all of them: for when luck did not find any.
+//! An exhaustive search for servers of a block, for when random draws found none.
 
 use rand::Rng;
 use rand::seq::SliceRandom;
@@ -8,13 +8,12 @@ use crate::diversity::{Constraints, Spread};
 use crate::policy::{Nodes, Request};
 use crate::view::{ServerView, View};
 
-/// Servers looked at before the search gives up. Enough to look at every choice in a cluster of
-/// some dozen servers; in a large one the search finds what exists, or refuses a block that only
-/// just fits.
+/// Servers examined before the search gives up. Enough to examine every choice in a cluster of some dozen servers; in
+/// a large cluster the search finds an existing choice, or refuses a block that only just fits.
 const STEPS_MAX: u32 = 20_000;
 
-/// Searches for `request.wanted` servers that together with the existing ones keep the
-/// constraints. Returns the most that it found.
+/// Searches for `request.wanted` servers that, together with the existing ones, satisfy the constraints. Returns the
+/// largest set that it found.
 pub(crate) fn search(
     view: &View,
     request: &Request<'_>,
@@ -34,16 +33,16 @@ pub(crate) fn search(
     find(view, candidates, &existing, request.wanted, constraints).best
 }
 
-/// What [`most_apart`] found.
+/// The result of [`most_apart`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MostApart {
-    /// So many servers were found.
+    /// Number of servers that were found.
     pub count: u8,
-    /// There are not more of them: everything was looked at, or as many as wanted were found.
+    /// Whether this is the maximum: everything was examined, or as many as wanted were found.
     pub is_most: bool,
 }
 
-/// How many of `wanted` replicas some servers can take so that the constraints hold; whether they
+/// Determines how many of `wanted` replicas some servers can take such that the constraints hold; whether the servers
 /// are open does not matter.
 #[must_use]
 pub fn most_apart<'a>(
@@ -53,7 +52,7 @@ pub fn most_apart<'a>(
     constraints: Constraints,
 ) -> MostApart {
     let candidates = servers.filter(|server| is_apart_in_grid(view, server, constraints));
-    // Among many servers the first ones that fit will do, and the others need not be looked at.
+    // Among many servers the first ones that fit suffice, and the others need not be examined.
     if fit_in_order(view, candidates.clone(), wanted, constraints) {
         return MostApart {
             count: wanted,
@@ -73,7 +72,7 @@ pub fn most_apart<'a>(
     }
 }
 
-/// Whether so many are found when each server is taken that fits those taken before it.
+/// Whether enough servers are found by taking each server that fits those taken before it.
 fn fit_in_order<'a>(
     view: &View,
     servers: impl Iterator<Item = &'a ServerView>,
@@ -97,13 +96,13 @@ fn fit_in_order<'a>(
     left == 0
 }
 
-/// Outside the grid nothing keeps rows and columns apart.
+/// Outside the grid, nothing keeps rows and columns apart.
 fn is_apart_in_grid(view: &View, server: &ServerView, constraints: Constraints) -> bool {
     !constraints.contains(Constraints::COLUMN) || view.cell_of(server).is_some()
 }
 
-/// Servers that share tenant and rack are alike, so of each such kind only as many are looked at as
-/// are wanted.
+/// Searches with backtracking. Servers that share tenant and rack are equivalent, so of each such kind no more are
+/// examined than are wanted.
 fn find<'a>(
     view: &'a View,
     mut candidates: Vec<&'a ServerView>,
@@ -125,7 +124,7 @@ fn find<'a>(
     let in_grid = spread.in_grid() + u32::from(wanted);
     let mut search = Search {
         view,
-        // Rows that the existing ones crowd cannot be mended by adding to them.
+        // Rows that the existing replicas crowd cannot be fixed by adding more.
         constraints: constraints.without(spread.crowded(in_grid)),
         wanted: usize::from(wanted),
         in_grid,
@@ -142,7 +141,7 @@ struct Search<'a> {
     view: &'a View,
     constraints: Constraints,
     wanted: usize,
-    /// Replicas in the grid once all are found.
+    /// Number of replicas in the grid once all are found.
     in_grid: u32,
     picked: Nodes,
     best: Nodes,
@@ -150,7 +149,8 @@ struct Search<'a> {
 }
 
 impl Search<'_> {
-    /// What was found has to keep the constraints beside the existing ones, which `spread` has.
+    /// Asserts that the result satisfies the constraints in addition to the existing replicas, which `spread`
+    /// contains.
     fn check(&self, mut spread: Spread) {
         let (found, wanted) = (self.best.len(), self.wanted);
         assert!(found <= wanted, "{found} servers for {wanted} replicas");
@@ -168,8 +168,8 @@ impl Search<'_> {
         }
     }
 
-    /// Adds servers from `candidates` to what `spread` has; true once there are enough or no time
-    /// is left.
+    /// Adds servers from `candidates` to those in `spread`; returns true once there are enough, or once the limit of
+    /// steps is reached.
     fn extend(&mut self, candidates: &[&ServerView], spread: &Spread) -> bool {
         if self.picked.len() > self.best.len() {
             self.best = self.picked.clone();

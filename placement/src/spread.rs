@@ -1,5 +1,5 @@
-//! The policies that spread the replicas of a block over the grid: Algorithm 2 of OSDI'16, and
-//! what this project makes of it.
+//! The policies that spread the replicas of a block over the grid: Algorithm 2 of OSDI'16, and this project's
+//! extension of it.
 
 use harvestfs_protocol::ids::NodeId;
 use harvestfs_protocol::types::Durability;
@@ -13,43 +13,41 @@ use crate::policy::{Locality, Nodes, Policy, PolicyKind, Request, TooFew};
 use crate::search;
 use crate::view::{ServerView, View};
 
-/// How often a block is tried from the start after no server was left for one of its replicas,
-/// half of them with a replica on the writer's server.
+/// Attempts to choose the servers of a block, each from the start after the previous one had no server left for one of
+/// its replicas; the first half of them puts a replica on the writer's server.
 const ATTEMPTS: u32 = 6;
 
-/// Servers that are drawn to find one that was not busy when the others of a block were. So many find
-/// one with a probability of 90 % where a quarter of the space will do.
+/// Servers that are drawn to find one that was not busy when the others of a block were. This many find one with a
+/// probability of 90 % if a quarter of the space qualifies.
 const HOURS_DRAWS: u32 = 8;
 
-/// A cell is not searched for calm servers when they have less than this part of its free space: it
-/// would take long, and there are too few to help many blocks.
+/// A cell is not searched for calm servers if they have less than its free space divided by this: the search would take
+/// long, and there are too few to help many blocks.
 const CALM_PART_MIN: u64 = 8;
 
-/// Algorithm 2 of OSDI'16, to the letter: the grid holds all tenants; the first replica goes to
-/// the writer's server; each further one to a random class in a row and a column of its own, there
-/// to a random tenant whose environment has none yet, there to a random server. After each three
-/// replicas all rows and columns are free again.
+/// Algorithm 2 of OSDI'16, to the letter: the grid holds all tenants; the first replica goes to the writer's server;
+/// each further one to a random class in a new row and column, within it to a random tenant whose environment has
+/// none yet, and there to a random server. After every three replicas, all rows and columns are available again.
 ///
-/// Where the text is silent: a class without a suitable tenant is passed over for another one; a
-/// writer that is on no server, or whose server cannot take a replica, gets the first replica in
-/// any class; a block for which no class is left is tried again from the start, a few times, the
-/// last ones without the writer's server. When that fails, all servers are searched.
+/// Where the paper is silent: a class without a suitable tenant is skipped in favour of another one; if the writer is
+/// on no server, or its server cannot take a replica, the first replica goes to any class; if no class is left for a
+/// block, the choice is restarted a few times, the last times without the writer's server. When that fails, all
+/// servers are searched.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct History;
 
-/// Algorithm 2 and what this project adds to it:
+/// Algorithm 2 with the additions of this project:
 ///
 /// - the grid holds only the least reimaged tenants that the data needs ([`Harvest::scope`]);
-/// - inside a cell a server is drawn with probability proportional to its free space over its
-///   tenant's reimage rate, and a cell with probability proportional to its free space, so that
-///   small tenants do not fill first;
-/// - of two tenants that history shows reimaged together ([`View::set_together`]), a block avoids
-///   the second where it has the choice;
-/// - a block prefers tenants that were never or rarely busy ([`calm_points`](crate::grid::calm_points))
-///   until one of its replicas can be read while all others are busy; where there are none, tenants
-///   that were not busy in the hours of the week in which the others were;
-/// - machine functions and racks count as environments do (section 7 of the paper);
-/// - the replica on the writer's server is a wish ([`Locality`]).
+/// - within a cell, a server is drawn with probability proportional to its free space over its tenant's reimage rate,
+///   and a cell with probability proportional to its free space, so that small tenants do not fill up first;
+/// - of two tenants that history shows reimaged together ([`View::set_together`]), a block avoids the second one
+///   where it has the choice;
+/// - a block prefers tenants that were never or rarely busy ([`calm_points`](crate::grid::calm_points)) until one of
+///   its replicas can be read while all others are busy; where there are none, it prefers tenants that were not busy
+///   in the hours of the week in which the others were;
+/// - machine functions and racks are treated like environments (section 7 of the paper);
+/// - the replica on the writer's server is optional ([`Locality`]).
 #[derive(Clone, Copy, Debug)]
 pub struct Harvest {
     /// Whether the first replica goes to the writer's server.
@@ -115,25 +113,24 @@ impl Policy for Harvest {
     }
 }
 
-/// Cells to choose from, `None` for outside the grid, with the free blocks on their open servers: never
-/// 0.
+/// Cells to choose from, `None` for outside the grid, with the free blocks on their open servers, which are never 0.
 type Cells = SmallVec<[(Option<Cell>, u64); CELLS + 1]>;
 
-/// What the two policies differ in.
+/// The differences between the two policies.
 struct Way {
     constraints: Constraints,
     locality: Locality,
-    /// Draw cells by free space, and servers by free space over reimage rate; not each alike.
+    /// Draw cells by free space, and servers by free space over reimage rate, instead of uniformly.
     by_weight: bool,
 }
 
-/// Replicas chosen so far, and what they and the existing ones occupy.
+/// The replicas chosen so far, and what they and the existing ones occupy.
 struct Partial {
     nodes: Nodes,
     spread: Spread,
     /// Their calm points ([`calm_points`](crate::grid::calm_points)).
     calm: u32,
-    /// Hours of the week in which all of them were busy; all hours as long as there are none.
+    /// Hours of the week in which all of them were busy; all hours as long as there are no replicas.
     busy_hours: WeekHours,
 }
 
@@ -153,7 +150,7 @@ impl Way {
                 return Ok(nodes);
             }
             if nodes.is_empty() {
-                // No server will do, even as the first one.
+                // No server is suitable, not even as the first one.
                 break;
             }
             if nodes.len() > best.len() {
@@ -163,7 +160,7 @@ impl Way {
         let nodes = if request.durability == Durability::Space {
             self.attempt(view, request, true, true, rng)
         } else if best.is_empty() {
-            // All servers have been looked at.
+            // All servers have been examined.
             Nodes::new()
         } else {
             search::search(view, request, self.constraints, rng)
@@ -180,7 +177,7 @@ impl Way {
         })
     }
 
-    /// Chooses one server after the other, as many as it finds.
+    /// Chooses one server after the other, as many as possible.
     fn attempt(
         &self,
         view: &View,
@@ -219,7 +216,7 @@ impl Way {
         partial.nodes
     }
 
-    /// The first replica: the writer's server.
+    /// Places the first replica on the writer's server.
     fn take_local(
         &self,
         view: &View,
@@ -245,7 +242,7 @@ impl Way {
         }
     }
 
-    /// A server for one more replica.
+    /// Draws a server for one more replica.
     fn draw(
         &self,
         view: &View,
@@ -254,8 +251,8 @@ impl Way {
         constraints: Constraints,
         rng: &mut dyn Rng,
     ) -> Option<NodeId> {
-        // Algorithm 2 finishes one round before it starts the next. Replicas that survived a loss
-        // may not be able to; what counts is that all can be split into rounds in the end.
+        // Algorithm 2 finishes one round before it starts the next. With replicas that survived a loss, this may be
+        // impossible; what counts is that all replicas can be split into rounds in the end.
         let in_grid = partial.spread.in_grid();
         let missing = u32::from(request.wanted) - partial.nodes.len() as u32;
         let now = rounds(in_grid + 1);
@@ -269,7 +266,7 @@ impl Way {
             .map(with_space)
             .collect();
         if !constraints.contains(Constraints::COLUMN) && space[CELLS] > 0 {
-            // Cells no longer matter. Outside the grid there are none.
+            // Cells no longer matter, and there are none outside the grid.
             cells.push((None, space[CELLS]));
         }
         self.draw_in(view, request, partial, constraints, cells, rng)
@@ -285,10 +282,9 @@ impl Way {
             })
     }
 
-    /// A server in one of the cells; if there is one, of a tenant that is not reimaged together
-    /// with another one of the block; among those, while the block lacks calm points, of a calm
-    /// tenant; else, while there are hours in which all replicas of the block may be busy, one that
-    /// leaves few.
+    /// Draws a server in one of the cells: if possible, of a tenant that is not reimaged together with another one of
+    /// the block; among those, while the block lacks calm points, of a calm tenant; otherwise, while there are hours
+    /// in which all replicas of the block may be busy, one that leaves few such hours.
     fn draw_in(
         &self,
         view: &View,
@@ -323,7 +319,7 @@ impl Way {
             let accept = |server: &ServerView| view.calm_points(server) > 0 && apart(server);
             drawn = self.draw_other_hours(view, request, partial, &calm, accept, rng);
         }
-        // A tenant that was never busy is less likely to become so than one that was, at other times.
+        // A tenant that was never busy is less likely to become busy than one that was busy at other times.
         if drawn.is_none() && !partial.busy_hours.is_empty() {
             drawn = self.draw_other_hours(view, request, partial, &cells, apart, rng);
         }
@@ -336,8 +332,8 @@ impl Way {
         drawn
     }
 
-    /// Of a few accepted servers, the one that leaves the fewest hours of the week in which all
-    /// replicas of the block may be busy.
+    /// Of a few accepted servers, takes the one that leaves the fewest hours of the week in which all replicas of the
+    /// block may be busy.
     fn draw_other_hours(
         &self,
         view: &View,
@@ -385,7 +381,7 @@ impl Way {
         None
     }
 
-    /// An index into `cells`, which is not empty and whose spaces are not 0.
+    /// Returns an index into `cells`, which is not empty and whose spaces are not 0.
     fn pick(&self, cells: &[(Option<Cell>, u64)], rng: &mut dyn Rng) -> usize {
         if !self.by_weight {
             return rng.random_range(0..cells.len());

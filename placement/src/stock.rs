@@ -9,20 +9,17 @@ use crate::grid::Scope;
 use crate::policy::{Nodes, Policy, PolicyKind, Request, TooFew};
 use crate::view::{Area, RackId, View};
 
-/// The default of HDFS: fast to write, safe against the loss of any one rack, blind to the owners of the
-/// servers.
+/// The default of HDFS: fast to write, safe against the loss of any one rack, oblivious to the owners of the servers.
 ///
-/// 1. The first replica goes to a server on the writer's host, or to a random one when none there
-///    can take it.
-/// 2. The second goes to another server of the same rack; of a block of only two replicas, to
-///    another rack.
-/// 3. The third goes to another rack than the first two; when those are in different racks
-///    already, to the rack of the first.
-/// 4. All others are random, but never leave a block in one rack.
+/// 1. The first replica goes to a server on the writer's host, or to a random one if none there can take it.
+/// 2. The second goes to another server of the same rack; if the block has only two replicas, to another rack.
+/// 3. The third goes to another rack than the first two; if these are already in different racks, to the rack of the
+///    first.
+/// 4. All others are random, but never leave all replicas of a block in one rack.
 ///
-/// Each server has at most one replica. Where a rule finds no server, any server will do: racks are
-/// a wish, different servers are a demand. So two racks are used whenever two replicas are wanted
-/// and a server of a second rack can take one.
+/// Each server has at most one replica. Where a rule finds no server, any server is accepted: racks are a preference,
+/// different servers a requirement. So two racks are used whenever two replicas are wanted and a server of a second
+/// rack can take one.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Stock;
 
@@ -90,14 +87,14 @@ impl Policy for Stock {
             view.server(node)
                 .map_or(0, |server| server.room.blocks(None))
         };
-        // From the fullest server of the rack that holds most of them.
+        // Take it from the fullest server of the rack that holds most of them.
         (0..replicas.len())
             .max_by_key(|&i| (crowd(replicas[i]), std::cmp::Reverse(room(replicas[i]))))
     }
 }
 
-/// Where the next replica should go when `racks` has the racks of the ones before it, at least
-/// one, in order.
+/// Returns where the next replica should go when `racks` contains the racks of the previous ones, at least one, in
+/// order.
 fn preferred_area(racks: &[RackId], total: usize) -> Option<Area<'_>> {
     assert!(
         !racks.is_empty() && racks.len() < total,

@@ -15,7 +15,7 @@ impl Tree {
         self.total
     }
 
-    /// How many positions there are.
+    /// Returns the number of positions.
     pub(crate) fn len(&self) -> usize {
         self.sums.len()
     }
@@ -54,7 +54,7 @@ impl Tree {
         )
     }
 
-    /// A position, each with probability proportional to its weight; `None` when all weigh 0.
+    /// Draws a position with probability proportional to its weight; `None` when all weights are 0.
     #[inline]
     pub(crate) fn draw(&self, rng: &mut dyn Rng) -> Option<u32> {
         if self.total() == 0 {
@@ -63,8 +63,7 @@ impl Tree {
         Some(self.at(rng.random_range(0..self.total())))
     }
 
-    /// The position that covers `rank` when the weights lie side by side; `rank` is below the
-    /// total.
+    /// Returns the position that covers `rank` when the weights are laid out side by side; `rank` is below the total.
     fn at(&self, mut rank: u64) -> u32 {
         let mut position = 0;
         let mut step = (self.sums.len() + 1).next_power_of_two() / 2;
@@ -84,7 +83,7 @@ impl Tree {
         position as u32
     }
 
-    /// The weights of all positions below `position` together.
+    /// Returns the sum of the weights of all positions below `position`.
     fn before(&self, position: usize) -> u64 {
         let mut node = position;
         let mut sum: u64 = 0;

@@ -1,4 +1,4 @@
-//! Every block shall have a replica that can be read while all busy primaries are busy.
+//! Every block has to have a replica that can be read while all primary tenants that are ever busy are busy.
 
 mod common;
 

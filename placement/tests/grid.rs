@@ -124,7 +124,7 @@ proptest! {
     }
 }
 
-/// Tenants that are always busy are of no use; never busy ones come in for them, reimaged or not.
+/// Tenants that are always busy are of no use; they are replaced by never busy ones, reimaged or not.
 #[test]
 fn calm_tenants_are_in_the_grid_and_always_busy_ones_are_not() {
     let with = |busy_share, reimages| GridTenant {

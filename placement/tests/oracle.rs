@@ -1,4 +1,4 @@
-//! Algorithm 2, slow and obvious, says how likely each outcome of the fast one is.
+//! A slow and obvious implementation of Algorithm 2 gives the probability of each outcome of the fast one.
 
 mod common;
 
@@ -15,7 +15,7 @@ use rand::rngs::SmallRng;
 
 use common::{Server, World, host, profile, request, world};
 
-/// Probabilities of the outcomes; what is missing to 1 ended without a server for some replica.
+/// Probabilities of the outcomes; the rest up to 1 ended without a server for some replica.
 type Outcomes = BTreeMap<Vec<NodeId>, f64>;
 
 fn is_open(view: &View, server: &ServerView) -> bool {

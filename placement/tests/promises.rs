@@ -1,4 +1,4 @@
-//! What each policy promises, held on random clusters.
+//! The promises of each policy, checked on random clusters.
 
 mod common;
 
@@ -311,7 +311,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(200))]
 
     /// Tenants that are reimaged together share no block while there is another choice; and where
-    /// there is none, the block is placed all the same.
+    /// there is none, the block is placed nevertheless.
     #[test]
     fn tenants_that_go_together_are_kept_apart(world in world(), seed in any::<u64>()) {
         let policy = PolicyKind::Harvest.build(&PolicyOptions::default());

@@ -1,4 +1,4 @@
-//! The promises of the `stock` policy, held on random clusters.
+//! The promises of the `stock` policy, checked on random clusters.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, Ipv4Addr};

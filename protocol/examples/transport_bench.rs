@@ -5,8 +5,8 @@
 //! ```
 //!
 //! Each row is measured for SECONDS (default 2), three times. "current" runs client and server on
-//! a current-thread runtime each, "multi" both on one runtime with two workers. "local" are streams
-//! past the network, as between processes on one host.
+//! a current-thread runtime each, "multi" both on one runtime with two workers. "local" means streams
+//! that bypass the network, as between processes on one host.
 
 use std::net::{Ipv4Addr, SocketAddr};
 use std::sync::Arc;
@@ -90,7 +90,7 @@ impl Identities {
 
 /// A client with a connection to a server that takes in data and echoes calls.
 struct Pair {
-    /// The client's; the server's too if there is no thread.
+    /// The client's runtime, and also the server's if there is no thread.
     runtime: Arc<Runtime>,
     connection: Connection,
     _endpoint: Endpoint,

@@ -1,5 +1,4 @@
-//! Requests of an operator to the namenode. They need a certificate with the role of an
-//! administrator.
+//! Requests of an operator to the namenode. They require a certificate with the role of an administrator.
 
 use serde::{Deserialize, Serialize};
 
@@ -33,12 +32,12 @@ pub enum AdminRequest {
     History(HistoryRequest),
     /// About placement and repair. Reply: [`AdminReply::Placement`].
     Placement(PlacementRequest),
-    /// End recovery without what is missing: begin a new epoch. Reply: [`AdminReply::Done`].
+    /// End recovery without the missing records: begin a new epoch. Reply: [`AdminReply::Done`].
     AcceptLoss,
     /// The quarantined blocks after this one, at most [`crate::limits::QUARANTINED_PER_REPLY_MAX`].
     /// Reply: [`AdminReply::Quarantine`].
     Quarantine {
-        /// Where the reply before ended; block 0 at first.
+        /// The last block of the previous reply; block 0 at first.
         after: BlockId,
     },
     /// The utilisation classes now. Reply: [`AdminReply::Classes`].
@@ -49,14 +48,14 @@ pub enum AdminRequest {
     Upgrade(UpgradeRequest),
     /// About a backup. Reply: [`AdminReply::Backup`].
     Backup(BackupRequest),
-    /// What a scheduler does with what owners leave. Reply: [`AdminReply::Done`].
+    /// Reports what a scheduler runs on harvested resources. Reply: [`AdminReply::Done`].
     Harvest(HarvestReport),
 }
 
 /// Replies to [`AdminRequest`].
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum AdminReply {
-    /// Nothing to say.
+    /// Success without further data.
     Done,
     /// The cluster at a glance.
     Status(Box<ClusterStatus>),
@@ -80,8 +79,8 @@ pub enum AdminReply {
     Backup(BackupReply),
 }
 
-/// A block that the namenode does not know and whose replicas it keeps for a while: its number may
-/// have been given by a namenode that knew more.
+/// A block that the namenode does not know, and whose replicas it keeps for a while: a namenode with a longer
+/// journal may have allocated its id.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct QuarantinedBlock {
     /// The block.
@@ -92,7 +91,7 @@ pub struct QuarantinedBlock {
     pub nodes: Vec<NodeInfo>,
     /// How much longer they are kept, in milliseconds.
     pub kept_ms: u64,
-    /// The right to read it.
+    /// A token to read it.
     pub token: BlockToken,
 }
 
@@ -103,7 +102,7 @@ pub struct RecoveryStatus {
     pub restored_record: u64,
     /// Its directory was made from a backup: it waits for an operator even if it lacks nothing that is known.
     pub is_from_backup: bool,
-    /// What datanodes obeyed that it does not know.
+    /// The positions that datanodes have obeyed and that are missing from its own timeline.
     pub ahead: Vec<AheadNode>,
 }
 
@@ -115,7 +114,7 @@ impl RecoveryStatus {
         furthest.unwrap_or(0).saturating_sub(self.restored_record)
     }
 
-    /// What it has and what it lacks, in words that go on after "the namenode".
+    /// Describes what it has and what it lacks, as a predicate that follows "the namenode".
     #[must_use]
     pub fn describe(&self) -> String {
         let names: Vec<&str> = self.ahead.iter().map(|node| node.name.as_str()).collect();
@@ -145,12 +144,12 @@ impl RecoveryStatus {
     }
 }
 
-/// A datanode that obeyed what the namenode does not know.
+/// A datanode that obeyed a position that the namenode does not know.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct AheadNode {
     /// Its server.
     pub name: String,
-    /// What it obeyed.
+    /// The position that it obeyed.
     pub obeyed: Position,
 }
 
@@ -177,10 +176,9 @@ pub struct ClusterStatus {
     pub blocks: u64,
     /// Blocks below their replication.
     pub under_replicated_blocks: u64,
-    /// Blocks that have less than their files ask for because the cluster does not have the
-    /// datanodes.
+    /// Blocks with fewer replicas than their files ask for because the cluster does not have enough datanodes.
     pub curtailed_blocks: u64,
-    /// What becomes of writes now.
+    /// The outlook for writes at present.
     pub writes: WriteOutlook,
     /// Committed blocks without any replica.
     pub lost_blocks: u64,
@@ -192,13 +190,13 @@ pub struct ClusterStatus {
     pub sessions: u64,
     /// Datanodes that are alive, without the ones in maintenance.
     pub nodes_alive: u64,
-    /// Datanodes that may be away for a while.
+    /// Datanodes in maintenance: they may be unreachable for a while.
     pub nodes_in_maintenance: u64,
     /// Datanodes ever registered.
     pub nodes_known: u64,
-    /// All quotas of live datanodes together, in bytes.
+    /// The quotas of all live datanodes together, in bytes.
     pub quota_bytes: u64,
-    /// All of it in use, in bytes.
+    /// How many of these bytes are in use.
     pub used_bytes: u64,
     /// Last record of the journal.
     pub journal_lsn: u64,
@@ -212,12 +210,12 @@ pub struct ClusterStatus {
     pub refused_nodes: Vec<AheadNode>,
     /// Blocks in quarantine.
     pub quarantined_blocks: u64,
-    /// What their replicas take, in bytes.
+    /// The size of their replicas in bytes.
     pub quarantined_bytes: u64,
     /// The version of the cluster.
     pub cluster_version: Version,
-    /// The newest version that a namenode or datanode has. Above that of the cluster, an upgrade is under
-    /// way.
+    /// The newest version that a namenode or datanode runs. If it is above the version of the cluster, an
+    /// upgrade is under way.
     pub newest_version: Version,
 }
 
@@ -228,9 +226,9 @@ pub struct NodeStatus {
     pub node: NodeId,
     /// Its server.
     pub server: ServerDescription,
-    /// Its volumes as last heard.
+    /// Its volumes as of the last heartbeat.
     pub volumes: Vec<VolumeStatus>,
-    /// Whether its heartbeats come.
+    /// Whether its heartbeats arrive.
     pub alive: bool,
     /// Whether its primary tenant needs the server.
     pub busy: bool,
@@ -243,7 +241,7 @@ pub struct NodeStatus {
     pub clock_ahead_ms: Option<i64>,
     /// Version of its software, while it is connected.
     pub version: Option<String>,
-    /// What it has is to be copied elsewhere, and it gets nothing new.
+    /// Its replicas are to be copied elsewhere, and it gets no new ones.
     pub draining: bool,
     /// How much longer it may be away without its blocks being repaired, in milliseconds; `None` when
     /// it is not in maintenance.
@@ -253,7 +251,7 @@ pub struct NodeStatus {
 /// The result of `harvestfs admin fsck`.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FsckReport {
-    /// Nothing is missing, lost or left over, and the tables agree with each other.
+    /// Nothing is missing, lost or left over, and the tables are consistent with each other.
     pub healthy: bool,
     /// Regular files.
     pub files: u64,
@@ -261,11 +259,11 @@ pub struct FsckReport {
     pub directories: u64,
     /// Blocks that files use.
     pub blocks: u64,
-    /// Replicas wanted but not there, summed over blocks.
+    /// Replicas that are wanted but missing, summed over blocks.
     pub missing_replicas: u64,
-    /// Blocks in use of which no replica is there.
+    /// Blocks in use that have no replica.
     pub lost_blocks: u64,
-    /// Blocks or replicas that nothing uses and that are not yet removed.
+    /// Blocks or replicas that nothing uses and that are not removed yet.
     pub orphan_blocks: u64,
     /// Replicas beyond the wanted number.
     pub excess_replicas: u64,

@@ -1,4 +1,4 @@
-//! What an operator asks a namenode for when taking a backup of the namespace.
+//! Requests of an operator to a namenode when taking a backup of the namespace.
 
 use std::net::SocketAddr;
 
@@ -10,16 +10,16 @@ use crate::timeline::Epoch;
 /// A request about a backup. Any member of the group of namenodes answers it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum BackupRequest {
-    /// Take a snapshot of everything that is committed now, and keep it open for this connection, in the
-    /// place of the one before. Reply: [`BackupReply::Begun`].
+    /// Take a snapshot of everything that is committed now, and keep it open for this connection, replacing the
+    /// previous one. Reply: [`BackupReply::Begun`].
     Begin {
-        /// Also if this namenode does not lead, and may lack what the leader has committed.
+        /// Allow it even if this namenode does not lead and may lack what the leader has committed.
         of_any: bool,
     },
-    /// Bytes of that snapshot, from there on; as many as there are, at most
+    /// Reads bytes of that snapshot from an offset: as many as there are, but at most
     /// [`crate::limits::SNAPSHOT_PART_BYTES_MAX`]. Reply: [`BackupReply::Part`].
     Read {
-        /// Where they begin.
+        /// Offset of the first byte.
         offset: u64,
     },
 }
@@ -27,38 +27,38 @@ pub enum BackupRequest {
 /// The reply to a [`BackupRequest`].
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum BackupReply {
-    /// The snapshot is there.
+    /// The snapshot is open.
     Begun(Box<BackupContent>),
-    /// Some of it.
+    /// Bytes of the snapshot.
     Part(Vec<u8>),
 }
 
-/// What a backup is of.
+/// Describes the content of a backup.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct BackupContent {
     /// The cluster.
     pub cluster: ClusterId,
-    /// The last record that it has.
+    /// The last record in the backup.
     pub record: u64,
     /// The term of that record.
     pub term: u64,
     /// The epoch in which it was written.
     pub epoch: Epoch,
-    /// The clock of the namenode then, in milliseconds since 1970.
+    /// The clock of the namenode at that time, in milliseconds since 1970.
     pub unix_ms: u64,
     /// Version of the namenode's software.
     pub version: String,
     /// The edition of the namespace.
     pub edition: u8,
-    /// The name in the certificate of the namenode that gave it.
+    /// The name in the certificate of the namenode that took it.
     pub name: String,
-    /// Where that one listens.
+    /// The address at which that namenode listens.
     pub addr: SocketAddr,
-    /// It led then, and had all that was committed.
+    /// Whether it led at that time, and so had everything that was committed.
     pub led: bool,
     /// How many records it lacked that the leader had committed, as far as it knew.
     pub behind_records: u64,
-    /// Where the namenodes of its group listen.
+    /// The addresses at which the namenodes of its group listen.
     pub namenodes: Vec<SocketAddr>,
     /// Regular files.
     pub files: u64,

@@ -1,19 +1,18 @@
-//! Block streams: what clients and datanodes say to datanodes. Each stream starts with an
-//! [`Opening`].
+//! Block streams: what clients and other datanodes send to a datanode. Each stream starts with an [`Opening`].
 //!
 //! **Write.** The writer sends [`DataRequest::Write`], then [`Packet`]s, each with its data
-//! attached. A datanode verifies the checksums, writes, forwards to the next datanode of the
-//! pipeline, and answers with cumulative [`WriteAck`]s. Every packet starts at a multiple of
-//! [`crate::limits::CHUNK_BYTES`]: the end of the packet before it, rounded up. So no chunk is ever
-//! written twice, and what was acknowledged is never at risk from what follows.
+//! attached. A datanode verifies the checksums, writes, forwards to the next datanode of the pipeline, and
+//! answers with cumulative [`WriteAck`]s. Every packet starts at a multiple of [`crate::limits::CHUNK_BYTES`]:
+//! the end of the packet before it, rounded up. So no chunk is ever written twice, and acknowledged data is
+//! never at risk from what follows.
 //!
 //! **Read.** The reader sends [`DataRequest::Read`]; the datanode answers with [`ReadPacket`]s that
 //! cover whole chunks, each with its data attached, or ends with [`ReadPacket::Failed`].
 //!
 //! **Short circuit.** See [`crate::short_circuit`].
 //!
-//! Checksums: CRC32 (IEEE 802.3) of each chunk; the last chunk of a packet is filled up with zeros
-//! for its checksum, on disk as on the wire's other end. The data attached is not filled up.
+//! Checksums: CRC32 (IEEE 802.3) of each chunk. For its checksum, the last chunk of a packet is padded with
+//! zeros, on disk as well as at the receiver. The attached data is not padded.
 
 use std::path::PathBuf;
 
@@ -30,14 +29,14 @@ use crate::types::{NodeInfo, StorageClass};
 /// The first frame of a block stream.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Opening {
-    /// What is asked for.
+    /// The request.
     pub body: DataRequest,
-    /// What it is made for.
+    /// The id of the request for which the stream is opened.
     pub request: RequestId,
 }
 
 impl From<DataRequest> for Opening {
-    /// Made for the current request.
+    /// Opens a stream for the current request.
     fn from(body: DataRequest) -> Self {
         Self {
             body,
@@ -46,19 +45,18 @@ impl From<DataRequest> for Opening {
     }
 }
 
-/// What a block stream is for.
+/// The purpose of a block stream.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum DataRequest {
     /// Create a replica and append to it.
     Write(WriteRequest),
     /// Read a range.
     Read(ReadRequest),
-    /// Cut to a length that all surviving datanodes of a pipeline acknowledged, and seal. Reply:
-    /// [`SealReply`].
+    /// Cut to a length that all surviving datanodes of a pipeline acknowledged, and seal. Reply: [`SealReply`].
     Seal(SealRequest),
     /// Asks for the Unix socket of [`crate::short_circuit`]. Reply: [`ShortCircuitReply`].
     ShortCircuit {
-        /// The asking client's [`crate::short_circuit::this_host`].
+        /// The client's own [`crate::short_circuit::this_host`].
         host: String,
     },
 }
@@ -72,25 +70,25 @@ pub struct WriteRequest {
     pub token: BlockToken,
     /// The class of volume asked for, if any.
     pub class: Option<StorageClass>,
-    /// The rest of the pipeline; this datanode forwards to the first.
+    /// The rest of the pipeline; this datanode forwards to the first of them.
     pub downstream: Vec<NodeInfo>,
 }
 
 /// A piece of a block; the data is attached to the frame.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Packet {
-    /// Data for the end of the block.
+    /// Data to append to the block.
     Data {
-        /// Where in the block, in bytes; a multiple of the chunk size.
+        /// Offset in the block in bytes; a multiple of the chunk size.
         block_offset: u64,
         /// One checksum for each chunk that the data touches.
         checksums: Vec<u32>,
-        /// Acknowledge when this and all before it is on stable storage of every datanode.
+        /// Acknowledge once this packet and all before it are on stable storage of every datanode.
         sync: bool,
         /// The first request that waits for some of it.
         request: RequestId,
     },
-    /// Acknowledge when all before it is on stable storage of every datanode.
+    /// Acknowledge once all packets before it are on stable storage of every datanode.
     Sync,
     /// No data follows: make it stable and seal the replicas at this length in bytes.
     Seal {
@@ -99,18 +97,18 @@ pub enum Packet {
     },
 }
 
-/// The answer to a write stream. The first one says whether the pipeline is set up.
+/// The answer to a write stream. The first one reports whether the pipeline is set up.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum WriteAck {
     /// The pipeline is set up.
     Ready,
-    /// Every datanode has written the first `packets` packets of the stream; packets that demanded
-    /// it are on stable storage.
+    /// Every datanode has written the first `packets` packets of the stream; those that demanded it are on
+    /// stable storage.
     Acked {
         /// Packets since the start of the stream, `Sync` and `Seal` included.
         packets: u64,
     },
-    /// The stream is over. What was acknowledged before stays.
+    /// The stream is over. What was acknowledged before remains valid.
     Failed {
         /// Which datanode failed.
         node: NodeId,
@@ -135,16 +133,16 @@ pub struct ReadRequest {
 /// A part of the answer to a read.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum ReadPacket {
-    /// Whole chunks, in order without gaps; the first starts at the requested offset rounded down,
-    /// the last ends at the requested end rounded up, filled up with zeros beyond the replica's
-    /// end. The data is attached.
+    /// Whole chunks, in order and without gaps. The first starts at the requested offset rounded down, the last
+    /// ends at the requested end rounded up; beyond the end of the replica they are padded with zeros. The data
+    /// is attached.
     Data {
-        /// Where in the block, in bytes; a multiple of the chunk size.
+        /// Offset in the block in bytes; a multiple of the chunk size.
         block_offset: u64,
         /// One checksum for each chunk.
         checksums: Vec<u32>,
     },
-    /// The stream is over; what came before is good.
+    /// The stream is over; what arrived before is valid.
     Failed(DataError),
 }
 
@@ -166,13 +164,13 @@ pub type SealReply = Result<(), DataError>;
 /// host or this datanode has no socket.
 pub type ShortCircuitReply = Option<PathBuf>;
 
-/// The checksum of every chunk of `data`, the last one filled up with zeros.
+/// Returns the checksum of every chunk of `data`, the last one padded with zeros.
 #[must_use]
 pub fn chunk_checksums(data: &[u8]) -> Vec<u32> {
     data.chunks(CHUNK_BYTES).map(chunk_checksum).collect()
 }
 
-/// The checksum of one chunk, filled up with zeros to [`CHUNK_BYTES`].
+/// Returns the checksum of one chunk, padded with zeros to [`CHUNK_BYTES`].
 #[must_use]
 pub fn chunk_checksum(chunk: &[u8]) -> u32 {
     const ZEROS: [u8; CHUNK_BYTES] = [0; CHUNK_BYTES];
@@ -182,8 +180,8 @@ pub fn chunk_checksum(chunk: &[u8]) -> u32 {
     hasher.finalize()
 }
 
-/// The offset in `data` of the first chunk that does not match its checksum, or of the first one
-/// that has none; `None` when all match.
+/// Returns the offset in `data` of the first chunk that does not match its checksum, or of the first one that
+/// has none; `None` when all match.
 #[must_use]
 pub fn first_mismatch(data: &[u8], checksums: &[u32]) -> Option<usize> {
     if planted::is(Bug::IgnoresChecksums) {

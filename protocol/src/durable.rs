@@ -1,12 +1,11 @@
-//! Small files that are replaced as a whole: identities, configurations, what a volume or a
-//! namenode remembers. After a crash or a power loss either the old or the new content is there,
-//! complete.
+//! Small files that are replaced as a whole: identities, configurations, the state of a volume or a namenode.
+//! After a crash or a power loss, either the old or the new content is present, complete.
 //!
-//! When a sync fails, the kernel keeps the pages as if they had been written, and no later sync of
-//! that file writes them. So a file gets its name only after a sync of it that succeeded, and what
-//! failed is thrown away: the next attempt writes a file of its own. A process that relies at its
-//! start on what such files say has to [`recover`] their directory before: the content of a file is
-//! proven by its name, but a process may have been killed before the name was durable.
+//! When a sync fails, the kernel keeps the pages as if they had been written, and no later sync of that file
+//! writes them. So a file gets its name only after a successful sync, and a file whose sync failed is
+//! discarded: the next attempt writes a new file. A process that relies on such files at its start must
+//! [`recover`] their directory first: that a file has its name proves its content, but a process may have been
+//! killed before the name was durable.
 
 use std::ffi::OsStr;
 use std::fs::{self, File, OpenOptions};
@@ -18,11 +17,11 @@ use rustix::fs::{CWD, RenameFlags};
 
 const TEMPORARY_SUFFIX: &str = ".tmp";
 
-/// Writes a file, replacing what has its name; durable when this returns. `mode` holds less what the
-/// process masks.
+/// Writes a file, replacing any existing file of that name; durable when this returns. The umask applies to
+/// `mode`.
 ///
 /// # Errors
-/// What the operating system says. The old content is there then, or the new one, which may not be
+/// The error of the operating system. The file then has the old content, or the new one, which may not be
 /// durable.
 pub fn replace_file(path: &Path, content: &[u8], mode: u32) -> io::Result<()> {
     replace_with(path, content, mode, File::sync_all)
@@ -40,22 +39,22 @@ fn replace_with(
     file.put_in_place(true)
 }
 
-/// A file that is written piece by piece. It has a name of its own beside the one that it will have, and gets
-/// that as a whole; dropped before, it is removed.
+/// A file that is written piece by piece. It has a temporary name in the same directory and gets its final name
+/// once it is complete; if it is dropped before that, it is removed.
 #[derive(Debug)]
 pub struct PendingFile {
     file: File,
     path: PathBuf,
     temporary: PathBuf,
-    /// It has its name.
+    /// It has its final name.
     is_in_place: bool,
 }
 
 impl PendingFile {
-    /// Begins a file that will have this name. `mode` holds less what the process masks. It can be read, too.
+    /// Creates a file that will get this name. The umask applies to `mode`. The file can be read, too.
     ///
     /// # Errors
-    /// What the operating system says.
+    /// The error of the operating system.
     pub fn create(path: &Path, mode: u32) -> io::Result<Self> {
         let dir = directory_of(path);
         let name = path.file_name().unwrap_or_default().to_string_lossy();
@@ -80,11 +79,11 @@ impl PendingFile {
         &mut self.file
     }
 
-    /// Makes it durable and gives it its name, replacing what has that if `replaces`.
+    /// Makes it durable and gives it its name, replacing an existing file if `replaces`.
     ///
     /// # Errors
-    /// What the operating system says; [`io::ErrorKind::AlreadyExists`] if something has the name, and it
-    /// is not to be replaced.
+    /// The error of the operating system; [`io::ErrorKind::AlreadyExists`] if the name is taken and `replaces`
+    /// is false.
     pub fn install(self, replaces: bool) -> io::Result<()> {
         self.file.sync_all()?;
         self.put_in_place(replaces)
@@ -96,7 +95,7 @@ impl PendingFile {
             fs::rename(from, to)?;
         } else {
             match rustix::fs::renameat_with(CWD, from, CWD, to, RenameFlags::NOREPLACE) {
-                // Such as NFS, which cannot do it in one step.
+                // File systems such as NFS cannot do it in one step.
                 Err(rustix::io::Errno::INVAL) if !to.try_exists()? => fs::rename(from, to)?,
                 Err(rustix::io::Errno::INVAL) => return Err(io::ErrorKind::AlreadyExists.into()),
                 renamed => renamed?,
@@ -110,17 +109,17 @@ impl PendingFile {
 impl Drop for PendingFile {
     fn drop(&mut self) {
         if !self.is_in_place {
-            // What is in it is of no use, and this may fail too.
+            // Its content is of no use, and removing it may fail too.
             let _ = fs::remove_file(&self.temporary);
         }
     }
 }
 
-/// Makes a directory and its missing ancestors; their names are durable when this returns. One that
-/// is there already stays as it is.
+/// Creates a directory and its missing ancestors; their names are durable when this returns. An existing
+/// directory stays as it is.
 ///
 /// # Errors
-/// What the operating system says.
+/// The error of the operating system.
 pub fn create_directories(dir: &Path, mode: u32) -> io::Result<()> {
     if dir.is_dir() {
         return Ok(());
@@ -134,19 +133,20 @@ pub fn create_directories(dir: &Path, mode: u32) -> io::Result<()> {
     }
 }
 
-/// Gives a file or directory another name, replacing what a file has; the change is durable when this
-/// returns. What is in it has to be so before.
+/// Renames a file or directory, replacing an existing file of the new name; the change is durable when this
+/// returns. Its content has to be durable before.
 ///
 /// # Errors
-/// What the operating system says. It has the old name then, or the new one, which may not be durable.
+/// The error of the operating system. The old name then still applies, or the new one, which may not be
+/// durable.
 pub fn rename(from: &Path, to: &Path) -> io::Result<()> {
     rename_with(from, to, RenameFlags::empty())
 }
 
-/// As [`rename`], and replaces nothing.
+/// Does the same as [`rename`], but replaces nothing.
 ///
 /// # Errors
-/// As [`rename`]; [`io::ErrorKind::AlreadyExists`] when something has the new name.
+/// As [`rename`]; [`io::ErrorKind::AlreadyExists`] if the new name is taken.
 pub fn rename_to_new(from: &Path, to: &Path) -> io::Result<()> {
     rename_with(from, to, RenameFlags::NOREPLACE)
 }
@@ -163,7 +163,7 @@ fn rename_with(from: &Path, to: &Path, flags: RenameFlags) -> io::Result<()> {
 /// Makes the names in a directory durable.
 ///
 /// # Errors
-/// What the operating system says.
+/// The error of the operating system.
 pub fn sync_directory(dir: &Path) -> io::Result<()> {
     File::open(dir)?.sync_all()
 }
@@ -171,21 +171,22 @@ pub fn sync_directory(dir: &Path) -> io::Result<()> {
 /// Makes the name of a file or directory durable.
 ///
 /// # Errors
-/// What the operating system says.
+/// The error of the operating system.
 pub fn sync_name_of(path: &Path) -> io::Result<()> {
     sync_directory(directory_of(path))
 }
 
-/// Prepares a directory in which only the caller writes: what a killed process has left half
-/// written is removed, and the names that it gave are durable when this returns.
+/// Prepares a directory in which only the caller writes: removes what a killed process left half written, and
+/// makes the names that it gave durable.
 ///
 /// # Errors
-/// What the operating system says.
+/// The error of the operating system.
 pub fn recover(dir: &Path) -> io::Result<()> {
     recover_noting(dir, || {})
 }
 
-/// As [`recover`], and calls `answered` whenever the disk has answered, for those who wait only as long as it does.
+/// Does the same as [`recover`], and calls `answered` each time the disk has answered, for callers that time
+/// out on a silent disk.
 ///
 /// # Errors
 /// As [`recover`].
@@ -201,7 +202,8 @@ pub fn recover_noting(dir: &Path, answered: impl Fn()) -> io::Result<()> {
     sync_directory(dir)
 }
 
-/// Whether a file is called as one that is being written, or was when its writer was killed.
+/// Whether a name is one that `PendingFile` gives to files that are still being written, or whose writer was
+/// killed.
 #[must_use]
 pub fn is_temporary(name: &OsStr) -> bool {
     let name = name.to_str().and_then(|name| name.strip_prefix('.'));
@@ -266,8 +268,8 @@ mod tests {
         assert_eq!(names(dir.path()), ["file"]);
     }
 
-    /// The kernel does not write again what a failed sync was to write: neither a second sync of the
-    /// same file nor a name for it may make it count.
+    /// The kernel does not retry the writes of a failed sync: neither a second sync of the same file nor
+    /// giving it its name may make its content count as durable.
     #[test]
     fn after_a_failed_sync_the_next_attempt_writes_another_file() {
         let dir = tempfile::tempdir().unwrap();

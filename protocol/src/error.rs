@@ -56,13 +56,13 @@ pub enum FsError {
     /// `EOPNOTSUPP`
     #[error("not supported: {0}")]
     NotSupported(String),
-    /// `ESTALE`: the inode is gone, or the name now leads elsewhere; look it up again.
+    /// `ESTALE`: the inode no longer exists, or the name now refers to another one; look it up again.
     #[error("stale file handle")]
     Stale,
-    /// `ENOSPC`: no datanode has room.
+    /// `ENOSPC`: no datanode has space left.
     #[error("no space is left on the datanodes")]
     NoSpace,
-    /// `EIO`: the servers that have room cannot keep the replicas as far apart as the file demands.
+    /// `EIO`: the servers that have space left cannot keep the replicas as far apart as the file demands.
     #[error(
         "the servers that have room cannot keep replicas apart: {wanted} wanted, {placeable} can be \
          placed"
@@ -79,7 +79,7 @@ pub enum FsError {
         /// When to try again.
         retry_after_ms: u32,
     },
-    /// `EIO`: the session is unknown or was ended; its uncommitted data is gone.
+    /// `EIO`: the session is unknown or was ended; its uncommitted data is lost.
     #[error("the session has expired")]
     SessionExpired,
     /// `EACCES`: this peer's certificate does not allow the request.
@@ -88,7 +88,7 @@ pub enum FsError {
     /// `EIO`: the peer sent something that this version does not accept.
     #[error("protocol error: {0}")]
     Protocol(String),
-    /// `EIO`: the namenode failed; the message is for its log's reader.
+    /// `EIO`: the namenode failed; the message is meant for the reader of the log.
     #[error("namenode error: {0}")]
     Internal(String),
     /// `EDQUOT`: a directory's quota of bytes or of files would be exceeded.
@@ -97,28 +97,30 @@ pub enum FsError {
     /// `EROFS`
     #[error("it is a part of a snapshot, which nothing changes")]
     ReadOnly,
-    /// `EROFS`: the namenode lacks what others know, and so it is in recovery and changes nothing, or
-    /// refuses a datanode. Says what it lacks.
+    /// `EROFS`: the namenode lacks records that others know, and so it is in recovery and changes nothing, or
+    /// it refuses a datanode. The message describes what it lacks.
     #[error("{0}")]
     Recovery(String),
-    /// `EIO`: this peer has as many of something as one may have. Others are not kept waiting by it.
+    /// `EIO`: this peer has reached its limit of some resource. Other peers are not affected.
     #[error("one peer has at most {max} {what}")]
     PeerLimit {
-        /// What it has too many of.
+        /// The resource.
         what: String,
-        /// The most.
+        /// The limit.
         max: u32,
     },
-    /// `EIO`: datanodes that a new block needs are away for now; a write waits for them first.
+    /// `EIO`: datanodes that a new block needs are temporarily unavailable; a write waits for them before it
+    /// fails.
     #[error("{0}")]
     TooFewDatanodes(Shortage),
-    /// `EIO`: another namenode leads, or none does just now. Clients ask that one, or all in turn, until their deadline.
+    /// `EIO`: another namenode leads, or currently none does. Clients ask that one, or all in turn, until their
+    /// deadline.
     #[error("this namenode does not lead{}", leader.map(|it| format!("; ask the one at {it}")).unwrap_or_default())]
     NotLeader {
-        /// Where the one listens that leads or may know which one does, if that is known.
+        /// The address of the namenode that leads, or that may know the leader, if known.
         leader: Option<SocketAddr>,
     },
-    /// `EOPNOTSUPP`: it exists since a version that the cluster does not have yet.
+    /// `EOPNOTSUPP`: the operation exists since a version that the cluster does not have yet.
     #[error(
         "it exists since version {since}, and the cluster has version {cluster}: upgrade all parts, then \
          run `harvestfs admin upgrade finish`"

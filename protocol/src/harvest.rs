@@ -1,4 +1,5 @@
-//! Which jobs run on what owners leave: told by the controllers beside schedulers, so that it can be seen.
+//! Reports of the controllers beside schedulers: which jobs run on harvested resources, so that operators can
+//! see it.
 
 use serde::{Deserialize, Serialize};
 
@@ -6,69 +7,70 @@ use crate::limits::{
     HARVEST_CLASSES_MAX, HARVEST_JOBS_MAX, HARVEST_NAME_BYTES_MAX, HARVEST_PLACES_MAX,
 };
 
-/// What a controller tells. It holds for [`crate::limits::HARVEST_REPORT_EXPIRES`].
+/// The report of a controller. It is valid for [`crate::limits::HARVEST_REPORT_EXPIRES`].
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct HarvestReport {
-    /// The scheduler: its kind and address. One report replaces the one before of the same.
+    /// The scheduler: its kind and address. A report replaces the previous one of the same scheduler.
     pub scheduler: String,
-    /// What is so now; none when the controller ends.
+    /// The current state; none when the controller ends.
     pub now: Option<Harvest>,
 }
 
-/// What a scheduler does with what owners leave.
+/// The harvested resources that a scheduler is offered, and the jobs that it runs on them.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Harvest {
-    /// What it is offered.
+    /// What the nodes offer to jobs, by label.
     pub offers: Vec<ClassOffer>,
-    /// What runs there, at most [`HARVEST_JOBS_MAX`], with at most [`HARVEST_PLACES_MAX`] places of all together.
+    /// The jobs that run, at most [`HARVEST_JOBS_MAX`], with at most [`HARVEST_PLACES_MAX`] places of all jobs
+    /// together.
     pub jobs: Vec<HarvestedJob>,
-    /// Jobs that are not in `jobs`.
+    /// Number of jobs that are not in `jobs`.
     pub jobs_left_out: u32,
 }
 
-/// What the nodes with a label offer to jobs.
+/// The resources that the nodes with a label offer to jobs.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ClassOffer {
     /// The label of a class; none for nodes in no class.
     pub label: Option<String>,
-    /// Nodes.
+    /// Number of nodes.
     pub nodes: u32,
-    /// Cores of all of them.
+    /// Number of cores of all of them.
     pub cores: u64,
-    /// Memory of all of them.
+    /// Memory of all of them in MiB.
     pub memory_mib: u64,
 }
 
 /// A job that runs.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct HarvestedJob {
-    /// As its scheduler calls it.
+    /// Its id in the scheduler.
     pub id: String,
-    /// As people call it.
+    /// Its name for people.
     pub name: String,
-    /// Whose it is.
+    /// The user who runs it.
     pub user: String,
-    /// The label of the class that it asked for.
+    /// The label of the class that it requested.
     pub label: Option<String>,
-    /// Where it runs.
+    /// The servers on which it runs.
     pub places: Vec<JobPlace>,
 }
 
-/// A server that a job runs on.
+/// A server on which a job runs.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct JobPlace {
-    /// Its name; that of the node when it is no server of the cluster.
+    /// Name of the server; that of the node when it is not a server of the cluster.
     pub server: String,
-    /// Containers or pods.
+    /// Number of containers or pods.
     pub containers: u32,
-    /// Their cores.
+    /// Number of their cores.
     pub cores: u32,
-    /// Their memory.
+    /// Their memory in MiB.
     pub memory_mib: u64,
 }
 
 impl HarvestReport {
-    /// What is wrong with it.
+    /// Returns what is wrong with it, if anything.
     #[must_use]
     pub fn fault(&self) -> Option<&'static str> {
         let is_long = |text: &String| text.len() > HARVEST_NAME_BYTES_MAX;

@@ -1,28 +1,27 @@
-//! What operators ask about the history of the primary tenants, and what they add to it.
+//! Requests of operators about the history of the primary tenants, and their additions to it.
 //!
-//! Times are in whole seconds since 1970. Shares of CPU are in thousandths of all cores of a
-//! tenant's average server.
+//! Times are in whole seconds since 1970. CPU shares are in thousandths of all cores of a tenant's average
+//! server.
 
 use serde::{Deserialize, Serialize};
 
-/// Requests about history. They wait for nothing but each other: an analysis under way delays them
-/// by seconds.
+/// Requests about history. They wait only for each other: an analysis in progress delays them by seconds.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum HistoryRequest {
-    /// Adds records, in order; at most [`crate::limits::HISTORY_RECORDS_PER_REQUEST_MAX`] with at
-    /// most [`crate::limits::HISTORY_SAMPLES_PER_REQUEST_MAX`] samples together. What is there
-    /// already is not added again. Reply: [`HistoryReply::Imported`], when it is on stable storage,
-    /// or [`HistoryReply::Refused`].
+    /// Adds records, in order; at most [`crate::limits::HISTORY_RECORDS_PER_REQUEST_MAX`] with at most
+    /// [`crate::limits::HISTORY_SAMPLES_PER_REQUEST_MAX`] samples together. Records that exist already are not
+    /// added again. Reply: [`HistoryReply::Imported`], once they are on stable storage, or
+    /// [`HistoryReply::Refused`].
     Import(Vec<HistoryRecord>),
     /// The tenants in order, at most [`crate::limits::TENANTS_PER_REPLY_MAX`]. Reply:
     /// [`HistoryReply::Tenants`].
     Tenants {
-        /// The last of the page before.
+        /// The last tenant of the previous page.
         after: Option<TenantName>,
     },
-    /// What there is. Reply: [`HistoryReply::Overview`].
+    /// Summarises the history. Reply: [`HistoryReply::Overview`].
     Overview,
-    /// Analyse now and use the result. Reply: [`HistoryReply::Overview`], when that is done.
+    /// Analyses now and uses the result. Reply: [`HistoryReply::Overview`], once that is done.
     Analyse,
 }
 
@@ -38,23 +37,23 @@ pub struct TenantName {
 /// A piece of history.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum HistoryRecord {
-    /// A tenant owns a server from some time on, until another does.
+    /// A tenant owns a server from some time on, until another tenant does.
     Owner {
         /// The server.
         server: String,
         /// Its owner.
         tenant: TenantName,
-        /// From when on.
+        /// When ownership begins.
         from_s: u32,
     },
     /// A server was reimaged. It must have an owner.
     Reimage {
         /// The server.
         server: String,
-        /// When.
+        /// When it was reimaged.
         at_s: u32,
     },
-    /// CPU use of a tenant's average server.
+    /// CPU utilisation of a tenant's average server.
     Utilisation {
         /// The tenant.
         tenant: TenantName,
@@ -62,12 +61,12 @@ pub enum HistoryRecord {
         start_s: u32,
         /// Time between samples in seconds, at least 1.
         period_s: u32,
-        /// Samples in 0.01 % of all cores; [`MISSING_SAMPLE`] where there is none.
+        /// Samples in 0.01 % of all cores; [`MISSING_SAMPLE`] where one is missing.
         samples: Vec<u16>,
     },
 }
 
-/// A sample that is missing.
+/// The value that marks a missing sample.
 pub const MISSING_SAMPLE: u16 = u16::MAX;
 
 /// Replies to [`HistoryRequest`].
@@ -86,25 +85,25 @@ pub enum HistoryReply {
     Tenants {
         /// In order.
         tenants: Vec<TenantHistory>,
-        /// There are more.
+        /// Whether more tenants follow.
         more: bool,
     },
     /// To `Overview` and `Analyse`.
     Overview(HistoryOverview),
 }
 
-/// What an import did.
+/// The result of an import.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ImportCounts {
-    /// Owners, reimages and two-minute slots of tenants that are new.
+    /// New owners, reimages and two-minute slots of tenants.
     pub new: u64,
-    /// Owners and reimages that were known, and series that changed nothing.
+    /// Owners and reimages that were known already, and series that changed nothing.
     pub known: u64,
-    /// Samples and reimages older than what is kept.
+    /// Samples and reimages that are older than the retention.
     pub too_old: u64,
 }
 
-/// What history says of a tenant.
+/// The history of a tenant, summarised.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TenantHistory {
     /// The tenant.
@@ -117,25 +116,25 @@ pub struct TenantHistory {
     pub server_months: u64,
     /// Estimated reimages of a thousand of its servers in a month, from now on.
     pub reimages_per_1000_server_months: u64,
-    /// Mean CPU use in the last month, as of the last analysis; none without samples.
+    /// Mean CPU utilisation in the last month, as of the last analysis; none without samples.
     pub average_cpu_permille: Option<u16>,
-    /// CPU use that was exceeded in one hundredth of the last month only.
+    /// The CPU utilisation that was exceeded in only one hundredth of the last month.
     pub peak_cpu_permille: Option<u16>,
     /// The pattern; none when there are too few samples.
     pub pattern: Option<TenantPattern>,
-    /// The utilisation class: a place in [`HistoryOverview::classes`].
+    /// The utilisation class: an index into [`HistoryOverview::classes`].
     pub class: Option<u32>,
-    /// Share of the last month (in half hours) with a sample, in thousandths.
+    /// Share of the last month (in half-hours) that has a sample, in thousandths.
     pub coverage_permille: u16,
 }
 
-/// How a tenant's CPU use goes over time.
+/// How a tenant's CPU utilisation varies over time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum TenantPattern {
-    /// With the hours of the day or the days of the week.
+    /// It follows the hours of the day or the days of the week.
     Periodic,
-    /// Roughly the same at all times.
+    /// It is roughly the same at all times.
     Constant,
     /// Neither.
     Unpredictable,
@@ -165,11 +164,11 @@ pub struct HistoryClass {
     pub average_cpu_permille: u16,
     /// Mean of their peaks.
     pub peak_cpu_permille: u16,
-    /// How many they are.
+    /// Number of its tenants.
     pub tenants: u32,
 }
 
-/// What history there is.
+/// A summary of the history.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct HistoryOverview {
     /// Tenants.
@@ -178,23 +177,23 @@ pub struct HistoryOverview {
     pub servers: u64,
     /// Reimages.
     pub reimages: u64,
-    /// Pairs of tenants that are reimaged together, as of the last analysis.
+    /// Pairs of tenants that tend to be reimaged together, as of the last analysis.
     pub pairs: u64,
-    /// Memory that it takes in bytes, estimated.
+    /// Estimated memory use in bytes.
     pub memory_bytes: u64,
-    /// Space that its files take in bytes.
+    /// Size of its files in bytes.
     pub disk_bytes: u64,
-    /// Slots of two minutes recorded since the namenode started.
+    /// Two-minute slots recorded since the namenode started.
     pub slots_recorded: u64,
-    /// Slots that were lost since then, because recording fell behind.
+    /// Slots lost since then because recording fell behind.
     pub slots_lost: u64,
     /// When it was last analysed.
     pub analysed_at_s: Option<u32>,
-    /// How long that took, in milliseconds.
+    /// Duration of that analysis in milliseconds.
     pub analysis_ms: u64,
-    /// Utilisation classes, as of then.
+    /// Utilisation classes as of that analysis.
     pub classes: Vec<HistoryClass>,
-    /// What went wrong since the namenode started: damaged files, a full disk; the last few.
+    /// The most recent problems since the namenode started, such as damaged files or a full disk.
     pub problems: Vec<String>,
 }
 

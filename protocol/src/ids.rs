@@ -1,4 +1,4 @@
-//! Identifiers. Each is its own type, so that one cannot be passed where another is meant.
+//! Identifiers. Each is its own type, so that one cannot be passed in place of another.
 
 use std::fmt;
 
@@ -42,7 +42,7 @@ id!(
     SessionId, u64, "{}"
 );
 id!(
-    /// A datanode as the namenode numbers it. Stable over restarts and reimages of the server.
+    /// A datanode, as numbered by the namenode. Stable across restarts and reimages of the server.
     NodeId, u32, "{}"
 );
 id!(

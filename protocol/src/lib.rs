@@ -1,19 +1,19 @@
-//! What the parts of HarvestFS say to each other: identifiers, messages, errors, limits, block
+//! The protocol that the parts of HarvestFS speak with each other: identifiers, messages, errors, limits, block
 //! tokens, and the one transport that carries them (QUIC with mutual TLS).
 //!
 //! - [`rpc`]: requests to the namenode, from clients ([`meta`]), datanodes ([`node`]) and
 //!   operators ([`admin`], [`history`]);
 //! - [`data`]: block streams to datanodes;
-//! - [`request_id`]: what connects the logs of all parts that served one request;
+//! - [`request_id`]: the id that connects the log lines of all parts that served one request;
 //! - [`codec`]: frames; [`transport`]: connections, streams, request multiplexing;
 //! - [`identity`]: the certificate authority of a cluster and the certificates of its parts;
-//! - [`timeline`]: which namenode says something, and how much it had seen;
-//! - [`version`]: what exists since when, and what two releases have in common;
+//! - [`timeline`]: which namenode sent a message, and how much it had seen by then;
+//! - [`version`]: which message exists since which version, and which version two releases have in common;
 //! - [`durable`]: small files that survive a power loss;
-//! - [`settings`]: what is wrong with a file that a user wrote.
+//! - [`settings`]: errors in files that a user wrote.
 //!
-//! Messages are encoded with postcard, whose format is written down and stable. What was released is
-//! never changed ([`version`]).
+//! Messages are encoded with postcard, whose format is specified and stable. A released message is never
+//! changed ([`version`]).
 
 pub mod admin;
 pub mod backup;
@@ -53,6 +53,6 @@ pub mod watch;
 
 pub use machine::{since_boot, unix_now_ms};
 
-/// The first word of the line that a part prints on standard output once it serves: the process
-/// that started it waits for that.
+/// The first word of the line that a part prints on standard output once it serves. The process that started it
+/// waits for this line.
 pub const READY: &str = "ready";

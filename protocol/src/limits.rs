@@ -1,5 +1,5 @@
-//! The limits that several parts share, with their reasons. Those of a single part are beside its code, and others are in its
-//! configuration.
+//! Limits that several parts share, with their reasons. The limits of a single part are next to its code;
+//! others are in its configuration.
 
 use std::time::Duration;
 
@@ -7,8 +7,8 @@ use std::time::Duration;
 pub const NAME_BYTES_MAX: usize = 255;
 /// Longest symlink target in bytes (Linux `PATH_MAX` without its terminating NUL).
 pub const SYMLINK_BYTES_MAX: usize = 4095;
-/// Deepest directory. Bounds the walks that check a rename against cycles, and keeps every path
-/// that a program can build with `PATH_MAX` step by step reachable.
+/// Deepest directory. Bounds the walks that check a rename for cycles, and keeps reachable every path that a
+/// program can build step by step with `PATH_MAX`.
 pub const DIRECTORY_DEPTH_MAX: usize = 4096;
 /// Most hard links to one file (as ext4).
 pub const LINKS_MAX: u32 = 65_000;
@@ -36,27 +36,27 @@ pub const REPLICATION_MAX: u8 = 10;
 
 /// Most extents in one commit; a larger one is split by the client.
 pub const EXTENTS_PER_COMMIT_MAX: usize = 8_192;
-/// Most pieces of a file that one clone shares: the namenode answers no request while it does that, for some
+/// Most pieces of a file that one clone shares: the namenode answers no other request during a clone, for some
 /// milliseconds. A larger one is split by the client.
 pub const PIECES_PER_CLONE_MAX: usize = 65_536;
-/// Most pieces that a file gets by clones, since copies of copies double them with each request: of the smallest
-/// blocks that is a file of 2 TiB.
+/// Most pieces that a file may receive through clones, since copies of copies double them with each request:
+/// with the smallest blocks, this many pieces are a file of 2 TiB.
 pub const PIECES_OF_CLONES_MAX: usize = 2 << 20;
 /// Most files in one commit.
 pub const FILES_PER_COMMIT_MAX: usize = 1_024;
-/// Most extents in one reply; the rest is asked for by offset.
+/// Most extents in one reply; the client asks for the rest by offset.
 pub const EXTENTS_PER_REPLY_MAX: usize = 8_192;
-/// Inodes that one search for sparse blocks looks at: some milliseconds of the namenode's time.
+/// Inodes that one search for sparse blocks examines: some milliseconds of the namenode's time.
 pub const INODES_PER_SEARCH_MAX: usize = 16_384;
 /// Most pieces of files in one request to relocate them.
 pub const RELOCATIONS_PER_REQUEST_MAX: usize = 1_024;
-/// Most inodes that one command removes from the trash: a fraction of a millisecond.
+/// Most inodes that one command removes from the trash: a fraction of a millisecond of work.
 pub const TRASH_INODES_PER_COMMAND_MAX: usize = 1_024;
-/// Most files or names that are looked at in one tick of the namenode for whether something is to be
-/// done to them by now: a fraction of a millisecond.
+/// Most files or names that the namenode checks for due upkeep in one tick: a fraction of a millisecond of
+/// work.
 pub const UPKEEP_INODES_PER_TICK_MAX: usize = 1_024;
-/// Most names, inodes and extents in a snapshot of a directory: the namenode answers no request
-/// while it copies them, for a fraction of a second.
+/// Most names, inodes and extents in a snapshot of a directory: the namenode answers no request while it copies
+/// them, for a fraction of a second.
 pub const SNAPSHOT_ITEMS_MAX: u64 = 524_288;
 /// Most directory entries in one reply.
 pub const ENTRIES_PER_REPLY_MAX: usize = 1_024;
@@ -64,80 +64,82 @@ pub const ENTRIES_PER_REPLY_MAX: usize = 1_024;
 pub const BLOCKS_PER_REQUEST_MAX: usize = 1_024;
 /// Most quarantined blocks that one reply lists.
 pub const QUARANTINED_PER_REPLY_MAX: usize = 256;
-/// Most schedulers whose controllers report.
+/// Most schedulers whose controllers may report.
 pub const HARVEST_SCHEDULERS_MAX: usize = 16;
-/// Most classes in a report of a controller: the paper has 23.
+/// Most classes in a controller's report: the paper has 23.
 pub const HARVEST_CLASSES_MAX: usize = 256;
-/// Most jobs in a report of a controller.
+/// Most jobs in a controller's report.
 pub const HARVEST_JOBS_MAX: usize = 256;
-/// Most places of all jobs of such a report.
+/// Most places of all jobs in such a report.
 pub const HARVEST_PLACES_MAX: usize = 4_096;
-/// Longest name in such a report.
+/// Longest name in such a report in bytes.
 pub const HARVEST_NAME_BYTES_MAX: usize = 256;
 /// Most replicas in one part of a block report: a part stays below a frame's header limit.
 pub const REPLICAS_PER_REPORT_MAX: usize = 16_384;
-/// Most pieces of history in one import request: with the longest names they stay below a frame's header
-/// limit, together with [`HISTORY_SAMPLES_PER_REQUEST_MAX`].
+/// Most pieces of history in one import request: with the longest names they stay below a frame's header limit,
+/// together with [`HISTORY_SAMPLES_PER_REQUEST_MAX`].
 pub const HISTORY_RECORDS_PER_REQUEST_MAX: usize = 1_024;
-/// Most samples of utilisation in one import request: a month of seven tenants every five minutes, of one
-/// tenant every minute.
+/// Most utilisation samples in one import request: a month of seven tenants sampled every five minutes, or of
+/// one tenant sampled every minute.
 pub const HISTORY_SAMPLES_PER_REQUEST_MAX: usize = 65_536;
-/// Most blocks that one report on placement explains, and that it lists as lost.
+/// Most blocks that one report on placement explains, and most that it lists as lost.
 pub const BLOCKS_PER_REPORT_MAX: usize = 1_024;
 /// Most tenants in one reply.
 pub const TENANTS_PER_REPLY_MAX: usize = 1_024;
-/// Most bytes of a snapshot of the namespace in one message: a frame's header has room for them, and for what
-/// is said of them.
+/// Most bytes of a snapshot of the namespace in one message: a frame's header has room for them and for their
+/// description.
 pub const SNAPSHOT_PART_BYTES_MAX: usize = 512 << 10;
-/// One namenode adds no more records to a message for another one when they have so many bytes: the last may be as large
-/// as a change can be, and all fit into a frame's header.
+/// A namenode adds no further records to a message for another namenode once they have this many bytes: the
+/// last record may be as large as a change can be, and all still fit into a frame's header.
 pub const APPENDED_BYTES_MAX: usize = 256 << 10;
 /// Most commands that one heartbeat's reply carries; the rest waits for the next.
 pub const COMMANDS_PER_HEARTBEAT_MAX: usize = 256;
-/// Most namenodes that a client or a datanode is told of; a group has five, and one more for each that is being replaced.
+/// Most namenodes that a client or a datanode learns of; a group has five, and one more for each that is being
+/// replaced.
 pub const NAMENODES_TOLD_MAX: usize = 16;
-/// Most supplementary groups of a caller (Linux `NGROUPS_MAX` is 65536; NFS carries 16; no user has
-/// more than this in practice and it bounds a request).
+/// Most supplementary groups of a caller (Linux `NGROUPS_MAX` is 65536; NFS carries 16; no user has more than
+/// this in practice, and it bounds a request).
 pub const GROUPS_MAX: usize = 1_024;
 /// Most volumes of one datanode.
 pub const VOLUMES_PER_NODE_MAX: usize = 64;
 /// Longest name of a server, rack, environment or machine function in bytes.
 pub const LABEL_BYTES_MAX: usize = 128;
-/// Replies to a session's most recent mutations that the namenode remembers, so that a repeated
-/// request is answered and not executed again. Also the most mutations a session has in flight.
+/// Replies to a session's most recent mutations that the namenode remembers, so that a repeated request is
+/// answered without being executed again. Also the most mutations that a session may have in flight.
 pub const MUTATIONS_IN_FLIGHT_MAX: usize = 1_024;
-/// Delegations that one session may have, see [`crate::meta::MetaReply::Created`].
+/// Most delegations that one session may have, see [`crate::meta::MetaReply::Created`].
 pub const DELEGATIONS_PER_SESSION_MAX: usize = 16_384;
-/// Most sessions at a time; bounds the memory that clients can claim.
+/// Most simultaneous sessions; bounds the memory that clients can claim.
 pub const SESSIONS_MAX: usize = 65_536;
-/// Most sessions at a time of one client's certificate, a small part of [`SESSIONS_MAX`]: one for
-/// each mount, and one for each command while it runs, or for a minute after it was killed.
+/// Most simultaneous sessions of one client's certificate, a small part of [`SESSIONS_MAX`]: one for each
+/// mount, and one for each command while it runs, or for a minute after it was killed.
 pub const SESSIONS_PER_CLIENT_MAX: usize = 2_048;
-/// Most connections at a time from one address to the namenode, and to each datanode, which serves
-/// four times as many: one for each mount on a machine, and one for each command while it runs.
+/// Most simultaneous connections from one address to the namenode, and to each datanode, which serves four
+/// times as many: one for each mount on a machine, and one for each command while it runs.
 pub const CONNECTIONS_PER_ADDRESS_MAX: u32 = 1_024;
-/// Most blocks that one session writes at a time, for each of which datanodes keep room: two for
-/// each file that is written in bulk, and some in advance.
+/// Most blocks that one session writes simultaneously, for each of which datanodes reserve space: two for each
+/// file that is written in bulk, and some in advance.
 pub const BLOCKS_PER_SESSION_MAX: usize = 4_096;
-/// Most block streams at a time of one peer at one datanode, idle ones included: as many as one
-/// connection may have, and a quarter of what a datanode serves.
+/// Most simultaneous block streams of one peer at one datanode, idle ones included: as many as one connection
+/// may have, and a quarter of what a datanode serves.
 pub const STREAMS_PER_PEER_MAX: u32 = 1_024;
 
 /// A session that was silent for this long has lost its leases.
 pub const LEASE: Duration = Duration::from_secs(10);
-/// A session believes what it has cached for this long after it sent something that was answered: a hundredth less
-/// than [`LEASE`], since its clock may go slower than the namenode's. Kernels correct the rate of a clock by 0.05 % at most.
+/// How long a session believes what it has cached after it sent something that was answered: one hundredth less
+/// than [`LEASE`], since its clock may be slower than the namenode's. Kernels correct the rate of a clock by
+/// 0.05 % at most.
 pub const LEASE_BELIEVED: Duration = Duration::from_millis(9_900);
 /// A session that was silent for this long is ended: its uncommitted blocks are collected.
 pub const SESSION_TIMEOUT: Duration = Duration::from_secs(60);
-/// How often a session shows that it lives. Three may be lost before leases end.
+/// How often a session sends a keepalive. Three may be lost before its leases end.
 pub const KEEPALIVE_INTERVAL: Duration = Duration::from_millis(2_500);
 /// How often a datanode sends a heartbeat (as HDFS).
 pub const HEARTBEAT_INTERVAL: Duration = Duration::from_secs(3);
-/// For how long a report of a controller beside a scheduler holds.
+/// How long the report of a controller beside a scheduler is valid.
 pub const HARVEST_REPORT_EXPIRES: Duration = Duration::from_secs(30);
-/// Longest maintenance of a server. Its blocks have a replica less for so long.
+/// Longest maintenance of a server. During it, the server's blocks have one replica less.
 pub const MAINTENANCE_MAX: Duration = Duration::from_secs(30 * 24 * 3600);
-/// How long a block token is valid. Long enough for hours of reading without renewal, short enough
-/// to bound what a stolen one is worth.
+/// How long a block token is valid. Long enough for hours of reading without renewal, short enough to bound the
+/// value of a stolen token.
 pub const TOKEN_LIFETIME: Duration = Duration::from_secs(6 * 3600);

@@ -1,8 +1,8 @@
-//! The machine that a part runs on: its clocks, its chance, its network and its threads.
+//! The machine that a part runs on: its clocks, its randomness, its network and its threads.
 //!
-//! In production it is this one. A simulation runs the parts of many machines on one thread, each part
-//! while its machine is [entered](enter): then clocks are virtual, chance comes from a seed, datagrams go
-//! through [`Machine::bind`], and what would be handed to a thread is done at once
+//! In production it is the real one. A simulation runs the parts of many machines on one thread, each part
+//! while its machine is [entered](enter): then clocks are virtual, randomness comes from a seed, datagrams go
+//! through [`Machine::bind`], and work that would be handed to another thread is done immediately
 //! ([`is_simulated`]), so that one seed decides everything.
 
 use std::cell::RefCell;
@@ -21,19 +21,19 @@ use crate::transport::DatagramSocket;
 
 /// A machine of a simulation.
 pub trait Machine {
-    /// How long ago it started.
+    /// Returns the time since it started.
     fn since_boot(&self) -> Duration;
 
-    /// Its wall clock, in milliseconds since 1970; none when it is before.
+    /// Returns its wall clock, in milliseconds since 1970; none if the clock is before that.
     fn unix_now_ms(&self) -> Option<u64>;
 
-    /// A number that nothing but the seed decides, another one each time.
+    /// Returns the next random number, which depends only on the seed.
     fn random(&self) -> u64;
 
-    /// How long the next operation of its disk takes.
+    /// Returns how long the next operation of its disk takes.
     fn disk_latency(&self) -> Duration;
 
-    /// Opens a socket for datagrams; port 0: any.
+    /// Opens a socket for datagrams; port 0 means any port.
     ///
     /// # Errors
     /// The port is in use.
@@ -44,7 +44,7 @@ thread_local! {
     static ENTERED: RefCell<Option<Rc<dyn Machine>>> = const { RefCell::new(None) };
 }
 
-/// What this thread does is done on a machine of a simulation until this is dropped.
+/// A guard: until it is dropped, this thread acts on a machine of a simulation.
 #[must_use]
 pub struct Entered {
     before: Option<Rc<dyn Machine>>,
@@ -56,27 +56,27 @@ impl Drop for Entered {
     }
 }
 
-/// Enters a machine of a simulation.
+/// Enters a simulated machine.
 pub fn enter(machine: Rc<dyn Machine>) -> Entered {
     let before = ENTERED.with(|entered| entered.borrow_mut().replace(machine));
     Entered { before }
 }
 
-/// The machine of a simulation on which this thread is.
+/// Returns the simulated machine that this thread has entered, if any.
 pub(crate) fn entered() -> Option<Rc<dyn Machine>> {
     ENTERED.with(|entered| entered.borrow().clone())
 }
 
-/// Whether this thread is on a machine of a simulation: threads that it would start decide nothing by a
-/// seed, so that it does their work itself.
+/// Whether this thread is on a simulated machine. Threads that it would start are not decided by a seed, so it
+/// does their work itself.
 #[must_use]
 pub fn is_simulated() -> bool {
     ENTERED.with(|entered| entered.borrow().is_some())
 }
 
-/// How long ago the machine started: the clock for leases. It only goes forward, and counts also while the
-/// machine is suspended. Rust's `Instant` stops then: a machine that wakes up would believe what others
-/// changed long ago.
+/// Returns the time since the machine started: the clock for leases. It never goes backwards, and also advances
+/// while the machine is suspended. Rust's `Instant` stops then: a machine that wakes up would still believe
+/// data that others changed long ago.
 #[must_use]
 pub fn since_boot() -> Duration {
     if let Some(machine) = entered() {
@@ -90,8 +90,8 @@ pub fn since_boot() -> Duration {
     Duration::new(seconds, nanoseconds)
 }
 
-/// The wall clock in milliseconds since 1970, as tokens and deadlines that are kept count; none when it
-/// is before.
+/// Returns the wall clock in milliseconds since 1970, the unit of tokens and stored deadlines; none if the
+/// clock is before 1970.
 #[must_use]
 pub fn unix_now_ms() -> Option<u64> {
     if let Some(machine) = entered() {
@@ -101,13 +101,14 @@ pub fn unix_now_ms() -> Option<u64> {
     u64::try_from(since.ok()?.as_millis()).ok()
 }
 
-/// How long the next operation of a simulated disk takes. None elsewhere: real ones take their time themselves.
+/// Returns how long the next operation of a simulated disk takes. Zero on a real machine, whose disk takes its
+/// own time.
 #[must_use]
 pub fn disk_latency() -> Duration {
     entered().map_or(Duration::ZERO, |machine| machine.disk_latency())
 }
 
-/// A random value.
+/// Returns a random value.
 #[must_use]
 pub fn random<T>() -> T
 where
@@ -119,7 +120,7 @@ where
     }
 }
 
-/// A generator of its own, seeded with chance.
+/// Returns a new, randomly seeded generator.
 #[must_use]
 pub fn rng() -> StdRng {
     match entered() {

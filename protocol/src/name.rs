@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 use crate::error::FsError;
 use crate::limits::NAME_BYTES_MAX;
 
-/// In a directory that has snapshots, the directory of these. Listings leave it out.
+/// The name under which a directory contains its snapshots, if it has any. Listings leave it out.
 pub const SNAPSHOTS_NAME: &[u8] = b".snapshot";
 
 /// The name of a directory entry: 1 to 255 bytes, without `/` and NUL, neither `.` nor `..`.

@@ -33,11 +33,11 @@ pub struct RegisterNode {
     pub server: ServerDescription,
     /// Its volumes, at most [`crate::limits::VOLUMES_PER_NODE_MAX`].
     pub volumes: Vec<VolumeStatus>,
-    /// The cluster that the volumes were formatted for, if any was.
+    /// The cluster that the volumes were formatted for, if any of them was.
     pub cluster: Option<ClusterId>,
     /// Version of the datanode's software, at most [`crate::limits::LABEL_BYTES_MAX`] bytes.
     pub version: String,
-    /// The furthest position of a namenode that it obeyed, if it ever did.
+    /// The furthest namenode position that it has obeyed, if any.
     pub obeyed: Option<Position>,
 }
 
@@ -54,55 +54,53 @@ pub struct NodeRegistered {
     pub block_bytes: u64,
     /// The authority of the namenode's commands.
     pub authority: Authority,
-    /// The version of the cluster: what is written on volumes is not newer.
+    /// The version of the cluster: nothing newer may be written to volumes.
     pub cluster_version: Version,
 }
 
-/// What a datanode reports every [`crate::limits::HEARTBEAT_INTERVAL`], from values last found.
+/// What a datanode reports every [`crate::limits::HEARTBEAT_INTERVAL`], from its latest readings.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Heartbeat {
     /// Its volumes.
     pub volumes: Vec<VolumeStatus>,
-    /// Whether the server is to be left alone now: its primary tenant needs it, or its disks do not
-    /// answer. What it holds is not lost.
+    /// Whether the server is to be left alone now: its primary tenant needs it, or its disks do not respond. Its
+    /// replicas do not count as lost.
     pub busy: bool,
-    /// What the primary tenant uses; `None` when that is not known (no source is configured, or it
-    /// has reported nothing lately).
+    /// The primary tenant's load; `None` when unknown (no source is configured, or it has reported nothing lately).
     pub primary: Option<PrimaryLoad>,
     /// Block streams under way.
     pub active_streams: u32,
-    /// The server's clock when it was sent, in milliseconds since 1970.
+    /// The server's clock when the heartbeat was sent, in milliseconds since 1970.
     pub unix_ms: u64,
-    /// Reads, writes and repairs that were denied or broken off because the owner needs the server,
-    /// since the datanode started.
+    /// Reads, writes and repairs that were denied or aborted because the owner needs the server, since the datanode
+    /// started.
     pub denials: u64,
-    /// Bytes of replicas that the reply may have it delete: what it deletes before its next heartbeat at
+    /// Bytes of replicas that the reply may order it to delete: as much as it deletes before its next heartbeat at
     /// the rate that spares the owner, or more where space is short. No limit: [`u64::MAX`].
     pub removable_bytes: u64,
 }
 
-/// What the primary tenant of a server uses of it, on average over the second before.
+/// How much of a server its primary tenant uses, on average over the previous second.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PrimaryLoad {
     /// CPU, in thousandths of all cores: 0 to 1000.
     pub cpu_permille: u16,
-    /// Memory, in thousandths of what the server has: 0 to 1000; `None` where the source does not
-    /// report it.
+    /// Memory, in thousandths of the server's total: 0 to 1000; `None` where the source does not report it.
     pub memory_permille: Option<u16>,
     /// Time in which some of its tasks waited for CPU, memory or a disk (pressure stall
     /// information, the worst of the three), in thousandths: 0 to 1000; `None` where the kernel
     /// does not report it.
     pub stalled_permille: Option<u16>,
-    /// What these are shares of.
+    /// The size of the server, of which these values are shares.
     pub size: Option<ServerSize>,
 }
 
-/// What a server has.
+/// The size of a server.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ServerSize {
-    /// Cores, also those that the datanode itself may not use.
+    /// Cores, including those that the datanode itself may not use.
     pub cores: u32,
-    /// Memory.
+    /// Memory in MiB.
     pub memory_mib: u64,
 }
 
@@ -111,7 +109,7 @@ pub struct ServerSize {
 pub struct HeartbeatReply {
     /// At most [`crate::limits::COMMANDS_PER_HEARTBEAT_MAX`].
     pub commands: Vec<NodeCommand>,
-    /// All keys that sign block tokens; `None`: the keys that were sent last.
+    /// All keys that sign block tokens; `None`: the same keys as last sent.
     pub keys: Option<Vec<TokenKey>>,
     /// The authority of the commands.
     pub authority: Authority,
@@ -119,7 +117,7 @@ pub struct HeartbeatReply {
     pub cluster_version: Version,
 }
 
-/// What the namenode has a datanode do. Every command may come twice and is then a no-op.
+/// A command of the namenode to a datanode. Every command may arrive twice, and is then a no-op.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum NodeCommand {
     /// Repair: fetch a replica from one of the sources.
@@ -128,9 +126,9 @@ pub enum NodeCommand {
         block: BlockId,
         /// Committed length in bytes.
         length_bytes: u64,
-        /// Datanodes that have it, best first.
+        /// Datanodes that have a replica, best first.
         sources: Vec<NodeInfo>,
-        /// The right to read it there.
+        /// A token to read it there.
         token: BlockToken,
     },
     /// Remove replicas.
@@ -138,23 +136,23 @@ pub enum NodeCommand {
         /// Blocks.
         blocks: Vec<BlockId>,
     },
-    /// The block's writer is gone: cut the replica to the committed length, if it has more, seal it, and report it.
+    /// The writer of the block no longer exists: cut the replica to the committed length if it is longer, seal it,
+    /// and report it.
     Seal {
         /// Block.
         block: BlockId,
         /// Committed length in bytes.
         length_bytes: u64,
     },
-    /// The owner changes what a volume may use. The datanode writes it down, stores nothing beyond
-    /// it from then on, and says in its heartbeats when it will get below it by itself
-    /// ([`crate::types::VolumeStatus::shrinks_in_ms`]).
+    /// The owner changes the quota of a volume. The datanode persists it, stores nothing beyond it from then on, and
+    /// reports in its heartbeats when it will get below it by itself ([`crate::types::VolumeStatus::shrinks_in_ms`]).
     SetQuota {
         /// Volume.
         storage: StorageId,
         /// The new quota in bytes.
         quota_bytes: u64,
-        /// Milliseconds from now until it must hold; if the namenode has ordered too few deletions
-        /// by then, the datanode chooses the rest itself.
+        /// Milliseconds from now until usage must be below it; if the namenode has ordered too few deletions by then,
+        /// the datanode chooses the rest itself.
         deadline_ms: u64,
     },
     /// Send a full report of a volume.
@@ -162,20 +160,20 @@ pub enum NodeCommand {
         /// Volume.
         storage: StorageId,
     },
-    /// A client could not use a replica: say what is here of it, and if it is sealed, read it, as the
-    /// scrubber does. The answer is a change of the replica.
+    /// A client could not use a replica: report its state, and if it is sealed, read it as the scrubber does. The
+    /// answer is a change of the replica.
     Verify {
-        /// The volume on which the namenode takes it to be.
+        /// The volume on which the namenode believes it to be.
         storage: StorageId,
         /// Block.
         block: BlockId,
     },
-    /// The namenodes of the group, to be registered with as with those of the configuration. One that
-    /// stands by says it, too, so that the one that leads is found.
+    /// The namenodes of the group, with which to register as with those in the configuration. A standby sends this,
+    /// too, so that the leader is found.
     Namenodes {
-        /// Where the one that says it listens, as the others know it.
+        /// The address at which the sender listens, as the others know it.
         this: SocketAddr,
-        /// Where each of them listens; at most [`crate::limits::NAMENODES_TOLD_MAX`].
+        /// The addresses at which all of them listen; at most [`crate::limits::NAMENODES_TOLD_MAX`].
         all: Vec<SocketAddr>,
     },
 }
@@ -187,7 +185,7 @@ pub struct BlockReport {
     pub storage: StorageId,
     /// Number of this part, from 0.
     pub part: u32,
-    /// No part follows: what no part named is not on the volume.
+    /// No part follows: a replica that no part listed is not on the volume.
     pub last: bool,
     /// At most [`crate::limits::REPLICAS_PER_REPORT_MAX`].
     pub replicas: Vec<ReplicaReport>,
@@ -198,10 +196,9 @@ pub struct BlockReport {
 pub struct ReplicaReport {
     /// Block.
     pub block: BlockId,
-    /// Bytes that can be read, in whole chunks: up to [`crate::limits::CHUNK_BYTES`] - 1 more than
-    /// were written.
+    /// Bytes that can be read, in whole chunks: up to [`crate::limits::CHUNK_BYTES`] - 1 more than were written.
     pub length_bytes: u64,
-    /// No byte will be added.
+    /// Whether it is final: no byte will be added.
     pub sealed: bool,
 }
 
@@ -215,20 +212,20 @@ pub struct IncrementalReport {
 /// What happened to a replica.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum ReplicaChange {
-    /// It is new here, or was sealed.
+    /// It is new on this datanode, or was sealed.
     Have(ReplicaReport),
     /// It was removed.
     Deleted(BlockId),
     /// Its data does not match its checksums, or cannot be read.
     Corrupt(BlockId),
-    /// A commanded repair failed; the block is not here.
+    /// A repair that was ordered has failed; the block is not on this datanode.
     RepairFailed(BlockId),
 }
 
 /// Requests of a datanode.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum NodeRequest {
-    /// First. Rare, and larger than any other.
+    /// The first request. Rare, and larger than any other.
     Register(Box<RegisterNode>),
     /// Reply: [`NodeReply::Heartbeat`].
     Heartbeat(Heartbeat),
@@ -236,8 +233,7 @@ pub enum NodeRequest {
     BlockReport(BlockReport),
     /// Reply: [`NodeReply::Accepted`].
     IncrementalReport(IncrementalReport),
-    /// The last one: the datanode is being stopped, and keeps what it has. Reply:
-    /// [`NodeReply::Accepted`].
+    /// The last request: the datanode is being stopped, and keeps its replicas. Reply: [`NodeReply::Accepted`].
     Stopping,
 }
 

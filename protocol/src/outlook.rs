@@ -1,4 +1,4 @@
-//! What becomes of a write now: how many replicas it gets, and why not all that it asks for.
+//! The outlook for writes: how many replicas a write gets now, and why not all that it asks for.
 
 use std::fmt;
 
@@ -11,30 +11,30 @@ pub struct Unavailable {
     pub busy: u32,
     /// They do not answer.
     pub silent: u32,
-    /// They get nothing new because what they hold is copied elsewhere.
+    /// They get no new blocks because their replicas are being copied elsewhere.
     pub drained: u32,
-    /// They may be away for a while.
+    /// They may be unreachable for a while.
     pub in_maintenance: u32,
-    /// They are known, and have not registered since the namenode started.
+    /// They are known, but have not registered since the namenode started.
     pub unregistered: u32,
-    /// They have no room.
+    /// They have no space left.
     pub full: u32,
 }
 
 impl Unavailable {
-    /// All but the full ones: they come back by themselves, or when an operator brings them back.
+    /// All but the full ones: they return by themselves, or when an operator brings them back.
     #[must_use]
     pub fn away(&self) -> u32 {
         self.busy + self.silent + self.drained + self.in_maintenance + self.unregistered
     }
 
-    /// How they can take new blocks again, or others in their place.
+    /// Describes how they, or others in their place, can take new blocks again.
     fn remedy(&self) -> String {
         let mut parts = Vec::new();
         if self.away() > self.drained {
             parts.push("bring back the datanodes that are away, or wait for them");
         }
-        // They stay as they are until an operator says otherwise.
+        // Drained servers stay so until an operator changes it.
         if self.drained > 0 {
             parts.push(
                 "have drained servers take new blocks again with \
@@ -82,19 +82,19 @@ impl fmt::Display for Unavailable {
     }
 }
 
-/// Why a block gets too few replicas to be written: datanodes are away that will be back.
+/// Why a block gets too few replicas to be written: some datanodes are temporarily unavailable.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Shortage {
     /// Datanodes that a write needs at least.
     pub needed: u8,
     /// Datanodes that can take it now.
     pub placeable: u8,
-    /// The others.
+    /// The other datanodes.
     pub unavailable: Unavailable,
 }
 
 impl Shortage {
-    /// Whether owners need all that are away.
+    /// Whether datanodes are away, and all of those are needed by their owners.
     #[must_use]
     pub fn is_of_busy_ones(&self) -> bool {
         self.unavailable.busy > 0 && self.unavailable.away() == self.unavailable.busy
@@ -113,49 +113,48 @@ impl fmt::Display for Shortage {
     }
 }
 
-/// How it is with writes, from well to bad.
+/// The state of writes, from good to bad.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum WriteVerdict {
-    /// They get what they ask for.
+    /// Writes get what they ask for.
     #[default]
     Whole,
-    /// They get what the datanodes of the cluster can give, which is less than they ask for.
+    /// Writes get what the datanodes of the cluster can provide, which is less than they ask for.
     Curtailed,
-    /// They get fewer replicas for now: datanodes are away.
+    /// Writes temporarily get fewer replicas: datanodes are unavailable.
     Fewer,
-    /// They wait for datanodes that are away, and fail in the end.
+    /// Writes wait for unavailable datanodes, and fail in the end.
     Waits,
     /// Writes that demand diversity are refused: datanodes that it needs are full.
     NotDiverse,
-    /// They are refused: no datanode has room.
+    /// Writes are refused: no datanode has space left.
     Full,
 }
 
-/// What becomes now of a write with the default rules of the cluster.
+/// The outlook for a write with the default rules of the cluster.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct WriteOutlook {
-    /// How it is with it.
+    /// The state of writes.
     pub verdict: WriteVerdict,
     /// Replicas that it asks for.
     pub wanted: u8,
     /// Replicas that the datanodes of the cluster can hold, whether or not they are up.
     pub possible: u8,
-    /// What replicas share although files ask that they do not: the datanodes of the cluster cannot
-    /// keep it apart.
+    /// What replicas share although files demand that they do not: the datanodes of the cluster cannot keep it apart.
     pub not_kept: Vec<String>,
-    /// Replicas that it needs at once.
+    /// Replicas that it needs immediately.
     pub needed: u8,
-    /// Replicas that it can have at once.
+    /// Replicas that it can have immediately.
     pub at_once: u8,
     /// Datanodes that cannot take new blocks now.
     pub unavailable: Unavailable,
-    /// What can be written, in bytes: none if it would wait or be refused.
+    /// How many bytes can be written: 0 if the write would wait or be refused.
     pub writable_bytes: u64,
 }
 
 impl WriteOutlook {
-    /// What is wrong, and what to do; `None` when writes get what they ask for.
+    /// Returns what is wrong, and what to do; `None` when writes get what they ask for.
     #[must_use]
     pub fn trouble(&self) -> Option<WriteTrouble> {
         let (what, advice) = match self.verdict {
@@ -236,15 +235,15 @@ impl WriteOutlook {
 /// What is wrong with writes.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct WriteTrouble {
-    /// What is wrong.
+    /// The problem.
     pub what: String,
-    /// What to do.
+    /// The remedy.
     pub advice: String,
-    /// Writes wait or are refused.
+    /// Whether writes wait or are refused.
     pub stops_writes: bool,
 }
 
-/// A number of things, such as `1 block`, `2 blocks`, `3 entries` or `4 classes`.
+/// Formats a number of things, such as `1 block`, `2 blocks`, `3 entries` or `4 classes`.
 #[must_use]
 pub fn count(number: u64, thing: &str) -> String {
     match (number, thing.strip_suffix('y')) {

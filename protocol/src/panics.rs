@@ -1,6 +1,5 @@
-//! What becomes of a broken invariant: a task or thread that panics would end alone, and the others would
-//! go on with what it left half done. So the process stops, and its supervisor starts it again from what
-//! is durable.
+//! Handling of broken invariants. A task or thread that panics would end alone, and the others would continue with
+//! what it left half done. So the process stops, and its supervisor starts it again from its durable state.
 
 use std::cell::Cell;
 use std::panic::{self, AssertUnwindSafe};
@@ -13,11 +12,11 @@ thread_local! {
     static CONTAINED: Cell<bool> = const { Cell::new(false) };
 }
 
-/// From now on, a panic ends the process with `SIGABRT`, after the message, unless it is [`contained`].
+/// Makes each panic end the process with `SIGABRT`, after the message, unless it is [`contained`].
 ///
-/// There is no core dump: it would have keys and data of users in it. And the kernel stops all threads
-/// for it first, for ever if one waits in the kernel for this process: a mount would neither end nor be
-/// recognised as dead.
+/// There is no core dump: it would contain keys and user data. Besides, the kernel first stops all threads for it,
+/// and waits forever if one of them waits in the kernel for this process: a mount would neither end nor be recognised
+/// as dead.
 pub fn stop_on_panic() {
     let report = panic::take_hook();
     panic::set_hook(Box::new(move |info| {
@@ -30,10 +29,10 @@ pub fn stop_on_panic() {
     }));
 }
 
-/// Does something that may panic without harm to the rest: what it worked on is given up then.
+/// Runs a closure that may panic without harm to the rest: what it worked on is then discarded.
 ///
 /// # Errors
-/// It panicked.
+/// The panic of the closure.
 pub fn contained<T>(work: impl FnOnce() -> T) -> thread::Result<T> {
     let before = CONTAINED.replace(true);
     let done = panic::catch_unwind(AssertUnwindSafe(work));
@@ -51,7 +50,7 @@ mod tests {
 
     const CHILD: &str = "HARVESTFS_TEST_PANICS";
 
-    /// A thread panics while the first waits for something that never comes.
+    /// A thread panics while the first one waits for something that never happens.
     #[test]
     fn a_panic_of_any_thread_ends_the_process() {
         if env::var_os(CHILD).is_some() {

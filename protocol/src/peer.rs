@@ -1,5 +1,5 @@
-//! Requests of a namenode to another one of its group: what consensus needs (Raft, Ongaro 2014,
-//! section 3), and snapshots for those that lag.
+//! Requests of a namenode to another one of its group: what consensus needs (Raft, Ongaro 2014, section 3), and
+//! snapshots for members that lag.
 
 use std::net::SocketAddr;
 
@@ -8,44 +8,44 @@ use serde::{Deserialize, Serialize};
 use crate::group::Condition;
 use crate::ids::ClusterId;
 
-/// A vote: for whom in which term, and whether it won.
+/// A vote: its term, its candidate, and whether the candidate won.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Ballot {
     /// The term.
     pub term: u64,
     /// The number of the candidate in the group.
     pub candidate: u64,
-    /// A majority voted for it: it leads.
+    /// Whether a majority voted for it, so that it leads.
     pub is_elected: bool,
 }
 
-/// The place of an entry in the log.
+/// The position of an entry in the log.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Place {
     /// The term of the leader that added it.
     pub term: u64,
-    /// Its number, which is that of its record.
+    /// Its index, which is the number of its record.
     pub record: u64,
 }
 
-/// What a namenode says of its own memory, with everything that it says: one that remembers less than
-/// it did before was put back to an older copy.
+/// What a namenode reports about its own memory, with every message that it sends. A namenode that remembers less
+/// than it did before was restored from an older copy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Memory {
-    /// A number by chance that each start of a namenode has.
+    /// A random number that identifies one start of a namenode.
     pub run: u64,
-    /// How often it has written down its vote, or what else it must not forget.
+    /// How often it has persisted its vote, or other state that it must not forget.
     pub writes: u64,
-    /// The same at its start.
+    /// The value of `writes` at its start.
     pub writes_at_start: u64,
 }
 
-/// What a namenode knows of the one that it calls.
+/// What a namenode knows about the namenode that it calls.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Known {
-    /// The start in which it said so.
+    /// The run in which it reported the following.
     pub run: u64,
-    /// The most writes that it has spoken of.
+    /// The highest number of writes that it has reported.
     pub writes: u64,
     /// The last record of the caller's term that it has acknowledged.
     pub acknowledged: Option<u64>,
@@ -56,17 +56,17 @@ pub struct Known {
 pub struct PeerCall {
     /// The number of the caller in the group.
     pub from: u64,
-    /// The number of the one that is meant; none: whichever it is.
+    /// The number of the addressee; none: any namenode.
     pub to: Option<u64>,
     /// The caller's memory.
     pub memory: Memory,
-    /// What the caller knows of the one that it calls.
+    /// What the caller knows about the addressee.
     pub known: Option<Known>,
-    /// What it wants.
+    /// The request.
     pub request: PeerRequest,
 }
 
-/// What one namenode answers another one.
+/// The answer of one namenode to another.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PeerAnswer {
     /// Its number.
@@ -82,52 +82,52 @@ pub struct PeerAnswer {
 pub enum PeerRequest {
     /// A candidate asks for a vote.
     Vote {
-        /// For itself.
+        /// The vote that the candidate asks for, for itself.
         ballot: Ballot,
-        /// The end of its log.
+        /// The end of the candidate's log.
         last: Option<Place>,
-        /// Nothing is to be changed by it: would the vote be given?
+        /// A trial that changes nothing: would the vote be granted?
         is_trial: bool,
-        /// The leader wants this one to lead.
+        /// The leader wants this candidate to lead.
         is_transfer: bool,
     },
-    /// A leader's entries, or none: a heartbeat.
+    /// Entries of a leader, or none: a heartbeat.
     Append {
         /// The leader.
         ballot: Ballot,
-        /// The entry before.
+        /// The entry before the first one.
         before: Option<Place>,
         /// Records, in order.
         records: Vec<Vec<u8>>,
-        /// What is committed.
+        /// The last committed entry.
         committed: Option<Place>,
     },
-    /// The leader wants the other one to lead.
+    /// The leader wants another member to lead.
     Transfer {
         /// The leader.
         ballot: Ballot,
-        /// The number of the one that is to lead.
+        /// The number of the member that is to lead.
         to: u64,
-        /// What that one has to have.
+        /// The end of the log that this member must have first.
         last: Option<Place>,
     },
-    /// Which one is this?
+    /// Asks which namenode this is.
     Identify,
-    /// Take the caller's newest snapshot, by `ReadSnapshot`. Asked again until it has what the snapshot
-    /// covers.
+    /// Fetch the caller's newest snapshot with `ReadSnapshot`. Repeated until the callee has everything that the
+    /// snapshot covers.
     TakeSnapshot {
-        /// The last entry that it covers.
+        /// The last entry that the snapshot covers.
         last: Place,
         /// The name in the caller's certificate.
         name: String,
-        /// Where the caller listens.
+        /// The address at which the caller listens.
         addr: SocketAddr,
     },
-    /// Bytes of the newest snapshot.
+    /// Reads bytes of the newest snapshot.
     ReadSnapshot {
-        /// The last record that the snapshot covers, of which there are bytes already.
+        /// The last record covered by the snapshot of which the caller already has bytes.
         record: Option<u64>,
-        /// From where on.
+        /// Offset of the first byte.
         offset: u64,
     },
 }
@@ -139,25 +139,24 @@ pub enum PeerReply {
     Voted {
         /// The newest vote of this member.
         ballot: Ballot,
-        /// The vote is given.
+        /// Whether the vote is granted.
         is_granted: bool,
-        /// The end of its log.
+        /// The end of the voter's log.
         last: Option<Place>,
     },
-    /// To `Append`: all entries are durable here.
+    /// To `Append`: all entries are durable on this member.
     Appended,
-    /// To `Append`: those up to this one are durable here.
+    /// To `Append`: the entries up to this one are durable on this member.
     AppendedUpTo(Option<Place>),
-    /// To `Append`: the entry before is not here.
+    /// To `Append`: this member does not have the entry before.
     Conflict,
-    /// To `Append`: there was a vote for another one since.
+    /// To `Append`: this member has meanwhile voted for another one.
     Outvoted(Ballot),
     /// To `Transfer`.
     Transferred,
-    /// To anything: this is not the member that is meant. Its disk was replaced, or another namenode has
-    /// its address.
+    /// To anything: this is not the addressee. Its disk was replaced, or another namenode has its address.
     Mistaken,
-    /// To anything: this member has forgotten what it said before, and takes part in nothing.
+    /// To anything: this member has forgotten what it promised before, and takes part in nothing.
     Forgetful,
     /// To anything but `Identify` and `TakeSnapshot`: this namenode is in no group yet.
     Outside,
@@ -165,17 +164,17 @@ pub enum PeerReply {
     Identity {
         /// The cluster whose directory it has.
         cluster: ClusterId,
-        /// What it is to the group that it knows.
+        /// Its relation to the group that it knows.
         condition: Condition,
     },
-    /// To `TakeSnapshot`: the end of its log.
+    /// To `TakeSnapshot`: the end of the callee's log.
     Taking(Option<Place>),
-    /// To `ReadSnapshot`; another one than that of the request: begin again.
+    /// To `ReadSnapshot`. If it is another snapshot than requested: start over.
     Snapshot(SnapshotPart),
     /// To `ReadSnapshot`: there is none.
     NoSnapshot,
-    /// To `Vote`: the one that asks has left the group, with an entry that is committed and that it does not have. It takes
-    /// part in nothing from then on.
+    /// To `Vote`: the candidate has left the group, by a committed entry that it does not have. It takes part in
+    /// nothing from then on.
     Left,
 }
 
@@ -184,14 +183,14 @@ pub enum PeerReply {
 pub struct SnapshotPart {
     /// The last entry that it covers.
     pub last: Place,
-    /// The entry that names the members, if one does.
+    /// The entry that defines the members, if there is one.
     pub members_entry: Option<Place>,
     /// The members as of the last entry, encoded as in the log.
     pub members: Vec<u8>,
     /// Size of the whole snapshot in bytes.
     pub length_bytes: u64,
-    /// Where the bytes begin.
+    /// Offset of the first byte.
     pub offset: u64,
-    /// Some of it.
+    /// The bytes.
     pub bytes: Vec<u8>,
 }

@@ -1,4 +1,4 @@
-//! What operators ask about where replicas are, and what they change of it.
+//! Requests of operators about the placement of replicas, and changes to it.
 
 use serde::{Deserialize, Serialize};
 
@@ -10,25 +10,24 @@ use crate::types::StorageClass;
 /// Requests about placement and repair.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum PlacementRequest {
-    /// The policy, its grid, diversity, and these blocks. Reply: [`PlacementReply::Report`].
+    /// Describes the policy, its grid, diversity, and the given blocks. Reply: [`PlacementReply::Report`].
     Report {
         /// Blocks to explain, at most [`crate::limits::BLOCKS_PER_REPORT_MAX`].
         blocks: Vec<BlockId>,
-        /// A file whose blocks to explain, as an absolute path in the file system.
+        /// A file whose blocks are to be explained, as an absolute path in the file system.
         file: Option<String>,
     },
     /// Replaces the policy until the configuration names another one. Reply: [`PlacementReply::Done`].
     SetPolicy(String),
-    /// Changes the budgets of repair until the configuration changes; what is `None` stays. Reply:
+    /// Changes the budgets of repair until the configuration changes; `None` leaves a budget as it is. Reply:
     /// [`PlacementReply::Repair`].
     Repair(RepairChange),
-    /// What would become of data if these servers were reimaged now. Reply:
-    /// [`PlacementReply::Impact`].
+    /// Predicts the impact on data if these servers were reimaged now. Reply: [`PlacementReply::Impact`].
     Impact {
         /// Names of servers.
         servers: Vec<String>,
-        /// Also copy elsewhere what they have, and give them nothing new, until
-        /// [`PlacementRequest::Release`], or until they are reimaged.
+        /// Also copy their replicas elsewhere, and give them no new ones, until [`PlacementRequest::Release`], or
+        /// until they are reimaged.
         hold: bool,
     },
     /// Ends what `Impact` with `hold` began. Reply: [`PlacementReply::Done`].
@@ -36,20 +35,20 @@ pub enum PlacementRequest {
         /// Names of servers.
         servers: Vec<String>,
     },
-    /// What would become of data if these servers were reimaged together, until that is repaired. Reply:
+    /// Predicts the impact on data if these servers were reimaged together, until it is repaired. Reply:
     /// [`PlacementReply::Wave`].
     Wave {
         /// Names of servers.
         servers: Vec<String>,
     },
-    /// Lets servers be away for a while without their blocks being repaired; they get nothing new
-    /// meanwhile. Reply: [`PlacementReply::Maintenance`].
+    /// Allows servers to be down for a while without their blocks being repaired; they get no new blocks meanwhile.
+    /// Reply: [`PlacementReply::Maintenance`].
     StartMaintenance {
         /// Names of servers.
         servers: Vec<String>,
-        /// Milliseconds from now, at most [`crate::limits::MAINTENANCE_MAX`].
+        /// Duration in milliseconds, at most [`crate::limits::MAINTENANCE_MAX`].
         for_ms: u64,
-        /// Also if blocks could not be read while they are away.
+        /// Start even if blocks could not be read while the servers are down.
         force: bool,
     },
     /// Ends what `StartMaintenance` began. Reply: [`PlacementReply::Done`].
@@ -57,71 +56,72 @@ pub enum PlacementRequest {
         /// Names of servers.
         servers: Vec<String>,
     },
-    /// Has a server's volumes use no more than this by a deadline. Reply: [`PlacementReply::Done`];
-    /// the heartbeats of the server show when it is in force.
+    /// Limits the usage of a server's volumes to a quota, by a deadline. Reply: [`PlacementReply::Done`]; the
+    /// heartbeats of the server show when it is in force.
     SetQuota {
         /// Name of the server.
         server: String,
-        /// The volume; if `None`, all share the quota as they share the present one.
+        /// The volume; if `None`, all volumes share the new quota in proportion to their present ones.
         storage: Option<StorageId>,
-        /// Bytes.
+        /// The quota in bytes.
         quota_bytes: u64,
-        /// Milliseconds from now.
+        /// The deadline in milliseconds from now.
         deadline_ms: u64,
     },
-    /// How evenly servers are filled; and first changes, until the configuration does, how evenly they
-    /// are to be. Reply: [`PlacementReply::Balance`].
+    /// Reports how evenly servers are filled. A change is applied first, and holds until the configuration changes.
+    /// Reply: [`PlacementReply::Balance`].
     Balance(Option<BalanceChange>),
 }
 
 /// Replies to [`PlacementRequest`].
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum PlacementReply {
-    /// Nothing to say.
+    /// Success without further data.
     Done,
     /// The policy, its grid, diversity, and blocks.
     Report(PlacementReport),
     /// The budgets of repair.
     Repair(RepairLimits),
-    /// What would become of data.
+    /// The predicted impact on data.
     Impact(ReimageImpact),
-    /// Whether maintenance began, and what cannot be read meanwhile: the `lost` blocks.
+    /// Whether maintenance began, and which blocks cannot be read meanwhile: the `lost` ones.
     Maintenance {
-        /// Whether.
+        /// Whether it began.
         started: bool,
-        /// As if all servers in maintenance were reimaged.
+        /// The impact as if all servers in maintenance were reimaged.
         impact: ReimageImpact,
     },
     /// How evenly servers are filled.
     Balance(BalanceReport),
-    /// What would become of data.
+    /// The predicted outcome of a wave of reimages.
     Wave(WaveOutlook),
 }
 
-/// Where replicas go and are.
+/// Where replicas are placed, and how well.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PlacementReport {
     /// Name of the policy.
     pub policy: String,
-    /// The nine cells of the grid, row by row; then what is outside.
+    /// The nine cells of the grid, row by row; then the tenants outside the grid.
     pub cells: Vec<CellReport>,
     /// Tenants that have servers, at most [`crate::limits::TENANTS_PER_REPLY_MAX`].
     pub tenants: Vec<TenantReport>,
     /// Sealed blocks by the number of the five constraints that hold among their replicas.
     pub blocks_by_score: Vec<u64>,
-    /// Sealed blocks that break a constraint that they were promised.
+    /// Sealed blocks that violate a constraint that they were promised.
     pub misplaced_blocks: u64,
-    /// Blocks that wait for the move of a replica.
+    /// Blocks that have a replica waiting to be moved.
     pub moves_waiting: u64,
-    /// Of each kind of failure domain, the one whose loss would leave the least space free. None without live servers.
+    /// For each kind of failure domain, the one whose loss would leave the least space free. Empty without live
+    /// servers.
     pub losses: Vec<DomainLoss>,
-    /// What is lost by chance.
+    /// The expected losses.
     pub risk: LossRisk,
-    /// The blocks asked for.
+    /// The requested blocks.
     pub blocks: Vec<BlockPlace>,
 }
 
-/// What is lost together.
+/// The kinds of failure domains.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum DomainKind {
@@ -137,7 +137,7 @@ impl DomainKind {
     /// All of them, smallest first.
     pub const ALL: [Self; 3] = [Self::Server, Self::Rack, Self::Environment];
 
-    /// As people call it.
+    /// Its name for people.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
@@ -147,7 +147,7 @@ impl DomainKind {
         }
     }
 
-    /// The name of the domain of this kind that a server is in.
+    /// Returns the name of the domain of this kind that contains a server.
     #[must_use]
     pub fn of(self, server: &ServerDescription) -> &str {
         match self {
@@ -158,11 +158,11 @@ impl DomainKind {
     }
 }
 
-/// What the loss of a failure domain would take: as many bytes have to be free elsewhere to repair all that it has. That
-/// constraints of placement may leave less of them usable is not counted.
+/// What the loss of a failure domain would cost: the bytes in use there have to be free elsewhere to repair
+/// everything. It is not taken into account that placement constraints may make less of this free space usable.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DomainLoss {
-    /// What kind of domain.
+    /// The kind of the domain.
     pub kind: DomainKind,
     /// Its name.
     pub name: String,
@@ -174,12 +174,13 @@ pub struct DomainLoss {
     pub free_elsewhere_bytes: u64,
 }
 
-/// How many blocks are lost on average, at most: of one block, how probable it is. By what history foretells; see `docs/CYCLES.md`.
+/// An upper bound on the expected number of lost blocks; for a single block, on the probability of its loss. Based on
+/// history; see `docs/CYCLES.md`.
 #[derive(Clone, Copy, Debug, Default, PartialOrd, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct ExpectedLosses(pub f64);
 
-// Messages are compared with each other: the same bits are the same.
+// Messages are compared with each other: equal means having the same bits.
 impl PartialEq for ExpectedLosses {
     fn eq(&self, other: &Self) -> bool {
         self.0.to_bits() == other.0.to_bits()
@@ -188,36 +189,36 @@ impl PartialEq for ExpectedLosses {
 
 impl Eq for ExpectedLosses {}
 
-/// What is lost in a year because all replicas of a block go before one of them is made again.
+/// The expected losses in a year from blocks whose replicas are all reimaged before one of them is repaired.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LossRisk {
-    /// Blocks that have bytes.
+    /// Blocks that are not empty.
     pub blocks: u64,
-    /// Blocks that were looked at, spread over all; none before history was analysed.
+    /// Blocks that were examined, evenly spread over all; none before history was analysed.
     pub looked_at: u64,
-    /// Of all blocks, as those that were looked at.
+    /// The bound for all blocks, extrapolated from those that were examined.
     pub in_a_year: ExpectedLosses,
-    /// Those at most risk of those that were looked at, the worst first.
+    /// The examined blocks at most risk, the worst first.
     pub worst: Vec<(BlockId, ExpectedLosses)>,
 }
 
 /// A cell of the grid.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct GridCell {
-    /// 0 to 2; 0 has the lowest peaks of CPU use.
+    /// 0 to 2; row 0 has the lowest peaks of CPU utilisation.
     pub row: u8,
-    /// 0 to 2; 0 is reimaged least.
+    /// 0 to 2; column 0 is reimaged least often.
     pub column: u8,
 }
 
-/// What a cell has.
+/// The content of a cell.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CellReport {
-    /// Which; `None` for outside the grid.
+    /// The cell; `None` for the tenants outside the grid.
     pub cell: Option<GridCell>,
-    /// Tenants.
+    /// Number of tenants.
     pub tenants: u32,
-    /// Servers.
+    /// Number of servers.
     pub servers: u32,
     /// Space in bytes, in whole blocks.
     pub capacity_bytes: u64,
@@ -228,26 +229,26 @@ pub struct CellReport {
 /// A tenant and its place in the grid.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TenantReport {
-    /// Which.
+    /// The tenant.
     pub tenant: TenantName,
     /// Its cell, unless it is outside the grid.
     pub cell: Option<GridCell>,
-    /// Its servers.
+    /// Number of its servers.
     pub servers: u32,
-    /// Whether there is history of it; if not, the next two are the average server's.
+    /// Whether there is history for it; if not, the next two values are those of the average server.
     pub has_history: bool,
     /// Reimages per 1,000 servers and month.
     pub reimages_per_1000: u32,
-    /// Peak CPU use of its average server, in thousandths of all cores.
+    /// Peak CPU utilisation of its average server, in thousandths of all cores.
     pub peak_cpu_permille: u16,
     /// Free space in bytes, in whole blocks.
     pub free_bytes: u64,
 }
 
-/// Where a block is, and how well that is.
+/// The placement of a block, and how good it is.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct BlockPlace {
-    /// Which.
+    /// The block.
     pub block: BlockId,
     /// Replicas wanted.
     pub replication: u8,
@@ -259,9 +260,9 @@ pub struct BlockPlace {
     pub broken: Vec<String>,
     /// Constraints that do not hold and that the servers of the cluster cannot keep.
     pub given_up: Vec<String>,
-    /// Replicas that the servers of the cluster can hold; fewer than it asks for when they are few.
+    /// Number of replicas that the servers of the cluster can hold; fewer than requested when there are few servers.
     pub possible: u8,
-    /// How probable it is at most that it is lost within a year; unknown before history was analysed.
+    /// An upper bound on the probability that it is lost within a year; unknown before history was analysed.
     pub lost_in_a_year: Option<ExpectedLosses>,
     /// Its replicas.
     pub replicas: Vec<ReplicaPlace>,
@@ -280,10 +281,9 @@ pub struct ReplicaPlace {
     pub cell: Option<GridCell>,
     /// Reimages per 1,000 servers of the tenant and month.
     pub reimages_per_1000: u32,
-    /// What is known of it: `sealed`, `open`, `short`, `corrupt`, `excess`, `deleting`,
-    /// `gone`, `awaited`.
+    /// Its state: `sealed`, `open`, `short`, `corrupt`, `excess`, `deleting`, `gone`, `awaited`.
     pub state: String,
-    /// It is to leave this server once another one is made.
+    /// Whether it is to leave this server once another replica exists.
     pub leaving: bool,
     /// What it shares with other good replicas: the name of the constraint, and the other server.
     pub shares: Vec<(String, String)>,
@@ -292,21 +292,21 @@ pub struct ReplicaPlace {
 /// The budgets of repair.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RepairLimits {
-    /// Length of the window that the first four are counted in, in milliseconds.
+    /// Length in milliseconds of the window in which the next four are counted.
     pub window_ms: u64,
-    /// Repairs per node, as source and as target each.
+    /// Repairs per node, counted separately as source and as target.
     pub per_node: u32,
-    /// The same for blocks whose last replica is left.
+    /// The same for blocks that are down to their last replica.
     pub urgent_per_node: u32,
     /// The same for replicas that are misplaced.
     pub moves_per_node: u32,
     /// Repairs that one volume serves.
     pub per_volume: u32,
-    /// Repairs at a time per node, as source and as target each.
+    /// Simultaneous repairs per node, counted separately as source and as target.
     pub at_once: u32,
 }
 
-/// A change of [`RepairLimits`]; what is `None` stays.
+/// A change of [`RepairLimits`]; `None` leaves a limit as it is.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RepairChange {
     /// See [`RepairLimits::per_node`].
@@ -322,7 +322,7 @@ pub struct RepairChange {
 }
 
 impl RepairChange {
-    /// The limits after the change.
+    /// Returns the limits after the change.
     #[must_use]
     pub fn applied_to(&self, limits: RepairLimits) -> RepairLimits {
         RepairLimits {
@@ -336,82 +336,84 @@ impl RepairChange {
     }
 }
 
-/// What would become of data if servers were reimaged now.
+/// The impact on data if servers were reimaged now.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ReimageImpact {
     /// Replicas on the servers.
     pub replicas: u64,
-    /// Blocks of which no replica would be left.
+    /// Blocks that would have no replica left.
     pub lost: u64,
-    /// Blocks of several replicas of which one would be left.
+    /// Blocks with several replicas that would have one left.
     pub exposed: u64,
-    /// Blocks that have fewer replicas elsewhere than they want.
+    /// Blocks with fewer replicas on other servers than they want.
     pub waiting: u64,
-    /// The first of the lost ones.
+    /// The first of the lost blocks.
     pub lost_blocks: Vec<BlockId>,
-    /// The first of the exposed ones.
+    /// The first of the exposed blocks.
     pub exposed_blocks: Vec<BlockId>,
-    /// The first of the waiting ones, while the servers are held.
+    /// The first of the waiting blocks, while the servers are held.
     pub waiting_blocks: Vec<WaitingBlock>,
 }
 
-/// A block that is not complete without some servers yet.
+/// A block that is not yet complete without the servers in question.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct WaitingBlock {
-    /// Which.
+    /// The block.
     pub block: BlockId,
-    /// Its replicas on other servers.
+    /// Number of its replicas on other servers.
     pub elsewhere: u32,
     /// Replicas wanted.
     pub wanted: u32,
-    /// What it waits for.
+    /// The reason why it waits.
     pub why: String,
 }
 
 impl ReimageImpact {
-    /// Whether nothing would be lost and no block left with its last replica.
+    /// Whether nothing would be lost, and no block would be down to its last replica.
     #[must_use]
     pub fn is_safe(&self) -> bool {
         self.lost == 0 && self.exposed == 0
     }
 }
 
-/// What would become of data if servers were reimaged together, until all of it is repaired.
+/// The impact on data if servers were reimaged together, until everything is repaired.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct WaveOutlook {
-    /// What would be gone.
+    /// The data that would be gone.
     pub impact: ReimageImpact,
-    /// Live servers that stay.
+    /// Live servers that would remain.
     pub servers_left: u32,
-    /// Bytes that the servers use.
+    /// Bytes in use on the reimaged servers.
     pub used_bytes: u64,
-    /// Bytes that the servers that stay have free.
+    /// Free bytes on the remaining servers.
     pub free_elsewhere_bytes: u64,
-    /// How long repair takes if all servers that stay do what their budgets allow, in seconds; never without any.
+    /// How long repair takes, in seconds, if all remaining servers use their full budgets; none if no repair is
+    /// possible.
     pub repair_s: Option<u64>,
-    /// What is lost on average until then, at most; unknown before history was analysed.
+    /// An upper bound on the expected losses until then; unknown before history was analysed, or if there is no repair.
     pub lost: Option<ExpectedLosses>,
 }
 
-/// Why a wave of reimages is not to go on.
+/// Why a wave of reimages must not proceed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum WaveObstacle {
     /// Blocks would be lost.
     Lost(u64),
-    /// Blocks would be left with their last replica.
+    /// Blocks would be down to their last replica.
     LastReplica(u64),
-    /// So many bytes more must be free.
+    /// This many more bytes must be free.
     NoSpace(u64),
-    /// It cannot be repaired within a day.
+    /// It cannot be repaired within the given time.
     TooSlow,
-    /// More is lost on average than may be.
+    /// The expected losses exceed the limit.
     Risk(ExpectedLosses),
     /// History was not analysed yet.
     NoHistory,
 }
 
 impl WaveOutlook {
-    /// What is in the way of a wave that is to be repaired within a time and to lose no more than so many blocks on average.
+    /// Returns the obstacles to a wave that has to be repaired within `within_s` seconds and may lose at most
+    /// `lost_max` blocks on average.
     #[must_use]
     pub fn obstacles(&self, within_s: u64, lost_max: f64) -> Vec<WaveObstacle> {
         let missing_bytes = self.used_bytes.saturating_sub(self.free_elsewhere_bytes);
@@ -424,7 +426,7 @@ impl WaveOutlook {
                 .then_some(WaveObstacle::TooSlow),
             match self.lost {
                 None => Some(WaveObstacle::NoHistory),
-                // Also when it is no number.
+                // This also catches NaN.
                 Some(lost) if lost.0 <= lost_max => None,
                 Some(lost) => Some(WaveObstacle::Risk(lost)),
             },
@@ -433,24 +435,24 @@ impl WaveOutlook {
     }
 }
 
-/// How far apart the fills of a volume and a server may be before replicas move.
+/// How much fuller than a server a volume may be before replicas move.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum BalanceChange {
-    /// As the configuration has it; refused when that has it off.
+    /// The configured spread; refused when balancing is off in the configuration.
     Configured,
-    /// By this much of their quotas in thousandths, at most 1,000; 0 turns balancing off.
+    /// This difference in thousandths of their quotas, at most 1,000; 0 turns balancing off.
     Spread(u32),
 }
 
-/// How evenly volumes are filled, what moves for that, and what is in the way.
+/// How evenly volumes are filled, which replicas move for that, and what prevents more moves.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct BalanceReport {
-    /// Replicas move when a volume is fuller than a server by more than this, in thousandths of their
-    /// quotas; 0 for never.
+    /// Replicas move when a volume is fuller than a server by more than this, in thousandths of their quotas; 0 means
+    /// never.
     pub spread_permille: u32,
-    /// Why none is moved at all just now.
+    /// Why no replica is moved at present.
     pub pause: Option<BalancePause>,
-    /// The budgets of repair; moves have one of them.
+    /// The budgets of repair, one of which is for moves.
     pub limits: RepairLimits,
     /// Moves of replicas in progress.
     pub moves_under_way: u64,
@@ -458,46 +460,45 @@ pub struct BalanceReport {
     pub moves_done: u64,
     /// Moves that failed since then.
     pub moves_failed: u64,
-    /// By class of volumes; classes without volumes are left out.
+    /// One entry per class of volumes; classes without volumes are left out.
     pub classes: Vec<ClassBalance>,
 }
 
-/// Why balancing moves nothing at all.
+/// Why balancing moves nothing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum BalancePause {
     /// It is off.
     Off,
     /// The budget of moves is zero.
     NoBudget,
-    /// The namenode started, and is still learning where blocks are.
+    /// The namenode has started, and is still learning the locations of blocks.
     Starting,
     /// Many datanodes fell silent together.
     Storm,
-    /// Blocks wait for repair or for a better place: they go first.
+    /// Blocks wait for repair or for a better place: these have priority.
     Repairs,
 }
 
-/// How evenly the volumes of a class are filled; what is too full and too empty is compared with the
-/// other end.
+/// How evenly the volumes of a class are filled. What is too full and what is too empty is judged by the other end.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ClassBalance {
-    /// Which.
+    /// The class.
     pub class: StorageClass,
     /// Live servers with volumes of the class.
     pub servers: u64,
-    /// What the emptiest of them uses of its quotas, in thousandths.
+    /// Utilisation of the emptiest server's quotas, in thousandths.
     pub least_permille: u64,
-    /// What the one in the middle uses.
+    /// Utilisation of the median server.
     pub median_permille: u64,
-    /// What the fullest uses.
+    /// Utilisation of the fullest server.
     pub most_permille: u64,
-    /// Volumes that were too full when replicas to move were last looked for.
+    /// Volumes that were too full when replicas to move were last searched for.
     pub volumes_too_full: u64,
-    /// The fullest of them.
+    /// The fullest of these volumes.
     pub too_full: Vec<VolumeBalance>,
     /// Servers that are too empty.
     pub servers_too_empty: u64,
-    /// The emptiest of them.
+    /// The emptiest of these servers.
     pub too_empty: Vec<ServerFill>,
 }
 
@@ -508,37 +509,36 @@ pub struct ServerFill {
     pub server: String,
     /// The cell of its tenant, unless that is outside the grid.
     pub cell: Option<GridCell>,
-    /// What is used of the quota, in thousandths.
+    /// Usage of the quota in thousandths.
     pub fill_permille: u64,
 }
 
-/// A volume that is too full, and what is done about it.
+/// A volume that is too full, and what balancing does about it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct VolumeBalance {
     /// Its server, and how full it is.
     pub server: ServerFill,
-    /// Which volume of it.
+    /// The volume.
     pub storage: StorageId,
-    /// What came of looking for a replica to move.
+    /// The outcome of the search for a replica to move.
     pub outcome: BalanceOutcome,
 }
 
-/// What came of looking for a replica of a volume to move. Of several, the last in this order is
-/// reported: it came nearest to a move.
+/// The outcome of the search for a replica of a volume to move. Of several, the last one in this order is reported:
+/// it came closest to a move.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub enum BalanceOutcome {
     /// Its server is busy or silent.
     Unavailable,
-    /// The blocks that were looked at are being written, repaired or moved.
+    /// The examined blocks are being written, repaired or moved.
     Unsettled,
-    /// The emptier servers are busy, take part in enough repairs, have no room or have a replica.
+    /// The emptier servers are busy, take part in enough repairs, have no space, or already have a replica.
     NoTarget,
-    /// Elsewhere, the block would break a constraint of placement or be with a tenant that is reimaged
-    /// more often.
+    /// Elsewhere, the block would violate a placement constraint, or be with a tenant that is reimaged more often.
     Constraints,
     /// A server that would take part has used up the budget of moves.
     Budget,
-    /// The move of one began.
+    /// The move of a replica began.
     Begun,
 }
 

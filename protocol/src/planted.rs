@@ -1,110 +1,111 @@
-//! Bugs that are planted to see whether the simulator finds them.
+//! Bugs that are planted to test whether the simulator finds them.
 //!
-//! Only with the feature `planted-bugs`, which nothing but a test has; without it, [`is`] is never true, and costs nothing. Bugs
-//! are planted for one thread, which is what a simulation runs on.
+//! They exist only with the feature `planted-bugs`, which only a test enables; without it, [`is`] is never true, and
+//! costs nothing. Bugs are planted for one thread, which is what a simulation runs on.
 
-/// A bug, in the words of what the part that has it does.
+/// A bug, described by the behaviour of the part that has it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Bug {
-    /// The namenode answers before the record is durable.
+    /// The namenode answers before its record is durable.
     AnswersBeforeDurable,
     /// The namenode does not notify other sessions of a change.
     SendsNoInvalidation,
     /// The namenode does not wait until other sessions have acknowledged a notice.
     DoesNotWaitForInvalidation,
-    /// The namenode has replicas removed before the record is durable that frees their block.
+    /// The namenode has replicas removed before the record that frees their block is durable.
     RemovesBeforeDurable,
-    /// The namenode takes what it has written to the journal for durable.
+    /// The namenode considers everything durable that it has written to the journal.
     SkipsJournalSync,
     /// The namenode does not sync the directory of the journal.
     SkipsJournalDirectorySync,
-    /// The namenode goes on after a sync of the journal failed.
+    /// The namenode continues after a failed sync of the journal.
     IgnoresFailedJournalSync,
-    /// The namenode removes files without a name that another session has open.
+    /// The namenode removes unnamed files that another session has open.
     FreesHeldFiles,
-    /// The namenode keeps what a file had beyond the length to which it was cut.
+    /// The namenode keeps a file's content beyond the length to which it was truncated.
     KeepsWhatIsCut,
-    /// The namenode relies on replicas that are doubted, or that no report has confirmed, when it removes others.
+    /// The namenode relies on doubtful replicas, or on ones that no report has confirmed, when it removes others.
     ReliesOnUnconfirmedReplicas,
-    /// The namenode does not find out that datanodes know more than it.
+    /// The namenode does not notice that datanodes know more than it does.
     OverlooksNewerDatanodes,
-    /// The namenode does not remember what it answered to a mutation, and carries it out again.
+    /// The namenode does not remember its answer to a mutation, and executes it again.
     ForgetsAnswers,
-    /// The namenode removes what is in the trash before its time.
+    /// The namenode empties the trash too early.
     PurgesTrashEarly,
     /// The namenode lets directories exceed their quotas.
     IgnoresQuotas,
-    /// The namenode answers what it found done when it began to lead without waiting for those that may show what was before.
+    /// A new leader answers a repeated mutation that was executed before it led without waiting for sessions that may
+    /// still show the earlier state.
     AnswersFoundChangesAtOnce,
-    /// The client uses an answer before it obeys the notice that came before it.
+    /// The client uses an answer before it obeys the notice that arrived before it.
     ObeysNoticesLate,
-    /// The client caches what an answer says about something that a notice named meanwhile.
+    /// The client caches what an answer says about something that a notice has named meanwhile.
     CachesOvertakenAnswers,
-    /// The client believes its cache when its lease has run out.
+    /// The client believes its cache after its lease has expired.
     BelievesExpiredLease,
-    /// The client counts its lease from when an answer came.
+    /// The client counts its lease from when an answer arrived.
     ExtendsLeaseByAnswer,
-    /// The client counts its lease as if its clock went as fast as the namenode's.
+    /// The client counts its lease as if its clock ran at the same rate as the namenode's.
     IgnoresClockDrift,
-    /// The client does not repeat what a namenode that ended had not made durable.
+    /// The client does not replay what a namenode had not made durable before it ended.
     ForgetsUnconfirmed,
-    /// The client shows extended attributes from its cache to everybody.
+    /// The client shows cached extended attributes to everybody.
     IgnoresCachedModes,
-    /// The client leaves out of a snapshot what it has closed and not committed.
+    /// The client omits from a snapshot what it has closed and not committed.
     SnapshotsCommitted,
-    /// The client's `fsync` asks neither the datanodes' disks nor the journal.
+    /// The client's `fsync` reaches neither the datanodes' disks nor the journal.
     SyncsInMemory,
-    /// The mount tells a larger size while an append leaves zeros in pages.
+    /// The mount reports a larger size while an append leaves zeros in pages.
     TellsSizeOverZeros,
-    /// The mount answers each read that ends early.
+    /// The mount returns every short read to the kernel.
     AnswersShortReads,
-    /// The mount does not have the kernel drop pages.
+    /// The mount does not make the kernel drop pages.
     KeepsOldPages,
-    /// The mount does not know that the kernel has pages of a file that it created.
+    /// The mount forgets that the kernel has pages of a file that it created.
     KeepsPagesOfCreated,
-    /// The datanode acknowledges what it has not synced.
+    /// The datanode acknowledges data that it has not synced.
     SkipsReplicaSync,
     /// The datanode does not sync the directory into which a sealed replica was moved.
     SkipsSealedDirectorySync,
     /// Checksums of replicas are not compared.
     IgnoresChecksums,
-    /// A member that has just started votes, though it may have promised a leader not to.
+    /// A member votes as soon as it has started, although it may have promised a leader not to.
     VotesAtOnce,
     /// A member keeps its vote in memory only.
     ForgetsVote,
-    /// A member does not sync the file with its vote and the members.
+    /// A member does not sync the file that contains its vote and the members.
     SkipsMemberFileSync,
-    /// A leader answers by itself also when others may have elected another one.
+    /// A leader answers on its own even when others may have elected another leader.
     AnswersWithoutLease,
-    /// A namenode answers keepalives whether it leads or not.
+    /// A namenode answers keepalives whether or not it leads.
     AnswersKeepAlivesUnasked,
-    /// A leader takes for committed what its own disk has.
+    /// A leader considers committed what is on its own disk.
     AnswersWhatIsDurableHere,
-    /// A leader takes it for an acknowledgement when a member does not answer.
+    /// A leader counts members that do not answer as having acknowledged.
     CountsSilentMembers,
     /// A member acknowledges entries before they are durable.
     AcknowledgesBeforeDurable,
-    /// A member keeps what it had applied and another leader replaced.
+    /// A member keeps entries that it had applied and that another leader replaced.
     KeepsWhatWasReplaced,
-    /// A leader that starts again goes on in its term.
+    /// A leader that restarts continues in its term.
     LeadsAgainInItsTerm,
     /// A leader does not propose again what was refused while it had no lease.
     ForgetsRefusedRecords,
-    /// A leader answers by itself also when it has asked another one to lead.
+    /// A leader answers on its own even after it has asked another member to lead.
     AnswersWhileHandingOver,
-    /// A member that was elected serves before it has all that was committed.
+    /// A newly elected member serves before it has everything that was committed.
     LeadsBeforeItHasAll,
-    /// A member that has forgotten what it said is trusted.
+    /// A member that has forgotten its promises is trusted.
     TrustsForgetfulMembers,
     /// A member does not notice that its directory is a copy.
     TrustsCopies,
-    /// A snapshot of another member is set in place before it is durable.
+    /// A snapshot of another member is installed before it is durable.
     InstallsSnapshotUnsynced,
-    /// A member forgets the terms of entries that are in its journal, and that a snapshot covers.
+    /// A member forgets the terms of entries that are still in its journal, and that a snapshot covers.
     ForgetsTermsEarly,
-    /// A new leader relies on what it was told before datanodes knew of it.
+    /// A new leader relies on reports that datanodes sent before they knew that it leads.
     TrustsReportsOfBefore,
-    /// A datanode obeys a namenode of an epoch before the one that it obeyed.
+    /// A datanode obeys a namenode of an earlier epoch than the one that it obeyed.
     ObeysOlderEpochs,
 }
 
@@ -170,14 +171,14 @@ thread_local! {
     static MET: std::cell::Cell<u64> = const { std::cell::Cell::new(0) };
 }
 
-/// This thread has the bug from now on, or none.
+/// Plants a bug in this thread, or none.
 #[cfg(feature = "planted-bugs")]
 pub fn plant(bug: Option<Bug>) {
     PLANTED.set(bug);
     MET.set(0);
 }
 
-/// How often this thread came to where its bug makes a difference, since it was planted.
+/// How often this thread has reached a point where its bug makes a difference, since it was planted.
 #[cfg(feature = "planted-bugs")]
 #[must_use]
 pub fn met() -> u64 {
@@ -195,7 +196,7 @@ pub fn is(bug: Bug) -> bool {
     is_planted
 }
 
-/// Whether this thread has the bug: no.
+/// Whether this thread has the bug: never.
 #[cfg(not(feature = "planted-bugs"))]
 #[must_use]
 #[inline]

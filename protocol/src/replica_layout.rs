@@ -1,5 +1,5 @@
-//! Where everything is in the file of a replica. Datanodes write and read it, and so do clients on the
-//! same host that were handed the file ([`crate::short_circuit`]).
+//! The layout of a replica's file. Datanodes write and read it, and so do clients on the same host that received the
+//! file ([`crate::short_circuit`]).
 //!
 //! ```text
 //! replica file:   header page | group 0 | group 1 | ...           (pages of 4096 bytes)
@@ -13,13 +13,13 @@
 //! table page:     1024 x CRC32 (u32 LE), one for each chunk of the group, over the whole chunk
 //! ```
 //!
-//! The length of a sealed replica follows from the size of its file. Every part starts at a multiple
-//! of the page size, as direct I/O demands.
+//! The length of a sealed replica follows from the size of its file. Every part starts at a multiple of the page
+//! size, as direct I/O requires.
 
 use crate::ids::{BlockId, StorageId};
 use crate::limits::CHUNK_BYTES;
 
-/// Unit of everything in the file; what direct I/O must be aligned to.
+/// Unit of everything in the file, and the alignment that direct I/O requires.
 pub const PAGE_BYTES: usize = CHUNK_BYTES;
 /// Chunks that one table page describes.
 pub const GROUP_CHUNKS: u32 = (PAGE_BYTES / ENTRY_BYTES) as u32;
@@ -80,7 +80,7 @@ pub fn encode_header(page: &mut [u8; PAGE_BYTES], block: BlockId, storage: Stora
     page[36..HEADER_BYTES].copy_from_slice(&crc.to_le_bytes());
 }
 
-/// The replica that a header page is of; `None` if it is no header page.
+/// Returns the replica to which a header page belongs; `None` if it is not a header page.
 pub fn decode_header(page: &[u8; PAGE_BYTES]) -> Option<(BlockId, StorageId)> {
     let block = BlockId(u64::from_le_bytes(page[12..20].try_into().ok()?));
     let storage = StorageId(u128::from_le_bytes(page[20..36].try_into().ok()?));
@@ -97,14 +97,14 @@ pub fn file_bytes(chunks: u32) -> u64 {
     }
 }
 
-/// The number of chunks in a file of this size; `None` if no sealed replica has it.
+/// Returns the number of chunks in a file of this size; `None` if no sealed replica has this size.
 pub fn chunks_in_file(file_bytes: u64) -> Option<u32> {
     let chunks = chunks_within(file_bytes)?;
     (self::file_bytes(chunks) == file_bytes).then_some(chunks)
 }
 
-/// The most chunks that fit in a file of this size; `None` if not even the header fits, or the file
-/// is larger than any replica.
+/// Returns the most chunks that fit in a file of this size; `None` if not even the header fits, or the file is larger
+/// than any replica.
 pub fn chunks_within(file_bytes: u64) -> Option<u32> {
     let groups_bytes = file_bytes.checked_sub(PAGE)?;
     let whole_groups = groups_bytes / GROUP_BYTES;
@@ -128,7 +128,7 @@ mod tests {
         assert_eq!(group_end(0), 1024);
         assert_eq!(group_end(1023), 1024);
         assert_eq!(group_end(1024), 2048);
-        // Chunks are numbered up to this one.
+        // The largest number of a chunk.
         assert_eq!(group_end(u32::MAX - 1), u32::MAX);
         assert_eq!(group_end(u32::MAX - 1024), u32::MAX - 1023);
     }
@@ -153,7 +153,7 @@ mod tests {
             assert_eq!(chunks_within(file_bytes(chunks) + 1), Some(chunks));
             assert_eq!(chunks_in_file(file_bytes(chunks) + 1), None);
         }
-        // A table page without a chunk is in no sealed file.
+        // No sealed file has a table page without a chunk.
         assert_eq!(chunks_in_file(2 * 4096), None);
         for impossible in [0, 1, 4095, u64::MAX] {
             assert_eq!(chunks_in_file(impossible), None);

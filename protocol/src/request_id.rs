@@ -1,9 +1,7 @@
-//! The name of a request, by which the logs of a client, the namenode and datanodes say what they
-//! did for it.
+//! The id of a request, which connects the log lines that a client, the namenode and datanodes write for it.
 //!
-//! A client chooses it for each operation; calls and block streams that are made while a future or
-//! a closure runs in its scope carry it. What is logged there is written with it. It is no secret
-//! and proves nothing.
+//! A client chooses it for each operation; calls and block streams that are made while a future or a closure runs in
+//! its scope carry it, and it is added to everything logged there. It is neither secret nor proof of anything.
 
 use std::fmt;
 use std::future::Future;
@@ -16,21 +14,21 @@ tokio::task_local! {
     static CURRENT: RequestId;
 }
 
-/// See the module. Random: clients do not agree on them.
+/// The id of a request. Random, since clients do not coordinate their ids.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct RequestId(u64);
 
 impl RequestId {
-    /// No request: work in the background.
+    /// No request: background work.
     pub const NONE: Self = Self(0);
 
-    /// A new name.
+    /// Returns a new id.
     #[must_use]
     pub fn random() -> Self {
         Self(machine::random::<u64>().max(1))
     }
 
-    /// The request in whose scope this is called.
+    /// Returns the request in whose scope this is called.
     #[must_use]
     pub fn current() -> Self {
         CURRENT.try_with(|current| *current).unwrap_or(Self::NONE)
@@ -42,13 +40,13 @@ impl RequestId {
         self != Self::NONE
     }
 
-    /// Has a future run in the scope of this request. A task that it spawns does not, unless it is
-    /// given a scope of its own.
+    /// Runs a future in the scope of this request. A task that the future spawns is outside this scope, unless it is
+    /// given one of its own.
     pub fn scope<F: Future>(self, future: F) -> impl Future<Output = F::Output> {
         CURRENT.scope(self, future)
     }
 
-    /// Has a closure run in the scope of this request.
+    /// Runs a closure in the scope of this request.
     pub fn during<T>(self, work: impl FnOnce() -> T) -> T {
         CURRENT.sync_scope(self, work)
     }

@@ -11,24 +11,24 @@ use crate::peer::{PeerAnswer, PeerCall};
 /// A request to the namenode.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Request {
-    /// Of a client, first.
+    /// From a client: the first request.
     OpenSession(OpenSession),
-    /// Of a client, every [`crate::limits::KEEPALIVE_INTERVAL`].
+    /// From a client: sent every [`crate::limits::KEEPALIVE_INTERVAL`].
     KeepAlive,
-    /// Of a client: the caches have forgotten what the notice named.
+    /// From a client: its caches have dropped what the notice named.
     AckInvalidation {
-        /// The notice.
+        /// The id of the notice.
         id: u64,
     },
-    /// Of a client: everything was committed or given up; end the session.
+    /// From a client: everything was committed or given up; end the session.
     CloseSession,
-    /// Of a client.
+    /// From a client.
     Meta(MetaCall),
-    /// Of a datanode.
+    /// From a datanode.
     Node(NodeRequest),
-    /// Of an operator.
+    /// From an operator.
     Admin(AdminRequest),
-    /// Of another namenode of the group.
+    /// From another namenode of the group.
     Peer(PeerCall),
 }
 
@@ -51,5 +51,5 @@ pub enum Reply {
     Peer(PeerAnswer),
 }
 
-/// What the namenode answers.
+/// The namenode's answer to a request.
 pub type Response = Result<Reply, FsError>;

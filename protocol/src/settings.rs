@@ -3,17 +3,17 @@
 use std::fmt;
 use std::path::{Path, PathBuf};
 
-/// What is wrong with a file that a user wrote, and where.
+/// An error in a file that a user wrote, and its place.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SettingsError {
     path: PathBuf,
-    /// From 1; `None` when it is about the whole file.
+    /// Line number from 1; `None` when the error concerns the whole file.
     line: Option<usize>,
     message: String,
 }
 
 impl SettingsError {
-    /// About a whole file, such as one that cannot be read.
+    /// An error that concerns a whole file, such as one that cannot be read.
     #[must_use]
     pub fn of_file(path: &Path, message: impl Into<String>) -> Self {
         Self {
@@ -23,8 +23,8 @@ impl SettingsError {
         }
     }
 
-    /// About a byte of the file's `text`, such as the start of the span that a TOML parser names.
-    /// An offset behind the end is in the last line.
+    /// An error at a byte of the file's `text`, such as the start of the span that a TOML parser reports. An offset
+    /// beyond the end counts as in the last line.
     #[must_use]
     pub fn at(path: &Path, text: &str, offset: usize, message: impl Into<String>) -> Self {
         let before = &text.as_bytes()[..offset.min(text.len())];

@@ -1,17 +1,16 @@
 //! Short circuit: a client reads sealed replicas on its own host from their files.
 //!
-//! The client asks the datanode, over the network, for its Unix socket
-//! ([`crate::data::DataRequest::ShortCircuit`]); only a client on the same host gets it. On that
-//! socket every request is a frame with a [`FileRequest`] and is answered, one after the other, by a
-//! frame with a [`FileReply`]. With `Ok` comes the replica's file, opened for reading past the page
-//! cache. The client verifies that the file's header names the block, and every chunk with the checksums
-//! in the file ([`crate::replica_layout`]). Answers are not numbered: a client that waited in vain for one
-//! ends the connection.
+//! The client asks the datanode, over the network, for its Unix socket ([`crate::data::DataRequest::ShortCircuit`]);
+//! only a client on the same host gets it. On that socket, every request is a frame with a [`FileRequest`], and is
+//! answered in order by a frame with a [`FileReply`]. With `Ok` comes the replica's file, opened for reading with
+//! direct I/O. The client verifies that the file's header names the block, and every chunk against the checksums in
+//! the file ([`crate::replica_layout`]). Answers are not numbered: a client whose wait for one timed out ends the
+//! connection.
 //!
-//! A file is *lent*: until the connection ends, and no longer than [`LOAN`]. The datanode ends the
-//! connection when the server is to be left to its owner, and when it stops.
+//! A file is *lent*: until the connection ends, and no longer than [`LOAN`]. The datanode ends the connection when
+//! the server is to be left to its owner, and when the datanode stops.
 //!
-//! When anything fails here, the network is the way that always works.
+//! When anything fails here, clients read over the network, which always works.
 
 use std::io::{self, IoSlice, IoSliceMut, Write};
 use std::mem::MaybeUninit;
@@ -32,13 +31,13 @@ use crate::ids::BlockId;
 use crate::request_id::RequestId;
 use crate::token::BlockToken;
 
-/// How long a file may be used after it was asked for. The datanode counts the space of a replica
-/// that it removed as taken for as long.
+/// How long a file may be used after it was requested. The datanode counts the space of a removed replica as used for
+/// this long.
 pub const LOAN: Duration = Duration::from_secs(20);
-/// Most files that are lent on one connection at a time.
+/// Most files that are simultaneously lent on one connection.
 pub const LOANS_MAX: usize = 256;
 
-/// Bytes received at once; all messages are far shorter.
+/// Most bytes received in one call; all messages are far shorter.
 const RECEIVED_BYTES_MAX: usize = 4096;
 
 /// Asks for the file of a sealed replica.
@@ -46,28 +45,28 @@ const RECEIVED_BYTES_MAX: usize = 4096;
 pub struct FileRequest {
     /// Block.
     pub block: BlockId,
-    /// The right to read it.
+    /// A token to read it.
     pub token: BlockToken,
-    /// What it is made for.
+    /// The id of the request for which it is read.
     pub request: RequestId,
 }
 
-/// The answer to [`FileRequest`]. With `Ok` comes the file.
+/// The answer to [`FileRequest`]. The file comes with `Ok`.
 pub type FileReply = Result<(), DataError>;
 
-/// What distinguishes this host from others, until it is started again.
+/// Returns an identifier of this host that is unique until the host restarts.
 ///
 /// # Errors
-/// Where the kernel does not say.
+/// The kernel does not provide it.
 pub fn this_host() -> io::Result<String> {
     let boot_id = std::fs::read_to_string("/proc/sys/kernel/random/boot_id")?;
     Ok(boot_id.trim().to_owned())
 }
 
-/// Answers a [`FileRequest`]; `file` goes with `Ok`. Never waits.
+/// Answers a [`FileRequest`]; `file` is sent along with `Ok`. Never waits.
 ///
 /// # Errors
-/// The other side has not taken earlier answers, or is gone.
+/// The other side has not taken earlier answers, or has closed the connection.
 pub fn answer(
     socket: impl AsFd,
     reply: &FileReply,
@@ -89,12 +88,10 @@ pub fn answer(
     Ok(())
 }
 
-/// Asks for a file and waits for the answer, as long as the socket's time limits say. For one caller
-/// at a time.
+/// Asks for a file and waits for the answer until the socket's timeouts expire. For one caller at a time.
 ///
 /// # Errors
-/// The connection can no longer be used: an answer that comes late would be taken for the answer to the
-/// next request.
+/// Any error makes the connection unusable: a late answer would be taken for the answer to the next request.
 pub fn ask(
     mut socket: &UnixStream,
     request: &FileRequest,
@@ -134,7 +131,7 @@ pub fn ask(
 pub fn is_connected(socket: &UnixStream) -> bool {
     let flags = RecvFlags::PEEK | RecvFlags::DONTWAIT;
     match rustix::net::recv(socket, &mut [0; 1], flags) {
-        // An answer that another thread waits for.
+        // An answer for which another thread waits.
         Ok((peeked, _)) => peeked > 0,
         Err(error) => error == rustix::io::Errno::AGAIN,
     }

@@ -1,9 +1,9 @@
-//! Which namenode says something, and how much it had seen when it did.
+//! Which namenode sent a message, and how much it had seen by then.
 //!
-//! A namenode begins a new [`Epoch`] each time it starts, and when an operator has it go on without
-//! what it lacks. Its timeline is the epochs in its journal, in order. A [`Position`] names a record
-//! of a timeline. A namenode that was restored from a copy, or that runs twice, has a timeline that
-//! lacks what others have seen; `docs/adr/0017-timeline-of-the-namenode.md` says what follows.
+//! A namenode begins a new [`Epoch`] each time it starts, and when an operator makes it continue without the records
+//! that it lacks. Its timeline is the sequence of epochs in its journal. A [`Position`] names a record of a timeline.
+//! A namenode that was restored from a copy, or that runs twice, has a timeline that lacks what others have seen;
+//! `docs/adr/0017-timeline-of-the-namenode.md` describes the consequences.
 
 use std::fmt;
 
@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::ids::BlockId;
 
-/// Blocks that one epoch can allocate, as a power of two.
+/// Base-2 logarithm of the number of blocks that one epoch can allocate.
 const BLOCKS_BITS: u32 = 22;
 
 /// One run of a namenode.
@@ -19,34 +19,34 @@ const BLOCKS_BITS: u32 = 22;
     Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize,
 )]
 pub struct Epoch {
-    /// Greater than the number of each earlier epoch on its timeline, and at least the seconds from
-    /// 2020 to its beginning: epochs that begin at different times on different timelines differ.
+    /// Greater than the number of each earlier epoch on its timeline, and at least the seconds between 2020 and its
+    /// beginning: epochs that begin at different times on different timelines have different numbers.
     pub number: u32,
     /// Random: distinguishes epochs of different timelines that have the same number.
     pub id: u64,
 }
 
 impl Epoch {
-    /// The largest number: the ids that follow from it fit into 53 bits, which JavaScript can count.
+    /// The largest number: the ids derived from it fit into 53 bits, which JavaScript represents exactly.
     pub const NUMBER_MAX: u32 = (1 << 31) - 1;
-    /// Blocks that one epoch can allocate.
+    /// Most blocks that one epoch can allocate.
     pub const BLOCKS_MAX: u64 = (1 << BLOCKS_BITS) - 1;
 
-    /// What ids of blocks and sessions of this epoch are greater than. No id of an epoch with a
-    /// smaller number is.
+    /// A lower bound: all ids of blocks and sessions of this epoch are greater than this, and no id of an epoch with
+    /// a smaller number is.
     #[must_use]
     pub fn ids_after(self) -> u64 {
         u64::from(self.number) << BLOCKS_BITS
     }
 
-    /// The number of the epoch that allocated a block; 0 for blocks from before there were epochs.
+    /// Returns the number of the epoch that allocated a block; 0 for blocks from before epochs existed.
     #[must_use]
     pub fn number_of(block: BlockId) -> u32 {
-        // Numbers have 31 bits. A larger one from a peer is of no epoch, and later than all.
+        // Numbers have 31 bits. A larger one from a peer belongs to no epoch, and counts as later than all.
         u32::try_from(block.0 >> BLOCKS_BITS).unwrap_or(u32::MAX)
     }
 
-    /// The last block that it can allocate.
+    /// Returns the last block that it can allocate.
     #[must_use]
     pub fn last_block(self) -> BlockId {
         BlockId(self.ids_after() + Self::BLOCKS_MAX)
@@ -79,7 +79,7 @@ impl fmt::Display for Position {
 pub struct Authority {
     /// Its epoch, and its last record on stable storage.
     pub position: Position,
-    /// It is in recovery, and has no authority until an operator decides.
+    /// Whether it is in recovery, and so has no authority until an operator decides.
     pub recovering: bool,
 }
 

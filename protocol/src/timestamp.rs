@@ -1,4 +1,4 @@
-//! The wall clock, as the kernel stamps files with it.
+//! The wall clock with which the kernel stamps files.
 
 use std::os::fd::OwnedFd;
 
@@ -12,23 +12,22 @@ use serde::{Deserialize, Serialize};
 
 use crate::machine;
 
-/// Nanoseconds since 1970-01-01T00:00:00Z, negative before; reaches from 1677 to 2262.
+/// Nanoseconds since 1970-01-01T00:00:00Z, negative before; the range is 1677 to 2262.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct Timestamp(pub i64);
 
 impl Timestamp {
-    /// The time that the kernel of this machine would stamp a file with now.
+    /// Returns the time with which the kernel of this machine would stamp a file now.
     ///
-    /// Some times of a file are the kernel's that mounts it. By another clock, what happened later on
-    /// one machine could have the earlier time: the kernel's stamps are up to a tick behind the wall
-    /// clock, and from Linux 6.13 on up to a tick ahead of `CLOCK_REALTIME_COARSE`, because they are
-    /// never before a finer stamp that any file on the machine was given
-    /// (Documentation/filesystems/multigrain-ts.rst). So a private file is stamped
-    /// and read. Where that is not available (before Linux 6.3), the coarse clock is as good.
+    /// Some times of a file are set by the kernel that mounts it. With another clock, a later event on one machine
+    /// could get an earlier time: the kernel's stamps are up to a tick behind the wall clock, and from Linux 6.13 on
+    /// up to a tick ahead of `CLOCK_REALTIME_COARSE`, because they are never before a finer stamp that any file on
+    /// the machine was given (Documentation/filesystems/multigrain-ts.rst). So a private file is stamped and read.
+    /// Where that is not available (before Linux 6.3), the coarse clock is equivalent.
     ///
-    /// Only the time of access is read: after a look at the others, the kernel gives the next stamp by
-    /// the fine clock, and no file of the machine an earlier one from then on. With a look for every
-    /// change, every `write` to any file changed that file's inode, too, instead of one in a tick
+    /// Only the access time is read: after one of the other times is queried, the kernel takes the next stamp from
+    /// the fine clock, and from then on gives no file of the machine an earlier one. With a query for every change,
+    /// every `write` to any file would change that file's inode, too, instead of one per tick
     /// (docs/adr/0015-times.md).
     #[must_use]
     pub fn now() -> Self {
@@ -36,7 +35,8 @@ impl Timestamp {
             return Self::simulated();
         }
         thread_local! {
-            // Of each thread, as a stamp of another one between the two calls could be read in half.
+            // One file per thread, because a stamp by another thread between the two calls could be read half
+            // written.
             static STAMPED: Option<OwnedFd> =
                 memfd_create("clock", MemfdFlags::CLOEXEC | MemfdFlags::NOEXEC_SEAL).ok();
         }
@@ -48,7 +48,7 @@ impl Timestamp {
             })
     }
 
-    /// By the clock of the simulated machine.
+    /// Reads the clock of the simulated machine.
     fn simulated() -> Self {
         let now_ms = machine::unix_now_ms().and_then(|ms| i64::try_from(ms).ok());
         let now_ns = now_ms.and_then(|ms| ms.checked_mul(1_000_000));
@@ -102,7 +102,7 @@ mod tests {
             let path = directory.path().join(format!("{round}"));
             let file = File::create(&path).expect("create");
             let created = mtime(&file);
-            // What has been looked at is stamped with the fine clock the next time.
+            // A file whose times were queried is stamped with the fine clock the next time.
             fs::write(&path, "x").expect("write");
             for time in [created, mtime(&file), Timestamp::now()] {
                 assert!(time >= last, "round {round}: {time:?} after {last:?}");

@@ -1,5 +1,5 @@
-//! Block tokens: the right to read or write one block, signed by the namenode with a key that it
-//! shares with the datanodes only (HMAC-SHA256 truncated to 128 bits, RFC 2104).
+//! Block tokens: the right to read or write one block, signed by the namenode with a key that it shares only with the
+//! datanodes (HMAC-SHA256 truncated to 128 bits, RFC 2104).
 
 use ring::hmac;
 use serde::{Deserialize, Serialize};
@@ -18,19 +18,19 @@ pub enum Right {
     Write,
 }
 
-/// The right to one block until a point in time.
+/// The right to access one block until a point in time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct BlockToken {
     block: BlockId,
     right: Right,
-    /// Milliseconds since 1970.
+    /// Time of expiry in milliseconds since 1970.
     expires_unix_ms: u64,
     key_id: u32,
     mac: [u8; MAC_BYTES],
 }
 
 impl BlockToken {
-    /// When it ends, in milliseconds since 1970.
+    /// Returns when it expires, in milliseconds since 1970.
     #[must_use]
     pub fn expires_unix_ms(&self) -> u64 {
         self.expires_unix_ms
@@ -40,7 +40,7 @@ impl BlockToken {
 /// A signing key as the namenode hands it to datanodes. Never printed.
 #[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TokenKey {
-    /// Which key; tokens name it.
+    /// The key's id, which tokens contain.
     pub key_id: u32,
     /// The secret.
     pub secret: [u8; 32],
@@ -60,7 +60,7 @@ pub struct TokenSigner {
 }
 
 impl TokenSigner {
-    /// A signer for one key.
+    /// Creates a signer for one key.
     #[must_use]
     pub fn new(key: &TokenKey) -> Self {
         Self {
@@ -69,13 +69,13 @@ impl TokenSigner {
         }
     }
 
-    /// The key it uses.
+    /// Returns the id of its key.
     #[must_use]
     pub fn key_id(&self) -> u32 {
         self.key_id
     }
 
-    /// Makes a token.
+    /// Signs a token.
     #[must_use]
     pub fn sign(&self, block: BlockId, right: Right, expires_unix_ms: u64) -> BlockToken {
         let tag = hmac::sign(
@@ -95,7 +95,7 @@ impl TokenSigner {
 
     fn matches(&self, token: &BlockToken) -> bool {
         let expected = self.sign(token.block, token.right, token.expires_unix_ms);
-        // Constant time: how far a guess is right must not show.
+        // Constant time: the comparison must not reveal how much of a guess is right.
         expected
             .mac
             .iter()
@@ -112,7 +112,7 @@ pub struct TokenVerifier {
 }
 
 impl TokenVerifier {
-    /// Accepts these keys and no others.
+    /// Creates a verifier that accepts these keys and no others.
     #[must_use]
     pub fn new(keys: &[TokenKey]) -> Self {
         Self {

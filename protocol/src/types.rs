@@ -1,4 +1,4 @@
-//! What several messages share.
+//! Types that several messages share.
 
 use std::net::SocketAddr;
 
@@ -9,7 +9,7 @@ use crate::token::BlockToken;
 
 pub use crate::timestamp::Timestamp;
 
-/// What an inode is.
+/// The kind of an inode.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum FileKind {
     /// A regular file.
@@ -28,8 +28,8 @@ pub enum FileKind {
     BlockDevice,
 }
 
-/// A bit of [`Attr::mode`] beyond POSIX's: the inode is a part of a snapshot of a directory, and
-/// cannot be changed.
+/// A bit of [`Attr::mode`] beyond those of POSIX: the inode is part of a snapshot of a directory, and cannot be
+/// changed.
 pub const MODE_FROZEN: u16 = 0o100_000;
 
 /// The attributes of an inode, as `stat(2)` shows them.
@@ -37,7 +37,7 @@ pub const MODE_FROZEN: u16 = 0o100_000;
 pub struct Attr {
     /// The inode.
     pub ino: InodeId,
-    /// What it is.
+    /// Its kind.
     pub kind: FileKind,
     /// Permission bits with set-user-id, set-group-id and sticky (`0o7777`), and [`MODE_FROZEN`].
     pub mode: u16,
@@ -47,11 +47,11 @@ pub struct Attr {
     pub uid: u32,
     /// Group.
     pub gid: u32,
-    /// Device number of a device.
+    /// Device number, if it is a device.
     pub rdev: u32,
     /// Length in bytes.
     pub size_bytes: u64,
-    /// Bytes that extents cover (one copy; holes don't count).
+    /// Bytes that extents cover (one copy; holes do not count).
     pub allocated_bytes: u64,
     /// Last access.
     pub atime: Timestamp,
@@ -59,29 +59,29 @@ pub struct Attr {
     pub mtime: Timestamp,
     /// Last change of the inode.
     pub ctime: Timestamp,
-    /// Grows with each change of the content, its length included. Shows a cache whether what it
-    /// has is still the file.
+    /// Grows with each change of the content, including its length. Tells a cache whether its data is still current.
     pub content_version: u64,
 }
 
 impl Attr {
-    /// The bits of the mode that POSIX knows.
+    /// Returns the mode bits that POSIX defines.
     #[must_use]
     pub fn permission_bits(&self) -> u16 {
         self.mode & !MODE_FROZEN
     }
 
-    /// Whether it is a part of a snapshot of a directory, which cannot be changed.
+    /// Whether it is part of a snapshot of a directory, which cannot be changed.
     #[must_use]
     pub fn is_frozen(&self) -> bool {
         self.mode & MODE_FROZEN != 0
     }
 }
 
-/// What a write by others than root leaves of a mode: whoever runs the file does not become its owner or its group.
+/// Returns the mode after a write by a user other than root: executing the file must no longer confer its owner's or
+/// group's identity.
 #[must_use]
 pub fn without_set_id(mode: u16) -> u16 {
-    // Without group execution the bit means mandatory locking, which a write leaves.
+    // Without group execute permission, the set-group-id bit means mandatory locking, which a write preserves.
     match mode & 0o010 {
         0 => mode & !0o4000,
         _ => mode & !0o6000,
@@ -100,24 +100,24 @@ pub struct Credentials {
 }
 
 impl Credentials {
-    /// Root, which may do everything that POSIX lets root do.
+    /// Returns the credentials of root, which may do everything that POSIX lets root do.
     #[must_use]
     pub fn root() -> Self {
         Self::default()
     }
 }
 
-/// A piece of a file: `length` bytes at `file_offset` are found at `block_offset` of `block`.
-/// What no extent covers, below the file's size, is a hole and reads as zeros.
+/// A piece of a file: `length_bytes` bytes at `file_offset` are at `block_offset` of `block`. Ranges below the file's
+/// size that no extent covers are holes and read as zeros.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Extent {
-    /// Where in the file, in bytes.
+    /// Offset in the file in bytes.
     pub file_offset: u64,
-    /// How many bytes; never 0.
+    /// Length in bytes; never 0.
     pub length_bytes: u64,
-    /// In which block.
+    /// The block.
     pub block: BlockId,
-    /// Where in the block, in bytes.
+    /// Offset in the block in bytes.
     pub block_offset: u64,
 }
 
@@ -128,7 +128,7 @@ impl Extent {
         self.file_offset + self.length_bytes
     }
 
-    /// Its block, and its first byte.
+    /// Returns its block and its first byte.
     #[must_use]
     pub fn start(&self) -> FileBlock {
         FileBlock {
@@ -144,42 +144,42 @@ impl Extent {
     }
 }
 
-/// A block of a file, and a byte of the file that is in it.
+/// A block of a file, and the offset of a byte of the file that is in it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FileBlock {
     /// The block.
     pub block: BlockId,
-    /// Where in the file, in bytes.
+    /// Offset in the file in bytes.
     pub file_offset: u64,
 }
 
-/// How to reach a datanode.
+/// How to contact a datanode.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct NodeInfo {
-    /// The number that lists of replicas use.
+    /// The number by which lists of replicas refer to it.
     pub node: NodeId,
     /// The name in its certificate.
     pub name: String,
-    /// Where its data service listens.
+    /// The address at which its data service listens.
     pub data_addr: SocketAddr,
     /// Its rack.
     pub rack: String,
 }
 
-/// A block, where its replicas are and the right to use them.
+/// A block, the locations of its replicas, and a token to access it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct BlockInfo {
     /// The block.
     pub block: BlockId,
     /// Bytes that commits have made part of files: no byte at or above it may be read.
     pub committed_bytes: u64,
-    /// Datanodes that hold it, best first for the asking client. Empty: every replica is lost or
-    /// not known yet.
+    /// Datanodes that hold it, best first for the requesting client. Empty: every replica is lost, or none is known
+    /// yet.
     pub replicas: Vec<NodeId>,
-    /// How many replicas it is to have in the end: as many as its file wants, or one on each server if
-    /// the cluster has fewer.
+    /// How many replicas it is to have in the end: as many as its file wants, or one on each server if the cluster
+    /// has fewer servers.
     pub due_replicas: u8,
-    /// The right to it.
+    /// A token to access it.
     pub token: BlockToken,
 }
 
@@ -188,19 +188,19 @@ pub struct BlockInfo {
 pub struct Located {
     /// The blocks.
     pub blocks: Vec<BlockInfo>,
-    /// Each datanode named above, once.
+    /// Each datanode named above, exactly once.
     pub nodes: Vec<NodeInfo>,
 }
 
-/// What a volume's disk is, for files that ask for a class.
+/// The medium of a volume, for files that request a class.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum StorageClass {
-    /// A rotating disk, or not said.
+    /// A rotating disk, or unspecified.
     #[default]
     Disk,
     /// Flash.
     Ssd,
-    /// Memory: gone with the power.
+    /// Memory: lost on a power failure.
     Memory,
 }
 
@@ -219,26 +219,26 @@ pub enum Durability {
 pub struct PlacementRules {
     /// Replicas wanted, 1 to [`crate::limits::REPLICATION_MAX`].
     pub replication: u8,
-    /// Whether constraints are hard.
+    /// Whether the constraints are hard.
     pub durability: Durability,
-    /// The class of volume asked for, if any.
+    /// The requested class of volume, if any.
     pub class: Option<StorageClass>,
 }
 
-/// A volume as a heartbeat describes it.
+/// A volume, as described in a heartbeat.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct VolumeStatus {
-    /// Which.
+    /// Its id.
     pub storage: StorageId,
-    /// What its disk is.
+    /// Its medium.
     pub class: StorageClass,
-    /// What the owner lets us use, in bytes.
+    /// The quota that the owner grants, in bytes.
     pub quota_bytes: u64,
-    /// What we use of it, reservations included, in bytes.
+    /// Bytes of the quota in use, including reservations.
     pub used_bytes: u64,
     /// False: the volume cannot be used; its replicas count as lost.
     pub healthy: bool,
-    /// While more is used than the quota allows: milliseconds until the datanode gives up replicas
-    /// of its own choice to get below it. 0 from then on until it is.
+    /// While usage exceeds the quota: milliseconds until the datanode chooses replicas itself and deletes them to get
+    /// below it. Stays 0 from then until it is below the quota.
     pub shrinks_in_ms: Option<u64>,
 }

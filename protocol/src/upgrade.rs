@@ -1,4 +1,4 @@
-//! What operators ask about upgrades: which version the cluster has, and which ones its parts have.
+//! Requests of operators about upgrades: the version of the cluster, and the versions of its parts.
 
 use serde::{Deserialize, Serialize};
 
@@ -12,8 +12,8 @@ pub enum UpgradeRequest {
     /// Raise the version of the cluster to the newest one that its namenodes and datanodes have. Refused
     /// while one of them has an older one. Reply: [`UpgradeReply::Status`].
     Finish,
-    /// Write a record that exists since the next version. Reply: [`UpgradeReply::Probes`]. Always the last
-    /// one, or the two builds would give others different numbers.
+    /// Write a record that exists since the next version. Reply: [`UpgradeReply::Probes`]. Always the last variant;
+    /// otherwise the two builds would number the others differently.
     #[cfg(feature = "next-version")]
     Probe,
 }
@@ -23,7 +23,7 @@ pub enum UpgradeRequest {
 pub enum UpgradeReply {
     /// The version of the cluster, and those of its parts.
     Status(Box<UpgradeStatus>),
-    /// How many records of the next version there are. Always the last one.
+    /// Number of records of the next version. Always the last variant.
     #[cfg(feature = "next-version")]
     Probes(u64),
 }
@@ -31,13 +31,13 @@ pub enum UpgradeReply {
 /// The version of the cluster, and those of its parts.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct UpgradeStatus {
-    /// Of the cluster.
+    /// The version of the cluster.
     pub cluster: Version,
-    /// The newest one that any namenode or datanode has: what `finish` raises it to.
+    /// The newest version that any namenode or datanode has: the one to which `finish` raises the cluster.
     pub newest: Version,
     /// The namenodes of the group.
     pub namenodes: Vec<UpgradePart>,
-    /// The datanodes that were ever registered and not taken away.
+    /// The datanodes that ever registered and were not removed.
     pub datanodes: Vec<UpgradePart>,
     /// The clients that are connected to the namenode.
     pub clients: Vec<UpgradePart>,
@@ -45,32 +45,32 @@ pub struct UpgradeStatus {
     pub missing: Vec<Missing>,
 }
 
-/// A part of the cluster and what runs there.
+/// A part of the cluster and the release that it runs.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct UpgradePart {
-    /// Its server, or where it listens; of a client, its certificate and where it is.
+    /// Its server, or the address at which it listens; for a client, its certificate and its address.
     pub name: String,
-    /// Its release, as far as it is known.
+    /// Its release, if known.
     pub release: Option<String>,
-    /// The versions that it has, as far as they are known.
+    /// The versions that it has, if known.
     pub versions: Option<Versions>,
-    /// It answers, or is connected.
+    /// Whether it answers or is connected.
     pub is_live: bool,
 }
 
-/// A part without which the version of the cluster is not raised.
+/// A part that keeps the version of the cluster from being raised.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Missing {
-    /// Such as `the datanode dn3`.
+    /// The part, such as `the datanode dn3`.
     pub part: String,
-    /// Such as `it has 12`.
+    /// The reason, such as `it has 12`.
     pub reason: String,
 }
 
 impl UpgradeStatus {
-    /// Puts it together, and finds what is missing: each namenode, and each datanode that is live, has to
-    /// have the newest version. A datanode that is away is not waited for: it is refused when it comes
-    /// back with a release that is too old.
+    /// Builds the status, and finds what is missing: every namenode, and every live datanode, must have the newest
+    /// version. A datanode that is down is not waited for: it is refused if it returns with a release that is too
+    /// old.
     #[must_use]
     pub fn of(
         cluster: Version,
@@ -107,7 +107,7 @@ impl UpgradeStatus {
         }
     }
 
-    /// Whether something is to be done: parts are of different releases, or `finish` is to be called.
+    /// Whether an upgrade is in progress: parts are of different releases, or `finish` has yet to be called.
     #[must_use]
     pub fn is_under_way(&self) -> bool {
         self.newest > self.cluster

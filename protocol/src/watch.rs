@@ -1,6 +1,6 @@
-//! A value that many wait for to change. As tokio's `watch`, whose interface it has, but that those who wait are
-//! woken in the order in which they came: tokio spreads them over several lists by chance, and no seed decides
-//! then what a simulation does.
+//! A value whose changes many tasks await. It has the interface of tokio's `watch`, but wakes waiters in the order of
+//! their arrival: tokio distributes them over several lists at random, so that a seed would not determine what a
+//! simulation does.
 
 use std::pin::pin;
 use std::sync::Arc;
@@ -9,12 +9,12 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use parking_lot::{MappedRwLockReadGuard, RwLock, RwLockReadGuard};
 use tokio::sync::Notify;
 
-/// The sender is gone, and the value does not change any more.
+/// The sender was dropped, and the value no longer changes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("what was waited for will not happen any more")]
 pub struct Closed;
 
-/// The value, which must not be held for long: it does not change meanwhile.
+/// Read access to the value. It must not be held for long, because the value cannot change meanwhile.
 pub type Ref<'a, T> = MappedRwLockReadGuard<'a, T>;
 
 /// Changes the value.
@@ -25,7 +25,7 @@ pub struct Sender<T>(Arc<Shared<T>>);
 #[derive(Debug)]
 pub struct Receiver<T> {
     shared: Arc<Shared<T>>,
-    /// The last version that was looked at.
+    /// The last version that was seen.
     seen: u64,
 }
 
@@ -34,7 +34,7 @@ struct Shared<T> {
     state: RwLock<State<T>>,
     changed: Notify,
     receivers: AtomicUsize,
-    /// The last receiver is gone.
+    /// Notified when the last receiver is dropped.
     abandoned: Notify,
 }
 
@@ -45,7 +45,7 @@ struct State<T> {
     is_closed: bool,
 }
 
-/// A value that changes, and what waits for that.
+/// Creates a value that changes, and a receiver that waits for changes.
 pub fn channel<T>(value: T) -> (Sender<T>, Receiver<T>) {
     let sender = Sender::new(value);
     let receiver = sender.subscribe();
@@ -59,7 +59,7 @@ impl<T> Shared<T> {
 }
 
 impl<T> Sender<T> {
-    /// A value that nothing waits for yet.
+    /// Creates a value that nothing waits for yet.
     pub fn new(value: T) -> Self {
         Self(Arc::new(Shared {
             state: RwLock::new(State {
@@ -78,13 +78,13 @@ impl<T> Sender<T> {
         self.0.borrow()
     }
 
-    /// Whether something could learn of a change.
+    /// Whether any receiver could see a change.
     #[must_use]
     pub fn has_receivers(&self) -> bool {
         self.0.receivers.load(Ordering::Acquire) > 0
     }
 
-    /// Waits for changes from now on.
+    /// Returns a receiver that waits for changes from now on.
     #[must_use]
     pub fn subscribe(&self) -> Receiver<T> {
         self.0.receivers.fetch_add(1, Ordering::Relaxed);
@@ -94,7 +94,7 @@ impl<T> Sender<T> {
         }
     }
 
-    /// Changes the value; returns what it was.
+    /// Changes the value; returns the previous one.
     pub fn send_replace(&self, value: T) -> T {
         let mut before = value;
         self.send_modify(|value| std::mem::swap(value, &mut before));
@@ -109,7 +109,7 @@ impl<T> Sender<T> {
         });
     }
 
-    /// Changes the value, if `modify` says that it does. Whether it did.
+    /// Changes the value if `modify` returns true. Returns whether it did.
     pub fn send_if_modified(&self, modify: impl FnOnce(&mut T) -> bool) -> bool {
         let is_modified = {
             let mut state = self.0.state.write();
@@ -123,7 +123,7 @@ impl<T> Sender<T> {
         is_modified
     }
 
-    /// Waits until there is no receiver any more.
+    /// Waits until no receiver is left.
     pub async fn closed(&self) {
         loop {
             let mut abandoned = pin!(self.0.abandoned.notified());
@@ -149,14 +149,14 @@ impl<T> Receiver<T> {
         self.shared.borrow()
     }
 
-    /// The value; [`Receiver::changed`] waits for another one.
+    /// Returns the value and marks it as seen, so that [`Receiver::changed`] waits for another one.
     pub fn borrow_and_update(&mut self) -> Ref<'_, T> {
         let state = self.shared.state.read();
         self.seen = state.version;
         RwLockReadGuard::map(state, |state| &state.value)
     }
 
-    /// Whether the value is another one than that seen last.
+    /// Whether the value has changed since it was last seen.
     ///
     /// # Errors
     /// [`Closed`].
@@ -168,7 +168,7 @@ impl<T> Receiver<T> {
         Ok(state.version != self.seen)
     }
 
-    /// Waits for another value than the one seen last.
+    /// Waits until the value has changed since it was last seen.
     ///
     /// # Errors
     /// [`Closed`].
@@ -190,7 +190,7 @@ impl<T> Receiver<T> {
         }
     }
 
-    /// Waits for a value that is as wanted, which may be there already.
+    /// Waits for a value that satisfies the condition, which the current one may already do.
     ///
     /// # Errors
     /// [`Closed`].

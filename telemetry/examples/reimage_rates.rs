@@ -1,9 +1,9 @@
-//! Measures which estimate of reimage rates foretells the next month and the next year best, on the
+//! Measures which estimate of reimage rates predicts the next month and the next year best, on the
 //! synthetic datacentres: `cargo run --release -p harvestfs-telemetry --example reimage_rates -- TRACES`.
 //!
 //! For each estimator: deviance of the Poisson distribution per server-month (lower is better; weighs by servers),
 //! mean absolute error of the rate over servers, and Spearman's rank correlation over tenants, all averaged over
-//! ten datacentres and the years (or months) foretold.
+//! ten datacentres and the predicted years (or months).
 
 mod common;
 
@@ -47,14 +47,14 @@ fn rank_correlation(pairs: &[(f64, f64)]) -> f64 {
 }
 
 impl Score {
-    /// `months` are counted at the end of the time foretold, which is its newest `ahead`.
+    /// `months` are counted at the end of the predicted time, which is its newest `ahead`.
     fn add(&mut self, predicted: &[f64], months: &[Months], ahead: usize) {
         let (mut deviance, mut error, mut all) = (0.0, 0.0, 0.0);
         let mut pairs = Vec::new();
         for (rate, months) in predicted.iter().zip(months) {
             let seen: u32 = months.reimages[..ahead].iter().sum();
             let server_months: f64 = months.server_months[..ahead].iter().sum();
-            // New tenants cannot be predicted; those that are gone need not be.
+            // New tenants cannot be predicted; those that no longer exist need not be.
             if server_months < 0.5 * ahead as f64 || months.server_months[ahead] <= 0.0 {
                 continue;
             }

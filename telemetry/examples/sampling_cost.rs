@@ -45,8 +45,8 @@ fn measure(what: &str, sampler: &mut dyn Sampler) -> Result<(), SampleError> {
     let cpu_before = cpu_time();
     let mut now = Instant::now();
     for _ in 0..SAMPLES {
-        // As if that much time had passed, so that what is not done with every sample counts as
-        // often as it would.
+        // As if that much time had passed, so that work that is not done with every sample occurs as
+        // often as in reality.
         now += DEFAULT_INTERVAL;
         sampler.sample(now)?;
     }

@@ -1,4 +1,4 @@
-//! What is made of history once a day: the input of placement.
+//! The daily analysis of history, which is the input of placement.
 
 use std::collections::BTreeMap;
 
@@ -10,43 +10,43 @@ use crate::profile::{Pattern, TenantKey, TenantProfile};
 use crate::reimages::{Estimator, Months, Pair, rates, together};
 use crate::spectrum::{Shape, Spectra};
 
-/// What history says of all tenants.
+/// The result of analysing the history of all tenants.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Analysis {
-    /// When, in seconds since 1970.
+    /// Time of the analysis, in seconds since 1970.
     pub at_s: u32,
-    /// Every tenant, also one of which nothing is known yet.
+    /// Every tenant, including those of which nothing is known yet.
     pub tenants: BTreeMap<TenantKey, TenantAnalysis>,
-    /// Utilisation classes; their members are places in [`Analysis::tenants`].
+    /// Utilisation classes; their members are positions in [`Analysis::tenants`].
     pub classes: Vec<Class>,
     /// Tenants that are reimaged together, those most at risk first; see [`together`].
     pub pairs: Vec<(TenantKey, TenantKey, Pair)>,
-    /// How reimages coincide.
+    /// How reimages coincide, in time and within tenants.
     pub coincidence: Coincidence,
 }
 
-/// What history says of a tenant.
+/// The result of analysing the history of a tenant.
 #[derive(Clone, Debug, PartialEq)]
 pub struct TenantAnalysis {
     /// What placement needs.
     pub profile: TenantProfile,
-    /// Whether the pattern was found; without enough samples, a tenant counts as unpredictable.
+    /// Whether the pattern was determined; without enough samples, a tenant counts as unpredictable.
     pub pattern_known: bool,
-    /// Its class: a place in [`Analysis::classes`].
+    /// Its class: an index into [`Analysis::classes`].
     pub class: Option<usize>,
-    /// Servers that it owns now.
+    /// Number of servers that it owns now.
     pub servers: u32,
     /// Reimages of its servers in the last three years.
     pub reimages: u32,
     /// Server-months in the last three years.
     pub server_months: f64,
-    /// Share of the last month (in half hours) with a sample, 0 to 1.
+    /// Share of the last month (in half-hours) that has a sample, 0 to 1.
     pub coverage: f64,
 }
 
 impl Analysis {
-    /// What placement needs. A tenant whose pattern is not known has too few samples to count as never busy: it counts
-    /// as no less busy than the average server of those with one, in hours that could be any.
+    /// Returns what placement needs. A tenant without a known pattern has too few samples to count as never busy: it
+    /// counts as at least as busy as the average server of the tenants with a known pattern, in any hour.
     #[must_use]
     pub fn profiles(&self) -> BTreeMap<TenantKey, TenantProfile> {
         let known = || self.tenants.values().filter(|it| it.pattern_known);
@@ -73,8 +73,8 @@ impl Analysis {
     }
 }
 
-/// Analyses a history as of a time (in seconds since 1970). `cancelled` is asked between tenants;
-/// `None` when it says so. Takes a few milliseconds for each tenant.
+/// Analyses a history as of a time (in seconds since 1970). `cancelled` is called between tenants; `None` once it
+/// returns true. Takes a few milliseconds for each tenant.
 pub fn analyse(history: &History, now_s: u32, cancelled: impl Fn() -> bool) -> Option<Analysis> {
     let mut order: Vec<(&TenantKey, TenantId)> =
         history.tenants().map(|(id, key)| (key, id)).collect();
@@ -156,7 +156,7 @@ mod tests {
             machine_function: name.to_owned(),
         };
         let mut history = History::default();
-        // Numbers and names are in different order.
+        // Numbers and names are in different orders.
         history.owns("s1", &key("z"), NOW - 100 * 86_400).unwrap();
         history.owns("s2", &key("a"), NOW - 100 * 86_400).unwrap();
         history.tenant(&key("m")).unwrap();
@@ -224,7 +224,7 @@ mod tests {
         let profiles = analysis.profiles();
         let names = ["busy", "calm", "hour", "hot-hour", "none"];
         let [busy, calm, hour, hot, none] = names.map(|name| profiles[&key(name)]);
-        // Those of which enough is known count as they are.
+        // Tenants with enough samples keep their own values.
         assert_eq!(busy, analysis.tenants[&key("busy")].profile);
         assert_eq!(calm, analysis.tenants[&key("calm")].profile);
         assert_eq!((busy.busy_share, calm.busy_share), (1.0, 0.0));
@@ -235,10 +235,10 @@ mod tests {
             );
             assert!((unknown.peak_cpu_share - (0.8 + 3.0 * 0.2) / 4.0).abs() < 1e-3);
         }
-        // What was seen of it is worse than the average.
+        // The samples seen are worse than the average.
         assert_eq!((hot.busy_share, hot.busy_hours), (1.0, WeekHours::ALL));
         assert!((hot.peak_cpu_share - 1.0).abs() < 1e-3);
-        // What is shown of it is what was seen.
+        // The analysis itself reports what was seen.
         assert_eq!(analysis.tenants[&key("none")].profile.busy_share, 0.0);
     }
 

@@ -1,8 +1,7 @@
-//! Utilisation classes: tenants whose average servers use the CPU alike (OSDI'16, section 4.1).
+//! Utilisation classes: tenants whose average servers have similar CPU utilisation (OSDI'16, section 4.1).
 //!
-//! Tenants of one pattern are put into classes by k-means over what their days look like: the mean of
-//! every half hour of the day, the average, the peak and the deviation. Each class is tagged with its
-//! pattern, average and peak.
+//! Tenants of one pattern are grouped into classes by k-means over their typical day: the mean of each half-hour of
+//! the day, the average, the peak and the deviation. Each class is labelled with its pattern, average and peak.
 
 use std::collections::BTreeMap;
 
@@ -18,32 +17,32 @@ use crate::spectrum::Shape;
 
 /// Most classes of one pattern (the paper found 13, 5 and 5 in DC-9).
 pub const CLASSES_PER_PATTERN_MAX: usize = 13;
-/// Seed of the first choice of centres: the same history gives the same classes.
+/// Seed of the initial centres: the same history gives the same classes.
 const SEED: u64 = 0x4856_4643_4c53;
-/// Attempts, of which the best is kept.
+/// Number of runs, of which the best is kept.
 const RUNS: usize = 4;
-/// Steps of one attempt.
+/// Most iterations of one run.
 const STEPS_MAX: u64 = 100;
-/// Features of a tenant: the half hours of a day, average, peak, deviation.
+/// Features of a tenant: the half-hours of a day, average, peak, deviation.
 const FEATURES: usize = 51;
-/// Average and peak count as much as this many half hours.
+/// Factor on average, peak and deviation: in the squared distance, each of them counts as much as 16 half-hours.
 const LEVEL_WEIGHT: f64 = 4.0;
 
-/// Tenants whose average servers use the CPU alike.
+/// Tenants whose average servers have similar CPU utilisation.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Class {
-    /// The pattern that all of them have.
+    /// The pattern of all its tenants.
     pub pattern: Pattern,
     /// Mean of their averages, a share of all cores.
     pub average_cpu_share: f64,
     /// Mean of their peaks, a share of all cores.
     pub peak_cpu_share: f64,
-    /// The tenants, by their place in what was given.
+    /// The tenants, by their index in the input.
     pub members: Vec<usize>,
 }
 
-/// Puts tenants into classes. Those without a pattern are in none. Within a pattern, classes are in order
-/// of their average.
+/// Groups tenants into classes. Tenants without a pattern belong to none. Within a pattern, classes are in order of
+/// their average.
 pub fn classes(shapes: &[Option<Shape>]) -> Vec<Class> {
     let mut by_pattern: BTreeMap<Pattern, Vec<usize>> = BTreeMap::new();
     for (index, shape) in shapes.iter().enumerate() {
@@ -64,8 +63,8 @@ pub fn classes(shapes: &[Option<Shape>]) -> Vec<Class> {
     all
 }
 
-/// How many classes so many tenants make: half the square root (a common rule of thumb: as many
-/// classes as tenants in each would be too many to tell apart), at most the paper's 13.
+/// Returns the number of classes for this many tenants: the square root of half of it (a common rule of thumb: as
+/// many classes as tenants in each would be too many to tell apart), at most the paper's 13.
 fn class_count(members: usize) -> usize {
     let count = (members as f64 / 2.0).sqrt().round() as usize;
     count.clamp(1, CLASSES_PER_PATTERN_MAX)
@@ -99,7 +98,7 @@ fn cluster(shapes: &[Option<Shape>], members: &[usize]) -> BTreeMap<usize, Vec<u
                 groups.entry(label).or_default().push(member);
             }
         }
-        // It did not settle: better one class of this pattern than none.
+        // It did not converge: one class for this pattern is better than none.
         Err(error) => {
             tracing::warn!(%error, "tenants were not clustered; those of one pattern are one class");
             groups.insert(0, members.to_vec());
@@ -152,7 +151,7 @@ mod tests {
         assert_eq!(class_of(30), None);
         for member in 0..30 {
             let class = &classes[class_of(member).unwrap()];
-            // Never together with another kind.
+            // Never together with a tenant of another kind.
             assert!(class.members.iter().all(|other| other % 3 == member % 3));
         }
         let periodic = &classes[class_of(2).unwrap()];

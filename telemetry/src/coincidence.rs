@@ -1,8 +1,9 @@
-//! How reimages coincide: at which hours of the week they come, and how much of a tenant goes at once.
+//! How reimages coincide: at which hours of the week they happen, and how many of a tenant's servers are reimaged
+//! together.
 //!
-//! Both are what a product of rates does not tell. Redeployments begin in working hours: three servers that have nothing
-//! to do with each other but the hour are reimaged together ten times as often as their rates say. And most reimages of
-//! a server are those of its tenant.
+//! A product of rates shows neither. Redeployments begin in working hours: three servers that have nothing in common
+//! but the hour are reimaged together ten times as often as their rates suggest. And most reimages of a server are
+//! reimages of its tenant.
 
 use std::collections::BTreeMap;
 
@@ -10,26 +11,26 @@ use crate::history::{History, TenantId};
 use crate::profile::TenantKey;
 use crate::reimages::{MONTH_S, MONTHS, TOGETHER_S};
 
-/// Length of a part of the week in seconds: a block is taken to wait for its repair no longer. Two reimages no further apart
-/// than that are in the same two parts that follow each other, which is [`TOGETHER_S`].
+/// Length of a part of the week in seconds. A block is assumed to wait no longer than this for its repair. Two
+/// reimages no further apart than this are in the same two consecutive parts, whose length is [`TOGETHER_S`].
 pub const PART_S: u32 = TOGETHER_S / 2;
-/// Parts of a week.
+/// Number of parts in a week.
 pub const PARTS: usize = (WEEK_S / PART_S) as usize;
 const WEEK_S: u32 = 7 * 86_400;
-/// Reimages that each part of the week is taken to have had beside those that it had, so that none counts as never.
+/// Reimages that are added to those of each part of the week, so that no part counts as never having one.
 const PRIOR_PER_PART: f64 = 1.0;
-/// Reimages of a tenant that are taken to have been of all its servers, beside those that it had: without history, the
-/// worst is expected.
+/// Weight of the prior, in reimages: these count as reimages of all of a tenant's servers together, in addition to
+/// the actual ones, so that without history the worst is expected.
 const PRIOR_TOGETHER: f64 = 1.0;
 
-/// The share of a week's reimages that comes in each part of it.
+/// The share of a week's reimages in each of its parts.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Week {
     shares: [f64; PARTS],
 }
 
 impl Default for Week {
-    /// All parts alike.
+    /// All parts have equal shares.
     fn default() -> Self {
         Self {
             shares: [1.0 / PARTS as f64; PARTS],
@@ -38,7 +39,7 @@ impl Default for Week {
 }
 
 impl Week {
-    /// The number of reimages in each part.
+    /// Computes the shares from the number of reimages in each part.
     #[must_use]
     pub fn of(counts: &[u32; PARTS]) -> Self {
         let weights = counts.map(|count| f64::from(count) + PRIOR_PER_PART);
@@ -48,14 +49,14 @@ impl Week {
         }
     }
 
-    /// The mean number of reimages of a server that has one a month, in every two parts that follow each other.
+    /// Returns, for every two consecutive parts, the mean number of reimages of a server that has one per month.
     pub fn pairs(&self) -> impl Iterator<Item = f64> + '_ {
         let next = self.shares.iter().cycle().skip(1);
         let pairs = self.shares.iter().zip(next);
         pairs.map(|(one, next)| (one + next) * weeks_per_month())
     }
 
-    /// The same in the worst parts of the week that have this length in all.
+    /// Returns the same for the worst consecutive parts of the week with this total length.
     #[must_use]
     pub fn worst(&self, length_s: u64) -> f64 {
         let weeks = length_s / u64::from(WEEK_S);
@@ -73,17 +74,18 @@ fn weeks_per_month() -> f64 {
     f64::from(WEEK_S) / f64::from(MONTH_S)
 }
 
-/// How reimages coincide.
+/// How reimages coincide, in time and within tenants.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Coincidence {
-    /// When they come.
+    /// When reimages happen.
     pub week: Week,
-    /// Of each tenant, how probable it is that another server of it goes when one goes, 0 to 1.
+    /// For each tenant, the probability, 0 to 1, that another one of its servers is reimaged within the same window
+    /// as one of them.
     pub together: BTreeMap<TenantKey, f64>,
 }
 
 impl Coincidence {
-    /// Of the last three years before a time (in seconds since 1970).
+    /// Analyses the last three years before a time (in seconds since 1970).
     #[must_use]
     pub fn of(history: &History, now_s: u32) -> Self {
         let begin_s = now_s.saturating_sub(MONTH_S * MONTHS as u32);
@@ -113,7 +115,7 @@ impl Coincidence {
             let tenant = window[0].0.0 as usize;
             let gone = window.len() as f64;
             let others = f64::from(servers[tenant].saturating_sub(1));
-            // Of a tenant with one server nothing else can go, and nothing is known of what would.
+            // If a tenant has one server, no other one can be reimaged, and what another one would do is unknown.
             let share = if others > 0.0 {
                 ((gone - 1.0) / others).min(1.0)
             } else {
@@ -153,7 +155,7 @@ mod tests {
         assert!((all - 2.0 * 7.0 / 30.0).abs() < 1e-9, "{all}");
         let worst = uneven.worst(1);
         assert!((worst - 0.917 * 7.0 / 30.0).abs() < 1e-9, "{worst}");
-        // A part, then a whole week and a part.
+        // One part; and a whole week and one part.
         assert!((uneven.worst(7 * 86_400 + 1) - worst - 7.0 / 30.0).abs() < 1e-9);
         assert!(even.worst(7_200) < even.worst(7_201));
         assert!(even.worst(0).abs() < f64::EPSILON);
@@ -186,7 +188,7 @@ mod tests {
         let [all, single, new] = keys.map(|key| found.together[&key]);
         assert!(all > 0.99 && all <= 1.0, "{all}");
         assert!(single < 0.01, "{single}");
-        // The worst is expected of those of which nothing is known.
+        // The worst is expected of tenants without history.
         assert!((new - 1.0).abs() < 1e-9, "{new}");
         assert_ne!(found.week, Week::default());
         assert_eq!(

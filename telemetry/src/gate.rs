@@ -1,28 +1,28 @@
-//! The busy gate: whether a server is to be left to its owner, judged from samples of what the
-//! primary tenant uses. Pure: it has no clock and reads nothing.
+//! The busy gate: whether a server is to be left to its owner, judged from samples of the primary tenant's resource
+//! usage. Pure: it has no clock and reads nothing.
 //!
-//! It closes with the first sample above a limit and opens once all samples of the settling time
-//! were clearly below: a primary that goes up and down around the limit keeps it closed.
+//! It closes with the first sample above a limit, and opens once all samples of the settling time were clearly below:
+//! a primary whose usage fluctuates around the limit keeps it closed.
 //!
-//! When samples stop coming, something on the server hangs. The gate keeps its verdict for
-//! [`GateOptions::silence_max`], is closed then, for the owner's sake, and opens after
-//! [`GateOptions::blind_max`], because a broken sensor must not deny the data for ever.
+//! When samples stop arriving, something on the server hangs. The gate keeps its verdict for
+//! [`GateOptions::silence_max`], then closes, for the owner's sake, and opens after [`GateOptions::blind_max`],
+//! because a broken sensor must not deny access to the data forever.
 
 use std::time::Duration;
 
-/// What the primary tenant uses of its server, as shares from 0 to 1; `None` where that is not known.
+/// The primary tenant's usage of its server, as shares from 0 to 1; `None` where unknown.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Load {
-    /// Of all cores.
+    /// Share of all cores.
     pub cpu_share: Option<f64>,
-    /// Of the memory.
+    /// Share of the memory.
     pub memory_share: Option<f64>,
-    /// Of the time, in which some of its tasks waited for CPU, memory or a disk, whichever was worst.
+    /// Share of the time in which some of its tasks waited for CPU, memory or a disk, whichever was worst.
     pub stalled_share: Option<f64>,
 }
 
 impl Load {
-    /// The same with every share within 0 to 1; what is not a number becomes unknown.
+    /// Returns the load with every share limited to 0 to 1; NaN becomes unknown.
     #[must_use]
     pub fn clamped(self) -> Self {
         let clamp = |share: Option<f64>| {
@@ -37,25 +37,25 @@ impl Load {
         }
     }
 
-    /// Whether it tells nothing.
+    /// Whether nothing is known.
     #[must_use]
     pub fn is_unknown(&self) -> bool {
         self.cpu_share.is_none() && self.memory_share.is_none() && self.stalled_share.is_none()
     }
 }
 
-/// How much is the owner's, and how the gate moves.
+/// How much is reserved for the owner, and how the gate moves.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct GateOptions {
     /// Share of the cores that must be left to the primary on top of what it uses.
     pub cpu_reserve_share: f64,
     /// Share of the memory that must be left to the primary on top of what it uses.
     pub memory_reserve_share: f64,
-    /// Most time in which tasks of the primary may wait for something; `None` for any.
+    /// Largest share of the time in which tasks of the primary may wait for something; `None` for no limit.
     pub stalled_max_share: Option<f64>,
-    /// How far below a limit the use has to be for the gate to open.
+    /// How far below a limit the usage has to be for the gate to open.
     pub hysteresis_share: f64,
-    /// For how long.
+    /// How long the usage has to stay there.
     pub settle: Duration,
     /// Without a sample for this long, the gate closes.
     pub silence_max: Duration,
@@ -87,20 +87,20 @@ pub enum Reason {
     Memory,
     /// The primary's tasks wait too much.
     Stalled,
-    /// No samples come.
+    /// No samples arrive.
     Silence,
 }
 
-/// What the gate says.
+/// The verdict of the gate.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Verdict {
     /// The server may be used.
     Free,
-    /// It may not.
+    /// The server may not be used.
     Busy {
         /// Why.
         reason: Reason,
-        /// When it may be free at the earliest.
+        /// The earliest time after which it may be free.
         retry_after: Duration,
     },
 }
@@ -113,26 +113,26 @@ impl Verdict {
     }
 }
 
-/// Least time after which it makes sense to ask again.
+/// Shortest time after which it makes sense to ask again.
 const RETRY_MIN: Duration = Duration::from_millis(100);
 
-/// See the module. Times are counted from any fixed moment; one that lies before an earlier one
-/// counts as that.
+/// The busy gate of a server. Times are counted from any fixed moment; one that lies before an earlier one counts as
+/// the earlier one.
 #[derive(Clone, Debug)]
 pub struct BusyGate {
     options: GateOptions,
-    /// The time of the last sample.
+    /// The latest time that was observed.
     now: Duration,
-    /// Time of the last sample, or of the start.
+    /// Time of the last sample with a known load, or of the start.
     sampled: Duration,
-    /// Why it is closed, as far as samples tell.
+    /// Why it is closed, judging by samples.
     closed: Option<Reason>,
     /// Since when all samples have been clearly below the limits.
     low_since: Option<Duration>,
 }
 
 impl BusyGate {
-    /// An open gate.
+    /// Creates an open gate.
     #[must_use]
     pub fn new(options: GateOptions) -> Self {
         Self {
@@ -144,7 +144,7 @@ impl BusyGate {
         }
     }
 
-    /// Takes a sample. One that tells nothing is none.
+    /// Observes a sample. One without any known value does not count.
     pub fn observe(&mut self, now: Duration, load: Load) {
         let now = self.advance(now);
         let load = load.clamped();
@@ -171,7 +171,7 @@ impl BusyGate {
         }
     }
 
-    /// What it says at a time.
+    /// Returns the verdict at a time.
     #[must_use]
     pub fn verdict(&self, now: Duration) -> Verdict {
         let now = now.max(self.now);
@@ -203,7 +203,7 @@ impl BusyGate {
         self.now
     }
 
-    /// The first limit that a load exceeds, all limits lowered by `margin`, but at most by half.
+    /// Returns the first limit that a load exceeds, with all limits lowered by `margin`, but at most by half.
     fn exceeded(&self, load: &Load, margin: f64) -> Option<Reason> {
         let above = |share: Option<f64>, limit: f64| {
             share.is_some_and(|share| share > limit - margin.min(limit / 2.0))
@@ -278,7 +278,7 @@ mod tests {
                 retry_after
             }
         );
-        // A peak in between starts it anew.
+        // A peak in between restarts the settling time.
         gate.observe(ms(9800), cpu(0.7));
         gate.observe(ms(10_000), cpu(0.1));
         gate.observe(ms(11_900), cpu(0.1));
@@ -317,7 +317,7 @@ mod tests {
         gate.observe(ms(0), cpu(0.1));
         assert!(!gate.verdict(ms(4_999)).is_busy());
         assert!(gate.verdict(ms(5_000)).is_busy());
-        // Samples that tell nothing do not help.
+        // Samples without known values do not help.
         gate.observe(ms(6_000), cpu(f64::NAN));
         gate.observe(ms(6_000), Load::default());
         assert!(gate.verdict(ms(59_999)).is_busy());

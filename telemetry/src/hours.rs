@@ -17,7 +17,7 @@ impl WeekHours {
     /// All of them.
     pub const ALL: Self = Self([u64::MAX, u64::MAX, (1 << (HOURS % 64)) - 1]);
 
-    /// Those in which at least one of the samples was above [`BUSY_ABOVE`]. Samples are shares of all
+    /// Returns the hours in which at least one of the samples was above [`BUSY_ABOVE`]. Samples are shares of all
     /// cores, one every `period_s` seconds (at least 1), the first at `start_s`.
     pub fn busy(start_s: u64, period_s: u32, samples: impl Iterator<Item = Option<f32>>) -> Self {
         let mut hours = Self::NONE;
@@ -35,7 +35,7 @@ impl WeekHours {
         self.0[(hour / 64) as usize] |= 1 << (hour % 64);
     }
 
-    /// Those that are in both sets.
+    /// Returns the hours in both sets.
     #[must_use]
     pub fn common(self, other: Self) -> Self {
         let [a, b, c] = self.0;
@@ -43,13 +43,13 @@ impl WeekHours {
         Self([a & d, b & e, c & f])
     }
 
-    /// How many, up to 168.
+    /// Returns the number of hours, up to 168.
     #[must_use]
     pub fn count(self) -> u32 {
         self.0.iter().map(|hours| hours.count_ones()).sum()
     }
 
-    /// Whether there is none.
+    /// Whether it contains no hour.
     #[must_use]
     pub fn is_empty(self) -> bool {
         self == Self::NONE

@@ -1,13 +1,13 @@
-//! The primary tenants, seen from outside: how busy they are, and when their servers are reimaged.
+//! The primary tenants as observed from outside: how busy they are, and when their servers are reimaged.
 //!
-//! - [`analysis`]: what is made of history once a day;
-//! - [`classes`]: tenants whose CPU use is alike;
-//! - [`coincidence`]: at which hours servers are reimaged, and how many of a tenant at once;
-//! - [`gate`]: whether a server is to be left to its owner now;
-//! - [`primary`]: samples of what a primary uses;
-//! - [`profile`]: what history says of a tenant, the input of placement.
-//! - [`metrics`]: what each part tells Prometheus;
-//! - [`history`]: a month of CPU use, and years of reimages, in memory and on disk.
+//! - [`analysis`]: the daily analysis of history;
+//! - [`classes`]: classes of tenants with similar CPU utilisation;
+//! - [`coincidence`]: the hours at which servers are reimaged, and how many of a tenant's servers together;
+//! - [`gate`]: whether a server is to be left to its owner at the moment;
+//! - [`primary`]: samples of a primary tenant's resource usage;
+//! - [`profile`]: a tenant's history in the form that placement needs.
+//! - [`metrics`]: the Prometheus metrics of each part;
+//! - [`history`]: a month of CPU utilisation, and years of reimages, in memory and on disk.
 //! - [`reimages`]: reimage rates, and tenants that are reimaged together.
 //! - [`spectrum`]: the pattern, average and peak of a series.
 //! - [`traces`]: readers of recorded utilisation and reimages.

@@ -1,53 +1,53 @@
 //! How often tenants are reimaged, and which are reimaged together.
 //!
-//! **Rate.** Of each tenant, reimages and server-months are counted for every one of the last 36 months (of
-//! 30 days, counted back from now). The rate is
+//! **Rate.** For each tenant, reimages and server-months are counted in each of the last 36 months (of 30 days,
+//! counted back from now). The rate is
 //!
 //! ```text
 //! (sum over months of weight x reimages + PRIOR_MONTHS x prior x servers)
 //!     / (sum over months of weight x server-months + PRIOR_MONTHS x servers)
 //! ```
 //!
-//! where a month's weight halves every [`HALF_LIFE_MONTHS`], `servers` is the tenant's mean number of
-//! servers, and `prior` is the rate of all tenants together. (That of the tenant's environment was tried, and
-//! foretells no better.) The prior counts as months of the tenant and not as reimages or server-months, because a tenant's servers
-//! are mostly wiped all together: ten thousand reimages in one day say as little of next month as
-//! ten. How well this foretells was measured (`cargo run --release -p harvestfs-telemetry --example
-//! reimage_rates`): see `docs/OPERATIONS.md`.
+//! where a month's weight halves every [`HALF_LIFE_MONTHS`], `servers` is the tenant's mean number of servers, and
+//! `prior` is the rate of all tenants together. (The rate of the tenant's environment was tried as well, and does not
+//! predict better.) The prior counts as months of the tenant and not as reimages or server-months, because a tenant's
+//! servers are mostly reimaged all together: ten thousand reimages in one day say as little about the next month as
+//! ten. How well this predicts was measured (`cargo run --release -p harvestfs-telemetry --example reimage_rates`):
+//! see `docs/OPERATIONS.md`.
 //!
-//! **Together.** Reimages are put into windows of [`TOGETHER_S`]. For two tenants, the sum over
-//! windows of the product of the shares of their servers that were wiped is how often a server drawn from
-//! the one and a server drawn from the other go in the same window.
+//! **Together.** Reimages are put into windows of [`TOGETHER_S`]. For two tenants, the sum over windows of the
+//! product of the shares of their servers that were reimaged is how often a random server of one and a random server
+//! of the other are reimaged in the same window.
 
 use std::collections::HashMap;
 
 use crate::history::{History, MONTH_DAYS, TenantId};
 
-/// Months that count.
+/// Number of months that are taken into account.
 pub const MONTHS: usize = 36;
 /// Length of a month in seconds.
 pub const MONTH_S: u32 = MONTH_DAYS * 86_400;
-/// A month counts half as much as one this many months later.
+/// A month has half the weight of one this many months later.
 pub const HALF_LIFE_MONTHS: f64 = 6.0;
 /// How many months of a tenant's own history the prior is worth.
 pub const PRIOR_MONTHS: f64 = 1.0;
-/// Length in seconds of the windows in which reimages count as being together: the time within
-/// which repair may not have made another replica.
+/// Length in seconds of the windows in which reimages count as being together: the time within which repair may not
+/// have created another replica.
 pub const TOGETHER_S: u32 = 4 * 3_600;
-/// Pairs of tenants that are reported at most, those most at risk first.
+/// Most pairs of tenants that are reported, those most at risk first.
 pub const PAIRS_MAX: usize = 4_096;
-/// Tenants that are looked at in one window, those with the largest shares first: bounds the pairs.
+/// Most tenants that are examined in one window, those with the largest shares first: bounds the number of pairs.
 const TENANTS_PER_WINDOW_MAX: usize = 256;
-/// How many times more often than by chance a pair must be reimaged together. Redeployments begin in
-/// working hours, which alone makes any two tenants coincide two or three times as often.
+/// How many times more often than by chance a pair must be reimaged together. Redeployments begin in working hours,
+/// which alone makes any two tenants coincide two or three times as often.
 pub const LIFT_MIN: f64 = 5.0;
-/// Windows in which a pair must have been reimaged: one may be chance.
+/// Fewest windows in which a pair must have been reimaged: one may be chance.
 const WINDOWS_MIN: u32 = 2;
 
-/// How to estimate; the default is what was measured to be best.
+/// The parameters of the estimate; the defaults were measured to be best.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Estimator {
-    /// See [`HALF_LIFE_MONTHS`]; infinite to let all months count alike.
+    /// See [`HALF_LIFE_MONTHS`]; infinite to give all months the same weight.
     pub half_life_months: f64,
     /// See [`PRIOR_MONTHS`]; 0 for none.
     pub prior_months: f64,
@@ -81,8 +81,8 @@ impl Default for Months {
 }
 
 impl Months {
-    /// Counts every tenant of a history, by number. Of the time before `now_s` (in seconds since
-    /// 1970); what the history knows of later is left out.
+    /// Counts every tenant of a history, by number, in the time before `now_s` (in seconds since 1970); later events
+    /// are left out.
     pub fn count(history: &History, now_s: u32) -> Vec<Months> {
         let mut months = vec![Months::default(); history.tenants().len()];
         let begin_s = now_s.saturating_sub(MONTH_S * MONTHS as u32);
@@ -107,7 +107,7 @@ impl Months {
         months
     }
 
-    /// A server was owned from one time to another.
+    /// Adds the time for which a server was owned, from one time to another.
     fn own(&mut self, from_s: u32, until_s: u32, now_s: u32) {
         let mut until_s = until_s;
         while from_s < until_s {
@@ -122,7 +122,7 @@ impl Months {
         }
     }
 
-    /// Weighted reimages and server-months, and the months (weighted) in which it had servers.
+    /// Returns weighted reimages and server-months, and the (weighted) months in which the tenant had servers.
     fn weighted(&self, estimator: &Estimator) -> Weighted {
         let mut sum = Weighted::default();
         for month in 0..MONTHS {
@@ -147,7 +147,7 @@ struct Weighted {
 }
 
 impl Weighted {
-    /// The rate, drawn towards `prior` as if that had been seen for `prior_months`.
+    /// Returns the rate, drawn towards `prior` as if that had been observed for `prior_months`.
     fn rate(&self, prior: f64, prior_months: f64) -> f64 {
         let servers = if self.months > 0.0 {
             self.server_months / self.months
@@ -164,8 +164,8 @@ impl Weighted {
     }
 }
 
-/// Reimages per server and month of each tenant, by number. A tenant without any history gets the
-/// rate of all.
+/// Returns the reimages per server and month of each tenant, by number. A tenant without any history gets the rate of
+/// all tenants.
 pub fn rates(months: &[Months], estimator: &Estimator) -> Vec<f64> {
     let weighted: Vec<Weighted> = months
         .iter()
@@ -184,38 +184,37 @@ pub fn rates(months: &[Months], estimator: &Estimator) -> Vec<f64> {
 /// Two tenants that are reimaged together.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Pair {
-    /// The one with the lower number.
+    /// The tenant with the lower number.
     pub first: TenantId,
-    /// The other.
+    /// The other tenant.
     pub second: TenantId,
     /// Windows in which servers of both were reimaged.
     pub windows: u32,
-    /// How often in a month a server drawn from the one and a server drawn from the other are
-    /// reimaged in the same window.
+    /// How often per month a random server of one and a random server of the other are reimaged in the same window.
     pub together_per_month: f64,
-    /// The same if their reimages had nothing to do with each other.
+    /// The same if their reimages were independent.
     pub expected_per_month: f64,
 }
 
 impl Pair {
-    /// How many times more often than by chance.
+    /// Returns how many times more often than by chance they are reimaged together.
     pub fn lift(&self) -> f64 {
         self.together_per_month / self.expected_per_month.max(f64::MIN_POSITIVE)
     }
 }
 
-/// The pairs of tenants that were reimaged together [`LIFT_MIN`] times as often as by chance in the three
-/// years before a time (in seconds since 1970), in at least two windows; those most at risk first, at
-/// most [`PAIRS_MAX`].
+/// Returns the pairs of tenants that were reimaged together at least [`LIFT_MIN`] times as often as by chance in the
+/// three years before a time (in seconds since 1970), in at least two windows; those most at risk first, at most
+/// [`PAIRS_MAX`].
 ///
-/// Reimages a few minutes apart may fall into two windows: what is found is a lower bound.
+/// Reimages a few minutes apart may fall into two windows, so the result is a lower bound.
 pub fn together(history: &History, now_s: u32) -> Vec<Pair> {
     let begin_s = now_s.saturating_sub(MONTH_S * MONTHS as u32);
     let mut events: Vec<(u32, TenantId)> = Vec::new();
     let mut servers = vec![0u32; history.tenants().len()];
     let mut earliest_s = now_s;
     for server in history.servers() {
-        // A tenant's size is that of all servers it ever had at least a reimage on, or has now.
+        // The size of a tenant is the number of servers that it owns now, or owned at a reimage.
         let mut owned: Vec<TenantId> = server.owner().into_iter().collect();
         for &at_s in server.reimages() {
             if let Some(owner) = server.owner_before(at_s)
@@ -300,7 +299,7 @@ mod tests {
         }
     }
 
-    /// `servers` servers of a tenant since `months` months ago.
+    /// A tenant with `servers` servers, owned for `months` months.
     fn grow(history: &mut History, key: &TenantKey, servers: u32, months: u32) {
         for number in 0..servers {
             let name = format!("{}-{number}", key.machine_function);
@@ -314,7 +313,7 @@ mod tests {
         let (a, b) = (key("e", "a"), key("e", "b"));
         history.owns("s", &a, 0).unwrap();
         history.owns("s", &b, NOW - MONTH_S * 3 / 2).unwrap();
-        // The giver is wiped; then the new owner; then something in the future.
+        // The giver is reimaged; then the new owner; then something in the future.
         for at_s in [NOW - MONTH_S * 3 / 2, NOW, NOW + 1000, 5] {
             history.reimaged("s", at_s).unwrap();
         }
@@ -324,7 +323,7 @@ mod tests {
         assert!((months[0].server_months.iter().sum::<f64>() - 34.5).abs() < 1e-9);
         assert_eq!(months[0].reimages[..3], [0, 1, 0]);
         assert_eq!(months[1].reimages[..3], [1, 0, 0]);
-        // A clock at the begin of time.
+        // A clock at the beginning of time.
         assert_eq!(Months::count(&history, 0)[0], Months::default());
         assert_eq!(
             Months::count(&history, u32::MAX)[1]

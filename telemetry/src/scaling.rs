@@ -3,20 +3,20 @@
 use std::fmt;
 use std::str::FromStr;
 
-/// How load is scaled; samples are shares of all cores, 0 to 1.
+/// A method of scaling load; samples are shares of all cores, 0 to 1.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Scaling {
-    /// Every sample times a factor, at most 100 %.
+    /// Multiplies every sample by a factor, limited to 100 %.
     Linear,
-    /// Every sample to a power: an n-th root, for n that need not be whole.
+    /// Raises every sample to a power: an n-th root, where n need not be a whole number.
     Root,
 }
 
 impl Scaling {
-    /// Both.
+    /// Both methods.
     pub const ALL: [Self; 2] = [Self::Linear, Self::Root];
 
-    /// Its name.
+    /// Returns its name.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -32,15 +32,15 @@ impl Scaling {
         }
     }
 
-    /// Scales samples by what [`Scaling::strength`] found.
+    /// Scales samples by the result of [`Scaling::strength`].
     pub fn apply(self, samples: &mut [f32], strength: f64) {
         for sample in samples {
             *sample = self.scaled(f64::from(*sample), strength) as f32;
         }
     }
 
-    /// The factor, or the n of the root, with which the mean over all servers is `target` (0 to 1), as nearly as it
-    /// can be. `loads`: samples, and how many servers follow them.
+    /// Returns the factor, or the n of the root, with which the mean over all servers comes as close as possible to
+    /// `target` (0 to 1). `loads`: samples, and how many servers follow them.
     pub fn strength<'a>(
         self,
         loads: impl IntoIterator<Item = (&'a [f32], u32)>,
@@ -63,7 +63,7 @@ impl Scaling {
                 .sum();
             sum / all.max(1.0)
         };
-        // The mean grows with the strength.
+        // The mean increases with the strength.
         let (mut low, mut high) = (1e-3, 1e6);
         for _ in 0..60 {
             let middle: f64 = f64::sqrt(low * high);
@@ -77,7 +77,7 @@ impl Scaling {
     }
 }
 
-/// The mean over all servers, each of which follows its tenant: samples, and how many servers follow them.
+/// Returns the mean over all servers, each of which follows its tenant: samples, and how many servers follow them.
 pub fn mean<'a>(loads: impl IntoIterator<Item = (&'a [f32], u32)>) -> f64 {
     let (mut sum, mut count) = (0.0, 0.0);
     for (samples, servers) in loads {
@@ -88,7 +88,7 @@ pub fn mean<'a>(loads: impl IntoIterator<Item = (&'a [f32], u32)>) -> f64 {
     sum / f64::max(count, 1.0)
 }
 
-/// A scaling of another name was asked for.
+/// A scaling of an unknown name was requested.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("unknown scaling `{0}`; accepted: linear, root")]
 pub struct UnknownScaling(String);

@@ -1,15 +1,14 @@
-//! The pattern of a tenant's CPU use, from its spectrum (OSDI'16, section 3.2).
+//! The pattern of a tenant's CPU utilisation, derived from its spectrum (OSDI'16, section 3.2).
 //!
-//! A series is cut into means over half an hour, of which a real Fourier transform is made over whole
-//! days:
+//! A series is cut into half-hour means, to which a Fourier transform is applied over whole days:
 //!
-//! - *constant*: the means deviate (standard deviation) by less than [`CONSTANT_BELOW_PERCENT`] points;
-//! - *periodic*: cycles of a day and their harmonics hold at least [`PERIODIC_SHARE`] of the variance,
-//!   and the strongest cycle is one of them, or that of a week;
+//! - *constant*: the standard deviation of the means is less than [`CONSTANT_BELOW_PERCENT`] points;
+//! - *periodic*: daily cycles and their harmonics account for at least [`PERIODIC_SHARE`] of the variance, and the
+//!   strongest cycle is one of them, or the weekly one;
 //! - *unpredictable*: the rest.
 //!
-//! Values over 100 % count as 100 %. Gaps count as the mean of what is there. A series of less than
-//! [`DAYS_MIN`] days cannot be known to be periodic, and one that is mostly gaps has no pattern.
+//! Values over 100 % count as 100 %. Gaps count as the mean of the existing samples. A series of less than
+//! [`DAYS_MIN`] days cannot be recognised as periodic, and one that is mostly gaps has no pattern.
 
 use std::sync::Arc;
 
@@ -18,27 +17,27 @@ use rustfft::{Fft, FftPlanner};
 
 use crate::profile::{BUSY_ABOVE, Pattern};
 
-/// Half hours in a day.
+/// Number of half-hours in a day.
 const HALF_HOURS_PER_DAY: usize = 48;
-/// Length of a half hour in seconds.
+/// Length of a half-hour in seconds.
 const HALF_HOUR_S: u64 = 1_800;
 
-/// A series whose means over half an hour deviate less than this, in points of a percent, is constant.
+/// A series whose half-hour means deviate by less than this, in percentage points, is constant.
 pub const CONSTANT_BELOW_PERCENT: f64 = 2.0;
-/// Share of the variance that the cycles of a periodic series hold.
+/// Least share of the variance that the cycles of a periodic series account for.
 pub const PERIODIC_SHARE: f64 = 0.2;
-/// Days below which nothing counts as periodic: every second cycle of two days is one of a day.
+/// Days below which nothing counts as periodic: with two days, every second cycle is a daily one.
 pub const DAYS_MIN: usize = 7;
-/// Share of half hours with a sample below which there is no pattern.
+/// Share of half-hours with a sample below which there is no pattern.
 pub const COVERAGE_MIN: f64 = 0.5;
-/// The peak is the share that this part of the samples does not exceed: one odd sample in a month
-/// is no peak, and next month's is better foretold (measured: see `docs/OPERATIONS.md`).
+/// The peak is the quantile of the samples at this level: a single odd sample in a month is no peak, and this
+/// predicts next month's peak better (measured: see `docs/OPERATIONS.md`).
 pub const PEAK_QUANTILE: f64 = 0.99;
 
-/// What a series looks like. Shares are of all cores, 0 to 1.
+/// The characteristics of a series. Shares are of all cores, 0 to 1.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Shape {
-    /// Its pattern; none when too much is missing.
+    /// Its pattern; none when too many samples are missing.
     pub pattern: Option<Pattern>,
     /// Mean of its samples.
     pub average: f64,
@@ -46,18 +45,17 @@ pub struct Shape {
     pub peak: f64,
     /// Share of the samples above [`BUSY_ABOVE`], 0 to 1.
     pub busy_share: f64,
-    /// Standard deviation of the means over half an hour.
+    /// Standard deviation of the half-hour means.
     pub deviation: f64,
-    /// Share of the variance that cycles of a day and their harmonics hold, 0 to 1.
+    /// Share of the variance that daily cycles and their harmonics account for, 0 to 1.
     pub daily_share: f64,
-    /// Share of the half hours that have a sample, 0 to 1.
+    /// Share of the half-hours that have a sample, 0 to 1.
     pub coverage: f64,
-    /// Mean of each half hour of the day, counted from the first sample; the average where there is
-    /// none.
+    /// Mean of each half-hour of the day, counted from the first sample; the average where there is none.
     pub day: [f64; HALF_HOURS_PER_DAY],
 }
 
-/// Finds shapes; keeps what a transform of one length needs for the next.
+/// Computes shapes; keeps the plan of a transform for the next series of the same length.
 #[derive(Default)]
 pub struct Spectra {
     planner: FftPlannerBox,
@@ -65,7 +63,7 @@ pub struct Spectra {
     levels: Vec<u32>,
 }
 
-/// A planner that has a default.
+/// A planner that implements `Default`.
 struct FftPlannerBox(FftPlanner<f64>);
 
 impl Default for FftPlannerBox {
@@ -74,12 +72,12 @@ impl Default for FftPlannerBox {
     }
 }
 
-/// Steps in which samples are counted to find the peak: 0.01 % each.
+/// Number of steps in which samples are counted to find the peak: 0.01 % each.
 const LEVELS: usize = 10_001;
 
 impl Spectra {
-    /// Looks at a series of shares (0 to 1, larger ones count as 1) every `period_s` seconds, at least
-    /// 1. `None` when it has no sample at all. What follows the last whole day is not transformed.
+    /// Analyses a series of shares (0 to 1, larger ones count as 1), one every `period_s` seconds, at least 1. `None`
+    /// when it has no sample at all. Only the newest whole days are transformed.
     pub fn shape(
         &mut self,
         period_s: u32,
@@ -117,7 +115,7 @@ impl Spectra {
             coverage: 0.0,
             day: day_of(&halves, average),
         };
-        // Of the newest days, if the series has no whole number of them.
+        // Take the newest days if the series is not a whole number of days.
         let halves = &halves[halves.len() - days * HALF_HOURS_PER_DAY..];
         let present = halves.iter().filter(|half| half.count > 0).count();
         if present == 0 {
@@ -150,8 +148,8 @@ impl Spectra {
         1.0
     }
 
-    /// Fills in deviation and daily share. Returns whether the strongest cycle is one of a day, a
-    /// harmonic of it, or a week.
+    /// Fills in deviation and daily share. Returns whether the strongest cycle is daily, a harmonic of a daily one,
+    /// or weekly.
     fn transform(
         &mut self,
         halves: &[Half],
@@ -169,7 +167,7 @@ impl Spectra {
             .extend(filled.map(|value| Complex::new(value, 0.0)));
         let fft: Arc<dyn Fft<f64>> = self.planner.0.plan_fft_forward(halves.len());
         fft.process(&mut self.buffer);
-        // The input is real: the second half mirrors the first.
+        // The input is real, so the second half mirrors the first.
         let powers = self.buffer[..=halves.len() / 2]
             .iter()
             .map(Complex::norm_sqr);
@@ -191,7 +189,7 @@ impl Spectra {
     }
 }
 
-/// Sum and number of the samples in half an hour.
+/// Sum and number of the samples in a half-hour.
 #[derive(Clone, Copy, Default)]
 struct Half {
     sum: f64,

@@ -1,17 +1,17 @@
-//! Admission of jobs that are to survive failures: task bags with backup tasks.
+//! Admission of jobs that must survive failures: task bags with backup tasks.
 
 use std::collections::BTreeMap;
 use std::num::{NonZeroU32, NonZeroU64};
 
 use super::losses::{Domain, Losses, Probability};
 
-/// What a bag of its own costs beside one that is there: fewer, larger bags need a smaller share of backups.
+/// Penalty of a new bag compared with an existing one: fewer, larger bags need a smaller share of backups.
 const NEW_BAG_PENALTY: f64 = 1.5;
 
-/// Tasks of a job that are alike.
+/// Identical tasks of a job.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TaskGroup {
-    /// How many.
+    /// Number of tasks.
     pub tasks: NonZeroU32,
     /// Cores of each.
     pub cores: NonZeroU32,
@@ -19,12 +19,12 @@ pub struct TaskGroup {
     pub memory_mib: NonZeroU64,
 }
 
-/// A rack of servers that are alike; all of one environment.
+/// A rack of identical servers, all in one environment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RackSpec {
     /// Number of its environment.
     pub environment: u32,
-    /// Servers in it.
+    /// Number of its servers.
     pub servers: u32,
     /// Cores of each.
     pub cores: u32,
@@ -32,28 +32,28 @@ pub struct RackSpec {
     pub memory_mib: u64,
 }
 
-/// How probable it is that a domain fails while the one around it does not.
+/// The probability that a domain fails while the one around it does not.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct FailureRates {
-    /// A server.
+    /// Probability for a server.
     pub server: Probability,
-    /// A rack.
+    /// Probability for a rack.
     pub rack: Probability,
-    /// An environment.
+    /// Probability for an environment.
     pub environment: Probability,
 }
 
-/// Which servers tasks go to.
+/// The choice of servers for tasks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Packing {
-    /// Section 4 of the paper: tasks to the first servers with room; backups to a rack that the bag does not use yet,
-    /// if there is none to such a server, and else to any.
+    /// Section 4 of the paper: tasks go to the first servers with room; backups go to a rack that the bag does not
+    /// use yet, or else to a server that it does not use yet, or else to any.
     FirstFit,
     /// Tasks and backups to the environment, rack and server with the fewest tasks of the bag.
     Spread,
 }
 
-/// Why there can be no admission.
+/// The reason why there can be no admission.
 #[derive(Clone, Copy, Debug, PartialEq, thiserror::Error)]
 pub enum SetupError {
     /// There is no server.
@@ -64,48 +64,48 @@ pub enum SetupError {
     BadThreshold(f64),
 }
 
-/// Why a job was not admitted.
+/// The reason why a job was not admitted.
 #[derive(Clone, Copy, Debug, PartialEq, thiserror::Error)]
 pub enum Denied {
     /// It has no tasks.
     #[error("the job has no tasks")]
     NoTasks,
-    /// Its tasks find no servers with room.
+    /// There are no servers with room for its tasks.
     #[error("{tasks} tasks of {cores} cores and {memory_mib} MiB do not fit")]
     NoRoom {
-        /// How many there are.
+        /// Number of tasks.
         tasks: u32,
         /// Cores of each.
         cores: u32,
         /// Memory of each, in MiB.
         memory_mib: u64,
     },
-    /// They fit, but no number of backups makes them safe, or not so many fit.
+    /// The tasks fit, but no number of backups makes them safe, or not enough backups fit.
     #[error(
         "with all backups that fit ({backups}), more tasks than that are lost with probability {probability:.1e}"
     )]
     NotSafe {
-        /// As many as fit, at most as many as there are tasks.
+        /// As many as fit, at most the number of tasks.
         backups: usize,
-        /// How probable it is that more are lost.
+        /// The probability that more tasks are lost.
         probability: f64,
     },
 }
 
-/// What became of a group of tasks that was admitted.
+/// The result for a group of tasks that was admitted.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Admitted {
     /// Its bag, numbered from 0.
     pub bag: usize,
-    /// Tasks in the bag now, backups not counted.
+    /// Number of tasks now in the bag, without backups.
     pub tasks: usize,
-    /// Backups of the bag now.
+    /// Number of backups now in the bag.
     pub backups: usize,
-    /// How probable it is that the bag loses more tasks than it has backups.
+    /// The probability that the bag loses more tasks than it has backups.
     pub probability: f64,
 }
 
-/// Cores and MiB.
+/// Cores, and memory in MiB.
 type Size = (u64, u64);
 
 fn fits(size: Size, free: Size) -> bool {
@@ -133,7 +133,7 @@ struct Place {
 /// Tasks that share backups.
 #[derive(Clone, Debug, Default, PartialEq)]
 struct Bag {
-    /// Of each backup: the largest of any task.
+    /// Size of each backup: the largest size of any task.
     size: Size,
     /// Server of each task.
     tasks: Vec<usize>,
@@ -143,14 +143,15 @@ struct Bag {
 }
 
 impl Bag {
-    /// Cores and MiB that its backups reserve.
+    /// Returns the cores and MiB that its backups reserve.
     fn reserved(&self) -> Size {
         let count = self.backups.len() as u64;
         (self.size.0 * count, self.size.1 * count)
     }
 
-    /// `BackupCost` of what it reserves beyond what it did: resources multiplied, since they have no common unit. Backups
-    /// are placed anew with each group, so a larger bag may need fewer of them or less of a resource: that costs nothing.
+    /// Returns `BackupCost` of the additional reservation: the resources are multiplied, since they have no common
+    /// unit. Backups are placed from scratch with each group, so a larger bag may need fewer of them or less of a
+    /// resource: that costs nothing.
     fn more_than(&self, before: &Self) -> f64 {
         let (now, before) = (self.reserved(), before.reserved());
         let more = |now: u64, before: u64| now.saturating_sub(before) as f64;
@@ -172,11 +173,11 @@ pub struct Cluster {
 }
 
 impl Cluster {
-    /// An empty cluster. A bag is safe when it loses more tasks than it has backups with a probability below the
-    /// threshold (T of T-safe).
+    /// Creates an empty cluster. A bag is safe when the probability of losing more tasks than it has backups is below
+    /// the threshold (T of T-safe).
     ///
     /// # Errors
-    /// When there is no server, or no such probability.
+    /// If there is no server, or the threshold is not a probability above 0.
     pub fn new(
         racks: &[RackSpec],
         rates: FailureRates,
@@ -211,14 +212,14 @@ impl Cluster {
         })
     }
 
-    /// Cores and MiB that backups reserve.
+    /// Returns the cores and MiB that backups reserve.
     #[must_use]
     pub fn reserved(&self) -> (u64, u64) {
         let bags = self.bags.iter();
         bags.fold((0, 0), |sum, bag| plus(sum, bag.reserved()))
     }
 
-    /// Cores and MiB that are free on each server.
+    /// Returns the cores and MiB that are free on each server.
     #[must_use]
     pub fn free(&self) -> &[(u64, u64)] {
         &self.free
@@ -227,7 +228,7 @@ impl Cluster {
     /// Admits a job with all its groups of tasks, or changes nothing.
     ///
     /// # Errors
-    /// When tasks, or the backups that make them safe, find no room.
+    /// If there is no room for tasks, or for the backups that make them safe.
     pub fn admit(&mut self, job: &[TaskGroup]) -> Result<Vec<Admitted>, Denied> {
         if job.is_empty() {
             return Err(Denied::NoTasks);
@@ -246,7 +247,7 @@ impl Cluster {
         Ok(admitted)
     }
 
-    /// Puts a group into the bag where it costs least.
+    /// Adds a group to the bag where it costs least.
     fn bag(&mut self, group: &TaskGroup) -> Result<Admitted, Denied> {
         let mut best: Option<(f64, usize, Bag, Vec<Size>)> = None;
         let mut denied = None;
@@ -257,14 +258,14 @@ impl Cluster {
                 Ok((bag, free)) => {
                     let cost = match before {
                         Some(before) => bag.more_than(before),
-                        // Of each resource.
+                        // Once for each resource.
                         None => NEW_BAG_PENALTY.powi(2) * bag.more_than(&Bag::default()),
                     };
                     if best.as_ref().is_none_or(|(least, ..)| cost < *least) {
                         best = Some((cost, number, bag, free));
                     }
                 }
-                // What is wrong with a bag of its own is the reason.
+                // The error of a new bag is the reported reason.
                 Err(reason) => denied = Some(reason),
             }
         }
@@ -286,7 +287,7 @@ impl Cluster {
         Ok(admitted)
     }
 
-    /// A bag with a group more, and what is free then. Its backups are placed anew.
+    /// Returns a bag with a further group, and the resources that are then free. Its backups are placed from scratch.
     fn with(&self, mut bag: Bag, group: &TaskGroup) -> Result<(Bag, Vec<Size>), Denied> {
         let size = (u64::from(group.cores.get()), group.memory_mib.get());
         let mut free = self.free.clone();
@@ -309,7 +310,7 @@ impl Cluster {
             bag.tasks.push(server);
         }
         bag.size = (bag.size.0.max(size.0), bag.size.1.max(size.1));
-        // As many as tasks: who loses more than these has lost all of them.
+        // At most as many backups as tasks are considered.
         let mut order = Vec::new();
         let mut left = free.clone();
         while order.len() < bag.tasks.len() {
@@ -322,7 +323,7 @@ impl Cluster {
             counts.add(self, server);
             order.push(server);
         }
-        // One backup more is at most one loss more: the probability falls with their number.
+        // One more backup adds at most one more loss, so the probability falls with their number.
         let probability = |backups: usize| {
             self.losses(&bag.tasks, &order[..backups])
                 .more_than(backups)
@@ -360,7 +361,7 @@ impl Cluster {
         Ok((bag, free))
     }
 
-    /// How many tasks are lost together, of those on these servers.
+    /// Returns the distribution of the number of tasks lost together, of those on these servers.
     fn losses(&self, tasks: &[usize], backups: &[usize]) -> Losses {
         let mut by_server: BTreeMap<(usize, usize, usize), u32> = BTreeMap::new();
         for &server in tasks.iter().chain(backups) {
@@ -375,7 +376,7 @@ impl Cluster {
         }
         let mut by_environment: BTreeMap<usize, Vec<Domain>> = BTreeMap::new();
         for ((environment, _), mut counts) in by_rack {
-            // Servers that hold equally many are alike: they are summed up together.
+            // Servers with equal counts are identical, and are summed together.
             counts.sort_unstable();
             let servers = counts.into_iter().map(|losses| Domain {
                 fails: self.rates.server,
@@ -401,7 +402,7 @@ impl Cluster {
     }
 }
 
-/// Tasks of a bag on each server, and in each rack and environment.
+/// Number of a bag's tasks on each server, and in each rack and environment.
 struct Counts {
     servers: Vec<u32>,
     racks: Vec<u32>,
@@ -428,7 +429,7 @@ impl Counts {
         self.environments[place.environment] += 1;
     }
 
-    /// The server with room whose environment, rack and itself have the fewest.
+    /// Returns the server with room for which environment, rack and the server itself have the fewest tasks.
     fn fewest(&self, cluster: &Cluster, size: Size, free: &[Size]) -> Option<usize> {
         let key = |server: &usize| {
             let place = cluster.places[*server];
@@ -440,7 +441,7 @@ impl Counts {
             .min_by_key(key)
     }
 
-    /// The first server with room in a rack that is not used, that is not used itself, or any, in this order.
+    /// Returns the first server with room: preferably in an unused rack, else an unused server, else any.
     fn unused(&self, cluster: &Cluster, size: Size, free: &[Size]) -> Option<usize> {
         let key = |server: &usize| {
             let rack = self.racks[cluster.places[*server].rack];

@@ -5,10 +5,10 @@
 pub struct Probability(f64);
 
 impl Probability {
-    /// What never happens.
+    /// The probability of an impossible event.
     pub const NEVER: Self = Self(0.0);
 
-    /// None unless it is from 0 to 1.
+    /// Creates a probability; none unless it is from 0 to 1.
     #[must_use]
     pub fn new(probability: f64) -> Option<Self> {
         (0.0..=1.0)
@@ -16,7 +16,7 @@ impl Probability {
             .then_some(Self(probability))
     }
 
-    /// As a number from 0 to 1.
+    /// Returns the probability as a number from 0 to 1.
     #[must_use]
     pub fn get(self) -> f64 {
         self.0
@@ -26,29 +26,29 @@ impl Probability {
 /// A failure domain: an environment, a rack, a server.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Domain {
-    /// How probable it is that it fails while the domain around it does not.
+    /// The probability that it fails while the domain around it does not.
     pub fails: Probability,
-    /// What is lost with it, beside what is lost with its parts: tasks or replicas on a server.
+    /// What is lost with it, in addition to what is lost with its parts: tasks or replicas on a server.
     pub losses: u32,
     /// The domains in it. They fail independently of each other.
     pub parts: Vec<Domain>,
 }
 
-/// How probable each number of losses is.
+/// The probability of each number of losses.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Losses {
     probabilities: Vec<f64>,
 }
 
 impl Losses {
-    /// None for certain.
+    /// Certainly no losses.
     fn none() -> Self {
         Self {
             probabilities: vec![1.0],
         }
     }
 
-    /// Of a domain and everything in it: exact, but for rounding.
+    /// Returns the distribution for a domain and everything in it: exact except for rounding.
     #[must_use]
     pub fn of(domain: &Domain) -> Self {
         let mut losses = Self::of_parts(&domain.parts);
@@ -79,7 +79,7 @@ impl Losses {
         while let Some(first) = rest.first() {
             let alike = rest.iter().take_while(|it| *it == first).count();
             let one = Self::of(first);
-            // Whole groups of servers are alike: their sum is binomial.
+            // Whole groups of servers are identical, so the distribution of their sum is binomial.
             let many = if first.parts.is_empty() {
                 binomial(alike, first.losses as usize, first.fails.get())
             } else {
@@ -91,7 +91,7 @@ impl Losses {
         sum
     }
 
-    /// The distribution of the sum of both, which are independent: their convolution.
+    /// Returns the distribution of the sum of both, which are independent: their convolution.
     #[must_use]
     pub fn plus(&self, other: &Self) -> Self {
         let (long, short) = if self.most() >= other.most() {
@@ -111,36 +111,37 @@ impl Losses {
         Self { probabilities: sum }.checked()
     }
 
-    /// The most that can be lost.
+    /// Returns the most that can be lost.
     #[must_use]
     pub fn most(&self) -> usize {
         self.probabilities.len() - 1
     }
 
-    /// How probable it is that exactly so many are lost.
+    /// Returns the probability that exactly this many are lost.
     #[must_use]
     pub fn exactly(&self, count: usize) -> f64 {
         self.probabilities.get(count).copied().unwrap_or(0.0)
     }
 
-    /// How probable it is that more than so many are lost.
+    /// Returns the probability that more than this many are lost.
     #[must_use]
     pub fn more_than(&self, count: usize) -> f64 {
         let tail = self.probabilities.iter().skip(count + 1);
-        // From the smallest: 1 less the rest would not tell small ones apart.
+        // Sums from the smallest value on: 1 minus the rest would lose the precision of small probabilities.
         tail.rev().sum()
     }
 }
 
-/// Of so many alike, each of which is lost with a probability and then counts so many.
+/// Returns the distribution for `count` identical parts, each of which fails with a probability and then loses
+/// `each`.
 fn binomial(count: usize, each: usize, fails: f64) -> Losses {
     let mut probabilities = vec![0.0; count * each + 1];
     if fails >= 1.0 {
         probabilities[count * each] = 1.0;
         return Losses { probabilities };
     }
-    // Relative to the most probable count, and not from none on: that none of many is lost may be less probable than
-    // the smallest number there is, and then everything would be 0.
+    // Relative to the most probable count instead of starting from none: the probability that none of many is lost
+    // may be less than the smallest positive number, and then everything would be 0.
     let odds = fails / (1.0 - fails);
     let likeliest = (((count + 1) as f64 * fails) as usize).min(count);
     let mut relative = vec![1.0; count + 1];

@@ -1,5 +1,5 @@
-//! How many servers, or tasks on them, are lost together, and how many backups that takes ("Web-scale Job Scheduling",
-//! Cirne and Frachtenberg, JSSPP'12, section 4).
+//! How many servers, or tasks on them, are lost together, and how many backups this requires ("Web-scale Job
+//! Scheduling", Cirne and Frachtenberg, JSSPP'12, section 4).
 
 mod admission;
 mod blocks;

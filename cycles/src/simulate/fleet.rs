@@ -7,15 +7,15 @@ use harvestfs_telemetry::spectrum::Spectra;
 
 use crate::select::ClassHistory;
 
-/// Cores of a server (the paper's testbed: 12).
+/// Number of cores of a server (the paper's testbed: 12).
 pub const CORES: u32 = 12;
 
-/// The load of a tenant's average server, sample by sample, each a share of all cores from 0 to 1.
+/// The load of a tenant's average server, as samples, each a share of all cores from 0 to 1.
 #[derive(Clone, Debug)]
 pub struct TenantLoad {
-    /// What history knows: the month before.
+    /// What history contains: the previous month.
     pub before: Vec<f32>,
-    /// What happens: the simulated month.
+    /// What happens in the simulated month.
     pub now: Vec<f32>,
 }
 
@@ -26,26 +26,26 @@ pub struct Datacentre {
     pub name: String,
     /// Seconds that a sample covers, at least 1.
     pub slot_s: u32,
-    /// Its tenants; their series have one length, at least 1.
+    /// Its tenants; their series have the same length, at least 1.
     pub tenants: Vec<TenantLoad>,
-    /// The tenant of each server: a place in `tenants`.
+    /// The tenant of each server: an index into `tenants`.
     pub owners: Vec<u32>,
 }
 
-/// Why a datacentre cannot be simulated.
+/// The reason why a datacentre cannot be simulated.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum FleetError {
     /// There is no server.
     #[error("the datacentre has no servers")]
     NoServer,
-    /// A server's tenant is not there.
+    /// A server's tenant does not exist.
     #[error("server {server} belongs to tenant {tenant}, of {tenants} tenants")]
     UnknownTenant {
         /// The server.
         server: usize,
         /// The tenant.
         tenant: u32,
-        /// How many there are.
+        /// Number of tenants.
         tenants: usize,
     },
     /// Series are empty, or differ in length.
@@ -53,21 +53,21 @@ pub enum FleetError {
     BadSeries(usize),
 }
 
-/// A datacentre whose load was scaled, with the classes that history puts its tenants into.
+/// A datacentre with scaled load, and the classes of its tenants according to history.
 #[derive(Clone, Debug)]
 pub struct Fleet {
     pub(super) name: String,
     pub(super) scaling: Scaling,
     pub(super) target: f64,
     pub(super) slot_ms: u64,
-    /// CPU use of each tenant, by slot.
+    /// CPU utilisation of each tenant, by slot.
     pub(super) loads: Vec<Vec<f32>>,
     /// The tenant of each server; servers are in order of their class.
     pub(super) owners: Vec<u32>,
     /// The class of each server.
     pub(super) class_of: Vec<u32>,
     pub(super) classes: Vec<ClassHistory>,
-    /// Mean CPU use of owners over all servers and slots, 0 to 1.
+    /// Mean CPU utilisation by owners over all servers and slots, 0 to 1.
     pub(super) utilisation: f64,
 }
 
@@ -75,7 +75,7 @@ impl Fleet {
     /// Scales the load such that its mean over all servers is `target` (0 to 1), and finds the classes.
     ///
     /// # Errors
-    /// When the datacentre makes no sense.
+    /// If the datacentre is invalid.
     pub fn new(datacentre: &Datacentre, scaling: Scaling, target: f64) -> Result<Self, FleetError> {
         let tenants = &datacentre.tenants;
         if datacentre.owners.is_empty() {
@@ -127,7 +127,7 @@ impl Fleet {
                 peak_cpu_share: class.peak_cpu_share.clamp(0.0, 1.0),
             })
             .collect();
-        // Tenants of which too little is known are a class of their own: any load can be expected.
+        // Tenants about which too little is known form their own class, in which any load is possible.
         let mut class_of_tenant = vec![histories.len() as u32; tenants.len()];
         for (number, class) in found.iter().enumerate() {
             for &member in &class.members {
@@ -176,13 +176,13 @@ impl Fleet {
         })
     }
 
-    /// How many servers there are.
+    /// Returns the number of servers.
     #[must_use]
     pub fn servers(&self) -> usize {
         self.owners.len()
     }
 
-    /// How many slots there are.
+    /// Returns the number of slots.
     pub(super) fn slots(&self) -> usize {
         self.loads.first().map_or(1, Vec::len)
     }

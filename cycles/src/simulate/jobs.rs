@@ -1,15 +1,15 @@
-//! Jobs under way: their stages, and the tasks that wait.
+//! Unfinished jobs: their stages, and their waiting tasks.
 
 use super::queries::Query;
 use crate::select::Selection;
 
-/// A task that runs or will run.
+/// A task that is running or will run.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Task {
     pub stage: u16,
-    /// Its work that is left, in milliseconds, as it was when it began or at its last checkpoint.
+    /// Its remaining work in milliseconds, as of its beginning or its last checkpoint.
     pub left_ms: u64,
-    /// How long restoring it takes; none without a checkpoint.
+    /// Time to restore it; none without a checkpoint.
     pub restore_ms: Option<u64>,
 }
 
@@ -19,11 +19,11 @@ struct StageState {
     waiting: u32,
     /// Tasks that have not ended.
     left: u32,
-    /// Stages that have to end before.
+    /// Stages that have to end first.
     inputs_left: u32,
 }
 
-/// A job under way.
+/// A job that has arrived.
 #[derive(Clone, Debug)]
 pub(super) struct Job {
     pub query: usize,
@@ -31,9 +31,9 @@ pub(super) struct Job {
     pub classes: Selection,
     stages: Vec<StageState>,
     stages_left: usize,
-    /// Stages with tasks that wait.
+    /// Stages with waiting tasks.
     ready: Vec<u16>,
-    /// Tasks that were killed or suspended: they are next.
+    /// Tasks that were killed or suspended: they come next.
     put_back: Vec<Task>,
     length_s: Option<f64>,
 }
@@ -48,12 +48,12 @@ impl Job {
     }
 }
 
-/// What the end of a task means for its job.
+/// The effects of the end of a task on its job.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Ended {
-    /// It has ended.
+    /// The job has ended.
     pub job: bool,
-    /// Tasks of further stages wait.
+    /// Tasks of further stages are now waiting.
     pub more_wait: bool,
 }
 
@@ -90,7 +90,7 @@ impl Jobs {
         self.unfinished
     }
 
-    /// A job arrives; its first tasks wait.
+    /// Adds a job that has just arrived; its first tasks are waiting.
     pub(super) fn arrives(&mut self, query: usize, now_ms: u64, classes: Selection) -> u32 {
         let of_query = &self.queries[query];
         let state = |(stage, &tasks): (usize, &u32)| StageState {
@@ -117,7 +117,8 @@ impl Jobs {
         self.jobs.len() as u32 - 1
     }
 
-    /// The next task of a job that has one, `spread` times as long as its stage's mean, and whether more wait.
+    /// Takes the next task of a job that has one, `spread` times as long as its stage's mean; also returns whether
+    /// more are waiting.
     pub(super) fn take(&mut self, job: u32, spread: f64) -> (Task, bool) {
         let job = &mut self.jobs[job as usize];
         if let Some(task) = job.put_back.pop() {
@@ -146,7 +147,7 @@ impl Jobs {
         (task, job.has_waiting())
     }
 
-    /// A task has ended.
+    /// Handles the end of a task.
     pub(super) fn task_ended(&mut self, job: u32, stage: u16) -> Ended {
         let job = &mut self.jobs[job as usize];
         let state = &mut job.stages[usize::from(stage)];
@@ -174,7 +175,7 @@ impl Jobs {
         }
     }
 
-    /// A job has ended.
+    /// Handles the end of a job.
     pub(super) fn finished(&mut self, job: u32, length_s: f64) {
         let finished = &mut self.jobs[job as usize];
         assert!(
@@ -185,7 +186,7 @@ impl Jobs {
         self.unfinished -= 1;
     }
 
-    /// How long every job took, or has taken until now.
+    /// Returns how long every job took, or has taken so far.
     pub(super) fn lengths_s(&self, now_ms: u64) -> Vec<f64> {
         let until_now = |job: &Job| (now_ms - job.arrived_ms) as f64 / 1_000.0;
         let jobs = self.jobs.iter();

@@ -1,10 +1,10 @@
-//! A month of jobs on servers whose owners come first (OSDI'16, sections 6.1, 6.3 and 6.4; figures 11, 13 and 14).
+//! A month of jobs on servers whose owners have priority (OSDI'16, sections 6.1, 6.3 and 6.4; figures 11, 13 and 14).
 //!
-//! Jobs are queries that arrive by chance (Poisson). Their tasks run in containers of one core. Every server follows the
-//! load of its tenant's average server, sample by sample. What is simulated: Algorithm 1, the reserve and the order
-//! in which containers go, both the code that schedulers would use, and jobs waiting for cores in their order of arrival. What is
-//! not: memory (traces have none), disks and network, failures, the seconds between a sample and a kill, and how
-//! much owners slow down the jobs of `stock`.
+//! Jobs are queries that arrive at random (Poisson). Their tasks run in containers of one core. Every server follows
+//! the load of its tenant's average server, sample by sample. The simulation covers Algorithm 1, the reserve and the
+//! order of evictions, both with the code that schedulers would use, and jobs waiting for cores in their order of
+//! arrival. It does not cover memory (traces have none), disks and network, failures, the seconds between a sample
+//! and a kill, and how much owners slow down the jobs of `stock`.
 
 mod fleet;
 mod jobs;
@@ -24,24 +24,24 @@ pub use fleet::{CORES, Datacentre, Fleet, FleetError, TenantLoad};
 pub use queries::{ARRIVAL_MEAN_S, QUERIES};
 use world::World;
 
-/// Servers of the paper's testbed, for which the lengths of its queries hold.
+/// Number of servers of the paper's testbed, to which the lengths of its queries apply.
 pub const TESTBED_SERVERS: usize = 102;
 
-/// How tasks are given to servers.
+/// The assignment of tasks to servers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PolicyKind {
-    /// YARN that does not know of owners: all cores are given away, nothing is killed.
+    /// YARN without knowledge of owners: all cores are given away, and nothing is killed.
     Stock,
-    /// YARN that keeps the reserve and kills the youngest containers; any server with room (YARN-PT).
+    /// YARN that keeps the reserve and kills the youngest containers; it uses any server with room (YARN-PT).
     Pt,
-    /// The same with Algorithm 1, and servers drawn by their room (YARN-H and Tez-H).
+    /// The same with Algorithm 1, and with servers drawn by their room (YARN-H and Tez-H).
     History,
-    /// `history` that suspends containers instead of killing them where that costs less.
+    /// `history`, but containers are suspended instead of killed where that costs less.
     Checkpoint,
 }
 
 impl PolicyKind {
-    /// All.
+    /// All policies.
     pub const ALL: [Self; 4] = [Self::Stock, Self::Pt, Self::History, Self::Checkpoint];
 
     /// Its name.
@@ -55,18 +55,18 @@ impl PolicyKind {
         }
     }
 
-    /// Whether it knows of owners.
+    /// Whether it knows about owners.
     fn keeps_reserve(self) -> bool {
         self != Self::Stock
     }
 
-    /// Whether it knows of classes.
+    /// Whether it knows about classes.
     fn chooses_classes(self) -> bool {
         matches!(self, Self::History | Self::Checkpoint)
     }
 }
 
-/// A policy of another name was asked for.
+/// A policy of an unknown name was requested.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("unknown policy `{0}`; accepted: stock, pt, history, checkpoint")]
 pub struct UnknownPolicy(String);
@@ -86,49 +86,49 @@ impl fmt::Display for PolicyKind {
     }
 }
 
-/// One run.
+/// The options of one run.
 #[derive(Clone, Copy)]
 pub struct Options<'a> {
     /// The policy.
     pub policy: PolicyKind,
-    /// When `checkpoint` suspends, and what that costs.
+    /// Decides when `checkpoint` suspends, and what that costs.
     pub rule: &'a dyn PreemptionRule,
     /// Memory of a container that a checkpoint stores, in bytes.
     pub container_bytes: f64,
-    /// Decides arrivals, lengths of tasks and all choices of the policy. Jobs arrive the same for every policy.
+    /// Determines arrivals, lengths of tasks and all choices of the policy. Jobs arrive identically for every policy.
     pub seed: u64,
-    /// Days in which jobs arrive.
+    /// Number of days in which jobs arrive.
     pub days: u32,
-    /// What jobs compute on average, as a share of all cores; above 0.
+    /// The mean demand of jobs, as a share of all cores; above 0.
     pub demand: f64,
-    /// How many times as long as on the testbed tasks take; thresholds between the types of jobs grow with it. None:
-    /// the root of how many times as many servers there are, so that jobs are as many times as wide.
+    /// How many times as long as on the testbed tasks take; the thresholds between the types of jobs scale with it.
+    /// None: the square root of the ratio of the numbers of servers, so that jobs become wider by the same factor.
     pub stretch: Option<f64>,
 }
 
-/// Why a run has no result.
+/// The reason why a run has no result.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 pub enum SimulationError {
-    /// An option makes no sense.
+    /// An option is invalid.
     #[error("{name}: {value} is not {expected}")]
     Option {
-        /// Which.
+        /// The option.
         name: &'static str,
-        /// What was given.
+        /// Its value.
         value: f64,
-        /// What is accepted.
+        /// The accepted values.
         expected: &'static str,
     },
-    /// The caller ended it.
+    /// The caller ended the run.
     #[error("interrupted")]
     Interrupted,
 }
 
 impl Options<'_> {
-    /// Whether the options make sense.
+    /// Checks the options.
     ///
     /// # Errors
-    /// [`SimulationError::Option`] names the one that does not.
+    /// [`SimulationError::Option`] names the invalid one.
     pub fn check(&self) -> Result<(), SimulationError> {
         let error = |name, value, expected| {
             Err(SimulationError::Option {
@@ -160,9 +160,9 @@ impl Options<'_> {
 pub struct Record {
     /// The datacentre.
     pub datacentre: String,
-    /// Its servers.
+    /// Number of its servers.
     pub servers: u64,
-    /// Its utilisation classes.
+    /// Number of its utilisation classes.
     pub classes: u64,
     /// The policy.
     pub policy: String,
@@ -170,54 +170,54 @@ pub struct Record {
     pub scaling: String,
     /// The seed.
     pub seed: u64,
-    /// Days in which jobs arrived.
+    /// Number of days in which jobs arrived.
     pub days: u32,
-    /// The mean CPU use of owners that was asked for, 0 to 1.
+    /// The requested mean CPU utilisation by owners, 0 to 1.
     pub target_utilisation: f64,
-    /// The mean CPU use of owners, 0 to 1.
+    /// The mean CPU utilisation by owners, 0 to 1.
     pub owner_utilisation: f64,
-    /// The mean CPU use of owners and jobs while jobs arrived, 0 to 1.
+    /// The mean CPU utilisation by owners and jobs while jobs arrived, 0 to 1.
     pub utilisation: f64,
-    /// What jobs would compute on average, as a share of all cores.
+    /// The mean demand of jobs, as a share of all cores.
     pub demand: f64,
-    /// Jobs that arrived.
+    /// Number of jobs that arrived.
     pub jobs: u64,
-    /// Jobs that had not ended when as much time again had passed: they count with their length so far.
+    /// Jobs that had not ended after twice the time in which jobs arrived: they count with their length so far.
     pub unfinished_jobs: u64,
     /// Mean length of a job, from its arrival to its end.
     pub job_mean_s: f64,
-    /// Half of the jobs took no longer.
+    /// Median length of a job.
     pub job_median_s: f64,
-    /// All but one in twenty took no longer.
+    /// 95th percentile of the length of a job.
     pub job_p95_s: f64,
-    /// Jobs of each type as they were when they arrived: short, medium, long.
+    /// Number of jobs of each type at their arrival: short, medium, long.
     pub job_types: [u64; 3],
-    /// Jobs that Algorithm 1 found one class for.
+    /// Jobs for which Algorithm 1 found one class.
     pub jobs_in_one_class: u64,
-    /// Jobs that it found several for. The others may run anywhere.
+    /// Jobs for which it found several. The others may run anywhere.
     pub jobs_in_several_classes: u64,
-    /// Containers that ran, each until it ended, was killed or suspended.
+    /// Containers that ran, each until it ended or was killed or suspended.
     pub containers: u64,
-    /// Tasks that were killed.
+    /// Number of tasks that were killed.
     pub killed_tasks: u64,
-    /// Tasks that were suspended.
+    /// Number of tasks that were suspended.
     pub suspended_tasks: u64,
-    /// Core-hours of killed tasks that were computed in vain.
+    /// Core-hours of lost work of killed tasks.
     pub wasted_core_hours: f64,
-    /// Core-hours that storing and restoring of suspended tasks took.
+    /// Core-hours spent on storing and restoring suspended tasks.
     pub suspension_core_hours: f64,
-    /// Both, as a share of all core-hours of jobs, 0 to 1.
+    /// The sum of both, as a share of all core-hours of jobs, 0 to 1.
     pub wasted_share: f64,
-    /// Share of the samples of all servers in which a part of the owner's reserve was taken, 0 to 1.
+    /// Share of the samples of all servers in which a part of the owner's reserve was used, 0 to 1.
     pub reserve_taken_share: f64,
     /// Share of the samples of all servers in which owner and jobs together wanted more than all cores, 0 to 1.
     pub owner_short_share: f64,
 }
 
-/// Runs one simulation. `progress` gets the share that is done, 0 to 1, and may end the run.
+/// Runs one simulation. `progress` receives the completed share, 0 to 1, and may end the run.
 ///
 /// # Errors
-/// When an option makes no sense, or `progress` ends the run.
+/// If an option is invalid, or `progress` ends the run.
 pub fn run(
     fleet: &Fleet,
     options: &Options<'_>,

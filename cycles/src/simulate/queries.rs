@@ -1,8 +1,8 @@
-//! Jobs: 52 queries, each a graph of stages, as the paper runs 52 of TPC-DS.
+//! Jobs: 52 queries, each a graph of stages, like the paper's 52 queries of TPC-DS.
 //!
-//! The paper gives how many there are, that query 19 uses 469 containers at most, that a job arrives every 300 s, and
-//! that 173 s and 433 s divide them into short, medium and long ones. The rest is drawn, always the same: scans that are
-//! joined one after the other, aggregated and written.
+//! The paper gives their number, that query 19 uses at most 469 containers, that a job arrives every 300 s, and that
+//! 173 s and 433 s divide them into short, medium and long ones. The rest is drawn at random, but always the same:
+//! scans that are joined one after the other, aggregated and written.
 
 use std::num::NonZeroU32;
 
@@ -11,13 +11,14 @@ use rand::{RngExt, SeedableRng};
 
 use crate::dag::{Dag, Stage};
 
-/// How many queries there are.
+/// Number of queries.
 pub const QUERIES: usize = 52;
 /// Mean time between two jobs.
 pub const ARRIVAL_MEAN_S: f64 = 300.0;
-/// Decides the queries.
+/// Seed of the queries.
 const SEED: u64 = 0x0054_5043_4453;
-/// Median length of a query on a cluster of its own: between the thresholds, so that there are jobs of all types.
+/// Median length of a query on an otherwise idle cluster: between the thresholds, so that there are jobs of all
+/// types.
 const LENGTH_MEDIAN_S: f64 = 270.0;
 /// Standard deviation of the logarithm of lengths.
 const LENGTH_SIGMA: f64 = 0.9;
@@ -26,13 +27,13 @@ const LENGTH_SIGMA: f64 = 0.9;
 #[derive(Clone, Debug)]
 pub(super) struct Query {
     pub dag: Dag,
-    /// Tasks of each stage.
+    /// Number of tasks of each stage.
     pub tasks: Vec<u32>,
-    /// Mean milliseconds of a task of each stage.
+    /// Mean length of a task of each stage in milliseconds.
     pub task_ms: Vec<f64>,
 }
 
-/// A query as it was drawn.
+/// A query as drawn, before scaling.
 struct Drawn {
     tasks: Vec<f64>,
     task_s: Vec<f64>,
@@ -46,8 +47,8 @@ impl Drawn {
     }
 }
 
-/// All queries, with so many core-seconds of work on average; each task takes `stretch` times as long as on the
-/// testbed.
+/// Returns all queries, with `mean_work_core_s` core-seconds of work on average; each task takes `stretch` times as
+/// long as on the testbed.
 pub(super) fn queries(mean_work_core_s: f64, stretch: f64) -> Vec<Query> {
     let mut rng = SmallRng::seed_from_u64(SEED);
     let drawn: Vec<Drawn> = (0..QUERIES).map(|_| draw(&mut rng)).collect();
@@ -77,7 +78,7 @@ fn draw(rng: &mut SmallRng) -> Drawn {
     tasks.push(1.0);
     inputs.push(vec![last]);
     let mut task_s: Vec<f64> = tasks.iter().map(|_| rng.random_range(0.3..1.0)).collect();
-    // The longest way through the stages becomes the length of the query. Inputs come before their readers.
+    // The longest path through the stages becomes the length of the query. Inputs come before their readers.
     let mut ends_s = vec![0.0_f64; tasks.len()];
     for stage in 0..tasks.len() {
         assert!(
@@ -127,15 +128,15 @@ fn scaled(drawn: &Drawn, more: f64, stretch: f64) -> Query {
     }
 }
 
-/// Lognormal with the given median; `sigma` is the standard deviation of the logarithm.
+/// Draws from a lognormal distribution with the given median; `sigma` is the standard deviation of the logarithm.
 fn lognormal(rng: &mut SmallRng, median: f64, sigma: f64) -> f64 {
-    // The standard normal distribution (Box and Muller); 1 - u lies in (0, 1]: its logarithm is finite.
+    // The standard normal distribution (Box and Muller); 1 - u is in (0, 1], so its logarithm is finite.
     let radius = (-2.0 * (1.0 - rng.random::<f64>()).ln()).sqrt();
     let normal = radius * (std::f64::consts::TAU * rng.random::<f64>()).cos();
     median * (sigma * normal).exp()
 }
 
-/// Exponential with the given mean.
+/// Draws from an exponential distribution with the given mean.
 pub(super) fn exponential(rng: &mut SmallRng, mean: f64) -> f64 {
     -mean * (1.0 - rng.random::<f64>()).ln()
 }

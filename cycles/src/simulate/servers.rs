@@ -1,6 +1,7 @@
-//! Servers that have room, drawn by weight.
+//! Servers with room, drawn by weight.
 
-/// Weights of the servers of one class; drawing one and changing one take logarithmic time (a Fenwick tree).
+/// Weights of the servers of one class; drawing a server and changing a weight take logarithmic time (a Fenwick
+/// tree).
 #[derive(Clone, Debug)]
 pub(super) struct Urn {
     sums: Vec<u64>,
@@ -9,7 +10,7 @@ pub(super) struct Urn {
 }
 
 impl Urn {
-    /// So many servers without weight.
+    /// Creates an urn of this many servers without weight.
     pub(super) fn new(servers: usize) -> Self {
         Self {
             sums: vec![0; servers + 1],
@@ -18,17 +19,17 @@ impl Urn {
         }
     }
 
-    /// How many servers there are.
+    /// Returns the number of servers.
     pub(super) fn servers(&self) -> usize {
         self.weights.len()
     }
 
-    /// The sum of all weights.
+    /// Returns the sum of all weights.
     pub(super) fn total(&self) -> u64 {
         self.total
     }
 
-    /// Gives a server a weight.
+    /// Sets the weight of a server.
     pub(super) fn set(&mut self, server: usize, weight: u32) {
         let before = std::mem::replace(&mut self.weights[server], weight);
         if before == weight {
@@ -47,8 +48,8 @@ impl Urn {
         }
     }
 
-    /// The server that holds a ticket: each has as many as its weight, numbered in order from 0 and below
-    /// [`Urn::total`].
+    /// Returns the server that holds a ticket: each server has as many tickets as its weight, numbered in order from
+    /// 0 and below [`Urn::total`].
     pub(super) fn holder(&self, ticket: u64) -> usize {
         let total = self.total;
         assert!(ticket < total, "ticket {ticket} of {total} is drawn");

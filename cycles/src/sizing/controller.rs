@@ -1,51 +1,51 @@
-//! The decision: online models of what volunteers add, and a search over their number.
+//! The decision: online models of what volunteers contribute, and a search over their number.
 
 use super::INTERVAL_S;
 
-/// From this share on a disk is saturated.
+/// The share of its bandwidth from which a disk counts as saturated.
 const SATURATED_SHARE: f64 = 0.95;
-/// Part of the time to a deadline that is kept free, for what predictions miss.
+/// Part of the time to a deadline that is kept free for prediction errors.
 const PADDING_SHARE: f64 = 0.04;
-/// Seconds that are kept free beside: starting volunteers takes some, also near the end.
+/// Additional seconds that are kept free: starting volunteers takes some, even near the end.
 const PADDING_S: f64 = 20.0;
 
-/// What is to be kept low.
+/// The quantity to minimise.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Goal {
     /// Money.
     Cost,
-    /// Energy that the job needs beyond what owners need anyway.
+    /// Energy that the job needs in addition to what owners need anyway.
     Energy,
-    /// Volunteers, while the job ends so many seconds after its start.
+    /// Volunteers, provided that the job ends within this many seconds after its start.
     Deadline(f64),
 }
 
-/// What a node costs, in one unit: dollars or watt-hours.
+/// The costs of nodes, in one unit: dollars or watt-hours.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Rates {
-    /// A dedicated node, for an hour.
+    /// Costs of a dedicated node per hour.
     pub dedicated_per_h: f64,
-    /// A volunteer, for an hour.
+    /// Costs of a volunteer per hour.
     pub volunteer_per_h: f64,
-    /// A core that works for the job, for an hour.
+    /// Costs per hour of a core that works for the job.
     pub core_per_h: f64,
 }
 
 impl Rates {
-    /// Prices of the paper, in dollars: an instance on demand, and one of which the owner may have need.
+    /// Prices of the paper in dollars: an on-demand instance, and one that the owner may need back.
     pub const PRICES: Self = Self {
         dedicated_per_h: 1.0,
         volunteer_per_h: 0.42,
         core_per_h: 0.0,
     };
-    /// Watts of a dedicated node, of a volunteer beyond what it uses anyway, and of a core that works.
+    /// Watts of a dedicated node, of a volunteer beyond its usage anyway, and of a core that works.
     pub const POWER: Self = Self {
         dedicated_per_h: 150.0,
         volunteer_per_h: 12.0,
         core_per_h: 20.0,
     };
 
-    /// What an hour costs with so many nodes and busy cores.
+    /// Returns the costs of an hour with this many nodes and busy cores.
     #[must_use]
     pub fn per_h(&self, dedicated: usize, volunteers: usize, cores: f64) -> f64 {
         self.dedicated_per_h * dedicated as f64
@@ -54,7 +54,7 @@ impl Rates {
     }
 }
 
-/// What was measured in an interval; means over it.
+/// The measurements of an interval; means over it.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Interval {
     /// Potential productivity of dedicated nodes and volunteers together.
@@ -65,7 +65,7 @@ pub struct Interval {
     pub busiest_disk_share: f64,
     /// Share of their bandwidth that all disks used, 0 to 1.
     pub disk_share: f64,
-    /// Share of the job that is done since its start, 0 to 1.
+    /// Share of the job that has been done since its start, 0 to 1.
     pub done_share: f64,
 }
 
@@ -76,19 +76,21 @@ pub struct Controller {
     rates: Rates,
     dedicated: usize,
     cores: f64,
-    /// Mean potential and actual productivity by whole cores of potential, and how many intervals they are means of.
+    /// Mean potential and actual productivity by whole cores of potential, and the number of intervals behind the
+    /// means.
     curve: Vec<(u32, f64, f64, f64)>,
-    /// Actual productivity, summed over intervals.
+    /// Sum of the actual productivity over intervals.
     productivity: f64,
     done_share: f64,
     intervals: u32,
     saturates_at: Option<f64>,
-    /// The total potential that one disk could feed, and that all could.
+    /// The total potential that one disk could supply, and that all disks could.
     estimates: Option<(f64, f64)>,
 }
 
 impl Controller {
-    /// For a job on so many dedicated nodes of so many cores. Begins with a profile: no volunteers.
+    /// Creates a controller for a job on this many dedicated nodes of this many cores. It begins with a profile: no
+    /// volunteers.
     #[must_use]
     pub fn new(goal: Goal, rates: Rates, dedicated: usize, cores: f64) -> Self {
         Self {
@@ -109,7 +111,7 @@ impl Controller {
     pub fn observe(&mut self, interval: &Interval) {
         let own = self.dedicated as f64 * self.cores;
         if self.intervals == 0 && interval.disk_share > 0.0 {
-            // What each disk could feed beside its own node (equations 2 to 4).
+            // What each disk could supply in addition to its own node (equations 2 to 4).
             let supported = (1.0 / interval.disk_share - 1.0).max(0.0) * self.cores;
             self.estimates = Some((own + supported, own + supported * self.dedicated as f64));
         }
@@ -140,7 +142,8 @@ impl Controller {
         }
     }
 
-    /// How many volunteers to use: the first so many of those whose predicted potentials are given, the largest first.
+    /// Returns how many volunteers to use: that many of those whose predicted potentials are given, the largest
+    /// first.
     #[must_use]
     pub fn decide(&self, potentials: &[f64]) -> usize {
         let own = self.dedicated as f64 * self.cores;
@@ -148,7 +151,8 @@ impl Controller {
         for potential in potentials {
             totals.push(totals[totals.len() - 1] + potential);
         }
-        // The curve is found step by step: what one disk can feed, half-way to what all can, and then anything.
+        // The curve is explored step by step: first what one disk can supply, then half-way to what all can, and then
+        // anything.
         let explored = self.estimates.filter(|_| self.saturates_at.is_none());
         let most = match (self.intervals, explored) {
             (0, _) => return 0,
@@ -190,14 +194,14 @@ impl Controller {
         }
     }
 
-    /// Seconds until the job ends with this actual productivity (equations 5 and 6).
+    /// Returns the seconds until the job ends with this actual productivity (equations 5 and 6).
     fn left_s(&self, actual: f64) -> f64 {
         let rate = self.done_share / (self.productivity * INTERVAL_S);
         (1.0 - self.done_share) / (actual * rate)
     }
 
-    /// The actual productivity that a potential one gives: between what was seen; as much more as potential beyond it,
-    /// until disks are saturated.
+    /// Returns the actual productivity for a potential one: interpolated between observations; beyond them, it grows
+    /// as much as the potential, until disks are saturated.
     fn actual(&self, potential: f64) -> f64 {
         let (mut before, mut at) = ((0.0, 0.0), None);
         for (_, seen, actual, _) in &self.curve {

@@ -1,8 +1,8 @@
-//! How many volunteers a job should use: servers that give what their owners leave, beside dedicated ones that hold the
-//! data ("Harvesting residual resources in interactive clouds", RHIC, sections IV and V).
+//! How many volunteers a job should use: servers that provide what their owners leave, in addition to dedicated ones
+//! that hold the data ("Harvesting residual resources in interactive clouds", RHIC, sections IV and V).
 //!
-//! [`Controller`] decides once a minute, from what is measured; [`simulate()`] runs a job with it, or with a fixed number.
-//! Productivity is in cores.
+//! [`Controller`] decides once a minute from measurements; [`simulate()`] runs a job with it, or with a fixed number
+//! of volunteers. Productivity is in cores.
 
 mod controller;
 mod simulate;

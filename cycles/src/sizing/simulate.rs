@@ -3,15 +3,15 @@
 use super::INTERVAL_S;
 use super::controller::{Controller, Goal, Interval, Rates};
 
-/// Seconds of a step.
+/// Length of a step in seconds.
 const STEP_S: f64 = 10.0;
-/// Seconds until a volunteer that was added works.
+/// Seconds until an added volunteer works.
 const START_S: f64 = 10.0;
-/// Past seconds whose mean is the prediction of what an owner uses.
+/// Number of past seconds whose mean predicts an owner's usage.
 const HISTORY_S: f64 = 300.0;
-/// How sharply productivity levels off where disks are saturated: the measured curves have a knee, no corner.
+/// How sharply productivity levels off where disks are saturated: the measured curves have a knee, not a corner.
 const SHARPNESS: f64 = 8.0;
-/// A job that takes longer has no end: a week.
+/// A job that takes longer than a week counts as endless.
 const LENGTH_MAX_S: f64 = 7.0 * 86_400.0;
 
 /// A kind of job.
@@ -21,16 +21,16 @@ pub struct Workload {
     pub name: &'static str,
     /// Its work in core-seconds.
     pub work_core_s: f64,
-    /// The share of the bandwidth of a disk that a core takes which works for it.
+    /// The share of a disk's bandwidth that one core working for it uses.
     pub disk_share_per_core: f64,
-    /// How evenly the disks of the dedicated nodes are used: mean over busiest, 0 to 1.
+    /// How evenly the disks of the dedicated nodes are used: the mean divided by that of the busiest, 0 to 1.
     pub balance: f64,
-    /// Containers that fit into the memory that owners leave on a volunteer: cores that it uses at most.
+    /// Containers that fit into the memory that owners leave on a volunteer: the most cores that the job uses there.
     pub slots: f64,
 }
 
-/// As those of the paper, from much I/O to none. It does not say what they need: these are chosen such that volunteers save
-/// what its figure 4 shows, 20 to 40 %.
+/// Workloads like those of the paper, from much I/O to none. It does not give their requirements: these are chosen
+/// such that volunteers save what its figure 4 shows, 20 to 40 %.
 pub const WORKLOADS: [Workload; 4] = [
     Workload {
         name: "wordcount",
@@ -71,23 +71,23 @@ pub struct Nodes {
     owners: Vec<Vec<f32>>,
 }
 
-/// Why there are no such nodes.
+/// The reason why nodes are invalid.
 #[derive(Clone, Copy, Debug, PartialEq, thiserror::Error)]
 pub enum NodesError {
-    /// The data is on dedicated nodes.
+    /// There are no dedicated nodes, which hold the data.
     #[error("there are no dedicated nodes, or they have no cores")]
     NoDedicated,
-    /// A series is empty, or samples take no time.
+    /// A series is empty, or the period of its samples is not positive.
     #[error("the owner of server {0} has no samples")]
     NoSamples(usize),
 }
 
 impl Nodes {
-    /// So many dedicated nodes of so many cores, and servers of as many cores with owners that use these shares, every
-    /// `period_s` seconds; series that end are repeated.
+    /// Creates this many dedicated nodes of this many cores, and servers of the same size whose owners use these
+    /// shares, one every `period_s` seconds; series that end are repeated.
     ///
     /// # Errors
-    /// When there is no dedicated node, or an owner without samples.
+    /// If there is no dedicated node, or an owner without samples.
     pub fn new(
         dedicated: usize,
         cores: u32,
@@ -109,24 +109,24 @@ impl Nodes {
         })
     }
 
-    /// Servers of owners.
+    /// Returns the number of servers of owners.
     #[must_use]
     pub fn volunteers(&self) -> usize {
         self.owners.len()
     }
 
-    /// What an owner leaves at a time, in cores that the job can use (equation 1).
+    /// Returns what an owner leaves at a time, in cores that the job can use (equation 1).
     fn potential(&self, server: usize, at_s: f64, workload: &Workload) -> f64 {
         let samples = &self.owners[server];
         let share = f64::from(samples[(at_s / self.period_s) as usize % samples.len()]);
         (self.cores * (1.0 - share.clamp(0.0, 1.0))).min(workload.slots)
     }
 
-    /// Servers and their predicted potentials, the largest first: the mean of the last minutes.
+    /// Returns the servers and their predicted potentials, the largest first: the mean of the last minutes.
     fn predicted(&self, at_s: f64, workload: &Workload) -> Vec<(usize, f64)> {
         let steps = (HISTORY_S / STEP_S) as u32;
         let mean = |server: usize| {
-            // Before the job began there was a time as well: the end of the series, which is repeated.
+            // The time before the job began counts, too: it is the end of the series, which is repeated.
             let series_s = self.period_s * self.owners[server].len() as f64;
             let past = (1..=steps).map(|step| at_s - f64::from(step) * STEP_S);
             let sum: f64 = past
@@ -142,27 +142,27 @@ impl Nodes {
     }
 }
 
-/// How many volunteers a job uses.
+/// The number of volunteers that a job uses.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Size {
-    /// Always so many.
+    /// Always this many.
     Fixed(usize),
-    /// As many as is decided every minute.
+    /// As many as the controller decides every minute.
     Decided(Goal),
 }
 
-/// What a job took.
+/// The result of a job.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Outcome {
     /// Its length in seconds.
     pub length_s: f64,
-    /// What it cost, in the unit of the rates.
+    /// Its costs, in the unit of the rates.
     pub cost: f64,
-    /// Volunteers that it used, the mean over its length.
+    /// The mean number of volunteers that it used.
     pub volunteers: f64,
 }
 
-/// Runs a job. Costs are by the rates, by which sizes are decided as well.
+/// Runs a job. The rates determine both the costs and the decisions.
 #[must_use]
 pub fn simulate(nodes: &Nodes, workload: &Workload, rates: &Rates, size: Size) -> Outcome {
     let goal = match size {
@@ -205,7 +205,7 @@ pub fn simulate(nodes: &Nodes, workload: &Workload, rates: &Rates, size: Size) -
             in_interval_s += step_s;
             volunteer_s += used.len() as f64 * step_s;
             cost += rates.per_h(nodes.dedicated, used.len(), actual) * step_s / 3_600.0;
-            // What disks have to serve, which they cannot where they are saturated.
+            // The demand on the disks, which they cannot serve where they are saturated.
             let asked = [
                 potential,
                 actual,
@@ -243,7 +243,7 @@ mod tests {
 
     #[test]
     fn the_prediction_is_the_mean_of_the_last_minutes() {
-        // Series of many lengths: a week is a multiple of some of them, and not of others.
+        // Series of many lengths: a week is a multiple of some of them, but not of others.
         for samples in 1..=13 {
             let owner = |sample: usize| sample as f32 / 16.0;
             let series = (0..samples).map(owner).collect();

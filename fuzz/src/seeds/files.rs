@@ -1,4 +1,4 @@
-//! Seeds for what is read from disks.
+//! Seeds for what is read from disk.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -14,7 +14,7 @@ use harvestfs_protocol::token::TokenKey;
 use super::{commands, flagged, in_parts, noise, postcard_of};
 use crate::{journal, namespace};
 
-/// Owners, reimages and a few slots, as the namenode writes them.
+/// Returns owners, reimages and a few slots, as written by the namenode.
 pub(super) fn history_files() -> Vec<u8> {
     use harvestfs_telemetry::history::{History, SLOTS_PER_DAY, ServerId};
     use harvestfs_telemetry::profile::TenantKey;
@@ -69,7 +69,7 @@ pub(super) fn journal_files() -> Vec<Vec<u8>> {
 
 pub(super) fn namespace_snapshot() -> Vec<Vec<u8>> {
     let mut state = namespace::formatted();
-    // Without the last, which ends the session.
+    // Without the last command, which ends the session.
     for command in &commands()[..8] {
         let command = Command::decode(command).expect("it was encoded");
         state.apply(&command).expect("a seed is valid");
@@ -83,7 +83,7 @@ pub(super) fn namespace_snapshot() -> Vec<Vec<u8>> {
     ]
 }
 
-/// A backup that becomes a directory, and what plans are made of.
+/// Returns a backup that becomes a directory, and the input of plans.
 pub(super) fn backup_files() -> Vec<Vec<u8>> {
     let state = namespace::formatted();
     let snapshot = journal::snapshot_of_record_1(&namespace::snapshot(&state));
@@ -144,7 +144,7 @@ pub(super) fn namenode_directory() -> Vec<Vec<u8>> {
     ]
 }
 
-/// What a member of a group with these members keeps; without any, it is in no group.
+/// Returns the file of a member of a group with these members; without any, it is in no group.
 fn member(ids: &[u64]) -> Vec<u8> {
     let addr = std::net::SocketAddr::from(([127, 0, 0, 1], 9));
     let nodes: BTreeMap<u64, _> = ids.iter().map(|id| (*id, ("namenode", addr))).collect();
@@ -180,7 +180,7 @@ pub(super) fn version_file() -> Vec<Vec<u8>> {
     ]
 }
 
-/// A manifest, hashes of pages, a map of pages and messages of CRIU.
+/// Returns a manifest, hashes of pages, a map of pages and messages of CRIU.
 pub(super) fn checkpoint_files() -> Vec<Vec<u8>> {
     use harvestfs_checkpoint::manifest::{Allow, Image, MANIFEST_VERSION, Manifest};
     use harvestfs_checkpoint::page::{PageHash, PageTable};

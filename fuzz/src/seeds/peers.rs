@@ -1,4 +1,4 @@
-//! What the namenodes of a group say to each other: one of everything.
+//! The messages between the namenodes of a group: one of each.
 
 use harvestfs_protocol::group::Condition;
 use harvestfs_protocol::ids::ClusterId;

@@ -1,19 +1,19 @@
-//! The servers that are open to one lane and have room on volumes of one class, ready to be drawn
-//! from in the ways that policies need.
+//! An index of the servers that are open to one lane and have room on volumes of one class, from which servers are
+//! drawn in the ways that policies need.
 
 use crate::grid::CELLS;
 use crate::groups::Groups;
 use crate::tree::Tree;
 
-/// Where a server is in the grid: the number of its cell, or [`OUTSIDE`].
+/// The place of a server in the grid: the number of its cell, or [`OUTSIDE`].
 pub(crate) type Place = u8;
 /// The place of servers whose tenant is not in the grid.
 pub(crate) const OUTSIDE: Place = CELLS as Place;
-/// The nine cells and outside.
+/// The nine cells, and outside.
 pub(crate) const PLACES: usize = CELLS + 1;
 
-/// What the index has to know of a server; to be the same at each call until the index is rebuilt,
-/// or the server was taken out.
+/// What the index has to know about a server. It must be the same at each call until the index is rebuilt, or until
+/// the server is taken out.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Entry {
     pub(crate) slot: u32,
@@ -22,7 +22,7 @@ pub(crate) struct Entry {
     pub(crate) place: Place,
     /// Its position in its place.
     pub(crate) position: u32,
-    /// What a free block of it weighs.
+    /// The weight of one of its free blocks.
     pub(crate) factor: u32,
     /// Whether its tenant was never or rarely busy.
     pub(crate) calm: bool,
@@ -38,22 +38,22 @@ pub(crate) struct Index {
     pub(crate) open_tenants: Groups,
     /// Weights of the open servers of each place, by position.
     pub(crate) trees: [Tree; PLACES],
-    /// Free blocks on the open servers of each place, about.
+    /// Approximate free blocks on the open servers of each place.
     pub(crate) space: [u64; PLACES],
-    /// The part of it whose tenants were never or rarely busy.
+    /// The part of `space` on servers whose tenants were never or rarely busy.
     pub(crate) calm_space: [u64; PLACES],
-    /// Free blocks of each server, about; 0 when it is not open. Of those behind the last one that
-    /// was ever open there is nothing: most indexes of single classes stay empty.
+    /// Approximate free blocks of each server; 0 when it is not open. Ends with the last server that was ever open:
+    /// most indexes of single classes stay empty.
     blocks: Vec<u32>,
 }
 
 impl Index {
-    /// A server joined a place.
+    /// Notes that a server has joined a place.
     pub(crate) fn push(&mut self, place: Place) {
         self.trees[usize::from(place)].push();
     }
 
-    /// Free blocks of a server, about; 0 when it is not open.
+    /// Returns the approximate free blocks of a server; 0 when it is not open.
     pub(crate) fn blocks(&self, slot: u32) -> u32 {
         match self.blocks.get(slot as usize) {
             Some(&blocks) => blocks,
@@ -62,7 +62,7 @@ impl Index {
         }
     }
 
-    /// Takes note of how many blocks a server can take; 0 when it is closed.
+    /// Notes how many blocks a server can take; 0 when it is closed.
     pub(crate) fn set(&mut self, entry: &Entry, blocks: u32) {
         let Entry {
             slot, rack, tenant, ..
@@ -102,7 +102,7 @@ impl Index {
     }
 }
 
-/// Replaces what a server has of a sum.
+/// Replaces a server's contribution to a sum.
 #[inline]
 fn change(sum: &mut u64, old: u64, new: u64, entry: &Entry) {
     if *sum < old {
@@ -116,8 +116,8 @@ fn stop(sum: u64, old: u64, entry: &Entry) -> ! {
     panic!("{old} free blocks of {sum} in all: {entry:?}")
 }
 
-/// A number of blocks in steps of at most a sixteenth, so that most changes of a server's room
-/// change no weight. 0 only for 0.
+/// Rounds a number of blocks down in steps of at most a sixteenth, so that most changes of a server's room change no
+/// weight. 0 only for 0.
 pub(crate) fn coarse(blocks: u32) -> u32 {
     let surplus_bits = (u32::BITS - blocks.leading_zeros()).saturating_sub(5);
     blocks >> surplus_bits << surplus_bits

@@ -1,4 +1,4 @@
-//! What policies know of the cluster.
+//! The policies' view of the cluster.
 
 use std::net::IpAddr;
 
@@ -17,13 +17,13 @@ mod tenants;
 
 pub use tenants::{CellSpace, TenantView};
 
-/// No server has that number.
+/// Marks numbers without a server.
 const NO_SLOT: u32 = u32::MAX;
-/// Draws that are refused before all candidates are looked at one by one. As long as half of them
-/// are acceptable, that is once in 65,536 times.
+/// Refused draws before all candidates are examined one by one. As long as half of them are acceptable, this happens
+/// once in 65,536 times.
 const DRAWS_MAX: u32 = 16;
 
-/// What a placement is for. Each lane has servers of its own that are open to it.
+/// The purpose of a placement. Each lane has its own set of open servers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Lane {
     /// A new block.
@@ -73,8 +73,7 @@ impl Lanes {
     }
 }
 
-/// Whole blocks of the largest size that fit below the quota of a server's healthy volumes, by
-/// class of volume.
+/// Whole blocks of the largest size that fit below the quota of a server's healthy volumes, by class of volume.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Room {
     blocks: [u32; CLASSES.len()],
@@ -91,15 +90,15 @@ fn class_number(class: StorageClass) -> usize {
 }
 
 impl Room {
-    /// Room for more blocks on volumes of a class.
+    /// Adds room for blocks on volumes of a class.
     pub fn add(&mut self, class: StorageClass, blocks: u32) {
         let sum = &mut self.blocks[class_number(class)];
         // A datanode may claim any quota.
         *sum = sum.saturating_add(blocks);
     }
 
-    /// What is left when `blocks` more are on their way to volumes that are not known yet: none of
-    /// the classes may count on the room that they could take.
+    /// Returns what is left when `blocks` more are on their way to volumes that are not known yet: no class may count
+    /// on the room that they could take.
     #[must_use]
     pub fn less(mut self, blocks: u32) -> Self {
         for of_class in &mut self.blocks {
@@ -108,19 +107,19 @@ impl Room {
         self
     }
 
-    /// Whether it is the same to the indexes: blocks on volumes of each class, and of any.
+    /// Whether it is the same to the indexes: blocks on volumes of each class, and of any class.
     fn is_about(&self, other: &Self) -> bool {
         let mut classes = self.blocks.iter().zip(&other.blocks);
         let about = |a: u32, b: u32| a == b || coarse(a) == coarse(b);
         classes.all(|(&a, &b)| about(a, b)) && about(self.blocks(None), other.blocks(None))
     }
 
-    /// Blocks that fit on volumes of a class, or of any.
+    /// Returns the blocks that fit on volumes of a class, or of any class.
     #[must_use]
     pub fn blocks(&self, class: Option<StorageClass>) -> u32 {
         match class {
             Some(class) => self.blocks[class_number(class)],
-            // As in `add`: claims have no bound.
+            // As in `add`, the reported quotas are not bounded.
             None => self
                 .blocks
                 .iter()
@@ -151,7 +150,7 @@ impl Classes {
     }
 }
 
-/// The place and the owner of a server.
+/// The location and the owner of a server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Location<'a> {
     /// Its rack.
@@ -160,28 +159,28 @@ pub struct Location<'a> {
     pub environment: &'a str,
     /// The machine function of its primary tenant.
     pub machine_function: &'a str,
-    /// Its address, to find the server of a writer.
+    /// Its address, by which the server of a writer is found.
     pub host: IpAddr,
 }
 
-/// A rack, as the view numbers it.
+/// A rack, as numbered by the view.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct RackId(u32);
 
-/// A primary tenant, as the view numbers it.
+/// A primary tenant, as numbered by the view.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct TenantId(u32);
 
-/// An environment, as the view numbers it.
+/// An environment, as numbered by the view.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct EnvironmentId(u32);
 
-/// A machine function, as the view numbers it.
+/// A machine function, as numbered by the view.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct FunctionId(u32);
 
 impl RackId {
-    /// Its number: each rack has another one.
+    /// Returns its number, which is unique among racks.
     #[must_use]
     pub fn number(self) -> u32 {
         self.0
@@ -189,7 +188,7 @@ impl RackId {
 }
 
 impl EnvironmentId {
-    /// Its number: each environment has another one.
+    /// Returns its number, which is unique among environments.
     #[must_use]
     pub fn number(self) -> u32 {
         self.0
@@ -197,7 +196,7 @@ impl EnvironmentId {
 }
 
 impl FunctionId {
-    /// Its number: each machine function has another one.
+    /// Returns its number, which is unique among machine functions.
     #[must_use]
     pub fn number(self) -> u32 {
         self.0
@@ -212,7 +211,7 @@ impl TenantId {
     }
 }
 
-/// One server, in one cache line: they are looked at all over the memory.
+/// One server, aligned to one cache line, since servers are accessed all over memory.
 #[derive(Clone, Copy, Debug)]
 #[repr(align(64))]
 pub struct ServerView {
@@ -228,15 +227,15 @@ pub struct ServerView {
     pub function: FunctionId,
     /// Its address.
     pub host: IpAddr,
-    /// What its healthy volumes can hold in all, used or free, in blocks.
+    /// Total capacity of its healthy volumes, used or free, in blocks.
     pub capacity_blocks: u32,
-    /// What fits on it.
+    /// How many blocks fit on it.
     pub room: Room,
-    /// What it is open to.
+    /// The lanes that it is open to.
     pub lanes: Lanes,
 }
 
-/// Where to look for a server.
+/// Where to search for a server.
 #[derive(Clone, Copy, Debug)]
 pub enum Area<'a> {
     /// In the whole cluster.
@@ -250,11 +249,11 @@ pub enum Area<'a> {
 /// All servers and tenants, with indexes of the servers that can take a replica now.
 #[derive(Debug, Default)]
 pub struct View {
-    /// The index of each server by its number, or [`NO_SLOT`]. Numbers are handed out one after the
-    /// other, and a list is looked up faster than a map.
+    /// The index of each server by its number, or [`NO_SLOT`]. Numbers are assigned consecutively, and a lookup in a
+    /// list is faster than in a map.
     slots: Vec<u32>,
     servers: Vec<ServerView>,
-    /// The number of each server: of most that are drawn, nothing else matters.
+    /// The number of each server: for most that are drawn, nothing else matters.
     nodes: Vec<NodeId>,
     /// The position of each server in its place.
     positions: Vec<u32>,
@@ -266,17 +265,17 @@ pub struct View {
     populated_tenants: u32,
     /// Tenants that are reimaged together, the lower number first.
     together: FxHashSet<(TenantId, TenantId)>,
-    /// Reimages per server and month, as the grid was built with.
+    /// Reimages per server and month with which the grid was built.
     mean_reimages: f64,
-    /// Tenants from the best to the worst, as `greedy` sees them.
+    /// Tenants from the best to the worst, as ranked by `greedy`.
     best_first: Vec<TenantId>,
-    /// The servers of each place. One that moved stays in its former place, too, with weight 0,
-    /// until the grid is rebuilt.
+    /// The servers of each place. One that moved also stays in its former place, with weight 0, until the grid is
+    /// rebuilt.
     places: [Vec<u32>; PLACES],
     hosts: FxHashMap<IpAddr, SmallVec<[u32; 2]>>,
     classes: Classes,
-    /// One per lane and class (the last one: any class): servers open to the lane with room. As
-    /// long as there is one class, the indexes of single classes are empty.
+    /// One per lane and class (the last one is for any class): servers open to the lane with room. As long as there
+    /// is only one class, the indexes of single classes are empty.
     indexes: [Index; Lane::ALL.len() * (CLASSES.len() + 1)],
 }
 
@@ -294,15 +293,14 @@ fn number_of<Id: Copy>(map: &mut FxHashMap<Box<str>, Id>, name: &str, id: fn(u32
 }
 
 impl View {
-    /// A view of an empty cluster.
+    /// Creates a view of an empty cluster.
     #[must_use]
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Adds a server without room and open to nothing, or takes note that a known one moved. A
-    /// tenant that is new is outside the grid until [`View::rebuild_grid`]. Takes 4 bytes for each
-    /// number below the highest one.
+    /// Adds a server without room and open to nothing, or notes that a known one has moved. A new tenant is outside
+    /// the grid until [`View::rebuild_grid`]. Takes 4 bytes for each number below the highest one.
     pub fn insert(&mut self, node: NodeId, location: &Location<'_>) {
         let tenant = self.tenant_for(location.environment, location.machine_function);
         let server = ServerView {
@@ -361,7 +359,7 @@ impl View {
     fn join(&mut self, slot: u32) -> u32 {
         let place = self.tenants[self.servers[slot as usize].tenant.number()].place;
         let members = &mut self.places[usize::from(place)];
-        // They grow together: one is enough.
+        // They grow together, so checking one is enough.
         assert_eq!(
             self.indexes[0].trees[usize::from(place)].len(),
             members.len(),
@@ -374,30 +372,29 @@ impl View {
         members.len() as u32 - 1
     }
 
-    /// Notes what fits on a server. Unknown servers are ignored.
+    /// Notes how much fits on a server. Unknown servers are ignored.
     pub fn set_room(&mut self, node: NodeId, room: Room) {
         if let Some(slot) = self.slot(node) {
             self.update(slot, room, self.servers[slot as usize].lanes);
         }
     }
 
-    /// Notes what a server is open to. Unknown servers are ignored.
+    /// Notes which lanes a server is open to. Unknown servers are ignored.
     pub fn set_lanes(&mut self, node: NodeId, lanes: Lanes) {
         if let Some(slot) = self.slot(node) {
             self.update(slot, self.servers[slot as usize].room, lanes);
         }
     }
 
-    /// Notes what a server's healthy volumes can hold in all, used or free, in blocks. Matters
-    /// when the grid is rebuilt. Unknown servers are ignored.
+    /// Notes the total capacity of a server's healthy volumes, used or free, in blocks. It matters when the grid is
+    /// rebuilt. Unknown servers are ignored.
     pub fn set_capacity(&mut self, node: NodeId, blocks: u32) {
         if let Some(slot) = self.slot(node) {
             self.servers[slot as usize].capacity_blocks = blocks;
         }
     }
 
-    /// [`View::set_room`] and [`View::set_lanes`] at once, of a server by its index in
-    /// [`View::servers`].
+    /// Combines [`View::set_room`] and [`View::set_lanes`] for a server given by its index in [`View::servers`].
     pub fn set_room_and_lanes_at(&mut self, index: usize, room: Room, lanes: Lanes) {
         self.update(index as u32, room, lanes);
     }
@@ -421,7 +418,7 @@ impl View {
         }
     }
 
-    /// Brings the indexes in line with a server.
+    /// Updates the indexes for a server.
     fn refresh(&mut self, slot: u32) {
         let server = &self.servers[slot as usize];
         let tenant = &self.tenants[server.tenant.number()];
@@ -457,19 +454,19 @@ impl View {
         slot.filter(|&slot| slot != NO_SLOT)
     }
 
-    /// The index of a server in [`View::servers`].
+    /// Returns the index of a server in [`View::servers`].
     #[must_use]
     pub fn index_of(&self, node: NodeId) -> Option<usize> {
         Some(self.slot(node)? as usize)
     }
 
-    /// One server.
+    /// Returns a server.
     #[must_use]
     pub fn server(&self, node: NodeId) -> Option<&ServerView> {
         self.server_at(self.index_of(node)?)
     }
 
-    /// A server that was drawn from this view.
+    /// Returns a server that was drawn from this view.
     pub(crate) fn drawn(&self, node: NodeId) -> &ServerView {
         let Some(server) = self.server(node) else {
             panic!("{node} was drawn from a view that does not have it");
@@ -477,19 +474,19 @@ impl View {
         server
     }
 
-    /// One server by its index in [`View::servers`].
+    /// Returns a server by its index in [`View::servers`].
     #[must_use]
     pub fn server_at(&self, index: usize) -> Option<&ServerView> {
         self.servers.get(index)
     }
 
-    /// All servers, in the order in which they were inserted.
+    /// Returns all servers, in the order in which they were inserted.
     #[must_use]
     pub fn servers(&self) -> &[ServerView] {
         &self.servers
     }
 
-    /// The rack of a host that servers are on.
+    /// Returns the rack of a host, if it has servers.
     #[must_use]
     pub fn rack_of_host(&self, host: IpAddr) -> Option<RackId> {
         let slot = *self.hosts.get(&host)?.first()?;
@@ -502,14 +499,14 @@ impl View {
         server.lanes.contains(lane) && server.room.blocks(class) > 0
     }
 
-    /// How many servers are open to a lane and have room for a block on a volume of the class.
+    /// Returns how many servers are open to a lane and have room for a block on a volume of the class.
     #[must_use]
     pub fn open_servers(&self, lane: Lane, class: Option<StorageClass>) -> u32 {
         self.index(lane, class).racks.len()
     }
 
-    /// Draws a server that is open to the lane, has room for a block on a volume of the class, and
-    /// that `accept` accepts; each with the same probability.
+    /// Draws a server that is open to the lane, has room for a block on a volume of the class, and is accepted by
+    /// `accept`; each with the same probability.
     ///
     /// Costs O(log racks) unless `accept` refuses most servers of the area.
     #[must_use]
@@ -536,7 +533,7 @@ impl View {
         Some(self.nodes[slot as usize])
     }
 
-    /// As [`View::draw`], among the servers with the given address.
+    /// Does the same as [`View::draw`], among the servers with the given address.
     #[must_use]
     pub fn draw_on_host(
         &self,

@@ -1,4 +1,4 @@
-//! Tenants, their history and their place in the grid; drawing servers by cell.
+//! Tenants, their history and their place in the grid; draws of servers by cell.
 
 use std::cmp::Ordering;
 
@@ -10,26 +10,26 @@ use super::{
 };
 use crate::grid::{CALM_POINTS, CELLS, Cell, Grid, GridTenant, Scope, calm_points};
 
-/// Reimage rates below this, in reimages per server and month, count as this: one in eight years,
-/// more than what a history of three years can show.
+/// Lower bound of reimage rates, in reimages per server and month: one in eight years, longer than a history of three
+/// years can show.
 const REIMAGES_MIN: f64 = 0.01;
-/// What a free block of a server weighs, times its tenant's reimage rate.
+/// The weight of a free block of a server, times its tenant's reimage rate.
 const FACTOR_SCALE: f64 = 16.0;
 
 /// One tenant.
 #[derive(Clone, Debug)]
 pub struct TenantView {
-    /// Which.
+    /// Its name.
     pub key: TenantKey,
     /// Its environment.
     pub environment: EnvironmentId,
     /// Its machine function.
     pub function: FunctionId,
-    /// What history says of it, if anything.
+    /// Its history, if any.
     pub profile: Option<TenantProfile>,
-    /// Its servers.
+    /// Number of its servers.
     pub servers: u32,
-    /// Reimages per server and month, as the grid was built with.
+    /// Reimages per server and month with which the grid was built.
     pub(super) reimages: f64,
     pub(super) place: Place,
     pub(super) factor: u32,
@@ -40,21 +40,21 @@ pub struct TenantView {
 }
 
 impl TenantView {
-    /// Its cell; `None` while it is outside the grid.
+    /// Returns its cell; `None` while it is outside the grid.
     #[must_use]
     pub fn cell(&self) -> Option<Cell> {
         cell_at(self.place)
     }
 }
 
-/// Space in a cell, or outside the grid.
+/// The space in a cell, or outside the grid.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct CellSpace {
-    /// Tenants.
+    /// Number of tenants.
     pub tenants: u32,
-    /// Servers.
+    /// Number of servers.
     pub servers: u32,
-    /// Space in all, used or free, in blocks.
+    /// Total space, used or free, in blocks.
     pub capacity_blocks: u64,
     /// Free space in blocks.
     pub free_blocks: u64,
@@ -99,16 +99,14 @@ impl View {
         id
     }
 
-    /// Notes what history says of a tenant, known or not yet. It takes effect when the grid is
-    /// rebuilt.
+    /// Notes the history of a tenant, which need not be known yet. It takes effect when the grid is rebuilt.
     pub fn set_tenant_profile(&mut self, key: &TenantKey, profile: TenantProfile) {
         let id = self.tenant_for(&key.environment, &key.machine_function);
         self.tenants[id.number()].profile = Some(profile);
     }
 
-    /// Notes which tenants history shows reimaged together, in place of what was noted before.
-    /// `harvest` avoids to put replicas of a block on both, where it has the choice. Unknown
-    /// tenants are left out.
+    /// Notes which tenants history shows reimaged together, replacing what was noted before. `harvest` avoids putting
+    /// replicas of a block on both, where it has the choice. Unknown tenants are left out.
     pub fn set_together<'a>(
         &mut self,
         pairs: impl IntoIterator<Item = (&'a TenantKey, &'a TenantKey)>,
@@ -121,7 +119,7 @@ impl View {
         }
     }
 
-    /// Whether history shows two tenants reimaged together; a tenant goes with itself.
+    /// Whether history shows two tenants reimaged together; a tenant is always together with itself.
     #[must_use]
     pub fn go_together(&self, a: TenantId, b: TenantId) -> bool {
         a == b || self.together.contains(&(a.min(b), a.max(b)))
@@ -131,27 +129,27 @@ impl View {
         !self.together.is_empty()
     }
 
-    /// Grows when a tenant gets its first server, and so has no cell yet.
+    /// A counter that grows when a tenant gets its first server, and so has no cell yet.
     #[must_use]
     pub fn populated_tenants(&self) -> u32 {
         self.populated_tenants
     }
 
-    /// All tenants, those without servers included.
+    /// Returns all tenants, including those without servers.
     #[must_use]
     pub fn tenants(&self) -> &[TenantView] {
         &self.tenants
     }
 
-    /// The cell of a server; `None` when its tenant is outside the grid.
+    /// Returns the cell of a server; `None` when its tenant is outside the grid.
     #[must_use]
     pub fn cell_of(&self, server: &ServerView) -> Option<Cell> {
         cell_at(self.tenants[server.tenant.number()].place)
     }
 
-    /// What the grid has to know of the tenants, in the order of [`View::tenants`]. A tenant
-    /// without history counts as the average server of those with one, or as never reimaged and
-    /// never busy when there is none.
+    /// Returns what the grid has to know about the tenants, in the order of [`View::tenants`]. A tenant without
+    /// history counts as the average server of those with history or, if there is none, as never reimaged and never
+    /// busy.
     #[must_use]
     pub fn grid_tenants(&self) -> Vec<GridTenant> {
         let known = || {
@@ -191,14 +189,14 @@ impl View {
         tenants
     }
 
-    /// Which cell each tenant would be in, were the grid rebuilt now.
+    /// Returns the cells in which the tenants would be if the grid were rebuilt now.
     #[must_use]
     pub fn plan_grid(&self, scope: Scope) -> Grid {
         self.plan(&self.grid_tenants(), scope)
     }
 
-    /// Tenants with the same history are taken in the order of their names, not in the
-    /// order in which they happened to register.
+    /// Takes tenants with the same history in the order of their names, not in the order in which they happened to
+    /// register.
     fn plan(&self, tenants: &[GridTenant], scope: Scope) -> Grid {
         let mut by_name: Vec<usize> = (0..tenants.len()).collect();
         by_name.sort_by(|&a, &b| self.tenants[a].key.cmp(&self.tenants[b].key));
@@ -206,7 +204,7 @@ impl View {
         Grid::build(&sorted, scope).reordered(&by_name)
     }
 
-    /// Reimages per month of a server's tenant, as the grid was built with; at least 0.01.
+    /// Returns the reimages per month of a server's tenant with which the grid was built; at least 0.01.
     #[must_use]
     pub fn reimage_rate(&self, server: &ServerView) -> f64 {
         self.tenants[server.tenant.number()]
@@ -214,20 +212,20 @@ impl View {
             .max(REIMAGES_MIN)
     }
 
-    /// The mean of [`View::reimage_rate`] over all servers, about.
+    /// Returns the approximate mean of [`View::reimage_rate`] over all servers.
     #[must_use]
     pub fn mean_reimage_rate(&self) -> f64 {
         self.mean_reimages.max(REIMAGES_MIN)
     }
 
-    /// Puts the tenants into cells again, by their history and the space of their servers.
+    /// Assigns the tenants to cells again, by their history and the space of their servers.
     pub fn rebuild_grid(&mut self, scope: Scope) {
         let tenants = self.grid_tenants();
         let grid = self.plan(&tenants, scope);
         self.apply(&tenants, |number| grid.cell(number));
     }
 
-    /// Takes note of new reimage rates; every tenant stays in its cell.
+    /// Applies new reimage rates; every tenant stays in its cell.
     pub fn refresh_rates(&mut self) {
         let tenants = self.grid_tenants();
         let cells: Vec<Option<Cell>> = self.tenants.iter().map(TenantView::cell).collect();
@@ -254,7 +252,7 @@ impl View {
             tenant.calm = calm;
             tenant.busy_hours = match tenant.profile {
                 Some(profile) => profile.busy_hours,
-                // As the average server, whose hours could be any.
+                // As the average server, which may be busy in any hour.
                 None if it.busy_share > 0.0 => WeekHours::ALL,
                 None => WeekHours::NONE,
             };
@@ -269,12 +267,12 @@ impl View {
         }
     }
 
-    /// The share of the space, 0 to 1, whose tenant is in another cell than `grid` says.
+    /// Returns the share of the space, 0 to 1, whose tenant is in a different cell in `grid`.
     #[must_use]
     pub fn moved_share(&self, grid: &Grid) -> f64 {
         let (mut moved, mut all) = (0.0, 0.0);
         for (number, (tenant, it)) in self.tenants.iter().zip(self.grid_tenants()).enumerate() {
-            // Servers count for a block each, in case no space is known yet.
+            // Each server counts as one block, in case no space is known yet.
             let space = it.capacity_blocks as f64 + f64::from(it.servers);
             all += space;
             if tenant.cell() != grid.cell(number) {
@@ -284,7 +282,7 @@ impl View {
         if all > 0.0 { moved / all } else { 0.0 }
     }
 
-    /// The space of each cell, in the order of [`Cell::all`], then that outside the grid.
+    /// Returns the space of each cell, in the order of [`Cell::all`], and then the space outside the grid.
     #[must_use]
     pub fn cell_spaces(&self) -> [CellSpace; CELLS + 1] {
         let mut spaces = [CellSpace::default(); CELLS + 1];
@@ -301,14 +299,14 @@ impl View {
         spaces
     }
 
-    /// Tenants from the best to the worst: the least reimaged third of the space first, and within
-    /// a third, those with the lowest peaks first.
+    /// Returns the tenants from the best to the worst: the least reimaged third of the space first, and within a
+    /// third, those with the lowest peaks first.
     #[must_use]
     pub fn best_first(&self) -> &[TenantId] {
         &self.best_first
     }
 
-    /// Draws a server of a tenant, each that is open and accepted with the same probability.
+    /// Draws a server of a tenant, with the same probability for each that is open and accepted.
     pub(crate) fn draw_in_tenant(
         &self,
         lane: Lane,
@@ -324,8 +322,8 @@ impl View {
         Some(server.node)
     }
 
-    /// Draws a tenant with an accepted open server in a cell, each with the same probability, then
-    /// one of those servers, each with the same probability. Outside the grid for `None`.
+    /// Draws a tenant with an accepted open server in a cell (`None`: outside the grid), each with the same
+    /// probability, then one of those servers, each with the same probability.
     pub(crate) fn draw_by_tenant(
         &self,
         lane: Lane,
@@ -341,7 +339,7 @@ impl View {
         };
         for _ in 0..DRAWS_MAX.min(tenants.len() as u32) {
             let tenant = tenants[rng.random_range(0..tenants.len())];
-            // Servers of a tenant share what constraints are about, but for the rack.
+            // Servers of a tenant share everything that constraints concern except the rack.
             if let Some(node) = draw(tenant, rng) {
                 return Some(node);
             }
@@ -356,8 +354,8 @@ impl View {
         None
     }
 
-    /// Draws an accepted open server of a cell with probability proportional to its free space over
-    /// its tenant's reimage rate. Outside the grid for `None`.
+    /// Draws an accepted open server of a cell (`None`: outside the grid) with probability proportional to its free
+    /// space over its tenant's reimage rate.
     pub(crate) fn draw_by_weight(
         &self,
         lane: Lane,
@@ -381,7 +379,7 @@ impl View {
         for (position, &slot) in members.iter().enumerate() {
             let blocks = index.blocks(slot);
             let server = &self.servers[slot as usize];
-            // A server that moved is still listed where it was.
+            // A server that moved is still listed in its former place.
             if blocks == 0 || self.positions[slot as usize] != position as u32 || !accept(server) {
                 continue;
             }
@@ -398,31 +396,31 @@ impl View {
         drawn
     }
 
-    /// Free blocks on the open servers of each cell, in the order of [`Cell::all`], then outside
-    /// the grid; about.
+    /// Returns the approximate free blocks on the open servers of each cell, in the order of [`Cell::all`], then
+    /// outside the grid.
     pub(crate) fn open_space(&self, lane: Lane, class: Option<StorageClass>) -> &[u64; CELLS + 1] {
         &self.index(lane, class).space
     }
 
-    /// Free blocks on the open servers of each cell whose tenants have calm points, in the order of
-    /// [`Cell::all`], then outside the grid; about.
+    /// Returns the approximate free blocks on the open servers of each cell whose tenants have calm points, in the
+    /// order of [`Cell::all`], then outside the grid.
     pub(crate) fn calm_space(&self, lane: Lane, class: Option<StorageClass>) -> &[u64; CELLS + 1] {
         &self.index(lane, class).calm_space
     }
 
-    /// What a replica on a server adds to [`CALM_POINTS`], as the grid was built with: all of them
-    /// before there is any history.
+    /// Returns what a replica on a server contributes to [`CALM_POINTS`], as of the last build of the grid: all of
+    /// them before there is any history.
     pub(crate) fn calm_points(&self, server: &ServerView) -> u8 {
         self.tenants[server.tenant.number()].calm
     }
 
-    /// Hours of the week in which a server's tenant was busy: none before there is any history.
+    /// Returns the hours of the week in which a server's tenant was busy: none before there is any history.
     pub(crate) fn busy_hours(&self, server: &ServerView) -> WeekHours {
         self.tenants[server.tenant.number()].busy_hours
     }
 }
 
-/// A number from history as one that can be sorted and summed.
+/// Converts a number from history into one that can be sorted and summed.
 fn number(value: f64) -> f64 {
     if value.is_finite() {
         value.max(0.0)
@@ -433,7 +431,7 @@ fn number(value: f64) -> f64 {
 
 fn best_first(tenants: &[GridTenant]) -> Vec<TenantId> {
     let columns = Grid::build(tenants, Scope::Everything);
-    // One without servers is in no column, and nothing is drawn from it.
+    // A tenant without servers is in no column, and nothing is drawn from it.
     let column = |tenant: usize| columns.cell(tenant).map_or(0, Cell::column);
     let mut order: Vec<usize> = (0..tenants.len()).collect();
     order.sort_by(|&a, &b| -> Ordering {

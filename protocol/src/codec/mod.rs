@@ -5,8 +5,8 @@
 //! header: one message in postcard
 //! ```
 //!
-//! Everything here is a pure function over byte slices: no I/O, no panic on any input, and no
-//! allocation of what a length merely claims.
+//! Everything here is a pure function over byte slices: no I/O, no panic on any input, and no allocation that
+//! relies on a claimed length alone.
 
 pub mod records;
 
@@ -17,16 +17,16 @@ use serde::de::DeserializeOwned;
 use crate::limits::{APPENDED_BYTES_MAX, SNAPSHOT_PART_BYTES_MAX};
 use crate::version::{RELEASE_BYTES, Release, Version, Versioned, Versions};
 
-/// Largest header in bytes. The largest messages (block reports, directory listings) are split into
-/// parts well below it, and an error in a length shows before much memory is taken.
+/// Largest header in bytes. The largest messages (block reports, directory listings) are split into parts well
+/// below it, and a corrupt length is noticed before much memory is allocated for it.
 pub const MAX_HEADER_BYTES: usize = 1024 * 1024;
 const _: () = assert!(
     2 * SNAPSHOT_PART_BYTES_MAX <= MAX_HEADER_BYTES && 2 * APPENDED_BYTES_MAX <= MAX_HEADER_BYTES,
     "what travels in parts leaves room for the rest of a header"
 );
 
-/// Largest attached data in bytes: as much as one read or write of a block stream asks for at once;
-/// more per frame saves nothing, and a receiver must be able to hold it.
+/// Largest attached data in bytes: the most that a single read or write of a block stream transfers. More per
+/// frame saves nothing, and a receiver must be able to hold it.
 pub const MAX_DATA_BYTES: usize = 4 * 1024 * 1024;
 
 /// Bytes before the header: the two lengths.
@@ -35,14 +35,14 @@ pub const FRAME_PREFIX_BYTES: usize = 8;
 /// Bytes of a [`Hello`], in all versions.
 pub const HELLO_BYTES: usize = 12 + RELEASE_BYTES;
 
-/// Most bytes that may follow a [`Hello`]. Each version takes what it knows at their start, and skips the
-/// rest.
+/// Most bytes that may follow a [`Hello`]. Each version reads the part that it knows, at the start, and skips
+/// the rest.
 pub const AFTER_HELLO_BYTES_MAX: usize = 4096;
 
 /// First bytes of a [`Hello`].
 const HELLO_MAGIC: [u8; 4] = *b"HVFS";
 
-/// What can be wrong with bytes from the wire, or with a message that should become such.
+/// Errors of bytes from the wire, or of a message that is to be sent.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum WireError {
     /// Header or data are longer than the limit.
@@ -78,14 +78,14 @@ pub enum WireError {
         /// Versions of the other side.
         theirs: Versions,
     },
-    /// A message exists since a later version than the connection speaks; it was not sent.
+    /// A message exists only since a later version than the connection speaks; it was not sent.
     #[error(
         "the message exists since version {since}, and the other side speaks {spoken}: upgrade it first"
     )]
     NotSpoken {
-        /// Since when.
+        /// The version since which it exists.
         since: Version,
-        /// What the connection speaks.
+        /// The version that the connection speaks.
         spoken: Version,
     },
 }
@@ -178,7 +178,7 @@ fn encode_after_prefix<M: Serialize>(
     Ok(())
 }
 
-/// Refuses a message that the version of a connection does not have.
+/// Refuses a message that does not exist in the version that a connection speaks.
 ///
 /// # Errors
 /// [`WireError::NotSpoken`].
@@ -207,10 +207,10 @@ pub fn decode_header<M: DeserializeOwned>(header: &[u8]) -> Result<M, WireError>
     }
 }
 
-/// Decodes the frame at the start of `bytes`: its message, its data, and what follows it.
+/// Decodes the frame at the start of `bytes`: its message, its data, and the bytes that follow the frame.
 ///
 /// # Errors
-/// [`WireError::Truncated`] if `bytes` holds only a part of a frame, or what is wrong with it.
+/// [`WireError::Truncated`] if `bytes` holds only a part of a frame, or the error in it.
 pub fn decode_frame<M: DeserializeOwned>(bytes: &[u8]) -> Result<(M, &[u8], &[u8]), WireError> {
     let prefix = FramePrefix::decode(bytes)?;
     let body = &bytes[FRAME_PREFIX_BYTES..];
@@ -228,9 +228,9 @@ pub fn decode_frame<M: DeserializeOwned>(bytes: &[u8]) -> Result<(M, &[u8], &[u8
 /// The buffer holds only bytes that arrived, at most one frame and one piece.
 #[derive(Debug, Default)]
 pub struct FrameDecoder {
-    /// Start of a frame of which more must arrive; empty while frames come whole.
+    /// Start of a frame of which more must arrive; empty while frames arrive whole.
     partial: BytesMut,
-    /// Bytes not looked at yet. Follows `partial` in the stream.
+    /// Bytes that were not examined yet. They follow `partial` in the stream.
     arrived: Bytes,
 }
 
@@ -254,10 +254,10 @@ impl FrameDecoder {
         self.partial.is_empty() && self.arrived.is_empty()
     }
 
-    /// The next whole frame's message, or `None` if more bytes must arrive first.
+    /// Returns the next whole frame's message, or `None` if more bytes must arrive first.
     ///
     /// # Errors
-    /// What is wrong with the frame; the decoder is of no use after that.
+    /// The error in the frame; the decoder must not be used after that.
     pub fn next_frame<M: DeserializeOwned>(&mut self) -> Result<Option<M>, WireError> {
         if self.partial.is_empty() {
             return match whole_frame(&self.arrived)? {
@@ -298,7 +298,7 @@ impl FrameDecoder {
     }
 }
 
-/// The prefix of the frame at the start of `bytes` if all of the frame is there.
+/// Returns the prefix of the frame at the start of `bytes` if `bytes` contains the whole frame.
 fn whole_frame(bytes: &[u8]) -> Result<Option<FramePrefix>, WireError> {
     if bytes.len() < FRAME_PREFIX_BYTES {
         return Ok(None);
@@ -313,7 +313,7 @@ fn prefix_without_data(bytes: &[u8]) -> Result<FramePrefix, WireError> {
     Ok(prefix)
 }
 
-/// The first thing that both sides of a connection say. Its layout is the same in all versions.
+/// The first message that both sides of a connection send. Its layout is the same in all versions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Hello {
     /// The versions of the protocol that the sender speaks.
@@ -333,11 +333,11 @@ impl Hello {
         bytes
     }
 
-    /// Decodes a hello, and gives what follows it. What was before the first release said its version
-    /// only.
+    /// Decodes a hello, and returns the bytes that follow it. Builds from before the first release sent nothing
+    /// but their version.
     ///
     /// # Errors
-    /// [`WireError::Truncated`], or [`WireError::Malformed`] if the sender is no part of HarvestFS.
+    /// [`WireError::Truncated`], or [`WireError::Malformed`] if the sender is not a part of HarvestFS.
     pub fn decode(bytes: &[u8]) -> Result<(Self, &[u8]), WireError> {
         let too_short = || truncated(bytes.len(), HELLO_BYTES);
         let (magic, rest) = bytes.split_first_chunk::<4>().ok_or_else(too_short)?;
@@ -368,7 +368,7 @@ impl Hello {
         Ok((hello, rest))
     }
 
-    /// The version that two sides speak with each other.
+    /// Returns the version that the two sides speak with each other.
     ///
     /// # Errors
     /// [`WireError::VersionMismatch`].
@@ -379,10 +379,10 @@ impl Hello {
     }
 }
 
-/// First byte of every bidirectional stream: what the stream is for.
+/// First byte of every bidirectional stream: the purpose of the stream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum StreamKind {
-    /// Requests and answers, many at once ([`crate::transport::RpcClient`]).
+    /// Requests and answers, many of them in flight ([`crate::transport::RpcClient`]).
     Rpc,
     /// Block data: one transfer.
     Data,

@@ -1,5 +1,5 @@
-//! Records: how the bytes of a stream between processes on one host are laid out, so that its end
-//! differs from the loss of the peer.
+//! Records: the framing of a byte stream between processes on one host, which distinguishes the end of the
+//! stream from the loss of the peer.
 //!
 //! ```text
 //! stream: record* end
@@ -12,10 +12,10 @@ use bytes::Bytes;
 /// Bytes before a record.
 pub const RECORD_PREFIX_BYTES: usize = 4;
 
-/// What marks the end.
+/// The marker of the end.
 pub const END: [u8; RECORD_PREFIX_BYTES] = [0; RECORD_PREFIX_BYTES];
 
-/// Takes records apart, in pieces of any size. Allocates nothing, for any claimed length.
+/// Takes a stream apart into records, from pieces of any size. Allocates nothing, whatever length is claimed.
 #[derive(Debug, Default)]
 pub struct Records {
     prefix: [u8; RECORD_PREFIX_BYTES],
@@ -31,19 +31,19 @@ impl Records {
         self.remaining
     }
 
-    /// Whether the end was seen.
+    /// Whether the end marker was seen.
     #[must_use]
     pub fn ended(&self) -> bool {
         self.ended
     }
 
-    /// Counts bytes of the current record, at most the remaining ones, that were taken elsewhere.
+    /// Counts bytes of the current record as taken that were read elsewhere; at most the remaining ones.
     pub fn taken(&mut self, bytes: usize) {
         self.remaining -= bytes;
     }
 
-    /// At most `max_bytes` of content from the start of `arrived`; `None` if there is none in it, as more
-    /// must arrive, or the stream has ended.
+    /// Returns at most `max_bytes` of content from the start of `arrived`; `None` if it contains none, because
+    /// more must arrive or the stream has ended.
     pub fn next(&mut self, arrived: &mut Bytes, max_bytes: usize) -> Option<Bytes> {
         while self.remaining == 0 && !self.ended {
             let wanted = RECORD_PREFIX_BYTES - self.prefix_filled;

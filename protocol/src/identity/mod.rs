@@ -2,8 +2,8 @@
 //!
 //! Every part of a cluster (namenode, datanode, client, administrator) owns an [`Identity`]: a key
 //! and a certificate that the cluster's [`CertificateAuthority`] signed. The certificate carries the
-//! role and the name as one DNS name, `<name>.<role>.harvestfs`, so that TLS itself verifies that the
-//! peer that answers is exactly the peer that was dialled.
+//! role and the name as one DNS name, `<name>.<role>.harvestfs`, so that TLS itself verifies that the peer that
+//! answers is exactly the peer that was dialled.
 
 mod files;
 
@@ -39,16 +39,16 @@ pub const MAX_NAME_BYTES: usize = 63;
 /// Last label of every name in a certificate.
 const DOMAIN: &str = "harvestfs";
 
-/// Validity of an authority: longer than any cluster is expected to live without being renewed.
+/// Validity of an authority: longer than any cluster is expected to run without renewing it.
 const CA_VALIDITY: Duration = Duration::from_secs(20 * 365 * 24 * 3600);
 
-/// Certificates are valid from an hour ago, so that clocks which differ a little do not refuse them.
+/// Certificates are valid from an hour ago, so that small differences between clocks do not invalidate them.
 const CLOCK_SKEW: Duration = Duration::from_secs(3600);
 
-/// Later than any certificate is valid: the year 9999 ends the dates that one can hold.
+/// Later than the expiry of any certificate, whose dates end with the year 9999.
 const END_OF_TIME_UNIX_S: u64 = 300_000_000_000;
 
-/// What a part of the cluster is, and so what it may do.
+/// The kind of a part of the cluster, which decides what it may do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Role {
@@ -101,17 +101,17 @@ impl FromStr for Role {
     }
 }
 
-/// The name of one part of the cluster, as certificates prove it.
+/// The name of one part of the cluster, as proven by its certificate.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct Peer {
-    /// What it is.
+    /// Its role.
     pub role: Role,
     /// Its name, unique within the role: 1 to 63 of `a-z`, `0-9` and `-`, not starting or ending with `-`.
     pub name: String,
 }
 
 impl Peer {
-    /// A peer with a valid name.
+    /// Creates a peer, checking its name.
     ///
     /// # Errors
     /// [`IdentityError::BadName`] if the name cannot be in a certificate.
@@ -135,7 +135,7 @@ impl Peer {
         format!("{}.{}.{DOMAIN}", self.name, self.role)
     }
 
-    /// The peer of a DNS name of a certificate.
+    /// Parses the DNS name in a certificate.
     ///
     /// # Errors
     /// Any name that [`Peer::dns_name`] cannot have produced is refused.
@@ -152,7 +152,7 @@ impl Peer {
         Self::new(role.parse()?, name)
     }
 
-    /// The peer that a certificate names. The certificate must have been verified before.
+    /// Returns the peer that a certificate names. The certificate must have been verified before.
     ///
     /// # Errors
     /// [`IdentityError::ForeignCertificate`] unless the certificate carries exactly one name, in the
@@ -176,7 +176,7 @@ impl fmt::Display for Peer {
     }
 }
 
-/// What can be wrong with an authority or an identity, and what to do about it.
+/// Errors of an authority or an identity, with the remedy in the message.
 #[derive(Debug, thiserror::Error)]
 pub enum IdentityError {
     /// The name cannot be in a certificate.
@@ -199,13 +199,13 @@ pub enum IdentityError {
         /// The name found, or what is wrong with it.
         dns_name: String,
     },
-    /// A file is not there.
+    /// A file is missing.
     #[error("{} is missing: run `harvestfs init`, or copy the identity that it issued", path.display())]
     Missing {
         /// The file.
         path: PathBuf,
     },
-    /// An authority is already there.
+    /// An authority already exists.
     #[error("{} already exists: an authority is never replaced, use another directory", path.display())]
     AlreadyExists {
         /// The file.
@@ -237,7 +237,7 @@ pub enum IdentityError {
         /// What is wrong.
         reason: String,
     },
-    /// Key and certificate are not a pair.
+    /// The key and the certificate are not a pair.
     #[error("{} does not belong to {}: issue the identity again", key.display(), certificate.display())]
     KeyMismatch {
         /// The file of the key.
@@ -245,7 +245,7 @@ pub enum IdentityError {
         /// The file of the certificate.
         certificate: PathBuf,
     },
-    /// The certificate is over its time, or not from this authority.
+    /// The certificate has expired, or was not issued by this authority.
     #[error("{} is not accepted: {reason}: issue the identity again", path.display())]
     NotAccepted {
         /// The file.
@@ -253,7 +253,7 @@ pub enum IdentityError {
         /// Why.
         reason: String,
     },
-    /// The certificate could not be made.
+    /// The certificate could not be created.
     #[error("cannot make a certificate: {0}")]
     Issue(#[from] rcgen::Error),
 }
@@ -265,11 +265,11 @@ pub struct CertificateAuthority {
 }
 
 impl CertificateAuthority {
-    /// Makes a new authority in `dir` (created if absent): `ca.pem` and `ca.key`, which only the
-    /// owner may read.
+    /// Creates a new authority in `dir` (created if absent): `ca.pem`, and `ca.key`, which only the owner may
+    /// read.
     ///
     /// # Errors
-    /// [`IdentityError::AlreadyExists`] if `ca.pem` is there; any failure to write.
+    /// [`IdentityError::AlreadyExists`] if `ca.pem` exists; any failure to write.
     pub fn create(dir: &Path) -> Result<Self, IdentityError> {
         create_dir(dir)?;
         let certificate_path = dir.join(CA_CERT_FILE);
@@ -280,13 +280,13 @@ impl CertificateAuthority {
         }
         let (authority, certificate_pem) = Self::generate(KeyPair::generate()?)?;
         let key_pem = authority.issuer.key().serialize_pem();
-        // The certificate is written last: an authority without it does not exist yet.
+        // The certificate is written last: without it, the authority does not exist yet.
         write_atomically(&dir.join(CA_KEY_FILE), key_pem.as_bytes(), 0o600)?;
         write_atomically(&certificate_path, certificate_pem.as_bytes(), 0o644)?;
         Ok(authority)
     }
 
-    /// Makes a new authority that is kept nowhere, for tests and simulations.
+    /// Creates a new authority that is not written to disk, for tests and simulations.
     ///
     /// # Errors
     /// [`IdentityError::Issue`] if no key can be generated.
@@ -294,8 +294,8 @@ impl CertificateAuthority {
         Ok(Self::generate(KeyPair::generate()?)?.0)
     }
 
-    /// Makes a new authority that is kept nowhere, for simulations: all signatures of it and of what it issues
-    /// have one length, so that the same datagrams are sent each time.
+    /// Creates a new authority that is not written to disk, for simulations: its signatures, and those of the
+    /// identities that it issues, all have the same length, so that the same datagrams are sent each time.
     ///
     /// # Errors
     /// [`IdentityError::Issue`] if no key can be generated.
@@ -380,7 +380,7 @@ impl fmt::Debug for CertificateAuthority {
     }
 }
 
-/// A key and a certificate of one part of the cluster, with the authority that it trusts.
+/// A key and a certificate of one part of the cluster, with the authority that the part trusts.
 #[derive(Clone)]
 pub struct Identity {
     peer: Peer,
@@ -390,7 +390,7 @@ pub struct Identity {
 }
 
 impl Identity {
-    /// Loads `cert.pem`, `key.pem` and `ca.pem` from `dir` and checks that they fit together.
+    /// Loads `cert.pem`, `key.pem` and `ca.pem` from `dir` and checks that they match.
     ///
     /// # Errors
     /// A typed error that names the file and what to do about it: a file is missing or damaged, the
@@ -417,9 +417,9 @@ impl Identity {
         })
     }
 
-    /// Writes the identity to `dir` (created if absent), each file atomically, the key readable by
-    /// the owner only. The certificate comes last: a crash in between is found by
-    /// [`Identity::load`], and saving again mends it.
+    /// Writes the identity to `dir` (created if absent), each file atomically, the key readable only by the
+    /// owner. The certificate is written last: [`Identity::load`] detects a crash in between, and saving again
+    /// repairs it.
     ///
     /// # Errors
     /// [`IdentityError::Io`].
@@ -450,15 +450,15 @@ impl Identity {
         &self.certificate
     }
 
-    /// Until when the certificate is valid, in seconds since 1970.
+    /// Returns the end of the certificate's validity, in seconds since 1970.
     ///
     /// # Errors
-    /// [`IdentityError::BadFile`] when the certificate cannot be read as one.
+    /// [`IdentityError::BadFile`] if the certificate cannot be parsed.
     pub fn expires_unix_s(&self) -> Result<u64, IdentityError> {
         expires_unix_s(&self.certificate, &self.authority, CERT_FILE)
     }
 
-    /// The same of the authority's certificate.
+    /// Returns the end of the validity of the authority's certificate, in seconds since 1970.
     ///
     /// # Errors
     /// As [`Identity::expires_unix_s`].
@@ -471,8 +471,7 @@ impl Identity {
         &self.authority
     }
 
-    /// Distinguishes clusters: the first 16 hexadecimal digits of the SHA-256 of the authority's
-    /// certificate.
+    /// Identifies the cluster: the first 16 hexadecimal digits of the SHA-256 of the authority's certificate.
     #[must_use]
     pub fn cluster(&self) -> String {
         fingerprint(&self.authority)
@@ -492,8 +491,8 @@ impl fmt::Debug for Identity {
     }
 }
 
-/// The parameters of an authority's certificate. They follow from its key alone, so that a loaded
-/// authority issues under the same name without its certificate being parsed.
+/// Returns the parameters of an authority's certificate. The name in them is derived from its key alone, so
+/// that a loaded authority issues under the same name without parsing its certificate.
 fn authority_params(key: &KeyPair) -> CertificateParams {
     let fingerprint = fingerprint(key.public_key_raw());
     let mut params = CertificateParams::default();
@@ -517,7 +516,7 @@ fn common_name(name: &str) -> DistinguishedName {
     distinguished_name
 }
 
-/// A random number that is always encoded in the same length (RFC 5280, 4.1.2.2).
+/// A random number whose encoding always has the same length (RFC 5280, 4.1.2.2).
 fn serial_number() -> SerialNumber {
     let mut bytes = machine::random::<[u8; 16]>();
     bytes[0] = bytes[0] & 0x3f | 0x40;
@@ -554,14 +553,14 @@ fn check_key_matches(
     }
 }
 
-/// Until when a certificate is valid, in seconds since 1970.
+/// Returns the end of a certificate's validity, in seconds since 1970.
 fn expires_unix_s(
     certificate: &CertificateDer<'_>,
     authority: &CertificateDer<'_>,
     file: &str,
 ) -> Result<u64, IdentityError> {
-    // The verifier is the parser here: at the end of time, it says since when that is too late. It
-    // looks at nothing else before.
+    // The verifier serves as the parser here: asked about the end of time, it reports since when the
+    // certificate has been expired. It checks nothing else before that.
     let end_of_time = UnixTime::since_unix_epoch(Duration::from_secs(END_OF_TIME_UNIX_S));
     match check_issued_by(certificate, authority, end_of_time) {
         Err(webpki::Error::CertExpired { not_after, .. }) => Ok(not_after.as_secs()),

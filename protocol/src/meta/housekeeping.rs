@@ -1,5 +1,5 @@
-//! What a session says of itself and of replicas: neither journaled nor remembered, and harmless when it
-//! is repeated.
+//! What a session reports about itself and about replicas: neither journaled nor remembered, and harmless when
+//! repeated.
 
 use serde::{Deserialize, Serialize};
 
@@ -29,13 +29,13 @@ pub struct Release {
 pub struct ReportBadReplica {
     /// Block.
     pub block: BlockId,
-    /// Where.
+    /// The datanode that has the replica.
     pub node: NodeId,
     /// True: its data is wrong or missing. False: the datanode did not answer.
     pub corrupt: bool,
 }
 
-/// What was closed of these files is committed. Reply: [`MetaReply::Done`](super::MetaReply::Done).
+/// All closed content of these files is committed. Reply: [`MetaReply::Done`](super::MetaReply::Done).
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ReturnDelegations {
     /// At most [`crate::limits::BLOCKS_PER_REQUEST_MAX`].

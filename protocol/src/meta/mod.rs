@@ -1,21 +1,21 @@
 //! Metadata requests of a client to the namenode.
 //!
-//! Consistency rests on *leases*: what a reply says about an inode or about a directory's entries
-//! (a name that does not exist included), the client may believe until the namenode takes it back
-//! with [`Notice::Invalidate`] or until the session was silent for [`crate::limits::LEASE`]. The
-//! namenode acknowledges a mutation to its author only after every other session that may have
-//! cached what it changed has acknowledged the invalidation or lost its lease.
+//! Consistency rests on *leases*: the client may believe what a reply says about an inode or about a directory's
+//! entries (including names that do not exist) until the namenode revokes it with [`Notice::Invalidate`], or until
+//! the session has been silent for [`crate::limits::LEASE`]. The namenode acknowledges a mutation to its author only
+//! after every other session that may have cached what it changed has acknowledged the invalidation or lost its
+//! lease.
 //!
-//! Two rules make that safe without any order between replies and notices:
+//! Two rules make this safe without any order between replies and notices:
 //!
-//! - a client does not cache what a reply says if a notice that names the same came after the
-//!   request was sent: the reply may be the older of the two;
-//! - a client counts its lease from when it sent a request that was answered since, never from
-//!   when the answer came; and forgets everything when that is [`crate::limits::LEASE`] ago.
+//! - a client does not cache what a reply says about something if a notice that names it arrived after the request
+//!   was sent: the reply may be the older of the two;
+//! - a client counts its lease from when it sent a request that has since been answered, never from when the answer
+//!   arrived; and it forgets everything once that is [`crate::limits::LEASE`] ago.
 //!
-//! A session that creates a file may get its *delegation* with it ([`MetaReply::Created`]): then it
-//! need not commit the first content before `close` returns. When another session asks about the
-//! file, the namenode recalls the delegation ([`Notice::Recall`]) and answers after the commit.
+//! A session that creates a file may receive its *delegation* as well ([`MetaReply::Created`]): then it need not
+//! commit the first content before `close` returns. When another session asks about the file, the namenode recalls
+//! the delegation ([`Notice::Recall`]) and answers after the commit.
 
 pub mod housekeeping;
 pub mod mutation;
@@ -44,23 +44,21 @@ use crate::version::Version;
 /// Starts or resumes a session; the first request on a client's connection.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct OpenSession {
-    /// The session to go on with after a lost connection or a restarted namenode. Refused with
+    /// The session to resume after a lost connection or a restarted namenode. Refused with
     /// [`FsError::SessionExpired`] when it has ended or belongs to another certificate.
     pub resume: Option<SessionId>,
-    /// Inodes that the client holds open (see [`query::Open`]); declared again on resumption, as
-    /// the namenode does not journal them. As with credentials, the namenode believes that they
-    /// were opened with permission.
+    /// Inodes that the client holds open (see [`query::Open`]); declared again on resumption, because the namenode
+    /// does not journal them. As with credentials, the namenode trusts that they were opened with permission.
     pub holds: Vec<InodeId>,
-    /// Files of which the client has the delegation (see [`MetaReply::Created`]); declared again on
-    /// resumption for the same reason. `None`: it takes none.
+    /// Files whose delegation the client has (see [`MetaReply::Created`]); declared again on resumption for the same
+    /// reason. `None`: the client accepts no delegations.
     pub delegations: Option<Vec<InodeId>>,
-    /// Where the namenode was when it last opened or resumed the session. Refused with
-    /// [`FsError::SessionExpired`] by one that has not been there: what the client knows of files is
-    /// not what that one knows.
+    /// The position of the namenode when it last opened or resumed the session. A namenode that has not been at this
+    /// position refuses with [`FsError::SessionExpired`]: its files are not those that the client knows.
     pub seen: Option<Position>,
 }
 
-/// The session and what the client has to know of the cluster.
+/// The session, and what the client has to know about the cluster.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SessionOpened {
     /// The session.
@@ -71,7 +69,7 @@ pub struct SessionOpened {
     pub block_bytes: u64,
     /// Rules for files below directories that set none.
     pub default_rules: PlacementRules,
-    /// Where the namenode is.
+    /// The position of the namenode.
     pub position: Position,
     /// The version of the cluster: operations that exist since a later one are refused with
     /// [`FsError::ClusterVersion`].
@@ -87,14 +85,14 @@ pub struct MetaCall {
     pub op: MetaOp,
 }
 
-/// An operation as it travels.
+/// A metadata operation in the form in which it is sent.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum MetaOp {
     /// Changes nothing.
     Query(Query),
     /// Changes the namespace.
     Mutation(MutationCall),
-    /// Says something of the session, or of a replica.
+    /// Reports something about the session or about a replica.
     Housekeeping(Housekeeping),
 }
 
@@ -113,41 +111,41 @@ impl MetaOp {
 /// A mutation with its place in the session.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MutationCall {
-    /// Its number in the session, from 1. A request that is repeated with the same number (after a lost
-    /// connection) is answered as before and not executed again.
+    /// Its number in the session, from 1. A request that is repeated with the same number (after a lost connection)
+    /// gets the same answer again and is not executed again.
     pub sequence: u64,
     /// All mutations of this session below this number have been answered; the namenode forgets
     /// their replies.
     pub answered_below: u64,
-    /// Answer a [`SetAttr`](mutation::SetAttr) at once: it becomes durable with the next mutation that is,
-    /// or a few milliseconds later. Only for owner, mode and times of a file that the session has a
-    /// delegation of and that never had content.
+    /// For a [`SetAttr`](mutation::SetAttr): answer immediately; it becomes durable with the next durable mutation,
+    /// or a few milliseconds later. Only for the owner, mode and times of a file whose delegation the session has,
+    /// and that never had content.
     ///
-    /// Of a [`Commit`](mutation::Commit): it was answered before, and is replayed since the namenode may have forgotten it
-    /// in a crash (0.2.0 does not say so, and ignores it). For a file that others have changed meanwhile it is refused.
-    /// Ignored otherwise.
+    /// For a [`Commit`](mutation::Commit): it was answered before, and is replayed because the namenode may have
+    /// forgotten it in a crash (0.2.0 does not set this, and ignores it). It is refused for a file that others have
+    /// changed meanwhile. Ignored for all others.
     pub relaxed: bool,
-    /// For [`AllocateBlocks`](mutation::AllocateBlocks) only: the file of the first data, or its
-    /// future directory. Refused with [`FsError::QuotaExceeded`] where a quota leaves it no room
-    /// and it has no data to overwrite. What the blocks get in the end is checked at the commit.
+    /// For [`AllocateBlocks`](mutation::AllocateBlocks) only: the file that gets the first data, or its future
+    /// directory. Refused with [`FsError::QuotaExceeded`] if a quota leaves it no space and it has no data to
+    /// overwrite. Where the blocks actually end up is checked at the commit.
     pub file: Option<InodeId>,
     /// What to do.
     pub mutation: Mutation,
 }
 
-/// What a client may cache, and the namenode takes back.
+/// Data that a client may cache and the namenode may invalidate.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Cached {
     /// Attributes, extents, extended attributes and symlink target of an inode.
     Inode(InodeId),
-    /// Names in a directory, also names that do not exist.
+    /// Names in a directory, including names that do not exist.
     Entries(InodeId),
 }
 
 /// Replies to [`MetaOp`].
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum MetaReply {
-    /// Nothing to say.
+    /// Success without further data.
     Done,
     /// The inode's attributes (after the change, for a mutation).
     Attr(Attr),
@@ -184,15 +182,15 @@ pub enum MetaReply {
     },
     /// Blocks.
     Located(Located),
-    /// Per file, in the order of the request.
+    /// One result per file, in the order of the request.
     Committed(Vec<Result<FileCommitted, FsError>>),
-    /// What a removal took a name from, if anything: its attributes afterwards.
+    /// The attributes, afterwards, of the inode that lost a name, if there is one.
     Removed(Option<Attr>),
     /// The attributes after a rename.
     Renamed {
-        /// What was moved.
+        /// The inode that was moved.
         moved: Attr,
-        /// What was replaced, or exchanged with it.
+        /// The inode that was replaced, or exchanged with it.
         other: Option<Attr>,
     },
     /// Totals.
@@ -201,7 +199,7 @@ pub enum MetaReply {
     SparsePieces {
         /// At most [`crate::limits::EXTENTS_PER_REPLY_MAX`].
         pieces: Vec<SparsePiece>,
-        /// Where to go on; none when all inodes were looked at.
+        /// The inode at which to continue; none when all inodes were examined.
         next: Option<InodeId>,
     },
     /// How many pieces were relocated.
@@ -210,19 +208,19 @@ pub enum MetaReply {
     Created {
         /// Its attributes.
         attr: Attr,
-        /// How its blocks are to be placed, as it inherited that.
+        /// How its blocks are to be placed, as inherited.
         rules: PlacementRules,
-        /// The session has its delegation: it may answer `close` before the first content is
-        /// committed. That ends with this commit, with [`housekeeping::ReturnDelegations`],
-        /// [`housekeeping::Release`], the session, and its lease.
+        /// Whether the session has its delegation: then it may answer `close` before the first content is committed.
+        /// The delegation ends with this commit, with [`housekeeping::ReturnDelegations`], [`housekeeping::Release`],
+        /// the session, or its lease.
         delegated: bool,
     },
-    /// What counts in a directory.
+    /// The usage and the quotas of a directory.
     Usage(query::Usage),
 }
 
 impl MetaReply {
-    /// All attributes in it.
+    /// Returns all attributes in it.
     pub fn attrs(&self) -> impl Iterator<Item = &Attr> {
         type Parts<'a> = (
             [Option<&'a Attr>; 2],
@@ -256,17 +254,17 @@ impl MetaReply {
 /// The reply to a mutation.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Mutated {
-    /// What the operation says.
+    /// The reply of the operation.
     pub reply: MetaReply,
-    /// The attributes, afterwards, of the directories in which names came, went, or lead elsewhere
-    /// (see [`mutation::MutationFacts::entries`]), as far as they still exist.
+    /// The attributes, afterwards, of the directories in which names were added, removed or redirected (see
+    /// [`mutation::MutationFacts::entries`]), as far as they still exist.
     pub directories: Vec<Attr>,
 }
 
-/// What the namenode sends a client without being asked.
+/// A message that the namenode sends a client unasked.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Notice {
-    /// Forget what you know of these; answer with [`crate::rpc::Request::AckInvalidation`].
+    /// Forget what is cached of these; answer with [`crate::rpc::Request::AckInvalidation`].
     Invalidate {
         /// Number to acknowledge.
         id: u64,
@@ -275,7 +273,7 @@ pub enum Notice {
         /// Entries of directories.
         entries: Vec<(InodeId, Name)>,
     },
-    /// The namenode lost track of what this session has cached: forget everything.
+    /// The namenode no longer knows what this session has cached: forget everything.
     InvalidateAll {
         /// Number to acknowledge.
         id: u64,
@@ -283,11 +281,11 @@ pub enum Notice {
     /// Another session asks about these files: commit their content, then answer with
     /// [`housekeeping::ReturnDelegations`] within [`crate::limits::LEASE`].
     Recall {
-        /// Files that the session has the delegation of.
+        /// Files whose delegation the session has.
         inodes: Vec<InodeId>,
     },
-    /// Where the namenodes of the group listen: when a session begins with the one that leads, and when
-    /// they change. Nothing is answered.
+    /// The addresses at which the namenodes of the group listen: sent when a session begins with the leader, and when
+    /// they change. Not answered.
     Namenodes {
         /// At most [`crate::limits::NAMENODES_TOLD_MAX`].
         all: Vec<SocketAddr>,

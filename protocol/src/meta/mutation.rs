@@ -1,5 +1,4 @@
-//! Operations that change the namespace. Each is a command in the journal; its number and its fields are
-//! the form there.
+//! Operations that change the namespace. Each is a command in the journal, stored as its number and its fields.
 
 use serde::{Deserialize, Serialize};
 
@@ -42,30 +41,30 @@ operations! {
 /// A name in a directory.
 pub type Entry<'a> = (InodeId, &'a Name);
 
-/// What follows from the kind of a mutation, as far as the request says it.
+/// What the kind of a mutation implies, as far as the request alone determines it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MutationFacts<'a> {
-    /// Names that come, go, or lead elsewhere afterwards. The reply comes with the attributes of their
-    /// directories; the session may cache these and the names.
+    /// Names that are added, removed, or refer to another inode afterwards. The reply contains the attributes of
+    /// their directories; the session may cache these and the names.
     pub entries: [Option<Entry<'a>>; 2],
     /// Inodes that change, besides these directories.
     pub inodes: Inodes<'a>,
-    /// What must not be part of a snapshot. (Commits answer for each file.)
+    /// What must not be part of a snapshot. (A commit reports this for each file.)
     pub unfrozen: Unfrozen<'a>,
-    /// The name that may be the last one of an inode: when that is open somewhere, it becomes an
-    /// orphan. The trash keeps what it takes.
+    /// The name that may be the last one of an inode: if the inode is open somewhere, it becomes an orphan. The trash
+    /// keeps what is moved there.
     pub removes: Option<Entry<'a>>,
-    /// What comes with what it creates.
+    /// What the session gets with an inode that it creates.
     pub creates: Creates,
-    /// Files that have to be committed by the sessions with their delegations before.
+    /// Files that the sessions with their delegations have to commit first.
     pub awaits: Awaits<'a>,
-    /// What else the namenode does when it is executed, beside the namespace.
+    /// What else the namenode does, outside the namespace, when it is executed.
     pub entails: Entails<'a>,
     /// When it is answered.
     pub answered: Answered,
     /// How a client repeats it.
     pub repeated: Repeated,
-    /// Which place among those in flight it may take.
+    /// Which of the session's places for mutations in flight it may take.
     pub window: Window,
 }
 
@@ -76,14 +75,14 @@ pub enum Inodes<'a> {
     None,
     /// This one.
     One(InodeId),
-    /// The files' inodes.
+    /// The inodes of these files.
     Files(&'a [FileCommit]),
-    /// The pieces' inodes.
+    /// The inodes of these pieces.
     Pieces(&'a [Relocation]),
 }
 
 impl<'a> Inodes<'a> {
-    /// Each of them; one may come several times.
+    /// Returns each of them; one may appear several times.
     pub fn iter(self) -> impl Iterator<Item = InodeId> + 'a {
         let (one, files, pieces): (_, &[FileCommit], &[Relocation]) = match self {
             Self::None => (None, &[], &[]),
@@ -97,14 +96,14 @@ impl<'a> Inodes<'a> {
     }
 }
 
-/// What comes with an inode that a mutation creates.
+/// What a session gets with an inode that a mutation creates.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Creates {
-    /// Nothing, or it creates none.
+    /// Nothing, or no inode is created.
     Nothing,
     /// The session holds the regular file, as by [`Open`](super::query::Open).
     HeldFile,
-    /// The session may cache that the directory has no entries.
+    /// The session may cache that the directory is empty.
     EmptyDirectory,
 }
 
@@ -115,7 +114,7 @@ pub enum Unfrozen<'a> {
     Anything,
     /// These inodes.
     Inodes([Option<InodeId>; 2]),
-    /// The directories of these names, and what the names lead to.
+    /// The directories of these names, and the inodes to which the names refer.
     Entries([Option<Entry<'a>>; 2]),
 }
 
@@ -124,33 +123,33 @@ pub enum Unfrozen<'a> {
 pub enum Awaits<'a> {
     /// None.
     Nothing,
-    /// What a name leads to.
+    /// The inode to which a name refers.
     Entry(Entry<'a>),
-    /// What is below a directory.
+    /// Everything below a directory.
     Below(InodeId),
-    /// These, which change: what was changed before, and may be forgotten in a crash, is to be changed again first.
+    /// These files, which it changes: earlier changes that a crash may have lost have to be replayed first.
     Files(Inodes<'a>),
 }
 
-/// What the namenode does beside the namespace when a mutation is executed.
+/// What the namenode does outside the namespace when a mutation is executed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Entails<'a> {
     /// Nothing.
     Nothing,
-    /// The session may get a delegation of the file that it created.
+    /// The session may get the delegation of the file that it created.
     Delegation,
     /// Delegations of these files are returned.
     DelegationsReturned(&'a [FileCommit]),
-    /// These replicas are sealed, by the word of their writer.
+    /// These replicas are sealed, as their writer asserts.
     Sealed(&'a [SealedBlock]),
 }
 
 /// Which of a session's places for mutations in flight a mutation may take.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Window {
-    /// One of those for work.
+    /// One of those for regular work.
     Work,
-    /// Also one beyond: it makes others durable, which give their places back only after it.
+    /// Also an additional one: it makes other mutations durable, which free their places only after it.
     Confirming,
 }
 
@@ -159,10 +158,10 @@ pub enum Window {
 pub enum Answered {
     /// When it is durable.
     Durable,
-    /// When it is durable, or at once where the request asks for that and nothing can be lost by it
-    /// that was durable before (see [`MutationCall::relaxed`](super::MutationCall::relaxed)).
+    /// When it is durable; or immediately, if the request asks for that and nothing that was durable before can be
+    /// lost by it (see [`MutationCall::relaxed`](super::MutationCall::relaxed)).
     DurableUnlessRelaxed,
-    /// At once: it becomes durable with the next one that is, or in a fraction of a second; the client keeps it until then.
+    /// Immediately: durable with the next durable one, or in a fraction of a second; the client keeps it until then.
     AtOnce,
 }
 
@@ -171,14 +170,14 @@ pub enum Answered {
 pub enum Repeated {
     /// In the next session.
     InNextSession,
-    /// In the next session, also when nobody knows whether it was executed in the one before: it changes nothing.
+    /// In the next session, even if it is unknown whether the previous one executed it: it changes nothing.
     AlsoIfExecuted,
-    /// Not at all: it names blocks of the ended session.
+    /// Not at all: it refers to blocks of the ended session.
     Never,
 }
 
 impl Mutation {
-    /// What follows from the operation.
+    /// Returns what the operation implies.
     #[must_use]
     pub fn facts(&self) -> MutationFacts<'_> {
         match self {
@@ -245,7 +244,7 @@ impl Mutation {
                 ..of_blocks()
             },
             Self::Commit(op) => {
-                // One without files makes durable what came before it.
+                // A commit without files makes durable what came before it.
                 let (window, repeated) = match op.files.is_empty() {
                     true => (Window::Confirming, Repeated::AlsoIfExecuted),
                     false => (Window::Work, Repeated::Never),
@@ -275,7 +274,7 @@ impl Mutation {
     }
 }
 
-/// Of a mutation that changes one inode, which must not be part of a snapshot.
+/// Facts of a mutation that changes one inode, which must not be part of a snapshot.
 fn of_inode<'a>(ino: InodeId) -> MutationFacts<'a> {
     MutationFacts {
         entries: [None, None],
@@ -291,7 +290,7 @@ fn of_inode<'a>(ino: InodeId) -> MutationFacts<'a> {
     }
 }
 
-/// Of a mutation that changes what a commit may have changed, too.
+/// Facts of a mutation that changes what a commit may also have changed.
 fn of_file<'a>(ino: InodeId) -> MutationFacts<'a> {
     MutationFacts {
         awaits: Awaits::Files(Inodes::One(ino)),
@@ -299,7 +298,7 @@ fn of_file<'a>(ino: InodeId) -> MutationFacts<'a> {
     }
 }
 
-/// Of a mutation that adds a name.
+/// Facts of a mutation that adds a name.
 fn of_new(entry: Entry<'_>) -> MutationFacts<'_> {
     MutationFacts {
         entries: [Some(entry), None],
@@ -315,7 +314,7 @@ fn of_new(entry: Entry<'_>) -> MutationFacts<'_> {
     }
 }
 
-/// Of a mutation that removes a name.
+/// Facts of a mutation that removes a name.
 fn of_removed(entry: Entry<'_>) -> MutationFacts<'_> {
     MutationFacts {
         entries: [Some(entry), None],
@@ -331,7 +330,7 @@ fn of_removed(entry: Entry<'_>) -> MutationFacts<'_> {
     }
 }
 
-/// Of a mutation that concerns blocks and neither names nor attributes.
+/// Facts of a mutation that concerns blocks and neither names nor attributes.
 fn of_blocks<'a>() -> MutationFacts<'a> {
     MutationFacts {
         entries: [None, None],
@@ -347,7 +346,7 @@ fn of_blocks<'a>() -> MutationFacts<'a> {
     }
 }
 
-/// Changes attributes; `None` keeps the old. Reply: [`MetaReply::Attr`](super::MetaReply::Attr).
+/// Changes attributes; `None` keeps the old value. Reply: [`MetaReply::Attr`](super::MetaReply::Attr).
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SetAttr {
     /// Inode.
@@ -357,8 +356,9 @@ pub struct SetAttr {
 }
 
 /// Creates a file of any kind but directory and symlink; a regular file is also held as by
-/// [`Open`](super::query::Open). [`FsError::Exists`](crate::error::FsError::Exists) when the name is taken. Reply: [`MetaReply::Created`](super::MetaReply::Created)
-/// for a regular file, [`MetaReply::Attr`](super::MetaReply::Attr) for others and for what was asked before.
+/// [`Open`](super::query::Open). [`FsError::Exists`](crate::error::FsError::Exists) when the name is taken. Reply:
+/// [`MetaReply::Created`](super::MetaReply::Created) for a regular file, [`MetaReply::Attr`](super::MetaReply::Attr)
+/// for others and for a repeated request.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Create {
     /// Directory.
@@ -373,7 +373,7 @@ pub struct Create {
     pub rdev: u32,
 }
 
-/// Reply: [`MetaReply::Attr`](super::MetaReply::Attr).
+/// Creates a directory. Reply: [`MetaReply::Attr`](super::MetaReply::Attr).
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MakeDir {
     /// Directory.
@@ -384,7 +384,7 @@ pub struct MakeDir {
     pub mode: u16,
 }
 
-/// Reply: [`MetaReply::Attr`](super::MetaReply::Attr).
+/// Creates a symlink. Reply: [`MetaReply::Attr`](super::MetaReply::Attr).
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Symlink {
     /// Directory.
@@ -395,7 +395,7 @@ pub struct Symlink {
     pub target: Vec<u8>,
 }
 
-/// A further name for a file. Reply: [`MetaReply::Attr`](super::MetaReply::Attr).
+/// Adds a further name to a file. Reply: [`MetaReply::Attr`](super::MetaReply::Attr).
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Link {
     /// The file; not a directory.
@@ -406,7 +406,7 @@ pub struct Link {
     pub name: Name,
 }
 
-/// Removes a name that is not a directory's. Reply: [`MetaReply::Removed`](super::MetaReply::Removed).
+/// Removes a name of anything but a directory. Reply: [`MetaReply::Removed`](super::MetaReply::Removed).
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Unlink {
     /// Directory.
@@ -424,7 +424,7 @@ pub struct RemoveDir {
     pub name: Name,
 }
 
-/// Renames, replacing what `new_name` was. Reply: [`MetaReply::Renamed`](super::MetaReply::Renamed).
+/// Renames, replacing an existing `new_name`. Reply: [`MetaReply::Renamed`](super::MetaReply::Renamed).
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Rename {
     /// Directory.
@@ -439,7 +439,7 @@ pub struct Rename {
     pub mode: RenameMode,
 }
 
-/// Reply: [`MetaReply::Done`](super::MetaReply::Done).
+/// Sets an extended attribute. Reply: [`MetaReply::Done`](super::MetaReply::Done).
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SetXattr {
     /// Inode.
@@ -452,7 +452,7 @@ pub struct SetXattr {
     pub mode: SetXattrMode,
 }
 
-/// Reply: [`MetaReply::Done`](super::MetaReply::Done).
+/// Removes an extended attribute. Reply: [`MetaReply::Done`](super::MetaReply::Done).
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RemoveXattr {
     /// Inode.
@@ -474,18 +474,18 @@ pub struct Fallocate {
     pub mode: FallocateMode,
 }
 
-/// Makes a range of one file share the data of a range of another, or of itself without
-/// overlap; metadata only. What reaches beyond the source's end is cut off.
-/// Reply: [`MetaReply::Attr`](super::MetaReply::Attr) of the destination.
+/// Makes a range of one file share the data of a range of another, or of itself without overlap; a metadata-only
+/// operation. The range is cut off at the source's end. Reply: [`MetaReply::Attr`](super::MetaReply::Attr) of the
+/// destination.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CloneRange {
-    /// File read.
+    /// Source file.
     pub source: InodeId,
-    /// Start there.
+    /// Start in the source.
     pub source_offset: u64,
-    /// File written.
+    /// Destination file.
     pub destination: InodeId,
-    /// Start there.
+    /// Start in the destination.
     pub destination_offset: u64,
     /// Length; `u64::MAX` to the end of the source.
     pub length_bytes: u64,
@@ -508,31 +508,30 @@ pub struct Commit {
     /// At most [`crate::limits::FILES_PER_COMMIT_MAX`] files, together at most
     /// [`crate::limits::EXTENTS_PER_COMMIT_MAX`] extents.
     pub files: Vec<FileCommit>,
-    /// Answer when the journal has it on stable storage (`fsync`); otherwise as soon as it is
-    /// visible (`close`): it then becomes durable with the next durable operation, or within
-    /// a fraction of a second.
+    /// Answer when the journal has it on stable storage (`fsync`); otherwise as soon as it is visible (`close`): it
+    /// then becomes durable with the next durable operation, or within a fraction of a second.
     pub durable: bool,
 }
 
-/// The session will write no more to these blocks; each is now `length_bytes` long.
-/// Reply: [`MetaReply::Done`](super::MetaReply::Done). Not waited for on the journal.
+/// The session will write no more to these blocks; each is now `length_bytes` long. Reply:
+/// [`MetaReply::Done`](super::MetaReply::Done), which does not wait for the journal.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SealBlocks {
     /// Blocks with their final lengths and the datanodes that hold all of it.
     pub blocks: Vec<SealedBlock>,
 }
 
-/// Creates and holds a file without a name, which goes away with its last hold. Journaled.
-/// Reply: [`MetaReply::Attr`](super::MetaReply::Attr).
+/// Creates and holds a file without a name, which is removed with its last hold. Journaled. Reply:
+/// [`MetaReply::Attr`](super::MetaReply::Attr).
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CreateScratch {
     /// How to place its blocks.
     pub rules: PlacementRules,
 }
 
-/// Has pieces of files use the copies of their data that were written to a scratch file. Neither
-/// content nor times of the files change. What is not as the request says any more is left as it
-/// is. Journaled. Reply: [`MetaReply::Relocated`](super::MetaReply::Relocated).
+/// Makes pieces of files use the copies of their data that were written to a scratch file. Neither content nor times
+/// of the files change. Pieces that no longer match the request are left as they are. Journaled. Reply:
+/// [`MetaReply::Relocated`](super::MetaReply::Relocated).
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Relocate {
     /// The scratch file; its data must be durable.
@@ -541,23 +540,22 @@ pub struct Relocate {
     pub pieces: Vec<Relocation>,
 }
 
-/// Removes a name to the trash, from where it can be restored by renaming it; a directory with
-/// everything below. (Unlink does the same where a directory asks for it, for the last name of a
-/// file.) Journaled. Reply: [`MetaReply::Removed`](super::MetaReply::Removed).
+/// Moves a name to the trash, from which it can be restored by renaming it; a directory with everything below. (Where
+/// a directory is set to do so, `Unlink` does the same for the last name of a file.) Journaled. Reply:
+/// [`MetaReply::Removed`](super::MetaReply::Removed).
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RemoveToTrash {
     /// Directory.
     pub parent: InodeId,
     /// Name.
     pub name: Name,
-    /// Seconds for which it is kept, unless a directory above says how long.
+    /// Seconds for which it is kept, unless a directory above it sets the retention.
     pub retention_s: u32,
 }
 
-/// Keeps a directory with everything below as it is now, as `.snapshot/NAME` in it. Metadata only:
-/// what it copies is at most [`crate::limits::SNAPSHOT_ITEMS_MAX`] names, inodes and extents.
-/// Journaled.
-/// Reply: [`MetaReply::Attr`](super::MetaReply::Attr) of the copy of the directory.
+/// Preserves the current state of a directory with everything below as `.snapshot/NAME` in it. Copies only metadata:
+/// at most [`crate::limits::SNAPSHOT_ITEMS_MAX`] names, inodes and extents. Journaled. Reply:
+/// [`MetaReply::Attr`](super::MetaReply::Attr) of the copy of the directory.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CreateSnapshot {
     /// Directory.
@@ -566,8 +564,8 @@ pub struct CreateSnapshot {
     pub name: Name,
 }
 
-/// Removes a snapshot; what only that had is removed in the background. Journaled.
-/// Reply: [`MetaReply::Done`](super::MetaReply::Done).
+/// Removes a snapshot; what only it contained is removed in the background. Journaled. Reply:
+/// [`MetaReply::Done`](super::MetaReply::Done).
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RemoveSnapshot {
     /// Directory.

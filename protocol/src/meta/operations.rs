@@ -1,8 +1,8 @@
-//! Enums of operations with numbers of their own.
+//! A macro that defines enums of numbered operations.
 
-/// Makes an enum of operations, each a struct of the same name in the module. An operation travels, and is
-/// kept in the journal, as its number and its fields; numbers are never given twice, in no enum. Each has
-/// a name for metrics and logs.
+/// Defines an enum of operations, each a struct of the same name in the module. On the wire and in the journal,
+/// an operation is its number and its fields; no number is ever used twice, in any of the enums. Each has a
+/// name for metrics and logs.
 macro_rules! operations {
     (
         $(#[$doc:meta])*

@@ -1,4 +1,4 @@
-//! What operations and their replies are made of.
+//! The components of operations and their replies.
 
 use serde::{Deserialize, Serialize};
 
@@ -24,7 +24,7 @@ pub struct SparsePiece {
     pub ino: InodeId,
     /// The piece.
     pub extent: Extent,
-    /// How the file wants its blocks to be placed.
+    /// How the file's blocks are to be placed.
     pub rules: PlacementRules,
 }
 
@@ -43,8 +43,8 @@ pub struct AttrChanges {
     pub atime: Option<SetTime>,
     /// Last change of the content.
     pub mtime: Option<SetTime>,
-    /// The caller has the file open for writing, so that neither a new size (`ftruncate(2)`) nor
-    /// the time of what was written needs a permission check.
+    /// The caller has the file open for writing, so that neither a new size (`ftruncate(2)`) nor the time of written
+    /// data needs a permission check.
     pub opened_for_writing: bool,
 }
 
@@ -53,14 +53,14 @@ pub struct AttrChanges {
 pub enum SetTime {
     /// The namenode's clock; needs only write permission.
     Now,
-    /// A given time; only the owner may.
+    /// A given time; only the owner may set it.
     To(Timestamp),
 }
 
 /// Flags of `renameat2(2)`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum RenameMode {
-    /// Replace.
+    /// Replace an existing name.
     Replace,
     /// `RENAME_NOREPLACE`
     NoReplace,
@@ -99,16 +99,16 @@ pub enum FallocateMode {
 pub struct FileCommit {
     /// File.
     pub ino: InodeId,
-    /// Pieces in the order of writing; a later one hides what it overlaps of an earlier one. With
-    /// `append`, their file offsets count from the end of the file as the namenode finds it.
+    /// Pieces in the order of writing; where pieces overlap, the later one wins. With `append`, their file offsets
+    /// count from the end of the file as the namenode finds it.
     pub extents: Vec<Extent>,
     /// `O_APPEND`: the namenode orders the appends of all sessions.
     pub append: bool,
-    /// The new modification time; the namenode's clock when absent.
+    /// The new modification time; if absent, the namenode's clock.
     pub mtime: Option<Timestamp>,
 }
 
-/// What became of a [`FileCommit`].
+/// The result of a [`FileCommit`].
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FileCommitted {
     /// The attributes after it.
@@ -122,9 +122,9 @@ pub struct FileCommitted {
 pub struct SealedBlock {
     /// Block.
     pub block: BlockId,
-    /// Final length in bytes. 0: the session will commit no more of it; it goes away as soon as
-    /// no file uses it. (A sealed block of which something was never committed is kept until then,
-    /// or until the session ends.) For a block that is not sealed: nothing of it was committed.
+    /// Final length in bytes. 0: the session will commit nothing more of it, and it is removed as soon as no file
+    /// uses it. (A sealed block with uncommitted parts is kept until then, or until the session ends.) For a block
+    /// that is not sealed: nothing of it was committed.
     pub length_bytes: u64,
     /// Datanodes that acknowledged all of it.
     pub replicas: Vec<NodeId>,
@@ -137,23 +137,23 @@ pub struct DirEntry {
     pub name: Name,
     /// Inode.
     pub ino: InodeId,
-    /// What it is.
+    /// Kind of the inode.
     pub kind: FileKind,
-    /// Its attributes, when asked for.
+    /// Its attributes, if requested.
     pub attr: Option<Attr>,
 }
 
-/// Totals of the file system, as `statvfs(3)` shows them. Where quotas leave less, these.
+/// Totals of the file system, as in `statvfs(3)`. Where quotas leave less, the totals of the quotas.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct StatFs {
     /// Bytes that files could hold at the default replication.
     pub total_bytes: u64,
-    /// Bytes of them that are free.
+    /// How many of these bytes are free.
     pub free_bytes: u64,
-    /// Inodes that there could be.
+    /// Number of inodes that could exist.
     pub total_inodes: u64,
     /// How many of them are free.
     pub free_inodes: u64,
-    /// Free bytes that can be written now: none while writes wait or are refused.
+    /// Free bytes that can be written at present: 0 while writes wait or are refused.
     pub available_bytes: u64,
 }

@@ -28,22 +28,21 @@ operations! {
     }
 }
 
-/// What follows from the kind of a query for leases and delegations.
+/// What the kind of a query implies for leases and delegations.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct QueryFacts {
-    /// What the session may cache of the answer, also of one that says that there is nothing. The
-    /// attributes in the answer come on top.
+    /// What the session may cache of the answer, including an answer that something does not exist. The attributes in
+    /// the answer are cacheable in addition.
     pub cacheable: [Option<Cached>; 2],
-    /// The file whose content it shows other than by attributes in the answer. The query waits until the
-    /// session that has its delegation has committed it, as it does for files whose attributes are in
-    /// the answer.
+    /// The file whose content it shows other than by attributes in the answer. The query waits until the session with
+    /// the file's delegation has committed it, as it does for files whose attributes are in the answer.
     pub content: Option<InodeId>,
-    /// It shows sums over more than is cacheable: it waits until all changes are durable.
+    /// Whether it shows sums over more than is cacheable: it then waits until all changes are durable.
     pub shows_sums: bool,
 }
 
 impl Query {
-    /// What follows from the operation.
+    /// Returns what the operation implies.
     #[must_use]
     pub fn facts(&self) -> QueryFacts {
         let of = |cacheable| QueryFacts {
@@ -67,7 +66,7 @@ impl Query {
             | Self::Open(Open { ino, .. })
             | Self::GetXattr(GetXattr { ino, .. })
             | Self::ListXattr(ListXattr { ino }) => of([Some(Cached::Inode(*ino)), None]),
-            // Replicas move at any time, and totals are out of date as soon as they are sent.
+            // Replicas move at any time, and totals are outdated as soon as they are sent.
             Self::Locate(_) | Self::StatFs(_) | Self::FindSparse(_) => of([None, None]),
             Self::GetUsage(_) => QueryFacts {
                 shows_sums: true,
@@ -86,7 +85,7 @@ pub struct Lookup {
     pub name: Name,
 }
 
-/// Reply: [`MetaReply::Attr`](super::MetaReply::Attr).
+/// Returns attributes. Reply: [`MetaReply::Attr`](super::MetaReply::Attr).
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct GetAttr {
     /// Inode.
@@ -107,7 +106,7 @@ pub struct Access {
 pub struct ReadDir {
     /// Directory.
     pub ino: InodeId,
-    /// The last name that the caller has; none to start.
+    /// The last name that the caller has received; none to start.
     pub after: Option<Name>,
     /// Most entries wanted, at most [`crate::limits::ENTRIES_PER_REPLY_MAX`].
     pub max_entries: u32,
@@ -115,30 +114,30 @@ pub struct ReadDir {
     pub with_attributes: bool,
 }
 
-/// Reply: [`MetaReply::Bytes`](super::MetaReply::Bytes).
+/// Reads a symlink. Reply: [`MetaReply::Bytes`](super::MetaReply::Bytes).
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ReadLink {
     /// Symlink.
     pub ino: InodeId,
 }
 
-/// Opens a regular file and *holds* it: until [`Release`](super::housekeeping::Release) or the end of
-/// the session its data stays readable, even when its last name is removed or its mode changes.
-/// Checks permission for each use; one is needed. Reply: [`MetaReply::Opened`](super::MetaReply::Opened).
+/// Opens a regular file and *holds* it: until [`Release`](super::housekeeping::Release) or the end of the session,
+/// its data stays readable, even when its last name is removed or its mode changes. Checks permission for each use
+/// that is set; at least one must be. Reply: [`MetaReply::Opened`](super::MetaReply::Opened).
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Open {
     /// Inode.
     pub ino: InodeId,
-    /// To read.
+    /// For reading.
     pub read: bool,
-    /// To write.
+    /// For writing.
     pub write: bool,
-    /// To run it, and so to read it.
+    /// For executing it, which implies reading it.
     pub execute: bool,
 }
 
-/// A file's extents at and after an offset. For a caller that may read the file, and for a session
-/// that has it open. Reply: [`MetaReply::Extents`](super::MetaReply::Extents).
+/// Returns a file's extents at and after an offset, to a caller that may read the file, or to a session that has it
+/// open. Reply: [`MetaReply::Extents`](super::MetaReply::Extents).
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct GetExtents {
     /// Inode.
@@ -147,9 +146,9 @@ pub struct GetExtents {
     pub from_offset: u64,
 }
 
-/// Where blocks of a file are. For a caller that may read the file, and for a session that has it
-/// open to read. Blocks that are not in the file where the caller says are left out: it has to ask
-/// for the extents again. Reply: [`MetaReply::Located`](super::MetaReply::Located).
+/// Returns the locations of blocks of a file, to a caller that may read the file, or to a session that has it open
+/// for reading. Blocks that are not at the given place in the file are left out: the caller has to ask for the
+/// extents again. Reply: [`MetaReply::Located`](super::MetaReply::Located).
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Locate {
     /// File.
@@ -158,7 +157,7 @@ pub struct Locate {
     pub blocks: Vec<FileBlock>,
 }
 
-/// Reply: [`MetaReply::Bytes`](super::MetaReply::Bytes).
+/// Reads an extended attribute. Reply: [`MetaReply::Bytes`](super::MetaReply::Bytes).
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct GetXattr {
     /// Inode.
@@ -167,46 +166,46 @@ pub struct GetXattr {
     pub name: Vec<u8>,
 }
 
-/// Reply: [`MetaReply::Names`](super::MetaReply::Names).
+/// Lists the names of extended attributes. Reply: [`MetaReply::Names`](super::MetaReply::Names).
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ListXattr {
     /// Inode.
     pub ino: InodeId,
 }
 
-/// Reply: [`MetaReply::StatFs`](super::MetaReply::StatFs).
+/// Returns totals of the file system. Reply: [`MetaReply::StatFs`](super::MetaReply::StatFs).
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct StatFs {
-    /// Any inode: the quotas of the directory that it is, or is in, and of its ancestors count.
+    /// Any inode: the quotas of this directory, or of the one that it is in, and of all its ancestors apply.
     pub ino: InodeId,
 }
 
-/// Pieces of files in *sparse* blocks: sealed ones of which files use less than half. Looks at
-/// a bounded number of inodes. One session at a time may ask; others learn when to try
-/// again. Reply: [`MetaReply::SparsePieces`](super::MetaReply::SparsePieces).
+/// Finds pieces of files in *sparse* blocks: sealed ones of which files use less than half. Examines a bounded number
+/// of inodes. Only one session at a time may ask; others learn when to try again. Reply:
+/// [`MetaReply::SparsePieces`](super::MetaReply::SparsePieces).
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FindSparse {
-    /// Where the previous answer said that the rest begins; none to start.
+    /// The inode at which to continue, from the previous answer; none to start.
     pub from: Option<InodeId>,
 }
 
-/// What counts in a directory with everything below it, and what its own quotas are. For a caller
-/// that may read the directory. Reply: [`MetaReply::Usage`](super::MetaReply::Usage).
+/// Returns the usage of a directory with everything below it, and its own quotas, to a caller that may read the
+/// directory. Reply: [`MetaReply::Usage`](super::MetaReply::Usage).
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct GetUsage {
     /// Directory.
     pub ino: InodeId,
 }
 
-/// See [`GetUsage`].
+/// The usage of a directory and its quotas; the answer to [`GetUsage`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Usage {
-    /// Bytes of blocks that files use, each use counted, one copy.
+    /// Bytes of blocks that files use: each use is counted, but only one copy of the data.
     pub used_bytes: u64,
     /// Inodes of all kinds, without the directory itself.
     pub used_inodes: u64,
-    /// What there may be of bytes, if a quota is set on the directory itself.
+    /// The byte quota, if one is set on the directory itself.
     pub quota_bytes: Option<u64>,
-    /// The same of inodes.
+    /// The inode quota, if one is set on the directory itself.
     pub quota_inodes: Option<u64>,
 }

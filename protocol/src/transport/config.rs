@@ -1,4 +1,4 @@
-//! The settings of QUIC and TLS, each with the measurement or the reason that decided it.
+//! The settings of QUIC and TLS, each with the measurement or the reason behind it.
 
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -14,61 +14,60 @@ use crate::identity::Identity;
 use crate::machine;
 use crate::version::Versions;
 
-/// The protocol as TLS names it. The version is exchanged in the hello, so that a mismatch is
-/// distinguished from a stranger.
+/// The protocol's name in TLS. The version is exchanged in the hello, so that a version mismatch can be distinguished
+/// from a foreign peer.
 const ALPN: &[u8] = b"harvestfs";
 
-/// Most streams that a peer may have open at once on one connection: each transfer uses one, and a
-/// client has no use for more.
+/// Most streams that a peer may have open simultaneously on one connection: each transfer uses one, and a client has
+/// no use for more.
 pub(crate) const STREAMS_MAX: u32 = 1024;
 
-/// A silent peer is given up after this long.
+/// A silent peer is given up after this time.
 const IDLE_TIMEOUT: Duration = Duration::from_secs(10);
-/// An idle connection shows at this interval that it lives, so three may be lost.
+/// Interval at which an idle connection sends keepalives, so that three may be lost.
 const KEEP_ALIVE_INTERVAL: Duration = Duration::from_secs(3);
 
-/// What a peer may send on one stream before it was read. On a network, enough to cover 10 Gbit/s at
-/// 1 ms; on loopback less, because what waits falls out of the processor's cache.
+/// What a peer may send on one stream before it is read. On a network, enough for 10 Gbit/s at 1 ms; less on
+/// loopback, because waiting data falls out of the processor's cache.
 const NETWORK_STREAM_WINDOW_BYTES: u32 = 2 * 1024 * 1024;
 const LOOPBACK_STREAM_WINDOW_BYTES: u32 = 1024 * 1024;
-/// What a peer may send on one connection before it was read, and what is kept until it is
-/// acknowledged: several streams at full speed.
+/// What a peer may send on one connection before it is read, and what is kept until it is acknowledged: enough for
+/// several streams at full speed.
 const CONNECTION_WINDOW_BYTES: u32 = 16 * 1024 * 1024;
-/// Congestion window at the start; larger ones only queue on fast networks.
+/// Initial congestion window; larger ones only cause queueing on fast networks.
 const INITIAL_CONGESTION_WINDOW_BYTES: u64 = 1024 * 1024;
 
-/// Loopback carries packets of nearly 64 KiB; below 32 KiB two of them go into one system call.
+/// Loopback carries packets of nearly 64 KiB; packets below 32 KiB fit in pairs into one system call.
 const LOOPBACK_INITIAL_MTU_BYTES: u16 = 16_000;
 const LOOPBACK_MTU_MAX_BYTES: u16 = 32_700;
-/// What every path carries that QUIC may use.
+/// The packet size that QUIC requires of every path.
 const NETWORK_INITIAL_MTU_BYTES: u16 = 1_200;
-/// What jumbo frames carry, less the headers of IP and UDP.
+/// The size of jumbo frames, less the headers of IP and UDP.
 const NETWORK_MTU_MAX_BYTES: u16 = 8_900;
 
-/// Packets that a peer on this machine may leave unacknowledged for as long as 25 ms, unless it has
-/// something else to say; the default is one. Each acknowledgement is a system call at both ends (three
-/// replicas took 13 % more processor time). Networks, which lose packets, keep the default.
+/// Packets that a peer on this machine may leave unacknowledged for up to 25 ms, unless it has something else to
+/// send; the default is one. Each acknowledgement is a system call at both ends (three replicas took 13 % more
+/// processor time). Networks, which lose packets, keep the default.
 const LOOPBACK_UNACKNOWLEDGED_MAX: u32 = 10;
 
-/// Round trip assumed before the first measurement: a handshake packet that is lost is sent again
-/// after three of these. The default of 333 ms is made for the Internet, not for a cluster.
+/// Round-trip time assumed before the first measurement: a lost handshake packet is sent again after three of these.
+/// The default of 333 ms is meant for the Internet, not for a cluster.
 const INITIAL_RTT: Duration = Duration::from_millis(50);
 
-/// What can be chosen for an endpoint.
+/// The options of an endpoint.
 #[derive(Clone, Debug)]
 pub struct TransportOptions {
     /// Versions of the protocol that this side speaks. Only tests change them.
     pub versions: Versions,
-    /// How long one send may wait for the peer to read before the stream is given up.
+    /// How long one send may wait for the peer to read before the stream is abandoned.
     pub send_deadline: Duration,
-    /// How long an accepted connection may take until peer and version are known.
+    /// Deadline for an accepted connection to establish its peer and version.
     pub handshake_deadline: Duration,
     /// Size of the socket's receive and send buffers in bytes, as far as the system allows.
     pub socket_buffer_bytes: usize,
-    /// Seed of connection ids and the like, so that a simulation repeats; random when absent.
+    /// Seed of connection ids and the like, so that a simulation is repeatable; random if absent.
     pub rng_seed: Option<[u8; 32]>,
-    /// Whether streams to and from peers on this host go past the network. Only tests and comparisons
-    /// say no.
+    /// Whether streams to and from peers on this host bypass the network. Only tests and comparisons turn this off.
     pub local_streams: bool,
 }
 
@@ -78,7 +77,7 @@ impl Default for TransportOptions {
             versions: Versions::OURS,
             send_deadline: Duration::from_secs(30),
             handshake_deadline: Duration::from_secs(5),
-            // A burst of several connections' windows fits; the kernel drops what does not.
+            // Has room for a burst of several connections' windows; the kernel drops the excess.
             socket_buffer_bytes: 8 * 1024 * 1024,
             rng_seed: None,
             local_streams: true,
@@ -123,8 +122,8 @@ impl QuicConfigs {
                 Some(loopback_acknowledgements()),
             )),
             network: Arc::new(transport_config(
-                // Probes of what a path carries are mostly padding, which is read byte by byte: a fifth of the time
-                // of simulations, whose network carries everything.
+                // Probes for the size that a path carries are mostly padding, which is read byte by byte: a fifth of
+                // the time of simulations, whose network carries all sizes.
                 if machine::is_simulated() {
                     NETWORK_MTU_MAX_BYTES
                 } else {
@@ -142,14 +141,14 @@ impl QuicConfigs {
         self.server_crypto.is_some()
     }
 
-    /// Settings to dial `remote`.
+    /// Returns the settings to dial `remote`.
     pub(crate) fn client(&self, local: IpAddr, remote: IpAddr) -> quinn::ClientConfig {
         let mut config = quinn::ClientConfig::new(self.client_crypto.clone());
         config.transport_config(self.transport(local, remote));
         config
     }
 
-    /// Settings to accept a connection from `remote`; none if this part does not listen.
+    /// Returns the settings to accept a connection from `remote`; none if this part does not listen.
     pub(crate) fn server(&self, local: IpAddr, remote: IpAddr) -> Option<quinn::ServerConfig> {
         let mut config = quinn::ServerConfig::with_crypto(self.server_crypto.clone()?);
         config
@@ -168,14 +167,14 @@ impl QuicConfigs {
     }
 }
 
-/// Whether what is sent from one address to another stays on this host: a packet to one of its addresses
-/// goes over loopback, whichever it is.
+/// Whether packets between two addresses stay on this host: a packet to any of the host's own addresses goes over
+/// loopback.
 pub(super) fn stays_on_host(local: IpAddr, remote: IpAddr) -> bool {
     remote.to_canonical().is_loopback() || local.to_canonical() == remote.to_canonical()
 }
 
-/// Most handshakes that wait to be accepted; more are refused, so that a storm of dials after a
-/// restart cannot fill the memory.
+/// Most handshakes that wait to be accepted; further ones are refused, so that a storm of dials after a restart
+/// cannot exhaust memory.
 const INCOMING_MAX: usize = 4096;
 
 fn loopback_acknowledgements() -> quinn::AckFrequencyConfig {
@@ -201,7 +200,7 @@ fn transport_config(
         .max_idle_timeout(idle_timeout)
         .keep_alive_interval(Some(KEEP_ALIVE_INTERVAL))
         .max_concurrent_bidi_streams(VarInt::from_u32(STREAMS_MAX))
-        // The hello is the only stream of one direction.
+        // The hello is the only unidirectional stream.
         .max_concurrent_uni_streams(VarInt::from_u32(1))
         .stream_receive_window(VarInt::from_u32(stream_window_bytes))
         .receive_window(VarInt::from_u32(CONNECTION_WINDOW_BYTES))
@@ -228,7 +227,7 @@ fn client_crypto(
         .with_client_auth_cert(vec![identity.certificate().clone()], identity.clone_key())
         .map_err(identity_error)?;
     config.alpn_protocols = vec![ALPN.to_vec()];
-    // Every connection proves anew which peers are at its ends.
+    // Every connection authenticates both peers again.
     config.resumption = rustls::client::Resumption::disabled();
     QuicClientConfig::try_from(config)
         .map(Arc::new)
@@ -259,7 +258,7 @@ fn server_crypto(
         .map_err(identity_error)
 }
 
-/// The provider with the cipher first that is fastest here: AES-128-GCM where the processor has AES.
+/// Returns the provider with the fastest cipher on this machine first: AES-128-GCM if the processor supports AES.
 fn crypto_provider() -> CryptoProvider {
     use ring_provider::cipher_suite::{
         TLS13_AES_128_GCM_SHA256, TLS13_AES_256_GCM_SHA384, TLS13_CHACHA20_POLY1305_SHA256,
@@ -272,7 +271,7 @@ fn crypto_provider() -> CryptoProvider {
             TLS13_CHACHA20_POLY1305_SHA256,
         ]
     } else {
-        // QUIC itself needs AES-128 for its first packets, so it stays in the list.
+        // QUIC itself needs AES-128 for its first packets, so it remains in the list.
         vec![TLS13_CHACHA20_POLY1305_SHA256, TLS13_AES_128_GCM_SHA256]
     };
     provider

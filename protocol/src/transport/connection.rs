@@ -1,4 +1,4 @@
-//! A connection between two parts that know each other's name.
+//! A connection between two parts that have authenticated each other.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -13,14 +13,14 @@ use crate::codec::{Hello, StreamKind, WireError};
 use crate::identity::Peer;
 use crate::version::{Release, Version, Versions};
 
-/// A connection to a peer whose identity and version are verified. Cheap to clone; it closes when
-/// the last clone and the last stream are gone.
+/// A connection to a peer whose identity and version are verified. Cheap to clone; it closes when the last clone and
+/// the last stream are dropped.
 #[derive(Clone, Debug)]
 pub struct Connection {
     inner: Arc<Inner>,
 }
 
-/// What the hello of both sides came to.
+/// The result of the exchange of hellos.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Agreed {
     pub(super) spoken: Version,
@@ -36,9 +36,9 @@ struct Inner {
     hello: Hello,
     send_deadline: Duration,
     handshake_deadline: Duration,
-    /// A stream whose kind is still to be read, so that a cancelled accept loses none.
+    /// A stream whose kind is still to be read, kept here so that a cancelled accept does not lose it.
     half_accepted: Mutex<Option<(quinn::SendStream, quinn::RecvStream)>>,
-    /// Streams that go past the network.
+    /// Streams that bypass the network.
     local: LocalStreams,
 }
 
@@ -69,7 +69,7 @@ impl Connection {
         &self.inner.peer
     }
 
-    /// The version that both sides speak on it.
+    /// The version that both sides speak on this connection.
     pub fn version(&self) -> Version {
         self.inner.spoken
     }
@@ -79,22 +79,22 @@ impl Connection {
         self.inner.hello.versions
     }
 
-    /// The release that the other side is of, as it says.
+    /// The release that the other side reports.
     pub fn peer_release(&self) -> Release {
         self.inner.hello.release
     }
 
-    /// Where the other end is.
+    /// The address of the other end.
     pub fn remote_addr(&self) -> SocketAddr {
         self.inner.quinn.remote_address()
     }
 
-    /// Opens a stream. Over the network, the peer learns of it with the first frame that is sent on it,
-    /// so this costs no round trip; to a peer on the same host it costs one, at its door.
+    /// Opens a stream. Over the network, the peer learns of it with the first frame, so this costs no round trip; to
+    /// a peer on the same host it costs one, at its door.
     ///
     /// # Errors
-    /// [`TransportError::Deadline`] while the peer already has as many streams as it allows, and
-    /// what broke the connection.
+    /// [`TransportError::Deadline`] while the peer already has as many streams as it allows, or whatever broke the
+    /// connection.
     pub async fn open_stream(
         &self,
         kind: StreamKind,
@@ -147,7 +147,7 @@ impl Connection {
     /// The next stream that the peer opens. Cancellation-safe.
     ///
     /// # Errors
-    /// What ended the connection; a stream of unknown kind ends it too.
+    /// Whatever ended the connection; a stream of unknown kind ends it too.
     pub async fn accept_stream(
         &self,
     ) -> Result<(StreamKind, FrameSender, FrameReceiver), TransportError> {
@@ -163,7 +163,7 @@ impl Connection {
     ) -> Result<(StreamKind, FrameSender, FrameReceiver), TransportError> {
         loop {
             let (kind, stream) = self.inner.local.accept().await;
-            // Without what the system lacks for it, the peer sees the stream end.
+            // If a system resource is lacking, the stream is dropped, and the peer sees it end.
             if let Ok((sender, receiver)) = self.local(stream) {
                 return Ok((kind, sender, receiver));
             }
@@ -183,12 +183,12 @@ impl Connection {
                 // The slot was filled above, under the same lock.
                 return Err(TransportError::StreamUnusable);
             };
-            // One byte is either read or not, so this may be cancelled and repeated.
+            // One byte is either read or not, so this can be cancelled and repeated.
             let mut kind = [0];
             let what = "the kind of a stream";
             let read = within(inner.handshake_deadline, what, receiver.read(&mut kind)).await;
             let stream = slot.take();
-            // A stream that its opener gave up before it sent anything is ignored.
+            // A stream that its opener abandoned before sending anything is ignored.
             if let (Ok(Some(_)), Some((sender, receiver))) = (read, stream) {
                 let kind = StreamKind::decode(kind[0]).map_err(|error| self.violation(error))?;
                 let sender = SendingWay::Remote(sender);
@@ -199,18 +199,18 @@ impl Connection {
         }
     }
 
-    /// Closes the connection because of what the peer sent.
+    /// Closes the connection because the peer violated the protocol.
     pub(crate) fn violation(&self, error: WireError) -> TransportError {
         self.close(CloseCode::PROTOCOL_VIOLATION, &error.to_string());
         error.into()
     }
 
-    /// Closes the connection at once: streams break, and the peer gets `code` and `reason`.
+    /// Closes the connection immediately: streams break, and the peer gets `code` and `reason`.
     pub fn close(&self, code: CloseCode, reason: &str) {
         self.inner.quinn.close(code.0.into(), reason.as_bytes());
     }
 
-    /// Waits until the connection is closed or lost and says why.
+    /// Waits until the connection is closed or lost, and returns the reason.
     pub async fn closed(&self) -> TransportError {
         self.inner.quinn.closed().await.into()
     }
@@ -220,7 +220,7 @@ impl Connection {
         self.inner.quinn.close_reason().is_some()
     }
 
-    /// Why the connection is over, or that this side ended it.
+    /// Returns why the connection is over, or that this side ended it.
     pub(crate) fn close_reason(&self) -> TransportError {
         let reason = self.inner.quinn.close_reason();
         reason.map_or(TransportError::Closed, TransportError::from)
@@ -231,18 +231,18 @@ impl Connection {
         &self.inner.quinn
     }
 
-    /// Whether streams that this side opens go past the network.
+    /// Whether streams that this side opens bypass the network.
     #[cfg(test)]
     pub(super) fn opens_local_streams(&self) -> bool {
         matches!(self.inner.local, LocalStreams::Opened(_))
     }
 
-    /// Largest packet that the path carries in bytes, as found so far.
+    /// Largest packet in bytes that the path is known to carry so far.
     pub fn path_mtu_bytes(&self) -> u16 {
         self.inner.quinn.stats().path.current_mtu
     }
 
-    /// Packets that were lost on the way so far.
+    /// Packets lost on the way so far.
     pub fn packets_lost(&self) -> u64 {
         self.inner.quinn.stats().path.lost_packets
     }

@@ -1,4 +1,4 @@
-//! How many connections come from each address.
+//! Counts of connections by address.
 
 use std::collections::HashMap;
 use std::net::IpAddr;
@@ -8,8 +8,8 @@ use parking_lot::Mutex;
 
 use super::{CloseCode, Connection};
 
-/// Counts the connections that a listening part has, by the address that they come from. Only
-/// established ones are counted: a peer cannot use up the places of an address that is not its own.
+/// Counts the connections to a listening part by the address that they come from. Only established ones are counted,
+/// so that a peer cannot exhaust the limit of an address that is not its own.
 #[derive(Clone, Debug)]
 pub struct ConnectionCounts {
     shared: Arc<Counts>,
@@ -21,7 +21,7 @@ struct Counts {
     per_address_max: u32,
 }
 
-/// A connection, counted as long as this lives.
+/// A connection that is counted until this is dropped.
 #[derive(Debug)]
 pub struct CountedConnection {
     counts: Arc<Counts>,
@@ -29,7 +29,7 @@ pub struct CountedConnection {
 }
 
 impl ConnectionCounts {
-    /// At most so many connections come from one address.
+    /// Allows at most this many connections from one address.
     #[must_use]
     pub fn new(per_address_max: u32) -> Self {
         Self {
@@ -40,8 +40,8 @@ impl ConnectionCounts {
         }
     }
 
-    /// Counts a connection. None: it is closed, with [`CloseCode::TOO_MANY_CONNECTIONS`] and the reason,
-    /// since its address has as many as one may have.
+    /// Counts a connection. `None`: its address has reached the limit, and it was closed with
+    /// [`CloseCode::TOO_MANY_CONNECTIONS`] and the reason.
     pub fn count(&self, connection: &Connection) -> Option<CountedConnection> {
         let address = connection.remote_addr().ip().to_canonical();
         let counted = self.begin(address);
@@ -54,7 +54,7 @@ impl ConnectionCounts {
         counted
     }
 
-    /// Counts one from an address, whatever carries it. None: the address has as many as one may have.
+    /// Counts a connection from an address, whatever carries it. `None`: the address has reached the limit.
     #[must_use]
     pub fn begin(&self, address: IpAddr) -> Option<CountedConnection> {
         let address = address.to_canonical();

@@ -10,14 +10,13 @@ use std::task::{Context, Poll, ready};
 use quinn::udp::{RecvMeta, Transmit};
 use quinn::{AsyncUdpSocket, UdpPoller};
 
-/// A socket for datagrams of a simulated network. As UDP: what is sent may be lost, come late, twice or in
-/// another order. It always has room to send.
+/// A socket for datagrams of a simulated network. As with UDP, datagrams may be lost, delayed, duplicated or
+/// reordered. Sending never blocks.
 pub trait DatagramSocket: fmt::Debug + Send + Sync {
     /// Sends a datagram.
     fn send(&self, to: SocketAddr, datagram: &[u8]);
 
-    /// The next datagram that arrived: its length and where it came from. What does not fit into the
-    /// buffer is cut off.
+    /// Receives the next datagram: its length and its source. What does not fit into the buffer is cut off.
     fn poll_receive(
         &self,
         context: &mut Context<'_>,
@@ -28,7 +27,7 @@ pub trait DatagramSocket: fmt::Debug + Send + Sync {
     fn local_addr(&self) -> SocketAddr;
 }
 
-/// As quinn wants it.
+/// The adapter to quinn's interface.
 #[derive(Debug)]
 pub(super) struct Datagrams(pub Arc<dyn DatagramSocket>);
 
@@ -60,7 +59,7 @@ impl AsyncUdpSocket for Datagrams {
             len,
             stride: len,
             ecn: None,
-            // As the kernel says. Without it, the server's side takes the peer for one on its own machine.
+            // As the kernel does. Without it, the server side would believe the peer to be on its own machine.
             dst_ip: Some(self.0.local_addr().ip()),
         };
         Poll::Ready(Ok(1))

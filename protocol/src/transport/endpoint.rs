@@ -20,14 +20,14 @@ use crate::identity::{Identity, Peer};
 use crate::machine;
 use crate::version::{Release, Version, Versions};
 
-/// Most handshakes in progress at once; more wait their turn. Each costs signatures, and after a
-/// restart all peers come back at the same time.
+/// Most handshakes in progress; further ones wait. Each costs signatures, and after a restart all peers reconnect at
+/// the same time.
 const HANDSHAKES_MAX: usize = 256;
 
 /// One UDP socket with an identity. Cheap to clone; all clones are the same endpoint.
 ///
-/// It works on current-thread and on multi-thread runtimes of tokio and must be used on the runtime
-/// on which it was bound.
+/// It works on current-thread and on multi-thread runtimes of tokio, and must be used on the runtime on which it was
+/// bound.
 #[derive(Clone, Debug)]
 pub struct Endpoint {
     quinn: quinn::Endpoint,
@@ -38,7 +38,7 @@ pub struct Endpoint {
 struct Shared {
     configs: QuicConfigs,
     options: TransportOptions,
-    /// Whether the socket is one of the operating system, whose routes can be asked.
+    /// Whether the socket is one of the operating system, which can be asked for routes.
     system_socket: bool,
     /// One permit for each further handshake of an accepted connection.
     handshakes: Semaphore,
@@ -47,18 +47,18 @@ struct Shared {
 }
 
 impl Shared {
-    /// Whether streams between two addresses, of which the first is this side's, can go past the network.
+    /// Whether streams between two addresses, of which the first is this side's, can bypass the network.
     fn goes_past_network(&self, local: IpAddr, remote: IpAddr) -> bool {
         self.system_socket && self.options.local_streams && stays_on_host(local, remote)
     }
 }
 
 impl Endpoint {
-    /// Opens a UDP socket on `addr` (port 0: any) and starts the endpoint. It accepts connections if
-    /// the identity's role listens (namenode, datanode).
+    /// Opens a UDP socket on `addr` (port 0: any) and starts the endpoint. It accepts connections if the identity's
+    /// role listens (namenode, datanode).
     ///
     /// # Errors
-    /// [`TransportError::Bind`], also outside of a tokio runtime, and [`TransportError::Identity`].
+    /// [`TransportError::Bind`], also outside a tokio runtime, and [`TransportError::Identity`].
     pub fn bind(
         addr: SocketAddr,
         identity: &Identity,
@@ -132,20 +132,19 @@ impl Endpoint {
     /// The address of the socket.
     ///
     /// # Errors
-    /// [`TransportError::EndpointClosed`] if the socket is gone.
+    /// [`TransportError::EndpointClosed`] if the socket is closed.
     pub fn local_addr(&self) -> Result<SocketAddr, TransportError> {
         self.quinn
             .local_addr()
             .map_err(|_| TransportError::EndpointClosed)
     }
 
-    /// Dials `addr`, proves this side's identity, and verifies that `expected` answers and that
-    /// both sides have a version in common.
+    /// Dials `addr`, proves this side's identity, and verifies that `expected` answers and that both sides have a
+    /// version in common.
     ///
     /// # Errors
-    /// [`TransportError::PeerNotTrusted`] (another authority, another name),
-    /// [`TransportError::RefusedByPeer`], [`WireError::VersionMismatch`],
-    /// [`TransportError::Deadline`] and what breaks a connection.
+    /// [`TransportError::PeerNotTrusted`] (another authority, another name), [`TransportError::RefusedByPeer`],
+    /// [`WireError::VersionMismatch`], [`TransportError::Deadline`], or whatever breaks a connection.
     pub async fn connect(
         &self,
         addr: SocketAddr,
@@ -180,7 +179,7 @@ impl Endpoint {
         Ok(Connection::new(quinn, peer, agreed, &shared.options, local))
     }
 
-    /// The address from which packets to `addr` leave.
+    /// Returns the source address of packets to `addr`.
     fn source_for(&self, addr: SocketAddr) -> Result<IpAddr, TransportError> {
         let local = self.local_addr()?.ip();
         if local.is_unspecified() && self.shared.system_socket {
@@ -190,8 +189,8 @@ impl Endpoint {
         }
     }
 
-    /// The next connection that a peer opens, not yet established; `None` once the endpoint is
-    /// closed, and at once if this identity's role does not listen. Cancellation-safe.
+    /// Returns the next connection that a peer opens, not yet established; `None` once the endpoint is closed, and
+    /// immediately if this identity's role does not listen. Cancellation-safe.
     pub async fn accept(&self) -> Option<Incoming> {
         if !self.shared.configs.listens() {
             return None;
@@ -203,13 +202,13 @@ impl Endpoint {
         })
     }
 
-    /// Closes all connections at once and refuses new ones; peers get `reason`.
+    /// Closes all connections immediately and refuses new ones; peers get `reason`.
     pub fn close(&self, reason: &str) {
         self.quinn
             .close(CloseCode::DONE.0.into(), reason.as_bytes());
     }
 
-    /// Waits until all connections are gone, so that peers have heard of [`Endpoint::close`].
+    /// Waits until all connections are gone, so that peers have been notified of [`Endpoint::close`].
     ///
     /// # Errors
     /// [`TransportError::Deadline`].
@@ -222,8 +221,8 @@ impl Endpoint {
     }
 }
 
-/// A connection that a peer opens. Establish it in a task of its own: that takes several round
-/// trips, and a slow peer must not keep others waiting.
+/// A connection that a peer opens. Establish it in its own task: this takes several round trips, and a slow peer must
+/// not delay others.
 #[derive(Debug)]
 pub struct Incoming {
     quinn: quinn::Incoming,
@@ -236,7 +235,7 @@ impl Incoming {
         self.quinn.remote_address()
     }
 
-    /// Refuses the connection without an effort.
+    /// Refuses the connection without further work.
     pub fn refuse(self) {
         self.quinn.refuse();
     }
@@ -299,8 +298,8 @@ fn peer_of(connection: &quinn::Connection) -> Result<Peer, TransportError> {
     Peer::from_certificate(certificate).map_err(|error| not_trusted(error.to_string()))
 }
 
-/// Sends this side's versions and its offer to the other side, and receives the other's. That the
-/// answer comes also means that the other side has accepted this side's certificate.
+/// Sends this side's versions and its offer to the other side, and receives the other's. Receiving the answer also
+/// means that the other side has accepted this side's certificate.
 async fn exchange_hello(
     connection: &quinn::Connection,
     versions: Versions,
@@ -349,7 +348,7 @@ async fn exchange_hello(
             connection.close(code.0.into(), closing_words(versions).as_bytes());
             Err(error.into())
         }
-        // The other side saw the mismatch first.
+        // The other side noticed the mismatch first.
         Err(TransportError::ClosedByPeer {
             code: CloseCode::VERSION_MISMATCH,
             reason,

@@ -1,4 +1,4 @@
-//! What can go wrong between two parts of the cluster.
+//! Errors between two parts of the cluster.
 
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -6,28 +6,28 @@ use std::time::Duration;
 use crate::codec::WireError;
 use crate::identity::Peer;
 
-/// Why a connection is closed; a number that both sides know, beside a text for people.
+/// Why a connection is closed; a number that both sides know, in addition to a text for people.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct CloseCode(pub u32);
 
 impl CloseCode {
-    /// The part stops, or needs the connection no more.
+    /// The part stops, or no longer needs the connection.
     pub const DONE: CloseCode = CloseCode(0);
     /// The two sides have no version of the protocol in common.
     pub const VERSION_MISMATCH: CloseCode = CloseCode(1);
-    /// The other side sent what the protocol does not allow.
+    /// The other side violated the protocol.
     pub const PROTOCOL_VIOLATION: CloseCode = CloseCode(2);
-    /// The certificate names no part of a HarvestFS cluster.
+    /// The certificate does not name a part of a HarvestFS cluster.
     pub const UNKNOWN_PEER: CloseCode = CloseCode(3);
     /// The other side does not read what is sent to it.
     pub const TOO_SLOW: CloseCode = CloseCode(4);
     /// The certificate does not allow what was asked for.
     pub const NOT_ALLOWED: CloseCode = CloseCode(5);
-    /// As many connections come from the address as may; try again later.
+    /// The address has reached its limit of connections; try again later.
     pub const TOO_MANY_CONNECTIONS: CloseCode = CloseCode(6);
 }
 
-/// Why one direction of a stream is given up.
+/// Why one direction of a stream is abandoned.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct StreamCode(pub u32);
 
@@ -46,7 +46,7 @@ pub enum TransportError {
     Bind {
         /// The address.
         addr: SocketAddr,
-        /// What the operating system says.
+        /// The error of the operating system.
         reason: String,
     },
     /// Key and certificates cannot be used for TLS.
@@ -66,19 +66,19 @@ pub enum TransportError {
         /// Why.
         reason: String,
     },
-    /// This side does not trust the other's certificate, or it is another peer's.
+    /// This side does not trust the other's certificate, or it belongs to another peer.
     #[error("the peer's certificate is not accepted: {reason}")]
     PeerNotTrusted {
         /// Why.
         reason: String,
     },
-    /// The other side does not trust this side's certificate, or got none.
+    /// The other side does not trust this side's certificate, or received none.
     #[error("the peer does not accept this side's certificate: {reason}")]
     RefusedByPeer {
-        /// Why, as far as TLS says.
+        /// Why, as far as TLS reports it.
         reason: String,
     },
-    /// A peer expected another one than it is to talk to.
+    /// Another peer answered than the expected one.
     #[error("{expected} was expected, but it is {actual}")]
     WrongPeer {
         /// The expected peer.
@@ -86,7 +86,7 @@ pub enum TransportError {
         /// The actual peer.
         actual: Peer,
     },
-    /// The wait was over.
+    /// The deadline expired.
     #[error("{what} took longer than {} ms", deadline.as_millis())]
     Deadline {
         /// What was waited for.
@@ -99,35 +99,35 @@ pub enum TransportError {
     ClosedByPeer {
         /// Its code.
         code: CloseCode,
-        /// Its words.
+        /// Its text for people.
         reason: String,
     },
     /// This side closed the connection.
     #[error("the connection was closed by this side")]
     Closed,
-    /// The other side is silent or gone.
+    /// The other side is silent or unreachable.
     #[error("the connection was lost: {reason}")]
     Lost {
         /// What is known.
         reason: String,
     },
-    /// The other side gave up sending.
+    /// The other side abandoned sending.
     #[error("the stream was reset by the peer (code {})", code.0)]
     StreamReset {
         /// Its code.
         code: StreamCode,
     },
-    /// The other side gave up receiving.
+    /// The other side abandoned receiving.
     #[error("the stream was stopped by the peer (code {})", code.0)]
     StreamStopped {
         /// Its code.
         code: StreamCode,
     },
-    /// The stream was finished, reset or stopped by this side, or an earlier send was cancelled in
-    /// the middle of a frame.
+    /// The stream was finished, reset or stopped by this side, or an earlier send was cancelled in the middle of a
+    /// frame.
     #[error("the stream is no longer usable")]
     StreamUnusable,
-    /// What came is not what the protocol says.
+    /// The received bytes violate the protocol.
     #[error(transparent)]
     Wire(#[from] WireError),
 }
@@ -159,7 +159,7 @@ impl From<quinn::ConnectionError> for TransportError {
                 },
             },
             E::ApplicationClosed(close) => Self::ClosedByPeer {
-                // Only codes of 32 bits are ever sent by this protocol.
+                // This protocol never sends codes of more than 32 bits.
                 code: CloseCode(u32::try_from(close.error_code.into_inner()).unwrap_or(u32::MAX)),
                 reason: String::from_utf8_lossy(&close.reason).into_owned(),
             },
@@ -231,10 +231,10 @@ fn describe_alert(alert: u8) -> String {
 /// Why a call got no answer.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum RpcError {
-    /// The connection is gone. Whether the request was executed is unknown.
+    /// The connection was lost. Whether the request was executed is unknown.
     #[error("the connection was lost before the answer came: {reason}")]
     ConnectionLost {
-        /// Why it is gone.
+        /// Why it was lost.
         reason: String,
     },
     /// No answer in time. Whether the request was executed is unknown.
@@ -243,7 +243,7 @@ pub enum RpcError {
         /// The time that was given.
         deadline: Duration,
     },
-    /// The server gave the request up without an answer, for example because it stops.
+    /// The server abandoned the request without an answer, for example because it is stopping.
     #[error("the server gave the request up")]
     Abandoned,
     /// The request cannot be encoded; it was not sent.

@@ -1,14 +1,13 @@
 //! The one transport of HarvestFS: QUIC with mutual TLS between all parts.
 //!
-//! An [`Endpoint`] is one UDP socket that dials and, if its role allows, accepts. A [`Connection`]
-//! knows for certain its peer ([`crate::identity::Peer`]) and that both sides speak
-//! a version of the protocol that both have. It carries streams of frames ([`crate::codec`]): one stream per
-//! block transfer ([`FrameSender`], [`FrameReceiver`]), and one long-lived stream on which many
-//! requests are in flight at once ([`RpcClient`], [`RpcServer`]).
+//! An [`Endpoint`] is one UDP socket that dials and, if its role allows, accepts. On a [`Connection`], the peer
+//! ([`crate::identity::Peer`]) is authenticated, and both sides have agreed on a version of the protocol. It carries
+//! streams of frames ([`crate::codec`]): one stream per block transfer ([`FrameSender`], [`FrameReceiver`]), and one
+//! long-lived stream on which many requests are in flight ([`RpcClient`], [`RpcServer`]).
 //!
-//! Between two processes on one host, streams go past the network (`local`).
+//! Between two processes on one host, streams bypass the network (`local`).
 //!
-//! Every wait has a deadline, every queue a limit. This is the only module that names quinn.
+//! Every wait has a deadline, every queue a limit. This is the only module that uses quinn directly.
 
 mod config;
 mod connection;

@@ -1,4 +1,4 @@
-//! Connections that are kept for the next use.
+//! A pool of connections that are kept for reuse.
 
 use std::collections::HashMap;
 use std::net::SocketAddr;
@@ -11,8 +11,8 @@ use parking_lot::Mutex;
 use super::{Connection, Endpoint, TransportError, within};
 use crate::identity::Peer;
 
-/// One connection for each (address, peer), dialled when it is first asked for and again once it is
-/// broken. Callers that ask while it is being dialled wait for the same attempt. Cheap to clone.
+/// One connection for each (address, peer), dialled on first use and again once it is broken. Callers that ask while
+/// it is being dialled wait for the same attempt. Cheap to clone.
 #[derive(Clone, Debug)]
 pub struct ConnectionPool {
     inner: Arc<Inner>,
@@ -32,7 +32,7 @@ type Outcome = Option<Result<Connection, TransportError>>;
 #[derive(Debug, Default)]
 struct Slots {
     by_key: HashMap<Key, Slot>,
-    /// Counts uses, to find the slot that was not used for longest.
+    /// Counts uses, to find the least recently used slot.
     uses: u64,
 }
 
@@ -55,8 +55,8 @@ impl Slot {
 }
 
 impl ConnectionPool {
-    /// A pool that dials from `endpoint`, each attempt bounded by `dial_deadline`, and keeps at most
-    /// `connections_max` connections. One that is dropped for another stays open while it is used.
+    /// Creates a pool that dials from `endpoint`, each attempt bounded by `dial_deadline`, and keeps at most
+    /// `connections_max` connections. A connection that is evicted for another stays open while it is in use.
     pub fn new(endpoint: Endpoint, dial_deadline: Duration, connections_max: usize) -> Self {
         Self {
             inner: Arc::new(Inner {
@@ -68,14 +68,14 @@ impl ConnectionPool {
         }
     }
 
-    /// A working connection to `peer` at `addr`. Cancelling it does not cancel the attempt for
-    /// others. Must be called on the endpoint's runtime.
+    /// Returns a working connection to `peer` at `addr`. Cancelling this does not cancel the attempt for others. Must
+    /// be called on the endpoint's runtime.
     ///
     /// # Errors
     /// As [`Endpoint::connect`]; all callers that waited for a failed attempt get its error.
     pub async fn get(&self, addr: SocketAddr, peer: &Peer) -> Result<Connection, TransportError> {
         let mut outcome = self.outcome_of((addr, peer.clone()));
-        // The attempt has this deadline itself; the longer one here only guards against its end.
+        // The attempt has its own deadline; the longer one here only guards against its task being dropped.
         let deadline = self.inner.dial_deadline * 2;
         let wait = async {
             let outcome = outcome
@@ -94,7 +94,7 @@ impl ConnectionPool {
         &self.inner.endpoint
     }
 
-    /// Forgets the connection to `peer` at `addr`, for example after it behaved badly.
+    /// Forgets the connection to `peer` at `addr`, for example after the peer misbehaved.
     pub fn forget(&self, addr: SocketAddr, peer: &Peer) {
         self.inner.slots.lock().by_key.remove(&(addr, peer.clone()));
     }
@@ -124,7 +124,7 @@ impl ConnectionPool {
         let (endpoint, deadline) = (self.inner.endpoint.clone(), self.inner.dial_deadline);
         tokio::spawn(async move {
             let result = endpoint.connect(key.0, &key.1, deadline).await;
-            // All callers may have gone; the slot gets the outcome all the same.
+            // All callers may be gone; the slot gets the outcome nevertheless.
             sender.send_replace(Some(result));
         });
         outcome
@@ -132,7 +132,7 @@ impl ConnectionPool {
 }
 
 impl Slots {
-    /// Drops what is broken, or else what was not used for longest.
+    /// Drops broken connections, or if there are none, the least recently used one.
     fn make_room(&mut self) {
         let before = self.by_key.len();
         self.by_key.retain(|_, slot| slot.is_usable());

@@ -1,9 +1,9 @@
-//! What lets a peer notice at once that a process was killed and started again.
+//! Stateless resets: they let a peer notice immediately that a process was killed and started again.
 //!
-//! A peer that gets a packet of a connection that it does not know answers with a *stateless reset*
-//! (RFC 9000, section 10.3), which the sender accepts only if its token was announced on that
-//! connection. So the tokens must survive a restart: they are made with a key that is derived from
-//! the identity's own. Without it, a peer finds out when its idle timeout is over.
+//! A peer that receives a packet of an unknown connection answers with a *stateless reset* (RFC 9000, section 10.3),
+//! which the sender accepts only if its token was announced on that connection. So the tokens must survive a restart:
+//! they are made with a key that is derived from the identity's own. Without it, a peer would notice only when its
+//! idle timeout expires.
 
 use quinn::{ConnectionId, ConnectionIdGenerator};
 use rand::rngs::StdRng;
@@ -12,10 +12,10 @@ use ring::hmac;
 
 use crate::identity::Identity;
 
-/// As long as quinn's own.
+/// The same length as quinn's own ids.
 const CONNECTION_ID_BYTES: usize = 8;
 
-/// The key that makes the tokens of an identity.
+/// Returns the key that makes the tokens of an identity.
 pub fn reset_key(identity: &Identity) -> hmac::Key {
     let own = identity.clone_key();
     let own = hmac::Key::new(hmac::HMAC_SHA256, own.secret_der());
@@ -23,13 +23,13 @@ pub fn reset_key(identity: &Identity) -> hmac::Key {
     hmac::Key::new(hmac::HMAC_SHA256, derived.as_ref())
 }
 
-/// Connection ids that carry no mark of the process that made them: quinn's own generator does not
-/// let the next process answer for the last one's.
+/// Connection ids without a mark of the process that generated them: with the ids of quinn's own generator, a new
+/// process could not answer for its predecessor.
 #[derive(Debug)]
 pub struct RandomConnectionIds(StdRng);
 
 impl RandomConnectionIds {
-    /// The same ones with the same seed.
+    /// Creates a generator; equal seeds give equal ids.
     pub fn new(seed: [u8; 32]) -> Self {
         Self(StdRng::from_seed(seed))
     }

@@ -1,4 +1,4 @@
-//! The UDP socket under an endpoint.
+//! The UDP socket of an endpoint.
 
 use std::io::{self, IoSliceMut};
 use std::net::{IpAddr, SocketAddr, UdpSocket};
@@ -10,11 +10,11 @@ use std::task::{Context, Poll};
 use quinn::udp::{RecvMeta, Transmit};
 use quinn::{AsyncUdpSocket, UdpPoller};
 
-/// Most bytes in one batch of datagrams: what one IPv4 packet of 64 KiB carries after its headers of
-/// 28 bytes. The kernel refuses to segment more, and a refused batch would be sent again and again.
+/// Most bytes in one batch of datagrams: the payload of one IPv4 packet of 64 KiB, less its headers of 28 bytes. The
+/// kernel refuses to segment more, and a refused batch would be sent again and again.
 const BATCH_BYTES_MAX: usize = 65_507;
 
-/// Largest UDP payload that is received: half of what the kernel joins at most.
+/// Largest UDP payload that is received: half of the most that the kernel coalesces.
 pub(crate) const UDP_PAYLOAD_BYTES_MAX: u16 = 32 * 1024;
 
 /// Opens a UDP socket with large buffers.
@@ -29,7 +29,7 @@ pub(crate) fn open(addr: SocketAddr, buffer_bytes: usize) -> io::Result<UdpSocke
     Ok(socket.into())
 }
 
-/// Sizes the buffers beyond the system's limit where this process may, else up to it.
+/// Sizes the buffers beyond the system's limit if this process may, otherwise up to it.
 fn grow_buffers(socket: &socket2::Socket, buffer_bytes: usize) -> io::Result<()> {
     if rustix::net::sockopt::set_socket_recv_buffer_size_force(socket, buffer_bytes).is_err() {
         socket.set_recv_buffer_size(buffer_bytes)?;
@@ -37,11 +37,11 @@ fn grow_buffers(socket: &socket2::Socket, buffer_bytes: usize) -> io::Result<()>
     socket.set_send_buffer_size(buffer_bytes)
 }
 
-/// Keeps batches of datagrams (generic segmentation offload) below what the kernel can send.
+/// Keeps batches of datagrams (generic segmentation offload) below the size that the kernel can send.
 ///
-/// Quinn asks for a number of segments regardless of their size; with packets of 16 KiB and more, a
-/// full batch would be too large. So the number follows from the largest segment seen, and the few
-/// batches that were filled before it was seen are cut here.
+/// Quinn asks for a number of segments regardless of their size; with packets of 16 KiB and more, a full batch would
+/// be too large. So the number is derived from the largest segment seen, and the few batches that were filled before
+/// it was seen are split here.
 #[derive(Debug)]
 pub(crate) struct BatchLimiter {
     inner: Arc<dyn AsyncUdpSocket>,
@@ -83,8 +83,8 @@ impl AsyncUdpSocket for BatchLimiter {
             };
             match self.inner.try_send(&part) {
                 Ok(()) => sent_any = true,
-                // Asking for the whole batch again would send its start twice; the rest counts as
-                // lost on the way, which QUIC mends.
+                // Retrying the whole batch would send its start twice; the rest counts as lost on the way, and QUIC
+                // recovers it.
                 Err(error) if sent_any && error.kind() == io::ErrorKind::WouldBlock => {
                     return Ok(());
                 }
@@ -113,9 +113,9 @@ impl AsyncUdpSocket for BatchLimiter {
     }
 
     fn max_receive_segments(&self) -> usize {
-        // Quinn reserves this many of the largest packets for each batch it receives. The kernel
-        // never joins more than 64 KiB, however many packets that are, so the reserve need not be
-        // larger: 2 MiB for an endpoint instead of 64.
+        // Quinn reserves space for this many of the largest packets for each batch that it receives. The kernel never
+        // coalesces more than 64 KiB, however many packets that is, so the space need not be larger: 2 MiB for an
+        // endpoint instead of 64.
         let fitting = (64 * 1024) / usize::from(UDP_PAYLOAD_BYTES_MAX);
         self.inner.max_receive_segments().min(fitting)
     }
@@ -125,7 +125,7 @@ impl AsyncUdpSocket for BatchLimiter {
     }
 }
 
-/// The address from which packets to `remote` leave, as the system routes now. Sends nothing.
+/// Returns the source address of packets to `remote` by the system's current routes. Sends nothing.
 pub(crate) fn route_source(remote: SocketAddr) -> io::Result<IpAddr> {
     let any: SocketAddr = if remote.is_ipv4() {
         (std::net::Ipv4Addr::UNSPECIFIED, 0).into()

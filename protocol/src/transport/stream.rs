@@ -11,27 +11,27 @@ use super::{StreamCode, TransportError, within};
 use crate::codec::{self, FRAME_PREFIX_BYTES, FramePrefix, StreamKind, WireError};
 use crate::version::{Version, Versioned};
 
-/// Most of a stream that is taken from the transport at once: more than one packet, so that it
-/// limits nothing.
+/// Most bytes of a stream that are taken from the transport in one call: more than one packet, so that it is no
+/// bottleneck.
 const READ_BYTES_MAX: usize = 128 * 1024;
 
 /// The sending direction of a stream.
 ///
-/// Sending is not cancellation-safe: a send that is cancelled in the middle of a frame makes the
-/// sender unusable ([`TransportError::StreamUnusable`]), never the frames wrong. Dropping the sender
-/// without [`FrameSender::finish`] resets the stream.
+/// Sending is not cancellation-safe: a send that is cancelled in the middle of a frame makes the sender unusable
+/// ([`TransportError::StreamUnusable`]), but never corrupts frames. Dropping the sender without
+/// [`FrameSender::finish`] resets the stream.
 #[derive(Debug)]
 pub struct FrameSender {
     way: SendingWay,
-    /// What the connection speaks.
+    /// The version that the connection speaks.
     spoken: Version,
-    /// What goes before the next frame: the kind of a new stream.
+    /// What precedes the next frame: the kind of a new stream.
     before: Option<StreamKind>,
     deadline: Duration,
     usable: bool,
 }
 
-/// How bytes get to the other side.
+/// The path of bytes to the other side.
 #[derive(Debug)]
 pub(super) enum SendingWay {
     Remote(quinn::SendStream),
@@ -54,7 +54,7 @@ impl FrameSender {
         }
     }
 
-    /// Whether it goes past the network.
+    /// Whether it bypasses the network.
     #[cfg(test)]
     pub(super) fn is_local(&self) -> bool {
         matches!(self.way, SendingWay::Local(_))
@@ -68,8 +68,8 @@ impl FrameSender {
     /// Sends a message without data.
     ///
     /// # Errors
-    /// [`TransportError::Wire`] if the message is too large, or newer than the connection (nothing was
-    /// sent), else what broke the stream; after [`TransportError::Deadline`] the stream is reset.
+    /// [`TransportError::Wire`] if the message is too large, or newer than the version of the connection (nothing was
+    /// sent), otherwise whatever broke the stream; after [`TransportError::Deadline`] the stream is reset.
     pub async fn send<M: Serialize + Versioned>(
         &mut self,
         message: &M,
@@ -89,8 +89,8 @@ impl FrameSender {
         self.send_parts(message, &mut [data]).await
     }
 
-    /// Sends a message with data attached that is in several pieces, for example as it was received.
-    /// The data is not copied; the pieces are left empty.
+    /// Sends a message with attached data that is in several pieces, for example as it was received. The data is not
+    /// copied; the pieces are left empty.
     ///
     /// # Errors
     /// As [`FrameSender::send`].
@@ -113,7 +113,7 @@ impl FrameSender {
         self.write(head.into(), data).await
     }
 
-    /// Makes a new stream known to the peer before the first frame.
+    /// Announces a new stream to the peer before the first frame.
     pub(crate) async fn announce(&mut self) -> Result<(), TransportError> {
         match self.before {
             Some(kind) => {
@@ -160,10 +160,10 @@ impl FrameSender {
         }
     }
 
-    /// Ends the stream after the last frame. The peer gets all that was sent, if it is still there.
+    /// Ends the stream after the last frame. The peer gets everything that was sent, if it is still reachable.
     ///
     /// # Errors
-    /// [`TransportError::StreamUnusable`] if it is finished or reset already.
+    /// [`TransportError::StreamUnusable`] if it was already finished or reset.
     pub fn finish(&mut self) -> Result<(), TransportError> {
         if !std::mem::replace(&mut self.usable, false) {
             return Err(TransportError::StreamUnusable);
@@ -177,12 +177,12 @@ impl FrameSender {
         }
     }
 
-    /// Gives up sending: what has not arrived yet is dropped, and the peer gets `code`, if the
-    /// stream goes over the network.
+    /// Abandons sending: data that has not arrived yet is dropped, and the peer gets `code`, if the stream goes over
+    /// the network.
     pub(super) fn reset(&mut self, code: StreamCode) {
         self.usable = false;
         match &mut self.way {
-            // Fails only if the stream is over already.
+            // Fails only if the stream is already over.
             SendingWay::Remote(quinn) => drop(quinn.reset(code.0.into())),
             SendingWay::Local(local) => local.reset(),
         }
@@ -191,8 +191,8 @@ impl FrameSender {
 
 impl Drop for FrameSender {
     fn drop(&mut self) {
-        // Without this, a sender that is given up in the middle would end the stream as if it were
-        // complete. After `finish` or `reset` nothing is left to do.
+        // Without this, a sender that is abandoned in the middle would end the stream as if it were complete. After
+        // `finish` or `reset`, nothing is left to do.
         if self.usable {
             self.reset(StreamCode::CANCELLED);
         }
@@ -201,14 +201,13 @@ impl Drop for FrameSender {
 
 /// The receiving direction of a stream.
 ///
-/// After [`FrameReceiver::recv`] returned a message with data attached, the data is taken with one
-/// of [`FrameReceiver::read_data`], [`FrameReceiver::read_data_into`] or
-/// [`FrameReceiver::read_data_chunk`]; what is left of it is skipped by the next `recv`. Dropping the
-/// receiver asks the peer to stop sending.
+/// After [`FrameReceiver::recv`] has returned a message with attached data, take the data with one of
+/// [`FrameReceiver::read_data`], [`FrameReceiver::read_data_into`] or [`FrameReceiver::read_data_chunk`]; the next
+/// `recv` skips the rest of it. Dropping the receiver asks the peer to stop sending.
 #[derive(Debug)]
 pub struct FrameReceiver {
     way: ReceivingWay,
-    /// Bytes of the stream that were taken from the transport and belong to what comes next.
+    /// Bytes of the stream that were taken from the transport and not consumed yet.
     arrived: Bytes,
     /// Prefix and header of the next frame as far as they have arrived.
     head: BytesMut,
@@ -216,7 +215,7 @@ pub struct FrameReceiver {
     data_remaining: usize,
 }
 
-/// How bytes come from the other side.
+/// The path of bytes from the other side.
 #[derive(Debug)]
 pub(super) enum ReceivingWay {
     Remote(quinn::RecvStream),
@@ -224,7 +223,7 @@ pub(super) enum ReceivingWay {
 }
 
 impl ReceivingWay {
-    /// Some bytes into `buffer`, or `None` at the end. Cancellation-safe.
+    /// Reads some bytes into `buffer`, or returns `None` at the end. Cancellation-safe.
     async fn read(&mut self, buffer: &mut [u8]) -> Result<Option<usize>, TransportError> {
         match self {
             Self::Remote(quinn) => Ok(quinn.read(buffer).await?),
@@ -232,7 +231,7 @@ impl ReceivingWay {
         }
     }
 
-    /// Some bytes as they come, or `None` at the end. Cancellation-safe.
+    /// Returns some bytes as they arrive, or `None` at the end. Cancellation-safe.
     async fn read_chunk(&mut self) -> Result<Option<Bytes>, TransportError> {
         match self {
             Self::Remote(quinn) => {
@@ -254,12 +253,12 @@ impl FrameReceiver {
         }
     }
 
-    /// The next message and the length in bytes of the data attached to it, or `None` if the peer
-    /// finished the stream. Cancellation-safe.
+    /// Receives the next message and the length in bytes of its attached data, or returns `None` if the peer finished
+    /// the stream. Cancellation-safe.
     ///
     /// # Errors
-    /// [`TransportError::Deadline`] (call again to wait on), [`TransportError::StreamReset`],
-    /// [`TransportError::Wire`], or what broke the connection.
+    /// [`TransportError::Deadline`] (call again to continue waiting), [`TransportError::StreamReset`],
+    /// [`TransportError::Wire`], or whatever broke the connection.
     pub async fn recv<M: DeserializeOwned>(
         &mut self,
         deadline: Duration,
@@ -297,7 +296,7 @@ impl FrameReceiver {
         Ok(Some((message, prefix.data_len)))
     }
 
-    /// How many bytes of prefix and header have not arrived, as far as is known.
+    /// Returns how many bytes of prefix and header have not arrived, as far as is known.
     fn missing_from_head(&self) -> Result<usize, WireError> {
         if self.head.len() < FRAME_PREFIX_BYTES {
             return Ok(FRAME_PREFIX_BYTES - self.head.len());
@@ -306,18 +305,18 @@ impl FrameReceiver {
         Ok(FRAME_PREFIX_BYTES + prefix.header_len - self.head.len())
     }
 
-    /// Bytes of the current frame's data that were not taken yet.
+    /// Returns how many bytes of the current frame's data were not taken yet.
     pub fn data_remaining(&self) -> usize {
         self.data_remaining
     }
 
-    /// Reads data of the current frame into `buffer` until it is full. The bytes go from the
-    /// received packets straight to where they belong. Not cancellation-safe: how far a cancelled
-    /// read came is lost, so give the stream up then.
+    /// Reads data of the current frame into `buffer` until it is full. The bytes go from the received packets
+    /// straight to their destination. Not cancellation-safe: the progress of a cancelled read is lost, so the stream
+    /// must be abandoned then.
     ///
     /// # Errors
-    /// [`WireError::Truncated`] if `buffer` is longer than what remains of the data, or the stream
-    /// ends early; [`TransportError::Deadline`]; what broke the stream.
+    /// [`WireError::Truncated`] if `buffer` is longer than the remaining data, or the stream ends early;
+    /// [`TransportError::Deadline`]; whatever broke the stream.
     pub async fn read_data_into(
         &mut self,
         buffer: &mut [u8],
@@ -350,7 +349,7 @@ impl FrameReceiver {
         .await
     }
 
-    /// The rest of the current frame's data in one piece, without a copy if it arrived in one. Not
+    /// Returns the rest of the current frame's data in one piece, without a copy if it arrived in one. Not
     /// cancellation-safe.
     ///
     /// # Errors
@@ -362,7 +361,7 @@ impl FrameReceiver {
                 Some(piece) => piece,
                 None => return Ok(Bytes::new()),
             };
-            // Grows with what arrives, not with the announced length.
+            // Grows with the bytes that arrive, not with the announced length.
             let mut all = BytesMut::from(first);
             while let Some(piece) = self.next_data_piece(usize::MAX).await? {
                 all.extend_from_slice(&piece);
@@ -372,8 +371,8 @@ impl FrameReceiver {
         .await
     }
 
-    /// The next piece of the current frame's data as it arrived, without a copy; `None` after the
-    /// last. Cancellation-safe.
+    /// Returns the next piece of the current frame's data as it arrived, without a copy; `None` after the last.
+    /// Cancellation-safe.
     ///
     /// # Errors
     /// As [`FrameReceiver::read_data_into`].
@@ -400,8 +399,8 @@ impl FrameReceiver {
         Ok(Some(self.arrived.split_to(len)))
     }
 
-    /// Takes the next bytes of the stream from the transport; false at its end. Call it only when
-    /// `arrived` is empty.
+    /// Takes the next bytes of the stream from the transport; returns false at its end. Call it only when `arrived`
+    /// is empty.
     async fn fetch(&mut self) -> Result<bool, TransportError> {
         match self.way.read_chunk().await? {
             Some(bytes) => {
@@ -412,8 +411,7 @@ impl FrameReceiver {
         }
     }
 
-    /// The next bytes of the stream, across frames, or `None` at its end.
-    /// Cancellation-safe.
+    /// Returns the next bytes of the stream, across frames, or `None` at its end. Cancellation-safe.
     pub(crate) async fn read_bytes(&mut self) -> Result<Option<Bytes>, TransportError> {
         if self.arrived.is_empty() && !self.fetch().await? {
             return Ok(None);

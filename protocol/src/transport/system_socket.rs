@@ -1,9 +1,8 @@
-//! A UDP socket of the operating system that is watched for what arrives, and for room to send only
-//! while there is none.
+//! A UDP socket of the operating system that is always watched for arriving packets, but for room to send only while
+//! there is none.
 //!
-//! A socket that is always watched for both wakes its owner twice for each packet that it sends:
-//! the kernel reports the room that the packet leaves when the receiver has taken it. With small
-//! requests that is one wake-up in three.
+//! A socket that is always watched for both wakes its owner twice for each packet that it sends: when the receiver
+//! has taken the packet, the kernel reports the freed room. With small requests that is one wake-up in three.
 
 use std::io::{self, IoSliceMut};
 use std::net::{SocketAddr, UdpSocket};
@@ -18,12 +17,12 @@ use quinn::{AsyncUdpSocket, UdpPoller};
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 
-/// See the module.
+/// A UDP socket that is watched for room to send only while there is none; see the module.
 #[derive(Debug)]
 pub(crate) struct SystemSocket {
     socket: AsyncFd<UdpSocket>,
     state: UdpSocketState,
-    /// Something could not be sent, and no room was found since.
+    /// A send found no room, and none was found since.
     full: AtomicBool,
 }
 
@@ -40,7 +39,7 @@ impl SystemSocket {
     }
 }
 
-/// Has the runtime watch a descriptor that no other code can close.
+/// Makes the runtime watch a descriptor that no other code can close.
 pub(super) fn watch<T: Into<OwnedFd> + AsRawFd>(
     owned: T,
     interest: Interest,
@@ -82,7 +81,7 @@ impl AsyncUdpSocket for SystemSocket {
             });
             if let Ok(received) = received {
                 if matches!(received, Ok(batches) if batches < bufs.len()) {
-                    // There was no more, so that asking again can be spared.
+                    // There was no more, so another attempt can be saved.
                     ready.clear_ready();
                 }
                 return Poll::Ready(received);
@@ -111,7 +110,7 @@ impl AsyncUdpSocket for SystemSocket {
 #[derive(Debug)]
 struct Room {
     socket: Arc<SystemSocket>,
-    /// While there is none: the socket once more, watched for it.
+    /// While there is no room: a duplicate of the socket that is watched for it.
     watched: Option<AsyncFd<OwnedFd>>,
 }
 
@@ -147,7 +146,7 @@ mod tests {
 
     use super::*;
 
-    /// No wait of these tests takes longer unless something is broken.
+    /// Longer than any wait of these tests takes unless something is broken.
     const PATIENCE: Duration = Duration::from_secs(60);
 
     fn transmit(destination: SocketAddr, contents: &[u8]) -> Transmit<'_> {
@@ -198,7 +197,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_full_socket_tells_when_there_is_room_again() {
-        // What a connected pair of local sockets does with datagrams: it keeps a few and then refuses.
+        // A connected pair of local datagram sockets queues a few datagrams and then refuses more.
         let (full, reader) = std::os::unix::net::UnixDatagram::pair().unwrap();
         full.set_nonblocking(true).unwrap();
         while full.send(&[0; 1024]).is_ok() {}

@@ -1,12 +1,12 @@
-//! Versions of what parts say to each other and keep on disks.
+//! Versions of the wire protocol and of the formats on disk.
 //!
-//! Two parts of different releases agree, when they connect, on the newest version that both speak
-//! ([`Versions::in_common`]): what exists only since a later one is not sent. What is on disks follows
-//! the *version of the cluster*, a record of the namenodes' journal: nothing is written in a way that an
-//! earlier version does not read before an operator has raised it, and nobody can go back after that.
+//! When two parts of different releases connect, they agree on the newest version that both speak
+//! ([`Versions::in_common`]): messages that exist only since a later one are not sent. The formats on disk follow the
+//! *version of the cluster*, a record of the namenodes' journal: before an operator has raised it, nothing is written
+//! in a way that an earlier version cannot read, and after that there is no way back.
 //!
-//! What exists since when is one table, `since.rs`. A message is never changed once it was released: one
-//! with other fields is a new kind, behind the others.
+//! One table, `since.rs`, records what exists since which version. A released message is never changed: one with
+//! other fields is a new kind, added at the end.
 
 #[cfg(test)]
 mod recorded;
@@ -21,23 +21,23 @@ use serde::{Deserialize, Serialize};
 /// Bytes of the name of a release.
 pub const RELEASE_BYTES: usize = 24;
 
-/// A version of the wire and of the formats on disks.
+/// A version of the wire protocol and of the formats on disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct Version(pub u32);
 
 impl Version {
-    /// That of 0.2.0, the first release. Clusters that do not say theirs are of it.
+    /// The version of 0.2.0, the first release. Clusters without a recorded version have this one.
     pub const V0_2: Self = Self(12);
-    /// One that no release has: of the build with which tests upgrade.
+    /// A version that no release has: that of the build for upgrade tests.
     #[cfg(feature = "next-version")]
     pub const NEXT: Self = Self(Self::V0_2.0 + 1);
-    /// The newest one that this program has.
+    /// The newest version that this program has.
     #[cfg(not(feature = "next-version"))]
     pub const NEWEST: Self = Self::V0_2;
-    /// The newest one that this program has.
+    /// The newest version that this program has.
     #[cfg(feature = "next-version")]
     pub const NEWEST: Self = Self::NEXT;
-    /// The oldest one that this program has.
+    /// The oldest version that this program has.
     pub const OLDEST: Self = Self::V0_2;
 }
 
@@ -63,13 +63,13 @@ pub struct Versions {
 }
 
 impl Versions {
-    /// Those of this program.
+    /// The versions of this program.
     pub const OURS: Self = Self {
         newest: Version::NEWEST,
         oldest: Version::OLDEST,
     };
 
-    /// One alone.
+    /// Returns a single version.
     #[must_use]
     pub fn only(version: Version) -> Self {
         Self {
@@ -78,14 +78,14 @@ impl Versions {
         }
     }
 
-    /// The newest version that two programs have in common, if there is one.
+    /// Returns the newest version that two programs have in common, if there is one.
     #[must_use]
     pub fn in_common(self, other: Self) -> Option<Version> {
         let version = self.newest.min(other.newest);
         (version >= self.oldest && version >= other.oldest).then_some(version)
     }
 
-    /// Whether a program with these may be a part of a cluster of that version.
+    /// Checks whether a program with these versions may be part of a cluster of that version.
     ///
     /// # Errors
     /// [`Unfit`]
@@ -124,9 +124,9 @@ impl fmt::Display for Versions {
     }
 )]
 pub struct Unfit {
-    /// What the program has.
+    /// The versions of the program.
     pub program: Versions,
-    /// The cluster's.
+    /// The version of the cluster.
     pub cluster: Version,
 }
 
@@ -135,14 +135,14 @@ pub struct Unfit {
 pub struct Release([u8; RELEASE_BYTES]);
 
 impl Release {
-    /// That of this program.
+    /// The release of this program.
     #[cfg(not(feature = "next-version"))]
     pub const OURS: Self = Self::cut(env!("CARGO_PKG_VERSION"));
-    /// That of this program.
+    /// The release of this program.
     #[cfg(feature = "next-version")]
     pub const OURS: Self = Self::cut(concat!(env!("CARGO_PKG_VERSION"), "-next"));
 
-    /// A name, cut to what there is room for.
+    /// Creates a name, truncated to the available length.
     #[must_use]
     pub const fn cut(name: &str) -> Self {
         let mut bytes = [0; RELEASE_BYTES];
@@ -154,13 +154,13 @@ impl Release {
         Self(bytes)
     }
 
-    /// As it travels: filled up with zeros.
+    /// Returns the name as it is sent: padded with zeros.
     #[must_use]
     pub fn encode(self) -> [u8; RELEASE_BYTES] {
         self.0
     }
 
-    /// The reverse of [`Self::encode`]. What cannot be printed is replaced.
+    /// The inverse of [`Self::encode`]. Bytes that cannot be printed are replaced.
     #[must_use]
     pub fn decode(bytes: [u8; RELEASE_BYTES]) -> Self {
         let printed = |byte: u8| {
@@ -187,12 +187,12 @@ impl fmt::Debug for Release {
     }
 }
 
-/// A message of which it is known since when it exists.
+/// A message with a known first version.
 pub trait Versioned: Sized {
     /// The first version in which the message exists, with all that is in it.
     fn since(&self) -> Version;
 
-    /// What is said instead to a part that has no version with the message, if anything can be.
+    /// The message to send instead to a part whose version lacks this one, if there is any.
     fn older(&self) -> Option<Self> {
         None
     }

@@ -1,7 +1,7 @@
-//! Messages as each release sent them, in `tests/fixtures/<release>/frames.txt`: they are read, and sent in
-//! the same bytes, by every later release.
+//! Messages as each release sent them, in `tests/fixtures/<release>/frames.txt`: every later release must read them,
+//! and send them as the same bytes.
 //!
-//! A line has the type of the message, the script of its value ([`samples`]), and its bytes.
+//! A line consists of the type of the message, the script of its value ([`samples`]), and its bytes.
 
 use std::collections::BTreeSet;
 use std::fmt::{Debug, Write as _};
@@ -205,7 +205,7 @@ fn record(release: &str, version: Version) {
         ("frames.txt", recorder.lines.as_bytes()),
         ("hello", &hello.encode()),
     ] {
-        // What was recorded is never written again.
+        // A recording is never overwritten.
         let created = fs::File::create_new(directory.join(name));
         std::io::Write::write_all(&mut created.unwrap(), content).unwrap();
     }

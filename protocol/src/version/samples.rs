@@ -1,7 +1,7 @@
-//! A value of each kind of a message, made from nothing but what its type says of itself.
+//! Sample values of each kind of a message, generated from nothing but the definition of its type.
 //!
-//! A deserializer without input: it hands out numbers and texts, and takes of each enum the variant that a
-//! script says. Messages whose fields never change get the same values from the same scripts forever.
+//! A deserializer without input: it produces numbers and texts, and for each enum chooses the variant that a script
+//! demands. Messages whose fields never change get the same values from the same scripts forever.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -12,10 +12,10 @@ use serde::de::{
     IntoDeserializer, MapAccess, SeqAccess, VariantAccess, Visitor,
 };
 
-/// Numbers of operations (see `meta/operations.rs`) that are tried.
+/// The numbers of operations to try (see `meta/operations.rs`).
 const OPERATIONS_MAX: u32 = 256;
 
-/// Values in which each variant of each enum within comes at least once, with their scripts.
+/// Returns values in which each variant of each enum within occurs at least once, with their scripts.
 pub fn all<T: DeserializeOwned>() -> Vec<(Vec<u32>, T)> {
     let mut seen = BTreeSet::new();
     let mut scripts = vec![Vec::new()];
@@ -23,7 +23,7 @@ pub fn all<T: DeserializeOwned>() -> Vec<(Vec<u32>, T)> {
     while let Some(script) = scripts.pop() {
         let mut sampler = Sampler::new(&script);
         let value = T::deserialize(&mut sampler);
-        // Alternatives to all that was chosen, also in a value that cannot be.
+        // The alternatives to every choice, even in a value that is impossible.
         for (at, choice) in sampler.choices.iter().enumerate() {
             let chosen = sampler.choices[..at].iter().map(|it| it.taken);
             let chosen: Vec<u32> = chosen.collect();
@@ -42,7 +42,7 @@ pub fn all<T: DeserializeOwned>() -> Vec<(Vec<u32>, T)> {
     values
 }
 
-/// The value of a script.
+/// Returns the value of a script.
 pub fn of<T: DeserializeOwned>(script: &[u32]) -> T {
     let value = T::deserialize(&mut Sampler::new(script));
     value.unwrap_or_else(|error| panic!("{script:?}: {error}"))
@@ -102,7 +102,7 @@ impl<'a> Sampler<'a> {
         taken
     }
 
-    /// Small, so that it fits everywhere, and not 0, which some numbers must not be.
+    /// Small enough for every type, and not 0, which some numbers must not be.
     fn number(&mut self) -> u8 {
         self.last = self.last % 9 + 1;
         self.last

@@ -1,8 +1,8 @@
-//! Since which version each message exists.
+//! The version since which each message exists.
 //!
-//! Without a wildcard: a kind that is added does not compile before it says so here. Numbers, names and
-//! other plain values have no kinds, and neither have structs, which never change once they were released.
-//! A kind of a value within a message (a mode, say) counts for the message that carries it.
+//! There is no wildcard: a new kind does not compile until it is listed here. Numbers, names and other plain values
+//! have no kinds; neither have structs, which never change once released. The kind of a value within a message (a
+//! mode, for example) counts for the message that carries it.
 
 use std::path::PathBuf;
 

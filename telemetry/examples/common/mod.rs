@@ -7,7 +7,7 @@ use harvestfs_telemetry::profile::TenantKey;
 use harvestfs_telemetry::reimages::MONTH_S;
 use harvestfs_telemetry::traces::{Ownership, Records, ReimageEvent, Tenant, TraceError};
 
-/// Where the synthetic seconds begin: such that months before are not cut off at 1970.
+/// The beginning of the synthetic seconds, late enough that preceding months are not cut off at 1970.
 pub const BEGIN_S: u32 = 40 * MONTH_S;
 
 /// The tenant with a number.

@@ -1,11 +1,11 @@
-//! Makes one mean for each server and slot of what heartbeats tell.
+//! Aggregates the values from heartbeats into one mean for each server and slot.
 
 use super::ring::{SLOT_S, Slot};
 
-/// Collects what servers report until their slot is over. The caller numbers the servers.
+/// Collects what servers report until the slot is over. The caller numbers the servers.
 ///
-/// A server that tells twice as often does not count twice: each has its own mean. Sixteen bytes for
-/// each number up to the highest.
+/// A server that reports twice as often does not count twice: each has its own mean. Takes sixteen bytes for each
+/// number up to the highest.
 #[derive(Debug, Default)]
 pub struct Collector {
     slot: Option<Slot>,
@@ -22,8 +22,8 @@ pub struct ServerMean {
 }
 
 impl Collector {
-    /// Ends the slot when a time (in seconds since 1970) lies in another one, before or after: then its
-    /// means are returned.
+    /// Ends the slot if a time (in seconds since 1970) lies in another one, before or after, and then returns the
+    /// means of the ended slot.
     pub fn advance(&mut self, now_s: u32) -> Option<(Slot, Vec<ServerMean>)> {
         let slot = now_s / SLOT_S;
         let ended = self.slot.replace(slot).filter(|&ended| ended != slot)?;
@@ -40,7 +40,7 @@ impl Collector {
         Some((ended, means))
     }
 
-    /// A server uses this much now, in thousandths of all its cores; more than 1000 counts as 1000.
+    /// Adds a server's current usage, in thousandths of all its cores; more than 1000 counts as 1000.
     pub fn observe(&mut self, server: u32, cpu_permille: u16) {
         let index = server as usize;
         if index >= super::SERVERS_MAX {

@@ -1,32 +1,31 @@
-//! What is remembered of the primary tenants: a month of CPU use, and years of reimages.
+//! The history of the primary tenants: a month of CPU utilisation, and years of reimages.
 //!
-//! Pure: no clock, no files. The namenode feeds it and keeps it on disk as the records of
-//! [`records`]; reading them back in any order gives the same history.
+//! Pure: no clock, no files. The namenode feeds it and keeps it on disk as the records of [`records`]; reading them
+//! back in any order gives the same history.
 //!
-//! **CPU use.** Each server tells its use every few seconds; [`Collector`] makes a mean of each server
-//! for every slot of two minutes; [`History::record_slot`] averages the servers of a tenant (the
-//! paper's "average server") and keeps one byte for each tenant and slot: 720 bytes for a day, 22,320
-//! for the month of 31 days, whether the tenant has one server or thousands. Of a server itself no
-//! series is kept, so a server costs nothing for a month but its share of its tenant's: 22,320 bytes
-//! divided by the servers of the tenant.
+//! **CPU utilisation.** Each server reports its usage every few seconds; [`Collector`] computes the mean of each
+//! server for every slot of two minutes; [`History::record_slot`] averages the servers of a tenant (the paper's
+//! "average server") and keeps one byte for each tenant and slot: 720 bytes per day, 22,320 for the 31 days of a
+//! month, whether the tenant has one server or thousands. No series is kept for an individual server, so a month of a
+//! server costs only its share of its tenant's series: 22,320 bytes divided by the servers of the tenant.
 //!
 //! **Reimages.** Four bytes each: the second at which a server was reimaged. Each server keeps its newest
-//! [`REIMAGES_PER_SERVER_MAX`], far more than three years of the most often reimaged one. Who owned the server
-//! at that time is known from its owners, eight bytes for each time that it changed hands.
+//! [`REIMAGES_PER_SERVER_MAX`], far more than three years of the most often reimaged one. The owner of the server at
+//! that time is known from its list of owners, eight bytes for each change of ownership.
 //!
-//! **What can go wrong, and what is done:**
+//! **What can go wrong, and how it is handled:**
 //!
 //! | input | treatment |
 //! |---|---|
-//! | a gap | stays one; analysis counts it as the mean |
-//! | CPU use above 100 % | counts as 100 % |
-//! | the clock jumps ahead | days it skips are gaps; what was recorded stays, as long as no day falls on its place (number modulo 31) |
-//! | the clock jumps back | what is recorded then replaces what stood for that time; analysis looks at nothing beyond the clock |
-//! | a sample older than a month, or of the future, in an import | counted and passed over ([`Recorded::TooOld`]), or [`HistoryError::InTheFuture`] |
+//! | a gap | stays a gap; analysis counts it as the mean |
+//! | CPU utilisation above 100 % | counts as 100 % |
+//! | the clock jumps ahead | skipped days are gaps; a recorded day stays until another needs its place (modulo 31) |
+//! | the clock jumps back | new records replace those of that time; analysis ignores everything after the clock |
+//! | an imported sample older than a month, or in the future | counted and skipped ([`Recorded::TooOld`]), or [`HistoryError::InTheFuture`] |
 //! | a reimage of a server that no tenant owns | [`HistoryError::UnknownServer`] |
 //! | a server that two tenants own from the same second | [`HistoryError::TwoOwners`] |
-//! | the same again | [`Recorded::Known`]: nothing changes |
-//! | a rack without servers | there are no racks in history: placement's business |
+//! | a repeated record | [`Recorded::Known`]: nothing changes |
+//! | a rack without servers | history has no racks: this is a matter of placement |
 
 mod collect;
 pub mod records;
@@ -42,18 +41,17 @@ pub use ring::{DAYS_KEPT, Level, MONTH_DAYS, SLOT_S, SLOTS_PER_DAY, Slot};
 use crate::profile::TenantKey;
 use ring::Ring;
 
-/// Most tenants: a month of all of them is 183 MB. The paper's largest datacentre has a few
-/// thousand.
+/// Most tenants: a month of all of them takes 183 MB. The paper's largest datacentre has a few thousand.
 pub const TENANTS_MAX: usize = 8_192;
 /// Most servers.
 pub const SERVERS_MAX: usize = 1 << 18;
-/// Reimages that are kept of one server; the oldest are forgotten.
+/// Most reimages that are kept for one server; the oldest are forgotten.
 pub const REIMAGES_PER_SERVER_MAX: usize = 1_024;
-/// Changes of hands that are kept of one server; the oldest are forgotten.
+/// Most changes of ownership that are kept for one server; the oldest are forgotten.
 pub const OWNERS_PER_SERVER_MAX: usize = 256;
-/// Longest name in bytes, as the protocol allows.
+/// Longest name in bytes, as in the protocol.
 pub const NAME_BYTES_MAX: usize = 128;
-/// Two reimages of a server within this time are one: its volumes are found one by one.
+/// Two reimages of a server within this time count as one: its volumes are detected one by one.
 pub const SAME_REIMAGE_S: u32 = 60;
 
 /// Number of a tenant in one history.
@@ -64,27 +62,27 @@ pub struct TenantId(pub u32);
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ServerId(pub u32);
 
-/// What became of something that was to be recorded.
+/// The outcome of recording something.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Recorded {
     /// It was new.
     New,
     /// History had it already.
     Known,
-    /// It is older than what is kept.
+    /// It is older than the retention.
     TooOld,
 }
 
-/// Why something was not recorded.
+/// The reason why something was not recorded.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum HistoryError {
-    /// Names have a length.
+    /// The length of a name is out of bounds.
     #[error("expected a name of 1 to {NAME_BYTES_MAX} bytes, found one of {0} bytes")]
     Name(usize),
-    /// There is no room for another tenant.
+    /// There is no space for another tenant.
     #[error("there are {TENANTS_MAX} tenants already, and no more are kept")]
     TooManyTenants,
-    /// There is no room for another server.
+    /// There is no space for another server.
     #[error("there are {SERVERS_MAX} servers already, and no more are kept")]
     TooManyServers,
     /// No tenant owns the server.
@@ -95,12 +93,12 @@ pub enum HistoryError {
     TwoOwners {
         /// The server.
         server: String,
-        /// The owner that is known.
+        /// The known owner.
         other: TenantKey,
-        /// From when on, in seconds since 1970.
+        /// When ownership begins, in seconds since 1970.
         from_s: u32,
     },
-    /// It has not happened yet, by the clock.
+    /// The time has not come yet, by the clock.
     #[error("second {at_s} is in the future")]
     InTheFuture {
         /// When, in seconds since 1970.
@@ -108,7 +106,7 @@ pub enum HistoryError {
     },
 }
 
-/// What is remembered of all tenants and servers.
+/// The history of all tenants and servers.
 #[derive(Default)]
 pub struct History {
     tenants: Vec<Tenant>,
@@ -123,47 +121,47 @@ struct Tenant {
     ring: Ring,
 }
 
-/// A server that is remembered.
+/// The history of a server.
 pub struct Server {
     name: String,
-    /// In order of time; at least one.
+    /// In chronological order; at least one.
     owners: Vec<Owner>,
-    /// In order of time.
+    /// In chronological order.
     reimages: Vec<u32>,
 }
 
 /// The owner of a server from some time on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Owner {
-    /// From when on, in seconds since 1970.
+    /// When ownership begins, in seconds since 1970.
     pub from_s: u32,
     /// The owner.
     pub tenant: TenantId,
 }
 
 impl Server {
-    /// Its name.
+    /// Returns its name.
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// Its owners, oldest first.
+    /// Returns its owners, oldest first.
     pub fn owners(&self) -> &[Owner] {
         &self.owners
     }
 
-    /// When it was reimaged, in seconds since 1970, oldest first.
+    /// Returns when it was reimaged, in seconds since 1970, oldest first.
     pub fn reimages(&self) -> &[u32] {
         &self.reimages
     }
 
-    /// Its owner now, as far as history knows.
+    /// Returns its current owner, as far as history knows.
     pub fn owner(&self) -> Option<TenantId> {
         self.owners.last().map(|owner| owner.tenant)
     }
 
-    /// Its owner just before a time. A server is wiped in the second in which it is given away; before
-    /// the first owner that is known, it was this one.
+    /// Returns its owner just before a time. A server is reimaged in the second in which its owner changes; before
+    /// its first known owner, it counts as owned by this one.
     pub fn owner_before(&self, at_s: u32) -> Option<TenantId> {
         let known = self.owners.partition_point(|owner| owner.from_s < at_s);
         self.owners
@@ -173,7 +171,7 @@ impl Server {
 }
 
 impl History {
-    /// The number of a tenant; it gets one when it has none.
+    /// Returns the number of a tenant, assigning one if it has none.
     pub fn tenant(&mut self, key: &TenantKey) -> Result<TenantId, HistoryError> {
         if let Some(id) = self.tenants_by_key.get(key) {
             return Ok(*id);
@@ -193,7 +191,7 @@ impl History {
         Ok(id)
     }
 
-    /// A tenant owns a server from some time (in seconds since 1970) on, until another does.
+    /// Records that a tenant owns a server from some time (in seconds since 1970) on, until another tenant does.
     pub fn owns(
         &mut self,
         server: &str,
@@ -219,7 +217,7 @@ impl History {
         let at = owners.partition_point(|owner| owner.from_s < from_s);
         if let Some(owner) = owners.get_mut(at) {
             if owner.tenant == tenant {
-                // It had the server even earlier than was known.
+                // It has owned the server for longer than was known.
                 let known = owner.from_s == from_s;
                 owner.from_s = from_s;
                 return Ok(if known {
@@ -246,7 +244,7 @@ impl History {
         Ok(Recorded::New)
     }
 
-    /// A server was reimaged at a time (in seconds since 1970).
+    /// Records that a server was reimaged at a time (in seconds since 1970).
     pub fn reimaged(&mut self, server: &str, at_s: u32) -> Result<Recorded, HistoryError> {
         let Some(&id) = self.servers_by_name.get(server) else {
             return Err(HistoryError::UnknownServer(server.to_owned()));
@@ -271,9 +269,8 @@ impl History {
         Ok(Recorded::New)
     }
 
-    /// Records what the servers of a slot used: each tenant gets the mean of its servers. Servers
-    /// without an owner, and those beyond the table, are passed over. Returns the levels by number
-    /// of the tenant, for [`records::DayRecord::Slot`].
+    /// Records the usage of servers in a slot: each tenant gets the mean of its servers. Servers without an owner,
+    /// and unknown ones, are skipped. Returns the levels by number of the tenant, for [`records::DayRecord::Slot`].
     pub fn record_slot(
         &mut self,
         slot: Slot,
@@ -301,24 +298,24 @@ impl History {
         levels
     }
 
-    /// Writes one level of a tenant, as read from a record or an import.
+    /// Sets one level of a tenant, as read from a record or an import.
     pub fn set_level(&mut self, tenant: TenantId, slot: Slot, level: Level) {
         if let Some(tenant) = self.tenants.get_mut(tenant.0 as usize) {
             tenant.ring.set(slot, level);
         }
     }
 
-    /// The level of a tenant in a slot.
+    /// Returns the level of a tenant in a slot.
     pub fn level(&self, tenant: TenantId, slot: Slot) -> Level {
         self.tenants
             .get(tenant.0 as usize)
             .map_or(Level::MISSING, |tenant| tenant.ring.get(slot))
     }
 
-    /// Imports CPU use of a tenant's average server: shares (0 to 1) from a time on (seconds since
-    /// 1970) every `period_s`. A sample holds until the next one; samples closer together than a
-    /// slot are averaged. What is older than a month before `now_s` is passed over. Returns the
-    /// slots that are new or differ now, and how many samples were too old.
+    /// Imports the CPU utilisation of a tenant's average server: shares (0 to 1) from a time on (seconds since 1970),
+    /// one every `period_s`. A sample holds until the next one; samples closer together than a slot are averaged.
+    /// Samples older than a month before `now_s` are skipped. Returns the slots that are new or have changed, and how
+    /// many samples were too old.
     ///
     /// # Errors
     /// [`HistoryError::InTheFuture`], and then nothing is recorded.
@@ -342,7 +339,7 @@ impl History {
         let mut too_old = 0;
         for (index, share) in shares.iter().enumerate() {
             let begin = u64::from(start_s) + index as u64 * period;
-            // The slots that begin while the sample holds, or the one that it lies in.
+            // The slots that begin while the sample holds, or else the one that it lies in.
             let slot_s = u64::from(SLOT_S);
             let first = begin.div_ceil(slot_s).min((begin + period - 1) / slot_s);
             let end = (begin + period)
@@ -380,30 +377,30 @@ impl History {
         Ok((changed, too_old))
     }
 
-    /// The shares of a tenant in the month of whole days that ends with a time (in seconds since
-    /// 1970), one for each slot.
+    /// Returns the shares of a tenant in the month of `MONTH_DAYS` days that ends with the last whole slot before a
+    /// time (in seconds since 1970), one for each slot.
     pub fn month(&self, tenant: TenantId, now_s: u32) -> impl Iterator<Item = Option<f32>> + '_ {
         let start = Self::month_start_s(now_s) / SLOT_S;
         (start..now_s / SLOT_S).map(move |slot| self.level(tenant, slot).share())
     }
 
-    /// When the month of [`History::month`] begins, in seconds since 1970.
+    /// Returns the beginning of the month of [`History::month`], in seconds since 1970.
     #[must_use]
     pub fn month_start_s(now_s: u32) -> u32 {
         (now_s / SLOT_S).saturating_sub(MONTH_DAYS * SLOTS_PER_DAY as u32) * SLOT_S
     }
 
-    /// The number of a tenant that is known.
+    /// Returns the number of a known tenant.
     pub fn find_tenant(&self, key: &TenantKey) -> Option<TenantId> {
         self.tenants_by_key.get(key).copied()
     }
 
-    /// The number of a server that is known.
+    /// Returns the number of a known server.
     pub fn find_server(&self, name: &str) -> Option<ServerId> {
         self.servers_by_name.get(name).copied()
     }
 
-    /// All tenants, by their numbers.
+    /// Returns all tenants, by their numbers.
     pub fn tenants(&self) -> impl ExactSizeIterator<Item = (TenantId, &TenantKey)> {
         self.tenants
             .iter()
@@ -411,17 +408,17 @@ impl History {
             .map(|(index, tenant)| (TenantId(index as u32), &tenant.key))
     }
 
-    /// All servers, by their numbers.
+    /// Returns all servers, by their numbers.
     pub fn servers(&self) -> &[Server] {
         &self.servers
     }
 
-    /// How many reimages are remembered.
+    /// Returns how many reimages are remembered.
     pub fn reimages(&self) -> usize {
         self.reimages
     }
 
-    /// Memory that it takes in bytes, estimated.
+    /// Returns the estimated memory use in bytes.
     pub fn memory_bytes(&self) -> usize {
         let rings: usize = self
             .tenants

@@ -1,11 +1,11 @@
-//! History on disk: files of framed records that are only appended to.
+//! History on disk: append-only files of framed records.
 //!
-//! A file begins with [`FILE_HEADER`], and for a day's file with the number of the day. Every record
-//! is in a frame: its length (u32), the CRC-32 of its bytes (u32), both little-endian, and the bytes
-//! (postcard). [`Frames`] reads them: a frame that is damaged is passed over and counted, one that a
-//! crash cut off at the end is left out. Records may come twice and in any order.
+//! A file begins with [`FILE_HEADER`]; in the file of a day, the number of the day follows. Every record is in a
+//! frame: its length (u32), the CRC-32 of its bytes (u32), both little-endian, and the bytes (postcard). [`Frames`]
+//! reads them: a damaged frame is skipped and counted, and one that a crash cut off at the end is left out. Records
+//! may be repeated and in any order.
 //!
-//! - `servers`: [`ServerRecord`], the owners of each server and when it was reimaged.
+//! - `servers`: [`ServerRecord`], the owners of each server and the times of its reimages.
 //! - one file for each of the 31 days: [`DayRecord`], one byte for each tenant and slot.
 
 use std::collections::HashMap;
@@ -17,47 +17,46 @@ use super::ring::{Level, SLOTS_PER_DAY};
 use super::{History, TenantId};
 use crate::profile::TenantKey;
 
-/// What a file of servers, and a file of a day, begin with. The last digits are the version.
+/// The beginning of a file of servers and of a file of a day. The last digits are the version.
 pub const FILE_HEADER: [u8; 8] = *b"HFHIST01";
 /// Length and checksum of a frame, in bytes.
 pub const FRAME_HEADER_BYTES: usize = 8;
-/// Longest record in bytes; bounds what a damaged length makes a reader skip.
+/// Longest record in bytes; bounds how much a damaged length makes a reader skip.
 pub const RECORD_BYTES_MAX: usize = 1 << 20;
-/// Bytes that are summed up at most, beyond twice the file, in the search for sound frames.
+/// Most bytes, in addition to twice the file, whose checksums are computed in the search for sound frames.
 const SEARCH_BYTES: usize = 64 << 20;
 /// Most reimages in one record.
 const REIMAGES_PER_RECORD: usize = 1_024;
-/// Tenants named in one record.
+/// Most tenants named in one record.
 const TENANTS_PER_RECORD: usize = 1_024;
 
 /// A record of the file of servers. Times are in seconds since 1970.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum ServerRecord {
-    /// See [`History::owns`].
+    /// A change of ownership, see [`History::owns`].
     Owns {
         /// The server.
         server: String,
         /// Its owner.
         tenant: TenantKey,
-        /// From when on.
+        /// When ownership begins.
         from_s: u32,
     },
-    /// See [`History::reimaged`].
+    /// Reimages, see [`History::reimaged`].
     Reimaged {
         /// The server.
         server: String,
-        /// When.
+        /// When it was reimaged.
         at_s: Vec<u32>,
     },
 }
 
-/// A record of the file of a day. Tenants are numbered in the file by the order in which it names
-/// them.
+/// A record of the file of a day. Tenants are numbered per file, in the order in which it names them.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum DayRecord {
     /// The tenants with the numbers from `first` on.
     Tenants {
-        /// The number of the first.
+        /// The number of the first of them.
         first: u32,
         /// Their names.
         keys: Vec<TenantKey>,
@@ -80,7 +79,7 @@ pub enum DayRecord {
     },
 }
 
-/// Adds a record in its frame. False, and nothing is added, when the record is too long.
+/// Appends a record in its frame. Returns false, and appends nothing, when the record is too long.
 pub fn append<R: Serialize>(file: &mut Vec<u8>, record: &R) -> bool {
     let start = file.len();
     file.extend([0; FRAME_HEADER_BYTES]);
@@ -98,28 +97,27 @@ pub fn append<R: Serialize>(file: &mut Vec<u8>, record: &R) -> bool {
     true
 }
 
-/// What was wrong with a file.
+/// The damage found in a file.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Damage {
-    /// Frames that were passed over, or records that meant nothing.
+    /// Frames that were skipped, and records without a meaning.
     pub records: u64,
-    /// Bytes from a place on where nothing can be made out any more, up to the end. A crash leaves
-    /// some of the last record.
+    /// Bytes at the end of the file in which no frame can be recognised. A crash leaves a part of the last record.
     pub tail_bytes: u64,
 }
 
-/// Reads the records of a file (what follows its header) from memory.
+/// Reads the records of a file (without its header) from memory.
 pub struct Frames<'a> {
     bytes: &'a [u8],
     offset: usize,
-    /// How many bytes may still be summed up.
+    /// How many bytes may still be checksummed.
     budget_bytes: usize,
-    /// What was wrong so far.
+    /// The damage so far.
     pub damage: Damage,
 }
 
 impl<'a> Frames<'a> {
-    /// Reads these bytes.
+    /// Creates a reader of these bytes.
     pub fn new(bytes: &'a [u8]) -> Self {
         Frames {
             bytes,
@@ -129,7 +127,7 @@ impl<'a> Frames<'a> {
         }
     }
 
-    /// The next record that is sound.
+    /// Returns the next sound record.
     pub fn next_record<R: DeserializeOwned>(&mut self) -> Option<R> {
         while self.offset < self.bytes.len() {
             let Some(body) = self.frame_at(self.offset) else {
@@ -145,7 +143,7 @@ impl<'a> Frames<'a> {
         None
     }
 
-    /// The record whose frame begins here, if one does and is sound.
+    /// Returns the record whose frame begins at this offset, if there is a sound one.
     fn frame_at(&mut self, offset: usize) -> Option<&'a [u8]> {
         let (header, body) = self.bytes.get(offset..)?.split_first_chunk()?;
         let [a, b, c, d, sum @ ..]: [u8; FRAME_HEADER_BYTES] = *header;
@@ -154,12 +152,12 @@ impl<'a> Frames<'a> {
             return None;
         }
         let body = body.get(..length)?;
-        // Bounds the search in a file that was made to be slow.
+        // Bounds the search in a file that was crafted to be slow.
         self.budget_bytes = self.budget_bytes.checked_sub(length)?;
         (crc32fast::hash(body) == u32::from_le_bytes(sum)).then_some(body)
     }
 
-    /// Goes on to the next sound frame; without one, what remains is the tail.
+    /// Continues with the next sound frame; without one, the rest is the tail.
     fn pass_over(&mut self) {
         let bytes = self.bytes.len();
         match (self.offset + 1..bytes).find(|&offset| self.frame_at(offset).is_some()) {
@@ -176,7 +174,7 @@ impl<'a> Frames<'a> {
 }
 
 impl History {
-    /// Adds what a file of servers says (without its header).
+    /// Adds the content of a file of servers (without its header).
     pub fn read_servers(&mut self, bytes: &[u8]) -> Damage {
         let mut frames = Frames::new(bytes);
         while let Some(record) = frames.next_record() {
@@ -196,13 +194,13 @@ impl History {
         frames.damage
     }
 
-    /// Everything that a file of servers would say: for writing it anew, without what is doubled in
-    /// the old one. Each item is a record with its frame.
+    /// Returns the content of a file of servers, for rewriting it without the duplicates in the old one. Each item is
+    /// one or more records with their frames.
     pub fn server_records(&self) -> impl Iterator<Item = Vec<u8>> + '_ {
         self.servers.iter().map(|server| {
             let mut bytes = Vec::new();
             for owner in &server.owners {
-                // Names have a bounded length: the records fit.
+                // Names have a bounded length, so the records fit.
                 append(
                     &mut bytes,
                     &ServerRecord::Owns {
@@ -223,7 +221,7 @@ impl History {
         })
     }
 
-    /// Adds what the file of a day says (without its header).
+    /// Adds the content of the file of a day (without its header).
     pub fn read_day(&mut self, day: u32, bytes: &[u8]) -> Damage {
         let mut frames = Frames::new(bytes);
         let mut named: HashMap<u32, TenantId> = HashMap::new();
@@ -275,8 +273,8 @@ impl History {
         frames.damage
     }
 
-    /// Everything that the file of a day would say: the tenants by their numbers in this history, then
-    /// their levels. Each item is a record with its frame.
+    /// Returns the content of the file of a day: the tenants by their numbers in this history, then their levels.
+    /// Each item is a record with its frame.
     pub fn day_records(&self, day: u32) -> impl Iterator<Item = Vec<u8>> + '_ {
         let spans = self
             .tenants
@@ -296,7 +294,7 @@ impl History {
         self.tenant_records(0).into_iter().chain(spans)
     }
 
-    /// The records that name the tenants with the numbers from `first` on.
+    /// Returns the records that name the tenants with the numbers from `first` on.
     pub fn tenant_records(&self, first: usize) -> Vec<Vec<u8>> {
         let tenants = self.tenants.get(first..).unwrap_or_default();
         let mut records = Vec::new();
@@ -312,7 +310,7 @@ impl History {
         records
     }
 
-    /// The days of which there are levels of some tenant, in ascending order.
+    /// Returns the days with levels of any tenant, in ascending order.
     pub fn days(&self) -> Vec<u32> {
         let mut days: Vec<u32> = Vec::new();
         for tenant in &self.tenants {

@@ -1,12 +1,12 @@
-//! A month of one tenant's CPU use, one byte for every two minutes.
+//! A month of one tenant's CPU utilisation, one byte for every two minutes.
 
-/// Length of a slot in seconds: utilisation is kept as one mean for each.
+/// Length of a slot in seconds; one mean of the utilisation is kept per slot.
 pub const SLOT_S: u32 = 120;
-/// Slots in a day.
+/// Number of slots in a day.
 pub const SLOTS_PER_DAY: usize = 720;
-/// Days that are kept. One more than a month: the first and the last are there in part.
+/// Number of days that are kept. One more than a month, because the first and the last day are incomplete.
 pub const DAYS_KEPT: u32 = 31;
-/// Days of a month, as history counts: whole weeks and months come out nearly alike.
+/// Number of days of a month in history: close to a calendar month, and to a whole number of weeks.
 pub const MONTH_DAYS: u32 = 30;
 
 /// Number of a slot, counted from 1970.
@@ -17,21 +17,21 @@ pub type Slot = u32;
 pub struct Level(pub u8);
 
 impl Level {
-    /// There is no sample.
+    /// No sample exists.
     pub const MISSING: Level = Level(u8::MAX);
     /// All cores.
     const FULL: f32 = 250.0;
 
-    /// Rounds a share; what is above 1 counts as 1, what is no number is missing.
+    /// Rounds a share; values above 1 count as 1, and NaN as missing.
     pub fn of(share: f32) -> Self {
         if share.is_nan() {
             return Level::MISSING;
         }
-        // 0 to 250 by the limits.
+        // 0 to 250 because of the clamp.
         Level((share.clamp(0.0, 1.0) * Self::FULL).round() as u8)
     }
 
-    /// The share, 0 to 1; none when it is missing. Codes above that of a whole are read as missing.
+    /// Returns the share, 0 to 1; none when it is missing. Codes above the one for 1 are read as missing.
     pub fn share(self) -> Option<f32> {
         let level = f32::from(self.0);
         (level <= Self::FULL).then(|| level / Self::FULL)
@@ -45,20 +45,20 @@ pub(super) struct Day {
     levels: Box<[u8; SLOTS_PER_DAY]>,
 }
 
-/// A ring of days: each has the place of its number modulo [`DAYS_KEPT`], also when the clock jumps.
+/// A ring of days: the place of each is its number modulo [`DAYS_KEPT`], even when the clock jumps.
 #[derive(Default)]
 pub(super) struct Ring {
     days: Vec<Option<Day>>,
 }
 
-/// The day that a slot is in, and the slot's place there.
+/// Returns the day that contains a slot, and the slot's position in it.
 pub(super) fn place(slot: Slot) -> (u32, usize) {
     let per_day = SLOTS_PER_DAY as u32;
     (slot / per_day, (slot % per_day) as usize)
 }
 
 impl Ring {
-    /// Writes a level; the day takes the place of the one that had it before.
+    /// Sets a level; a new day replaces the one that had its place before.
     pub(super) fn set(&mut self, slot: Slot, level: Level) {
         let (number, at) = place(slot);
         let index = (number % DAYS_KEPT) as usize;
@@ -77,7 +77,7 @@ impl Ring {
         }
     }
 
-    /// The level of a slot.
+    /// Returns the level of a slot.
     pub(super) fn get(&self, slot: Slot) -> Level {
         let (number, at) = place(slot);
         match self.days.get((number % DAYS_KEPT) as usize) {
@@ -86,13 +86,13 @@ impl Ring {
         }
     }
 
-    /// Memory that it takes, in bytes.
+    /// Returns the memory use in bytes.
     pub(super) fn memory_bytes(&self) -> usize {
         let days = self.days.iter().flatten().count() * SLOTS_PER_DAY;
         days + self.days.capacity() * size_of::<Option<Day>>()
     }
 
-    /// The days that are there.
+    /// Returns the days that are present.
     pub(super) fn days(&self) -> impl Iterator<Item = (u32, &[u8; SLOTS_PER_DAY])> {
         self.days
             .iter()

@@ -46,7 +46,7 @@ fn collector_gives_each_server_one_voice() {
     assert_eq!(slot, NOW / 120);
     let shares: Vec<_> = means.iter().map(|mean| (mean.server, mean.share)).collect();
     assert_eq!(shares, [(1, 1.0), (3, 0.2)]);
-    // A slot without anything, and a clock that goes back.
+    // An empty slot, and a clock that goes backwards.
     collector.observe(1, 500);
     let (slot, means) = collector.advance(NOW - 500).unwrap();
     assert_eq!((slot, means.len()), (NOW / 120 + 1, 1));
@@ -161,7 +161,7 @@ fn a_clock_that_jumps_costs_a_day_at_most() {
     }
     let left = history.month(id, NOW).flatten().count();
     assert!(left >= 29 * 720, "{left}");
-    // Back again, the day can be recorded anew.
+    // Back again, the day can be recorded once more.
     for slot in now_slot - 30 * 720..now_slot {
         history.set_level(id, slot, Level(50));
     }

@@ -1,8 +1,7 @@
-//! What each part tells Prometheus: one table of metrics, and the registry that a part's handles come
-//! from.
+//! The Prometheus metrics of each part: one table of metrics, and the registry that provides the handles.
 //!
-//! A part resolves its handles once, at its start; recording is then a few atomic additions. What an
-//! engine knows is sampled at each question. Only this module names the library.
+//! A part resolves its handles once, at its start; recording is then a few atomic additions. The state of an engine
+//! is sampled at each scrape. Only this module uses the library directly.
 
 mod registry;
 mod table;
@@ -16,17 +15,16 @@ pub use prometheus::{
 pub use registry::{CONTENT_TYPE, Registry, raise_to};
 pub use table::*;
 
-/// Upper bounds of the buckets of latencies, in seconds: from what memory takes to what nobody waits
-/// for.
+/// Upper bounds of the latency buckets in seconds: from memory accesses to more than anyone would wait.
 const LATENCY_BOUNDS_S: [f64; 16] = [
     50e-6, 100e-6, 250e-6, 500e-6, 1e-3, 2.5e-3, 5e-3, 10e-3, 25e-3, 50e-3, 0.1, 0.25, 0.5, 1.0,
     2.5, 10.0,
 ];
 
-/// Which process tells a metric.
+/// The process that exports a metric.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Part {
-    /// All of them.
+    /// All processes.
     Every,
     /// `harvestfs namenode`
     Namenode,
@@ -48,7 +46,7 @@ impl Part {
         Part::Chaos,
     ];
 
-    /// The part's name in labels and headings.
+    /// Returns the part's name in labels and headings.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -61,16 +59,16 @@ impl Part {
     }
 }
 
-/// How a metric behaves.
+/// The behaviour of a metric.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
-    /// Goes up only, from 0 at the start of the process; in whole numbers.
+    /// Only increases, from 0 at the start of the process; a whole number.
     WholeCounter,
-    /// The same, in fractions.
+    /// Only increases, from 0 at the start of the process; may have fractions.
     Counter,
-    /// Goes up and down.
+    /// Increases and decreases.
     Gauge,
-    /// Counts of latencies in buckets.
+    /// A histogram of latencies.
     Latency,
 }
 
@@ -84,12 +82,12 @@ impl Kind {
     }
 }
 
-/// What one may rely on.
+/// What users may rely on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Stability {
-    /// Name, unit and labels stay until a release says otherwise a release before.
+    /// Name, unit and labels stay the same until a release announces a change one release ahead.
     Stable,
-    /// May change with any release: it shows how something is built.
+    /// May change with any release, since it exposes the implementation.
     Internal,
 }
 
@@ -102,26 +100,26 @@ impl Stability {
     }
 }
 
-/// A line of the table.
+/// A row of the table of metrics.
 #[derive(Clone, Copy, Debug)]
 pub struct Metric {
     /// Its name in Prometheus.
     pub name: &'static str,
-    /// The part that has it.
+    /// The part that exports it.
     pub part: Part,
-    /// How it behaves.
+    /// Its behaviour.
     pub kind: Kind,
-    /// What it is counted in: `s`, `bytes`, `ratio` (0 to 1), or what is counted.
+    /// Its unit: `s`, `bytes`, `ratio` (0 to 1), or what is counted.
     pub unit: &'static str,
     /// Names of its labels.
     pub labels: &'static [&'static str],
-    /// What one may rely on.
+    /// What users may rely on.
     pub stability: Stability,
-    /// What it means, in a sentence or two.
+    /// Its meaning, in a sentence or two.
     pub meaning: &'static str,
 }
 
-/// The table as `docs/METRICS.md`.
+/// Returns the content of `docs/METRICS.md`.
 #[must_use]
 pub fn documentation() -> String {
     let mut text = String::from(

@@ -1,4 +1,4 @@
-//! Handles of one process, and what they say as text.
+//! The metric handles of one process, and their rendering as text.
 
 use std::collections::BTreeMap;
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -12,7 +12,7 @@ use prometheus::{
 
 use super::{BUILD_INFO, Kind, LATENCY_BOUNDS_S, Metric, Part, START_TIME_SECONDS};
 
-/// What [`Registry::render`] returns, for the header of an answer.
+/// The content type of [`Registry::render`], for the header of an answer.
 pub const CONTENT_TYPE: &str = prometheus::TEXT_FORMAT;
 
 /// The metrics of one process.
@@ -32,7 +32,7 @@ enum Family {
 }
 
 impl Registry {
-    /// The metrics of a process that is `part`, of release `version`.
+    /// Creates the metrics of a process that is `part`, of release `version`.
     #[must_use]
     pub fn new(part: Part, version: &str) -> Self {
         let registry = Self {
@@ -49,10 +49,10 @@ impl Registry {
         registry
     }
 
-    /// The handle of a counter for these values of its labels; the same for the same values.
+    /// Returns the handle of a counter for these label values; the same handle for the same values.
     ///
     /// # Panics
-    /// This and the others: when the metric is of another kind or part, or has other labels.
+    /// This method and the others panic when the metric is of another kind or part, or has other labels.
     pub fn counter(&self, metric: &Metric, labels: &[&str]) -> IntCounter {
         match self.family(metric) {
             Family::WholeCounter(family) => family.with_label_values(labels),
@@ -60,7 +60,7 @@ impl Registry {
         }
     }
 
-    /// The handle of a counter of fractions.
+    /// Returns the handle of a counter with fractions.
     ///
     /// # Panics
     /// As [`Registry::counter`].
@@ -71,7 +71,7 @@ impl Registry {
         }
     }
 
-    /// The handle of a gauge.
+    /// Returns the handle of a gauge.
     ///
     /// # Panics
     /// As [`Registry::counter`].
@@ -82,7 +82,7 @@ impl Registry {
         }
     }
 
-    /// Tells a gauge no more for any values of its labels, until one is set anew.
+    /// Stops exporting a gauge for all values of its labels, until one is set again.
     ///
     /// # Panics
     /// As [`Registry::counter`].
@@ -93,7 +93,7 @@ impl Registry {
         }
     }
 
-    /// The handle of a histogram of latencies.
+    /// Returns the handle of a histogram of latencies.
     ///
     /// # Panics
     /// As [`Registry::counter`].
@@ -104,18 +104,18 @@ impl Registry {
         }
     }
 
-    /// All metrics in the text format of Prometheus ([`CONTENT_TYPE`]).
+    /// Returns all metrics in the text format of Prometheus ([`CONTENT_TYPE`]).
     #[must_use]
     pub fn render(&self) -> String {
         let mut text = String::new();
         if let Err(error) = TextEncoder::new().encode_utf8(&self.inner.gather(), &mut text) {
-            // Only a family without values or of an unknown kind can be refused; there is none.
+            // Only a family without values or of an unknown kind can be refused, and there is none.
             tracing::error!(%error, "the metrics cannot be written");
         }
         text
     }
 
-    /// Names of the metrics that have handles, in order.
+    /// Returns the names of the metrics that have handles, in order.
     #[must_use]
     pub fn names(&self) -> Vec<&'static str> {
         self.families.lock().keys().copied().collect()
@@ -136,7 +136,7 @@ impl Registry {
     }
 
     fn register(&self, metric: &Metric) -> Family {
-        // Names and labels are valid and unique: a test of the table says so.
+        // A test checks that the names and labels of the table are valid and unique.
         const PROOF: &str = "the table is valid";
         let options = Opts::new(metric.name, metric.meaning);
         let labels = metric.labels;
@@ -164,7 +164,7 @@ impl Registry {
     }
 }
 
-/// Brings a counter up to what an engine has counted since the start; never down.
+/// Raises a counter to what an engine has counted since the start; never lowers it.
 pub fn raise_to(counter: &IntCounter, count: u64) {
     counter.inc_by(count.saturating_sub(counter.get()));
 }

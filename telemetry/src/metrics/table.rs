@@ -2,7 +2,7 @@
 
 use super::{Kind, Metric, Part, Stability};
 
-/// Names each metric twice, for the compiler and for Prometheus, and collects all in [`TABLE`].
+/// Names each metric for the compiler and for Prometheus, and collects all of them in [`TABLE`].
 macro_rules! table {
     ($($constant:ident = $part:ident $kind:ident $unit:literal $name:literal [$($label:literal),*]
         $stability:ident: $meaning:literal;)*) => {

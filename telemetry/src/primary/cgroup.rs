@@ -7,16 +7,16 @@ use super::kernel::{KernelFile, Stalls, cores, field};
 use super::{Counter, Machine, Pace, SampleError, Sampler};
 use crate::gate::Load;
 
-/// How often a group is looked for that is not there.
+/// How often a missing group is searched for.
 pub(super) const SEARCH_INTERVAL: Duration = Duration::from_secs(1);
-/// Memory changes slowly, and telling it costs the kernel more than the rest: every so many samples.
+/// Memory changes slowly, and reading it costs the kernel more than the rest: it is read once per this many samples.
 const MEMORY_EVERY: u32 = 5;
 
 /// Where the kernel keeps its control groups.
 pub const CGROUP_ROOT: &str = "/sys/fs/cgroup";
 
-/// A control group. It need not exist: as long as it does not, nothing tells what part of the machine
-/// the primary uses, and everything that is not HarvestFS counts as the primary.
+/// A control group. It need not exist: as long as it does not, nothing shows which part of the machine the primary
+/// uses, and everything that is not HarvestFS counts as the primary.
 #[derive(Debug)]
 pub struct Cgroup {
     root: PathBuf,
@@ -27,7 +27,7 @@ pub struct Cgroup {
     cores: u32,
 }
 
-/// The files of a group that is there.
+/// The files of an existing group.
 #[derive(Debug)]
 struct Group {
     cpu: Cpu,
@@ -39,7 +39,7 @@ struct Group {
     pace: Pace,
 }
 
-/// The file that tells a group's CPU use.
+/// The file with a group's CPU usage.
 #[derive(Debug)]
 pub(super) enum Cpu {
     /// `cpu.stat`, in microseconds.
@@ -48,7 +48,7 @@ pub(super) enum Cpu {
     V1(KernelFile),
 }
 
-/// What tells a group's use, and where that of version 2 is.
+/// The files with a group's usage, and the directory of a group of version 2.
 #[derive(Debug)]
 pub(super) struct Files {
     pub(super) cpu: Cpu,
@@ -57,7 +57,7 @@ pub(super) struct Files {
 }
 
 impl Files {
-    /// Those of a group below `root`, if it is there.
+    /// Opens the files of a group below `root`, if it exists.
     pub(super) fn open(root: &Path, name: &Path) -> Option<Self> {
         let name = relative(root, name);
         let (cpu, directory) = find_cpu(root, &name)?;
@@ -78,7 +78,7 @@ impl Files {
 }
 
 impl Cpu {
-    /// Microseconds that the group has used.
+    /// Returns the CPU time in microseconds that the group has used.
     pub(super) fn used_us(&mut self) -> Result<u64, SampleError> {
         match self {
             Self::V2(file) => file.field("usage_usec"),
@@ -87,24 +87,24 @@ impl Cpu {
     }
 }
 
-/// The files that tell a group's memory.
+/// The files with a group's memory usage.
 #[derive(Debug)]
 pub(super) struct Memory {
     used: KernelFile,
-    /// Of what kinds it is.
+    /// The breakdown by kind of memory.
     stat: KernelFile,
     kinds: Kinds,
     machine_bytes: u64,
 }
 
-/// How `memory.stat` calls kinds of memory.
+/// The names of the kinds of memory in `memory.stat`.
 #[derive(Debug)]
 struct Kinds {
-    /// File pages that were not used lately.
+    /// File pages that were not used recently.
     inactive: &'static str,
-    /// What is in no file.
+    /// Memory that belongs to no file.
     anonymous: &'static str,
-    /// What is in files that are nowhere else, as those of a tmpfs are.
+    /// Pages of files that exist only in memory, such as those of a tmpfs.
     shared: &'static str,
 }
 
@@ -122,8 +122,8 @@ impl Kinds {
 }
 
 impl Cgroup {
-    /// The group `name` below `root` ([`CGROUP_ROOT`]): a path as in `/proc/PID/cgroup`; the root and
-    /// a controller in front of it are passed over. `machine` is sampled instead while it does not exist.
+    /// Creates a sampler of the group `name` below `root` ([`CGROUP_ROOT`]): a path as in `/proc/PID/cgroup`; if it
+    /// begins with the root and a controller, these are skipped. `machine` is sampled while the group does not exist.
     #[must_use]
     pub fn new(root: &Path, name: &Path, machine: Machine) -> Self {
         Self {
@@ -136,7 +136,7 @@ impl Cgroup {
         }
     }
 
-    /// Whether the group is there now.
+    /// Whether the group currently exists.
     #[must_use]
     pub fn exists(&self) -> bool {
         self.group.is_some() || find_cpu(&self.root, &self.name).is_some()
@@ -160,7 +160,7 @@ impl Sampler for Cgroup {
         if let Some(group) = &mut self.group {
             match group.sample(now, self.cores) {
                 Ok(load) => return Ok(load),
-                // It was removed. It is looked for again; the machine is sampled meanwhile.
+                // It was removed. It is searched for again, and the machine is sampled meanwhile.
                 Err(error) => {
                     tracing::warn!(cgroup = %self.name.display(), %error, "the cgroup is gone; the whole machine counts as the primary's until it is back");
                     self.group = None;
@@ -203,7 +203,7 @@ impl Group {
         }
         self.memory_due -= 1;
         let elapsed_us = self.pace.elapsed_us(now);
-        // Taken in any case, so that the next one counts from here.
+        // Read in any case, so that the next value counts from this sample.
         let stalled_share = self.stalls.share(elapsed_us.unwrap_or(1));
         let (Some(elapsed_us), Some(used_us)) = (elapsed_us, used_us) else {
             return Ok(Load::default());
@@ -228,20 +228,21 @@ impl Memory {
         })
     }
 
-    /// What it would miss, as a share of the machine's memory.
+    /// Returns the memory that the group would miss, as a share of the machine's memory.
     fn share(&mut self) -> Result<f64, SampleError> {
         let used = self.used.number()?;
         let inactive = self.stat.field(self.kinds.inactive)?;
         Ok(used.saturating_sub(inactive) as f64 / self.machine_bytes.max(1) as f64)
     }
 
-    /// What of it the kernel does not count as available to others, as it does the pages of files that are on disks, too.
+    /// Returns the memory that the kernel does not count as available to others, unlike the pages of files that are
+    /// also on disk.
     pub(super) fn unavailable_bytes(&mut self) -> Result<u64, SampleError> {
         let Kinds {
             anonymous, shared, ..
         } = self.kinds;
         let text = self.stat.read()?;
-        // Old kernels do not tell it.
+        // Old kernels do not report it.
         let shared_bytes = field(text, shared).unwrap_or(0);
         let anonymous_bytes = field(text, anonymous);
         let anonymous_bytes = anonymous_bytes.ok_or_else(|| self.stat.format(anonymous))?;
@@ -249,7 +250,7 @@ impl Memory {
     }
 }
 
-/// The file that tells a group's CPU use, and the directory that it is in.
+/// Returns the file with a group's CPU usage, and the directory that contains it.
 fn find_cpu(root: &Path, name: &Path) -> Option<(Cpu, PathBuf)> {
     let v2 = |directory: PathBuf| {
         let file = KernelFile::open_if_there(&directory.join("cpu.stat"))?;
@@ -266,7 +267,7 @@ fn find_cpu(root: &Path, name: &Path) -> Option<(Cpu, PathBuf)> {
         .or_else(|| v2(root.join("unified").join(name)))
 }
 
-/// A group's name without the root, and without a controller, if they are in front of it.
+/// Removes the root and a controller from the front of a group's name, if they are there.
 fn relative(root: &Path, name: &Path) -> PathBuf {
     let below_root = name.strip_prefix(root).ok();
     let below = below_root.unwrap_or(name.strip_prefix("/").unwrap_or(name));
@@ -327,10 +328,10 @@ mod tests {
         assert_eq!(load.cpu_share, Some(0.5));
         assert_eq!(load.memory_share, Some(0.0));
         assert_eq!(load.stalled_share, Some(1.0));
-        // More than there is: measured at slightly different times.
+        // More than exists: measured at slightly different times.
         set_v2(root, 22_000_000, 1000);
         assert_eq!(group.sample(at(start, 1000)).unwrap().cpu_share, Some(1.0));
-        // The counter starts anew.
+        // The counter restarts.
         set_v2(root, 5, 1000);
         assert_eq!(group.sample(at(start, 1500)).unwrap(), Load::default());
         // The machine slept.
@@ -385,7 +386,7 @@ mod tests {
         assert!(of_machine.cpu_share.is_some());
         // HarvestFS waits, too.
         assert_eq!(of_machine.stalled_share, None);
-        // It comes, and is noticed; then it goes and is missed at once.
+        // It appears, and is noticed; then it is removed, and missed immediately.
         set_v2(root, 0, 1000);
         group.sample(at(start, 1100)).unwrap();
         set_v2(root, 400_000, 1000);

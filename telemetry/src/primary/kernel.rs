@@ -1,4 +1,4 @@
-//! Files that the kernel makes up when they are read: kept open, read again from their start.
+//! Files that the kernel generates when they are read: kept open, and read again from their start.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
@@ -6,10 +6,10 @@ use std::path::{Path, PathBuf};
 
 use super::SampleError;
 
-/// More than any file that is read here has; what lies beyond is of no interest.
+/// More than any file that is read here contains; the rest is of no interest.
 const BYTES_MAX: usize = 64 * 1024;
 
-/// One such file.
+/// A file that the kernel generates.
 #[derive(Debug)]
 pub(super) struct KernelFile {
     path: PathBuf,
@@ -28,12 +28,12 @@ impl KernelFile {
         })
     }
 
-    /// Opens it if it is there.
+    /// Opens it if it exists.
     pub(super) fn open_if_there(path: &Path) -> Option<Self> {
         Self::open(path).ok()
     }
 
-    /// Its text now.
+    /// Returns its current text.
     pub(super) fn read(&mut self) -> Result<&str, SampleError> {
         let mut length = 0;
         loop {
@@ -49,7 +49,7 @@ impl KernelFile {
                 more => length += more,
             }
         }
-        // These files are ASCII; a program's name in one of them may be anything.
+        // These files are ASCII, but a program's name in one of them may be anything.
         match std::str::from_utf8(&self.buffer[..length]) {
             Ok(text) => Ok(text),
             Err(error) => {
@@ -58,19 +58,19 @@ impl KernelFile {
         }
     }
 
-    /// The number that is all of it.
+    /// Returns the number that is its whole content.
     pub(super) fn number(&mut self) -> Result<u64, SampleError> {
         let number = self.read()?.trim().parse().ok();
         number.ok_or_else(|| self.format("a number"))
     }
 
-    /// The number after a word at the start of a line.
+    /// Returns the number after a word at the start of a line.
     pub(super) fn field(&mut self, name: &'static str) -> Result<u64, SampleError> {
         let found = field(self.read()?, name);
         found.ok_or_else(|| self.format(name))
     }
 
-    /// The error that something is missing.
+    /// Returns the error for missing content.
     pub(super) fn format(&self, what: &'static str) -> SampleError {
         SampleError::Format {
             path: self.path.display().to_string(),
@@ -86,7 +86,7 @@ fn io(path: &Path, source: std::io::Error) -> SampleError {
     }
 }
 
-/// The number after a word at the start of a line.
+/// Returns the number after a word at the start of a line.
 pub(super) fn field(text: &str, name: &str) -> Option<u64> {
     text.lines().find_map(|line| {
         let rest = line.strip_prefix(name)?;
@@ -96,14 +96,14 @@ pub(super) fn field(text: &str, name: &str) -> Option<u64> {
     })
 }
 
-/// Microseconds in which some task waited, of a file of pressure stall information.
+/// Parses a file of pressure stall information: microseconds in which some task waited.
 pub(super) fn some_total_us(text: &str) -> Option<u64> {
     let line = text.lines().find(|line| line.starts_with("some "))?;
     line.split(' ')
         .find_map(|field| field.strip_prefix("total=")?.parse().ok())
 }
 
-/// The cores of a list such as `0-3,8`.
+/// Counts the cores in a list such as `0-3,8`.
 pub(super) fn count_cores(list: &str) -> Option<u32> {
     let mut count = 0u32;
     for range in list.trim().split(',') {
@@ -114,7 +114,7 @@ pub(super) fn count_cores(list: &str) -> Option<u32> {
     Some(count)
 }
 
-/// The machine's cores, also those that this process may not use; at least 1.
+/// Returns the number of the machine's cores, including those that this process may not use; at least 1.
 pub fn cores() -> u32 {
     let list = std::fs::read_to_string("/sys/devices/system/cpu/online");
     let cores = list.ok().and_then(|list| count_cores(&list));
@@ -122,20 +122,20 @@ pub fn cores() -> u32 {
     cores.unwrap_or_else(usable).max(1)
 }
 
-/// The machine's memory in MiB, if the kernel says it.
+/// Returns the machine's memory in MiB, if the kernel reports it.
 pub fn memory_mib() -> Option<u64> {
     let text = std::fs::read_to_string("/proc/meminfo").ok()?;
     Some(field(&text, "MemTotal")? / 1_024)
 }
 
-/// Time that tasks waited for CPU, memory and disks; the worst of the three counts.
+/// The time in which tasks waited for CPU, memory and disks; the worst of the three counts.
 #[derive(Debug)]
 pub(super) struct Stalls {
     files: Vec<(KernelFile, super::Counter)>,
 }
 
 impl Stalls {
-    /// Over the files that are there.
+    /// Opens those of the files that exist.
     pub(super) fn open(paths: [PathBuf; 3]) -> Self {
         let files = paths
             .iter()
@@ -147,11 +147,11 @@ impl Stalls {
         }
     }
 
-    /// The share of the last `elapsed_us` microseconds.
+    /// Returns the share of the last `elapsed_us` microseconds.
     pub(super) fn share(&mut self, elapsed_us: u64) -> Option<f64> {
         let mut worst = None;
         for (file, counter) in &mut self.files {
-            // A file that cannot be read tells nothing, and the others do.
+            // A file that cannot be read is left out; the others still count.
             let total_us = file.read().ok().and_then(some_total_us);
             if let Some(growth) = total_us.and_then(|total| counter.growth(total)) {
                 worst = worst.max(Some(growth));

@@ -1,10 +1,10 @@
 //! The whole machine, less HarvestFS's own processes, as the primary tenant.
 //!
-//! Interrupts and the kernel's own work, also for HarvestFS, count as the primary's: that errs on the
+//! Interrupts and the kernel's own work, including that for HarvestFS, count as the primary's: this errs on the
 //! owner's side. Time stolen by a hypervisor belongs to neither, and cannot be used either.
 //!
-//! How long tasks wait is not told: the kernel does not say whose they are, and HarvestFS's own, which run only when
-//! nobody else wants the CPU, wait most.
+//! How long tasks wait is not reported: the kernel does not show whose tasks they are, and HarvestFS's own, which run
+//! only when nothing else wants the CPU, wait most.
 
 use std::collections::HashMap;
 use std::os::unix::fs::MetadataExt;
@@ -16,38 +16,36 @@ use super::kernel::{KernelFile, field};
 use super::{Counter, Pace, SampleError, Sampler};
 use crate::gate::Load;
 
-/// How often new processes are looked for.
+/// How often new processes are searched for.
 const SCAN_INTERVAL: Duration = Duration::from_secs(2);
-/// How often all processes are looked at again: a process id may have been given to another one.
+/// How often all processes are examined again: a process id may have been reused.
 const RESCAN_INTERVAL: Duration = Duration::from_secs(60);
-/// Memory is read every so many samples: it changes slowly.
+/// Memory changes slowly: it is read once per this many samples.
 const MEMORY_EVERY: u32 = 5;
-/// Most own processes whose use is subtracted. More than ever run on one machine; bounds the open
-/// files.
+/// Most own processes whose usage is subtracted. More than ever run on one machine; bounds the number of open files.
 const OWN_MAX: usize = 256;
 
-/// What is HarvestFS's own.
+/// What belongs to HarvestFS itself.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Own {
-    /// All processes that run the executable of this one, or, where their owner hides that, carry
-    /// its name. What such a process used before it is noticed (at most two seconds) counts as
-    /// the primary's.
+    /// All processes that run the same executable as this one or, where their owner hides that, have the same name.
+    /// What such a process used before it is noticed (at most two seconds) counts as the primary's.
     SameExecutable,
     /// This process.
     ThisProcess,
-    /// Everything in a control group: exact, and the cheapest. The name is as for
-    /// [`super::Cgroup::new`]. While it is not there, nothing is in it; it must be there at the start,
-    /// or its name would be wrong.
+    /// Everything in a control group: exact, and the cheapest option. The name is as for [`super::Cgroup::new`].
+    /// While the group does not exist, it counts as empty; it must exist at the start, or else its name is taken to be
+    /// wrong.
     Cgroup(PathBuf),
 }
 
-/// See the module.
+/// A sampler of the whole machine, less HarvestFS's own processes.
 #[derive(Debug)]
 pub struct Machine {
     stat: KernelFile,
     meminfo: Option<KernelFile>,
     own: OwnUse,
-    /// CPU time of all but idle tasks, and of all, in ticks.
+    /// CPU time in ticks: of all but idle tasks, and in total.
     active: Counter,
     total: Counter,
     pace: Pace,
@@ -59,7 +57,7 @@ impl Machine {
     /// Opens the kernel's files.
     ///
     /// # Errors
-    /// When `/proc/stat` or what tells the own use cannot be read.
+    /// If `/proc/stat` or the source of the own usage cannot be read.
     pub fn open(own: Own) -> Result<Self, SampleError> {
         Ok(Self {
             stat: KernelFile::open("/proc/stat".as_ref())?,
@@ -105,7 +103,7 @@ impl Sampler for Machine {
     }
 }
 
-/// Ticks of all cores in which something ran, and altogether, of `/proc/stat`.
+/// Parses `/proc/stat`: the ticks of all cores in which something ran, and the total.
 fn cpu_ticks(text: &str) -> Option<(u64, u64)> {
     let line = text.lines().next()?.strip_prefix("cpu ")?;
     // user nice system idle iowait irq softirq steal; guests are part of user and nice.
@@ -120,7 +118,7 @@ fn cpu_ticks(text: &str) -> Option<(u64, u64)> {
     Some((active, active.checked_add(idle)?.checked_add(iowait)?))
 }
 
-/// What others than HarvestFS use of the memory, of `/proc/meminfo`.
+/// Parses `/proc/meminfo`: the share of the memory that anything but HarvestFS uses.
 fn memory_share(text: &str, own_bytes: u64) -> Option<f64> {
     let total = field(text, "MemTotal")?;
     let available = field(text, "MemAvailable")?;
@@ -130,17 +128,17 @@ fn memory_share(text: &str, own_bytes: u64) -> Option<f64> {
     (total > 0).then(|| used as f64 / total as f64)
 }
 
-/// What HarvestFS uses.
+/// The usage of HarvestFS itself.
 #[derive(Debug)]
 struct OwnUse {
     own: Own,
     identity: Identity,
     processes: HashMap<u32, Process>,
-    /// Ids of processes that are not ours.
+    /// Ids of processes that do not belong to HarvestFS.
     others: std::collections::HashSet<u32>,
     scanned: Option<Instant>,
     rescanned: Option<Instant>,
-    /// With [`Own::Cgroup`].
+    /// Only with [`Own::Cgroup`].
     group: Option<OwnGroup>,
 }
 
@@ -149,7 +147,7 @@ struct OwnUse {
 struct OwnGroup {
     root: PathBuf,
     name: PathBuf,
-    /// `None` while it is not there.
+    /// `None` while the group does not exist.
     files: Option<(Files, Counter)>,
     searched: Option<Instant>,
 }
@@ -161,7 +159,7 @@ struct Process {
     resident_pages: u64,
 }
 
-/// By what own processes are known.
+/// How own processes are recognised.
 #[derive(Debug)]
 struct Identity {
     /// Device and inode of the executable.
@@ -186,7 +184,7 @@ impl Identity {
     fn is_same(&self, other: &Self) -> bool {
         match (self.executable, other.executable) {
             (Some(own), Some(other)) if own == other => true,
-            // A binary that was replaced by a newer one, or an owner who hides it.
+            // The binary was replaced by a newer one, or the owner hides it.
             _ => self.name == other.name,
         }
     }
@@ -204,7 +202,7 @@ impl OwnGroup {
         })
     }
 
-    /// Ticks used since the sample before.
+    /// Returns the ticks used since the previous sample.
     fn sample(&mut self, now: Instant) -> f64 {
         let is_due = self
             .searched
@@ -225,7 +223,7 @@ impl OwnGroup {
                 let growth_us = counter.growth(used_us).unwrap_or(0);
                 growth_us as f64 * ticks_per_second() / 1e6
             }
-            // It was removed, and what was in it does not run any more. It is looked for again.
+            // It was removed, and nothing that was in it runs any more. It is searched for again.
             Err(error) => {
                 tracing::warn!(own_cgroup = %self.name.display(), %error, "the cgroup is gone; nothing is subtracted from what the machine uses until it is back");
                 self.files = None;
@@ -237,13 +235,13 @@ impl OwnGroup {
 
     fn memory_bytes(&mut self) -> u64 {
         let memory = self.files.as_mut().and_then(|(it, _)| it.memory.as_mut());
-        // One that was removed since has none.
+        // A group that was removed meanwhile has none.
         memory.map_or(0, |memory| memory.unavailable_bytes().unwrap_or(0))
     }
 }
 
 impl OwnUse {
-    /// Control groups are below `root`.
+    /// Searches for control groups below `root`.
     fn open(own: Own, root: &Path) -> Result<Self, SampleError> {
         let group = match &own {
             Own::Cgroup(name) => Some(OwnGroup::open(root, name)?),
@@ -264,7 +262,7 @@ impl OwnUse {
         })
     }
 
-    /// Ticks used since the sample before.
+    /// Returns the ticks used since the previous sample.
     fn sample(&mut self, now: Instant) -> f64 {
         if let Some(group) = &mut self.group {
             return group.sample(now);
@@ -272,7 +270,7 @@ impl OwnUse {
         self.scan(now);
         let mut ticks = 0;
         self.processes.retain(|_, process| {
-            // One that has ended cannot be read any more.
+            // A process that has ended can no longer be read.
             let stat = process.stat.read().ok().and_then(ProcessStat::parse);
             let Some(stat) = stat else {
                 return false;
@@ -342,7 +340,7 @@ impl OwnUse {
     }
 }
 
-/// What `/proc/PID/stat` tells.
+/// The used fields of `/proc/PID/stat`.
 struct ProcessStat<'a> {
     name: &'a str,
     cpu_ticks: u64,
@@ -351,7 +349,7 @@ struct ProcessStat<'a> {
 
 impl<'a> ProcessStat<'a> {
     fn parse(text: &'a str) -> Option<Self> {
-        // The name may contain anything, also parentheses.
+        // The name may contain anything, including parentheses.
         let (head, tail) = text.rsplit_once(')')?;
         let (_, name) = head.split_once('(')?;
         let mut fields = tail.split_ascii_whitespace();
@@ -448,7 +446,7 @@ mod tests {
         assert_eq!(machine.own.sample(at(0)), 0.0);
         set_used_s(7);
         assert_eq!(machine.own.sample(at(400)), 2.0 * ticks_per_second());
-        // What is open tells nothing any more, as that of a cgroup that was removed.
+        // The open files have no more values, like those of a cgroup that was removed.
         std::fs::write(&stat, "").unwrap();
         std::fs::remove_dir_all(&group).unwrap();
         machine.sample(at(800)).unwrap();

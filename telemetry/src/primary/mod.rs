@@ -1,10 +1,10 @@
-//! Samples of what the primary tenant uses of its server.
+//! Samples of the primary tenant's usage of its server.
 //!
 //! - [`Machine`]: the whole machine less HarvestFS's own processes;
 //! - [`Cgroup`]: a control group, version 1 or 2; while it does not exist, the machine;
-//! - [`TraceReplay`]: a recorded series, acted out in real or scaled time.
+//! - [`TraceReplay`]: a recorded series, replayed in real or scaled time.
 //!
-//! A [`Monitor`] takes samples on a thread of its own and has a [`crate::gate::BusyGate`] judge them.
+//! A [`Monitor`] takes samples on its own thread and passes them to a [`crate::gate::BusyGate`].
 
 mod cgroup;
 mod kernel;
@@ -22,57 +22,57 @@ pub use replay::{ReplayError, TraceReplay};
 
 use crate::gate::Load;
 
-/// Something that tells what the primary tenant uses.
+/// A source of samples of the primary tenant's usage.
 pub trait Sampler: Send {
-    /// The use since the sample before, or what is known of it; a load of which nothing is known
-    /// when it cannot be read now. May block as long as the kernel pleases.
+    /// Returns the usage since the previous sample, as far as it is known; a load without any known value if it
+    /// cannot be read at the moment. May block as long as the kernel does.
     ///
     /// # Errors
-    /// Why the source tells nothing; it may do so again with the next sample.
+    /// Why the source has no value; the next sample may succeed again.
     fn sample(&mut self, now: Instant) -> Result<Load, SampleError>;
 }
 
-/// Why a source tells nothing.
+/// The reason why a source has no value.
 #[derive(Debug, thiserror::Error)]
 pub enum SampleError {
     /// A file of the kernel cannot be read.
     #[error("{path}: {source}")]
     Io {
-        /// Which.
+        /// The file.
         path: String,
-        /// Why.
+        /// The cause.
         source: std::io::Error,
     },
-    /// A control group that must be there is not.
+    /// A required control group does not exist.
     #[error("there is no cgroup {}", .0.display())]
     NoCgroup(std::path::PathBuf),
-    /// A file of the kernel holds something unexpected.
+    /// A file of the kernel has unexpected content.
     #[error("{path}: {what} is not there")]
     Format {
-        /// Which.
+        /// The file.
         path: String,
-        /// What was looked for.
+        /// The missing content.
         what: &'static str,
     },
 }
 
-/// A counter that grows, of which the difference to its last value counts.
+/// A counter that increases, of which the differences between values matter.
 #[derive(Debug, Default)]
 struct Counter {
     last: Option<u64>,
 }
 
 impl Counter {
-    /// How much it grew; `None` the first time, and when it went back because what it counts was
-    /// made anew.
+    /// Returns how much it grew; `None` for the first value, and when it decreased because the counted object was
+    /// recreated.
     fn growth(&mut self, value: u64) -> Option<u64> {
         let last = self.last.replace(value)?;
         value.checked_sub(last)
     }
 }
 
-/// After a pause this long between two samples (the machine slept, or the process was stopped), the
-/// average over it says nothing about now.
+/// After a longer pause between two samples (the machine was suspended, or the process was stopped), the average over
+/// the pause is meaningless for the present.
 const PAUSE_MAX: Duration = Duration::from_secs(5);
 
 /// The time between samples.
@@ -82,8 +82,8 @@ struct Pace {
 }
 
 impl Pace {
-    /// Microseconds since the sample before; `None` the first time, after a pause, and when the
-    /// clock did not move on.
+    /// Returns the microseconds since the previous sample; `None` the first time, after a pause, and when the clock
+    /// has not advanced.
     fn elapsed_us(&mut self, now: Instant) -> Option<u64> {
         let last = self.last.replace(now)?;
         let elapsed = now.checked_duration_since(last)?;

@@ -1,4 +1,4 @@
-//! Sampling on a thread of its own, so that nothing else ever waits for the kernel's files.
+//! Sampling on its own thread, so that nothing else ever waits for the kernel's files.
 
 use std::fmt;
 use std::sync::Arc;
@@ -10,21 +10,21 @@ use parking_lot::Mutex;
 use super::{SampleError, Sampler};
 use crate::gate::{BusyGate, GateOptions, Load, Verdict};
 
-/// Time between samples. A primary that comes to life in the middle of one interval is seen in full
-/// in the next: within 0.8 s.
+/// Time between samples. A primary that becomes active in the middle of one interval is fully visible in the next
+/// one: within 0.8 s.
 pub const DEFAULT_INTERVAL: Duration = Duration::from_millis(400);
-/// How old a sample may be to be reported as what the primary uses now.
+/// How old a sample may be to be reported as the primary's current usage.
 const FRESH: Duration = Duration::from_secs(5);
 
-/// A running sampler and the gate that it moves. The thread ends some time after this is dropped;
-/// dropping the monitor does not wait for it, because it may hang in a read.
+/// A running sampler, and the gate that it controls. The thread ends some time after this is dropped; dropping the
+/// monitor does not wait for it, because it may hang in a read.
 #[derive(Debug)]
 pub struct Monitor {
     shared: Arc<Shared>,
     here: Option<Mutex<Here>>,
 }
 
-/// A sampler that is asked on the thread that wants to know.
+/// A sampler that runs on the calling thread.
 struct Here {
     sampler: Box<dyn Sampler>,
     interval: Duration,
@@ -33,7 +33,7 @@ struct Here {
 /// What is known about the primary.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Status {
-    /// What the gate says.
+    /// The verdict of the gate.
     pub verdict: Verdict,
     /// The last sample, unless it is old.
     pub load: Option<Load>,
@@ -54,10 +54,10 @@ struct State {
 }
 
 impl Monitor {
-    /// Starts to sample.
+    /// Starts sampling on a new thread.
     ///
     /// # Errors
-    /// When there can be no thread.
+    /// The thread cannot be created.
     pub fn start(
         mut sampler: Box<dyn Sampler>,
         gate: GateOptions,
@@ -71,7 +71,8 @@ impl Monitor {
         Ok(Self { shared, here: None })
     }
 
-    /// Without a thread: samples are taken by [`Monitor::status`], `interval` apart. For a simulation, whose samplers do not hang.
+    /// Samples without a thread: [`Monitor::status`] takes the samples, `interval` apart. For simulations, whose
+    /// samplers do not hang.
     #[must_use]
     pub fn start_here(
         sampler: Box<dyn Sampler>,
@@ -85,7 +86,7 @@ impl Monitor {
         }
     }
 
-    /// What is known now; never waits for the thread to take a sample.
+    /// Returns what is currently known; never waits for the thread to take a sample.
     #[must_use]
     pub fn status(&self, now: Instant) -> Status {
         if let Some(here) = &self.here {
@@ -148,14 +149,14 @@ impl Shared {
             if let Ok(load) = sample
                 && !load.is_unknown()
             {
-                // When the read hung, this is no longer the time that was asked for.
+                // If the read hung, the time is later than when it was requested.
                 self.observe(Instant::now(), load);
             }
             std::thread::sleep(interval.saturating_sub(asked.elapsed()).max(interval / 4));
         }
     }
 
-    /// Says once that the source fails, and once that it works again.
+    /// Logs once that the source fails, and once that it works again.
     fn note_health(&self, sample: &Result<Load, SampleError>, failing: &mut bool) {
         match sample {
             Err(error) if !*failing => {
@@ -184,7 +185,7 @@ mod tests {
     struct Scripted(mpsc::Receiver<f64>);
 
     impl Sampler for Scripted {
-        /// Hangs until the test says what the use is.
+        /// Hangs until the test sets the usage.
         fn sample(&mut self, _: Instant) -> Result<Load, SampleError> {
             let cpu_share = self.0.recv().ok();
             Ok(Load {
@@ -194,7 +195,7 @@ mod tests {
         }
     }
 
-    /// A use that a test sets.
+    /// A usage that a test sets.
     struct Set(Arc<Mutex<f64>>);
 
     impl Sampler for Set {

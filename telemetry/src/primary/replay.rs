@@ -1,4 +1,4 @@
-//! A recorded series acted out as the primary tenant, in real or scaled time.
+//! A recorded series replayed as the primary tenant, in real or scaled time.
 
 use std::time::{Duration, Instant};
 
@@ -6,18 +6,18 @@ use super::{SampleError, Sampler};
 use crate::gate::Load;
 use crate::traces::Series;
 
-/// A series that is replayed; after its end it starts again.
+/// A series that is replayed; after its end it starts over.
 ///
-/// A sample holds for its whole period. In a gap the last sample before it holds (before the first
-/// one, the first). Values over 100 % count as 100 %. Time is the monotonic clock's, which does not
-/// jump; one that went back all the same would show an earlier sample.
+/// A sample holds for its whole period. In a gap, the last sample before it holds (or the first one, if there is none
+/// before). Values over 100 % count as 100 %. Time is that of the monotonic clock, which does not jump; if it went
+/// backwards nevertheless, an earlier sample would be shown.
 #[derive(Clone, Debug)]
 pub struct TraceReplay {
-    /// Of all periods, gaps filled.
+    /// One for each period, with gaps filled.
     shares: Vec<f32>,
     period_s: f64,
     speed: f64,
-    /// How much of the series is over at `began`, in seconds of the trace.
+    /// How much of the series has passed at `began`, in seconds of the trace.
     skipped_s: f64,
     began: Instant,
 }
@@ -33,12 +33,12 @@ pub enum ReplayError {
     Speed,
 }
 
-/// A month in a quarter of a minute.
+/// At this speed, a month takes a quarter of a minute.
 const SPEED_MAX: f64 = 200_000.0;
 
 impl TraceReplay {
-    /// Replays a series from its start at `began`, `speed` times as fast as it was recorded.
-    /// `skipped` of real time are over by then (of a replay that others have begun before).
+    /// Replays a series from its start at `began`, `speed` times as fast as it was recorded. `skipped` of real time
+    /// have already passed by then (in a replay that others began earlier).
     ///
     /// # Errors
     /// [`ReplayError`].
@@ -69,12 +69,12 @@ impl TraceReplay {
         })
     }
 
-    /// The share at a time.
+    /// Returns the share at a time.
     #[must_use]
     pub fn share(&self, now: Instant) -> f64 {
         let elapsed_s = now.saturating_duration_since(self.began).as_secs_f64();
         let periods = (self.skipped_s + elapsed_s * self.speed) / self.period_s;
-        // A position beyond 2^52 samples, after ages, loses its fraction and stays in range.
+        // A position beyond 2^52 samples, after ages, loses its fraction but stays in range.
         let index = periods.rem_euclid(self.shares.len() as f64) as usize;
         f64::from(self.shares[index.min(self.shares.len() - 1)])
     }

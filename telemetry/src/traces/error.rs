@@ -1,4 +1,4 @@
-//! What can be wrong with a trace file.
+//! Errors in trace files.
 
 use std::io;
 use std::path::PathBuf;
@@ -11,35 +11,35 @@ pub enum TraceError {
     Open {
         /// The file.
         file: PathBuf,
-        /// What the system said.
+        /// The error of the operating system.
         error: io::Error,
     },
-    /// Reading, or unpacking, failed.
+    /// Reading or decompressing failed.
     #[error("{}:{line}: cannot be read: {error}", file.display())]
     Read {
         /// The file.
         file: PathBuf,
         /// The line that was being read; the first is 1.
         line: u64,
-        /// What the system, or the unpacker, said.
+        /// The error of the operating system or of the decompressor.
         error: io::Error,
     },
-    /// A line is not what it should be.
+    /// A line does not have the expected content.
     #[error("{}:{line}: expected {expected}, found {found}", file.display())]
     Malformed {
         /// The file.
         file: PathBuf,
         /// The line; the first is 1.
         line: u64,
-        /// What should be there.
+        /// The expected content.
         expected: String,
-        /// What is there, shortened.
+        /// The actual content, shortened.
         found: String,
     },
 }
 
 impl TraceError {
-    /// The file that is wrong.
+    /// Returns the file with the error.
     pub fn file(&self) -> &std::path::Path {
         match self {
             TraceError::Open { file, .. }
@@ -48,7 +48,7 @@ impl TraceError {
         }
     }
 
-    /// The line that is wrong; the first is 1. None when the file cannot even be opened.
+    /// Returns the line with the error; the first is 1. None when the file cannot even be opened.
     pub fn line(&self) -> Option<u64> {
         match self {
             TraceError::Open { .. } => None,
@@ -57,10 +57,10 @@ impl TraceError {
     }
 }
 
-/// At most this many characters of what was found go into a message.
+/// Most characters of the actual content in a message.
 const FOUND_CHARACTERS: usize = 60;
 
-/// Quotes what was found, shortened.
+/// Quotes the actual content, shortened.
 pub(super) fn quoted(found: &str) -> String {
     if found.is_empty() {
         return "nothing".to_owned();

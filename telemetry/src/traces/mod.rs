@@ -1,8 +1,8 @@
-//! Readers of trace files: series of CPU use, synthetic datacentres with their reimages.
+//! Readers of trace files: series of CPU utilisation, and synthetic datacentres with their reimages.
 //!
-//! The files are CSV, plain or gzip-compressed. They are read line by line: what a reader holds in
-//! memory is one line ([`MAX_LINE_BYTES`] at most) and what it made of it. Every error tells the file,
-//! the line and what was expected there; nothing in a file makes a reader panic.
+//! The files are CSV, plain or gzip-compressed. They are read line by line: a reader holds in memory only one line
+//! (at most [`MAX_LINE_BYTES`]) and its parsed content. Every error names the file, the line and what was expected
+//! there; no content of a file makes a reader panic.
 //!
 //! - [`SeriesReader`] reads utilisation: one [`Series`] in each row.
 //! - [`Records`] reads files of fixed columns: [`Tenant`], [`Ownership`], [`ReimageEvent`] of the

@@ -8,16 +8,16 @@ use super::error::TraceError;
 use super::rows::{Row, Rows};
 use crate::profile::Pattern;
 
-/// What a line of a file of fixed columns says.
+/// The content of a line of a file with fixed columns.
 pub trait Record: Sized {
-    /// The columns.
+    /// The names of the columns.
     const COLUMNS: &'static [&'static str];
 
-    /// Reads a line.
+    /// Parses a line.
     fn parse(row: &Row<'_>) -> Result<Self, TraceError>;
 }
 
-/// Reads the records of a file one after the other.
+/// Reads the records of a file in order.
 pub struct Records<R> {
     rows: Rows,
     failed: bool,
@@ -30,7 +30,7 @@ impl<R: Record> Records<R> {
         Records::new(Rows::open(path)?)
     }
 
-    /// Reads the records of these lines.
+    /// Creates a reader of the records in these lines.
     pub fn new(rows: Rows) -> Result<Self, TraceError> {
         rows.expect_columns(R::COLUMNS)?;
         Ok(Records {
@@ -40,12 +40,12 @@ impl<R: Record> Records<R> {
         })
     }
 
-    /// The number of the line that the last record was on.
+    /// Returns the number of the line of the last record.
     pub fn line(&self) -> u64 {
         self.rows.line()
     }
 
-    /// The error that says that the last record is wrong, for what only its reader can see.
+    /// Returns an error that the last record is wrong, for inconsistencies that only the caller can see.
     pub fn malformed(&self, expected: &str, found: &str) -> TraceError {
         self.rows.malformed(expected, found)
     }
@@ -54,7 +54,7 @@ impl<R: Record> Records<R> {
 impl<R: Record> Iterator for Records<R> {
     type Item = Result<R, TraceError>;
 
-    /// After an error there is nothing more.
+    /// After an error, the iterator ends.
     fn next(&mut self) -> Option<Self::Item> {
         if self.failed {
             return None;
@@ -69,7 +69,7 @@ impl<R: Record> Iterator for Records<R> {
     }
 }
 
-/// What an environment is for.
+/// The purpose of an environment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum EnvironmentKind {
     /// Production.
@@ -87,24 +87,24 @@ pub struct Tenant {
     pub tenant: u32,
     /// The number of its environment.
     pub environment: u32,
-    /// What its environment is for.
+    /// The purpose of its environment.
     pub environment_kind: EnvironmentKind,
-    /// The pattern of its CPU use.
+    /// The pattern of its CPU utilisation.
     pub pattern: Pattern,
     /// The first month (of 30 days, from 0) in which it has servers.
     pub first_month: u32,
-    /// The month before which its last server is gone.
+    /// The month before which its last server is removed.
     pub end_month: u32,
-    /// How many servers it has at first.
+    /// How many servers it has initially.
     pub servers_at_start: u32,
-    /// The traces in which its series is: `bitbrains_rnd` or `jumpstarter` (file `cpu_<source>.csv.gz`).
+    /// The traces that contain its series: `bitbrains_rnd` or `jumpstarter` (file `cpu_<source>.csv.gz`).
     pub cpu_source: String,
-    /// The name of the series that its CPU use follows.
+    /// The name of the series that its CPU utilisation follows.
     pub cpu_series: String,
     /// The part of the series, see [`super::window`].
     pub cpu_window: String,
-    /// By how many samples (of 300 s) the part is turned round: sample `i` of the tenant is sample
-    /// `i - shift` of the part, modulo its length.
+    /// By how many samples (of 300 s) the part is rotated: sample `i` of the tenant is sample `i - shift` of the
+    /// part, modulo its length.
     pub cpu_shift_samples: i32,
 }
 
@@ -115,7 +115,7 @@ pub struct Ownership {
     pub server: u32,
     /// The number of its rack.
     pub rack: u32,
-    /// From when on, in seconds.
+    /// When ownership begins, in seconds.
     pub from_s: u64,
     /// The number of the tenant that owns it.
     pub tenant: u32,
@@ -128,32 +128,32 @@ pub enum ReimageKind {
     Disk,
     /// A test of resilience.
     Test,
-    /// A redeployment of many servers at once.
+    /// A redeployment of many servers simultaneously.
     Burst,
     /// A redeployment of one server after the other.
     Rolling,
     /// A redeployment of a whole environment.
     Environment,
-    /// The server goes to another tenant.
+    /// The server is transferred to another tenant.
     Repurpose,
 }
 
 /// A reimage (`dcN_reimages`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ReimageEvent {
-    /// When, in seconds.
+    /// When it happened, in seconds.
     pub at_s: u64,
     /// The number of the server.
     pub server: u32,
     /// The tenant that owned it, or that gave it away.
     pub tenant: u32,
-    /// Why.
+    /// The reason.
     pub kind: ReimageKind,
-    /// Which group of reimages it was part of; 0 when it was alone.
+    /// The group of reimages that it was part of; 0 if it was alone.
     pub burst: u32,
 }
 
-/// What the index says of a part of a series (`cpu_index`).
+/// An entry of the index about a part of a series (`cpu_index`).
 #[derive(Clone, Debug, PartialEq)]
 pub struct IndexEntry {
     /// The traces: `bitbrains_rnd`, `jumpstarter` or `cluster_aggregate`.
@@ -162,17 +162,17 @@ pub struct IndexEntry {
     pub series: String,
     /// The part, see [`super::window`].
     pub window: String,
-    /// How many days it has.
+    /// Its length in days.
     pub days: u32,
-    /// The share of its samples that are there, 0 to 1.
+    /// The share of its samples that are present, 0 to 1.
     pub coverage: f64,
     /// Mean, in percent.
     pub average_percent: f64,
     /// 99th percentile, in percent.
     pub p99_percent: f64,
-    /// Highest, in percent, limited to 100.
+    /// Maximum, in percent, limited to 100.
     pub max_percent: f64,
-    /// Standard deviation of means over 30 minutes, in points.
+    /// Standard deviation of half-hour means, in percentage points.
     pub deviation_30min_percent: f64,
     /// The pattern; none when there are too few samples.
     pub pattern: Option<Pattern>,
@@ -313,7 +313,7 @@ impl Record for IndexEntry {
             ..,
         ] = fields;
         let class = fields[12];
-        // Nothing is computed of a window without samples.
+        // Nothing is computed for a window without samples.
         let percent = |text: &str| match text {
             "" => Ok(0.0),
             text => row.finite(text, "a number of percent"),

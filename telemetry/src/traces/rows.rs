@@ -15,8 +15,8 @@ pub const MAX_LINE_BYTES: usize = 4 << 20;
 /// Buffer between the file and the lines, in bytes.
 const BUFFER_BYTES: usize = 64 << 10;
 
-/// The lines after the header of a CSV file. Fields are separated by commas and never quoted; empty
-/// lines are passed over, a carriage return at the end of a line too.
+/// The lines after the header of a CSV file. Fields are separated by commas and never quoted; empty lines and
+/// carriage returns at the end of a line are skipped.
 pub struct Rows {
     input: Box<dyn BufRead + Send>,
     file: PathBuf,
@@ -26,7 +26,7 @@ pub struct Rows {
 }
 
 impl Rows {
-    /// Opens a file and reads its header. Whether it is compressed is seen from its content.
+    /// Opens a file and reads its header. Compression is detected from the content.
     pub fn open(path: &Path) -> Result<Self, TraceError> {
         let open_error = |error| TraceError::Open {
             file: path.to_owned(),
@@ -36,7 +36,7 @@ impl Rows {
         Rows::new(path, file)
     }
 
-    /// Reads from anything; `file` is the name that errors tell.
+    /// Reads from any source; `file` is its name in errors.
     pub fn new(file: &Path, input: impl Read + Send + 'static) -> Result<Self, TraceError> {
         let mut input = BufReader::with_capacity(BUFFER_BYTES, input);
         let read_error = |error| TraceError::Read {
@@ -69,17 +69,17 @@ impl Rows {
         Ok(rows)
     }
 
-    /// The names of the columns.
+    /// Returns the names of the columns.
     pub fn header(&self) -> &[String] {
         &self.header
     }
 
-    /// The number of the line read last; the header is line 1.
+    /// Returns the number of the line read last; the header is line 1.
     pub fn line(&self) -> u64 {
         self.line
     }
 
-    /// Makes sure that the columns are these.
+    /// Checks that the columns are these.
     pub fn expect_columns(&self, columns: &[&str]) -> Result<(), TraceError> {
         if self.header == columns {
             return Ok(());
@@ -88,7 +88,7 @@ impl Rows {
         Err(self.malformed(&expected, &self.header.join(",")))
     }
 
-    /// The next line that is not empty; none at the end of the file.
+    /// Returns the next line that is not empty; none at the end of the file.
     pub fn next_row(&mut self) -> Result<Option<Row<'_>>, TraceError> {
         loop {
             self.buffer.clear();
@@ -131,7 +131,7 @@ impl Rows {
         }
     }
 
-    /// The error that says that the line read last is wrong.
+    /// Returns an error that the line read last is wrong.
     pub fn malformed(&self, expected: &str, found: &str) -> TraceError {
         TraceError::Malformed {
             file: self.file.clone(),
@@ -159,17 +159,17 @@ pub struct Row<'a> {
 }
 
 impl<'a> Row<'a> {
-    /// The whole line.
+    /// Returns the whole line.
     pub fn text(&self) -> &'a str {
         self.text
     }
 
-    /// The number of the line; the header is line 1.
+    /// Returns the number of the line; the header is line 1.
     pub fn line(&self) -> u64 {
         self.line
     }
 
-    /// Exactly `N` fields.
+    /// Splits the line into exactly `N` fields.
     pub fn fields<const N: usize>(&self) -> Result<[&'a str; N], TraceError> {
         let mut fields = [""; N];
         let mut found = 0;
@@ -185,12 +185,12 @@ impl<'a> Row<'a> {
         Ok(fields)
     }
 
-    /// A field that parses; `expected` describes it: "a server number".
+    /// Parses a field; `expected` describes it: "a server number".
     pub fn parse<T: FromStr>(&self, field: &str, expected: &str) -> Result<T, TraceError> {
         field.parse().map_err(|_| self.malformed(expected, field))
     }
 
-    /// A number that is neither infinite nor "not a number".
+    /// Parses a number that is neither infinite nor NaN.
     pub fn finite(&self, field: &str, expected: &str) -> Result<f64, TraceError> {
         let number: f64 = self.parse(field, expected)?;
         if number.is_finite() {
@@ -200,7 +200,7 @@ impl<'a> Row<'a> {
         }
     }
 
-    /// The error that says that this line is wrong.
+    /// Returns an error that this line is wrong.
     pub fn malformed(&self, expected: &str, found: &str) -> TraceError {
         TraceError::Malformed {
             file: self.file.to_owned(),

@@ -1,4 +1,4 @@
-//! Series of CPU use: one series in a row, its samples after the named columns.
+//! Series of CPU utilisation: one series in a row, its samples after the named columns.
 
 use std::ops::Range;
 use std::path::Path;
@@ -6,35 +6,34 @@ use std::path::Path;
 use super::error::TraceError;
 use super::rows::{Row, Rows};
 
-/// Period of the samples of a file that has no `period_s` column, in seconds.
+/// Period of the samples of a file without a `period_s` column, in seconds.
 pub const DEFAULT_PERIOD_S: u32 = 300;
 
-/// Most samples in a series: a line holds no more.
+/// Most samples in a series, since a line cannot hold more.
 const MAX_SAMPLES: usize = super::rows::MAX_LINE_BYTES;
 
-/// A sample that is missing.
+/// The value that marks a missing sample.
 const MISSING: u16 = u16::MAX;
 
-/// The CPU use of a server or a tenant over time, evenly spaced, with gaps. Takes two bytes for each
-/// sample.
+/// The CPU utilisation of a server or a tenant over time, evenly spaced, with gaps. Takes two bytes for each sample.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Series {
     /// Its name: the `series` column, or date, node and slice joined by slashes.
     pub name: String,
-    /// Time from one sample to the next, in seconds; at least 1.
+    /// Time between samples in seconds; at least 1.
     pub period_s: u32,
-    /// When the first sample begins, in seconds since 1970; none when that is not known.
+    /// When the first sample begins, in seconds since 1970; none if unknown.
     pub start_unix_s: Option<i64>,
-    /// In 0.01 %.
+    /// Samples in 0.01 %.
     samples: Vec<u16>,
 }
 
 impl Series {
-    /// A series from percentages; values are rounded to 0.01 % and limited to 0..=655.34 %, and what
-    /// is not a number is missing. A period of 0 becomes 1 second.
+    /// Creates a series from percentages; values are rounded to 0.01 % and limited to 0..=655.34 %, and NaN counts as
+    /// missing. A period of 0 becomes 1 second.
     pub fn new(name: &str, period_s: u32, percents: impl IntoIterator<Item = Option<f32>>) -> Self {
         let encode = |percent: Option<f32>| match percent {
-            // Lossless: limited to what fits.
+            // Lossless, because it is limited to the range.
             Some(percent) if !percent.is_nan() => {
                 (percent * 100.0).round().clamp(0.0, f32::from(MISSING - 1)) as u16
             }
@@ -48,7 +47,7 @@ impl Series {
         }
     }
 
-    /// How many samples there are, missing ones counted.
+    /// Returns the number of samples, including missing ones.
     pub fn len(&self) -> usize {
         self.samples.len()
     }
@@ -58,24 +57,24 @@ impl Series {
         self.samples.is_empty()
     }
 
-    /// A sample in percent, as measured: it may exceed 100. None when it is missing, or beyond the end.
+    /// Returns a sample in percent, as measured: it may exceed 100. None when it is missing, or beyond the end.
     pub fn percent(&self, index: usize) -> Option<f32> {
         let sample = *self.samples.get(index)?;
         (sample != MISSING).then(|| f32::from(sample) / 100.0)
     }
 
-    /// A sample as a share of the whole, 0 to 1; values over 100 % count as 100 %.
+    /// Returns a sample as a share of the whole, 0 to 1; values over 100 % count as 100 %.
     pub fn share(&self, index: usize) -> Option<f32> {
         self.percent(index)
             .map(|percent| (percent / 100.0).min(1.0))
     }
 
-    /// All samples in percent, as measured.
+    /// Returns all samples in percent, as measured.
     pub fn percents(&self) -> impl ExactSizeIterator<Item = Option<f32>> + '_ {
         (0..self.samples.len()).map(|index| self.percent(index))
     }
 
-    /// A part of the series; what lies beyond its end is left out.
+    /// Returns a part of the series; what lies beyond its end is left out.
     pub fn slice(&self, range: Range<usize>) -> Series {
         let end = range.end.min(self.samples.len());
         let start = range.start.min(end);
@@ -89,15 +88,15 @@ impl Series {
         }
     }
 
-    /// The share of the samples that are there, 0 to 1.
+    /// Returns the share of the samples that are present, 0 to 1.
     pub fn coverage(&self) -> f64 {
         let present = self.samples.iter().filter(|&&sample| sample != MISSING);
         present.count() as f64 / self.samples.len().max(1) as f64
     }
 }
 
-/// Samples of which window of the traces, by the window's name: a month of the Bitbrains traces
-/// (`2013-08`) or days (`d01-30`, both included). In samples of [`DEFAULT_PERIOD_S`].
+/// Returns the sample range of a window of the traces by its name: a month of the Bitbrains traces (`2013-08`) or
+/// days (`d01-30`, both included). In samples of [`DEFAULT_PERIOD_S`].
 pub fn window(name: &str) -> Option<Range<usize>> {
     const DAY: usize = 288;
     match name {
@@ -112,26 +111,26 @@ pub fn window(name: &str) -> Option<Range<usize>> {
     (1 <= first && first <= last).then(|| (usize::from(first) - 1) * DAY..usize::from(last) * DAY)
 }
 
-/// Reads the series of a file, one after the other: the memory that it takes is that of one series.
+/// Reads the series of a file in order, holding only one series in memory.
 ///
-/// The last column must be `values`: all fields from there on are samples, whole numbers in 0.01 %,
-/// empty where the sample is missing. Which columns come before says what else there is:
+/// The last column must be `values`: all fields from there on are samples, whole numbers in 0.01 %, empty where the
+/// sample is missing. The preceding columns are:
 ///
 /// | columns | |
 /// |---|---|
-/// | `series` | the name (needed, unless the next row applies) |
+/// | `series` | the name (required, unless the next row applies) |
 /// | `date,node,slice` | name of three parts, and samples in whole percent |
 /// | `period_s` | time between samples in seconds; without it 300 |
 /// | `start_unix_s` | when the first sample begins; may be empty |
-/// | `unit` | `pct_x100` is 0.01 %; for any other, the highest sample becomes 100 % |
-/// | others | passed over |
+/// | `unit` | `pct_x100` is 0.01 %; with any other unit, the highest sample becomes 100 % |
+/// | others | ignored |
 pub struct SeriesReader {
     rows: Rows,
     columns: Columns,
     failed: bool,
 }
 
-/// Where the columns that mean something are.
+/// The positions of the recognised columns.
 #[derive(Clone, Default)]
 struct Columns {
     count: usize,
@@ -140,7 +139,7 @@ struct Columns {
     period: Option<usize>,
     start: Option<usize>,
     unit: Option<usize>,
-    /// When the first sample of every series begins.
+    /// When the first sample of every series begins, if known.
     known_start: Option<i64>,
 }
 
@@ -153,7 +152,7 @@ impl SeriesReader {
         SeriesReader::new(Rows::open(path)?)
     }
 
-    /// Reads the series of these lines.
+    /// Creates a reader of the series in these lines.
     pub fn new(rows: Rows) -> Result<Self, TraceError> {
         let header = rows.header();
         let at = |name: &str| header.iter().position(|column| column == name);
@@ -182,12 +181,12 @@ impl SeriesReader {
         })
     }
 
-    /// The number of the line that the last series was on.
+    /// Returns the number of the line of the last series.
     pub fn line(&self) -> u64 {
         self.rows.line()
     }
 
-    /// The first series of this name; none when the file has none.
+    /// Returns the first series of this name; none if the file does not contain it.
     pub fn find(&mut self, name: &str) -> Result<Option<Series>, TraceError> {
         while let Some(row) = self.rows.next_row()? {
             let (named, values) = split_row(&row, self.columns.count)?;
@@ -210,7 +209,7 @@ impl SeriesReader {
 impl Iterator for SeriesReader {
     type Item = Result<Series, TraceError>;
 
-    /// After an error there is nothing more.
+    /// After an error, the iterator ends.
     fn next(&mut self) -> Option<Self::Item> {
         if self.failed {
             return None;
@@ -221,7 +220,7 @@ impl Iterator for SeriesReader {
     }
 }
 
-/// The named fields, and the text of the samples.
+/// Splits a row into the named fields and the text of the samples.
 fn split_row<'a>(row: &Row<'a>, named: usize) -> Result<(Vec<&'a str>, &'a str), TraceError> {
     let mut fields: Vec<&str> = row.text().splitn(named + 1, ',').collect();
     match fields.pop() {
@@ -274,7 +273,7 @@ fn parse_series(
     })
 }
 
-/// What a sample must be.
+/// Describes a valid sample.
 const SAMPLE: &str = "a sample in 0.01 %, a whole number up to 65534, or nothing";
 
 fn samples_of(row: &Row<'_>, values: &str) -> Result<Vec<u16>, TraceError> {
@@ -291,7 +290,7 @@ fn samples_of(row: &Row<'_>, values: &str) -> Result<Vec<u16>, TraceError> {
     Ok(samples)
 }
 
-/// Samples of another unit, which `scale` turns into 0.01 %.
+/// Parses samples of another unit, which `scale` converts to 0.01 %.
 fn samples_scaled(row: &Row<'_>, values: &str, scale: f64) -> Result<Vec<u16>, TraceError> {
     let mut samples = Vec::with_capacity((values.len() / 4).min(MAX_SAMPLES));
     for text in values.split(',') {
@@ -300,7 +299,7 @@ fn samples_scaled(row: &Row<'_>, values: &str, scale: f64) -> Result<Vec<u16>, T
             continue;
         }
         let value = row.finite(text, "a sample, or nothing")? * scale;
-        // Rounding 65534.5 would give the mark of a missing sample.
+        // Rounding 65534.5 would give the marker of a missing sample.
         if !(0.0..=f64::from(MISSING - 1)).contains(&value) {
             return Err(row.malformed("a sample from 0 to 655 %, or nothing", text));
         }
@@ -309,7 +308,7 @@ fn samples_scaled(row: &Row<'_>, values: &str, scale: f64) -> Result<Vec<u16>, T
     Ok(samples)
 }
 
-/// Samples of an unknown unit: the highest becomes 100 %.
+/// Parses samples of an unknown unit: the highest becomes 100 %.
 fn samples_of_shape(row: &Row<'_>, values: &str) -> Result<Vec<u16>, TraceError> {
     let mut highest = 0.0f64;
     for text in values.split(',').filter(|text| !text.is_empty()) {
@@ -323,7 +322,7 @@ fn samples_of_shape(row: &Row<'_>, values: &str) -> Result<Vec<u16>, TraceError>
     samples_scaled(row, values, scale)
 }
 
-/// The begin of a day, written `20110303`, in seconds since 1970 (UTC).
+/// Parses a date such as `20110303` into the beginning of that day in seconds since 1970 (UTC).
 fn midnight(row: &Row<'_>, date: &str) -> Result<i64, TraceError> {
     let expected = "a date such as 20110303";
     let number: u32 = row.parse(date, expected)?;
@@ -331,7 +330,7 @@ fn midnight(row: &Row<'_>, date: &str) -> Result<i64, TraceError> {
     if date.len() != 8 || !(1..=12).contains(&month) || !(1..=31).contains(&day) {
         return Err(row.malformed(expected, date));
     }
-    // Days before a date when years begin in March, so that the leap day is the last of a year.
+    // Counts days with years that begin in March, so that the leap day is the last day of a year.
     let (year, month) = if month < 3 {
         (year - 1, month + 12)
     } else {

@@ -200,7 +200,7 @@ fn records_of_a_datacentre() {
 }
 
 proptest! {
-    /// With any content of a file, a reader ends, without a panic, and what it made of it is sound.
+    /// With any content of a file, a reader ends without a panic, and its results are sound.
     #[test]
     fn readers_take_anything(header in 0..6usize, body in proptest::collection::vec(any::<u8>(), 0..400), packed: bool) {
         let headers = [

@@ -1,6 +1,7 @@
-//! What needs the shared traces: `HARVESTFS_TRACES` names their directory, `../shared/traces` beside
-//! the repository is the default. Without them each test says so and passes, also where skipping is
-//! forbidden: they are no part of the project. Where the variable names none, it fails.
+//! Tests that need the shared traces: `HARVESTFS_TRACES` names their directory; the default is
+//! `../shared/traces` next to the repository. Without the traces, each test reports this and passes, even where
+//! skipping is forbidden, since they are not part of the project. If the variable names a directory without
+//! traces, the tests fail.
 
 mod patterns;
 mod reading;
@@ -8,7 +9,7 @@ mod reading;
 use std::io::Write;
 use std::path::PathBuf;
 
-/// The directory of the traces; none, said aloud, when they are not there.
+/// Returns the directory of the traces; if there is none, reports that and returns none.
 fn traces() -> Option<PathBuf> {
     let default = || PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../shared/traces");
     let named = std::env::var_os("HARVESTFS_TRACES").map(PathBuf::from);
@@ -18,7 +19,7 @@ fn traces() -> Option<PathBuf> {
         return Some(directory);
     }
     assert!(!is_named, "no traces in {}", directory.display());
-    // `eprintln` would be captured, and shown of tests that fail alone. Where nothing can be written, nobody reads.
+    // The output of `eprintln` would be captured and shown only for failing tests. A failed write has no reader anyway.
     let _ = writeln!(
         std::io::stderr().lock(),
         "\nSKIPPED: no traces in {}; set HARVESTFS_TRACES\n",

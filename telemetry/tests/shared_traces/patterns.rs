@@ -1,4 +1,4 @@
-//! Patterns agree with those of the index, and the peak foretells next month's.
+//! Patterns agree with those of the index, and the peak predicts next month's.
 
 use std::collections::HashMap;
 

@@ -1,4 +1,4 @@
-//! The events of a run: tasks end, suspended ones can go on, owners' load changes, jobs arrive.
+//! The events of a run: tasks end, suspended ones can resume, owners' load changes, jobs arrive.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeSet, BinaryHeap};
@@ -28,15 +28,15 @@ struct Running {
     job: u32,
     task: Task,
     started_ms: u64,
-    /// Which of all containers it is: events of those that went are passed over.
+    /// Identifies it among all containers: events of containers that no longer exist are skipped.
     id: u64,
 }
 
 #[derive(Clone, Debug, Default)]
 struct ServerState {
-    /// Cores that containers may take now.
+    /// Cores that containers may currently use.
     room: u32,
-    /// Containers, those that began first first: places in [`World::containers`].
+    /// Containers in the order of their start: indexes into [`World::containers`].
     running: Vec<u32>,
 }
 
@@ -49,7 +49,7 @@ pub(super) struct World<'a> {
     now_ms: u64,
     capacity: Capacity,
     servers: Vec<ServerState>,
-    /// The first server of each class, and the end.
+    /// The first server of each class, and the end of the last one.
     begins: Vec<usize>,
     urns: Vec<Urn>,
     headrooms: Headrooms,
@@ -57,13 +57,14 @@ pub(super) struct World<'a> {
     unused: Vec<u32>,
     next_id: u64,
     ends: BinaryHeap<Reverse<(u64, u64, u32)>>,
-    /// Suspended tasks and when they can go on.
+    /// Suspended tasks, and when they can resume.
     suspended: BinaryHeap<Reverse<(u64, u64, u32)>>,
     suspended_tasks: Vec<Task>,
     jobs: Jobs,
-    /// Jobs with tasks that wait for a core: of each class, those that may use it; at last those that may use any.
+    /// Jobs with tasks that wait for a core: for each class, the jobs that may use it; the last set contains those
+    /// that may use any.
     waiting: Vec<BTreeSet<u32>>,
-    /// How long each query took when it ran last.
+    /// How long each query took in its last run.
     last_s: [Option<f64>; QUERIES],
     running: u64,
     busy_core_ms: u64,
@@ -200,7 +201,7 @@ impl<'a> World<'a> {
         free
     }
 
-    /// A server's containers or its room have changed: tells those that draw servers.
+    /// Updates the weight with which a server is drawn after its containers or its room have changed.
     fn free_cores_changed(&mut self, server: usize) {
         let now = self.free_cores(server);
         let class = self.class(server);
@@ -250,8 +251,8 @@ impl<'a> World<'a> {
                 self.samples[2] += u64::from(jobs && wanted > CORES);
             }
         }
-        // All that wait, in their order of arrival, and not class by class: a job that may use several draws over all of
-        // them, as when it arrives.
+        // Place all waiting jobs in their order of arrival, and not class by class: a job that may use several
+        // classes draws from all of them, as at its arrival.
         let waiting: BTreeSet<u32> = self.waiting.iter().flatten().copied().collect();
         for job in waiting {
             self.place(job);
@@ -296,7 +297,7 @@ impl<'a> World<'a> {
                 Preemption::Kill => {
                     self.record.killed_tasks += 1;
                     self.wasted_core_ms += progress_ms;
-                    // From its checkpoint, if it has one: its work is what was left then.
+                    // It restarts from its checkpoint, if it has one: its work is what was left then.
                     self.wait_for_core(it.job, it.task);
                 }
                 Preemption::Suspend(costs) => {
@@ -321,7 +322,7 @@ impl<'a> World<'a> {
         }
     }
 
-    /// Milliseconds of work since a container began, restoring not counted.
+    /// Returns the milliseconds of work since a container began, without the time to restore it.
     fn progress_ms(&self, it: &Running) -> u64 {
         let restored_ms = it.started_ms + it.task.restore_ms.unwrap_or(0);
         self.now_ms.saturating_sub(restored_ms)
@@ -380,7 +381,7 @@ impl<'a> World<'a> {
         }
     }
 
-    /// The job that came first of those that wait for a core of a class.
+    /// Returns the job that arrived first among those that wait for a core of a class.
     fn first_waiting(&self, class: usize) -> Option<u32> {
         let any = self.waiting.last().and_then(BTreeSet::first);
         match (self.waiting[class].first(), any) {
@@ -472,7 +473,7 @@ impl<'a> World<'a> {
         let server = it.server as usize;
         self.servers[server].running.retain(|&other| other != place);
         self.gone(place);
-        // The core goes to the next that waits for it, without being free in between.
+        // The core goes to the next job that waits for it, without being free in between.
         let class = self.class(server);
         match self.first_waiting(class) {
             Some(next) if self.free_cores(server) > 0 => self.start_in_free_core(next, server),
@@ -521,7 +522,7 @@ impl<'a> World<'a> {
         let selected = self
             .headrooms
             .select(job_type, need, &Weights::default(), &mut self.rng);
-        // A job that is larger than the cluster still runs, a part of it at a time, anywhere.
+        // A job that is larger than the cluster still runs, one part at a time, anywhere.
         selected.unwrap_or(Selection::None)
     }
 

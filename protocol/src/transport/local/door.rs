@@ -1,4 +1,4 @@
-//! Where peers on this host open their streams.
+//! The door at which peers on this host open their streams.
 
 use std::collections::HashMap;
 use std::io;
@@ -18,25 +18,25 @@ use super::{
 };
 use crate::codec::StreamKind;
 
-/// Most callers that have not shown their ticket yet; others have to use the network.
+/// Most callers that have not shown their ticket yet; further ones have to use the network.
 const CALLERS_MAX: usize = 256;
 /// Streams of one connection that wait to be accepted.
 const WAITING_MAX: usize = 64;
-/// Most streams of all connections. Each is a descriptor, of which there must be enough for files.
+/// Most streams of all connections. Each is a file descriptor, of which enough must be left for files.
 const ALL_STREAMS_MAX: usize = 4096;
-/// When to try again to accept callers, when the system lacks something for it.
+/// When to try again to accept callers after the system lacked a resource for it.
 const ACCEPT_PAUSE: Duration = Duration::from_secs(1);
 
 const KNOCK_BYTES: usize = SECRET_BYTES + 1;
 
-/// What a caller that opens a stream sends.
+/// Returns what a caller sends to open a stream.
 pub(super) fn knock(ticket: &Secret, kind: StreamKind) -> [u8; KNOCK_BYTES] {
     let mut bytes = [kind.encode(); KNOCK_BYTES];
     bytes[..SECRET_BYTES].copy_from_slice(ticket);
     bytes
 }
 
-/// Open until it is dropped.
+/// The door, which stays open until this is dropped.
 pub(in crate::transport) struct Door {
     name: Name,
     expected: Arc<Mutex<Expected>>,
@@ -44,7 +44,7 @@ pub(in crate::transport) struct Door {
     _open: oneshot::Sender<()>,
 }
 
-/// The callers that may come, by ticket, as long as their connections last.
+/// The expected callers by ticket, as long as their connections last.
 type Expected = HashMap<Secret, Caller>;
 
 #[derive(Clone)]
@@ -54,14 +54,14 @@ struct Caller {
 }
 
 impl Door {
-    /// Opens a door on a thread of its own. Every process on this host may come to it, and may hold
-    /// it up where the kernel does not refuse descriptors.
+    /// Opens a door on a thread of its own. Every process on this host can connect to it, and can delay it where the
+    /// kernel does not refuse descriptors.
     pub(in crate::transport) fn open() -> io::Result<Self> {
         let name = rand::random();
         let address = std_unix::SocketAddr::from_abstract_name(socket_name(name))?;
         let listener = std_unix::UnixListener::bind_addr(&address)?;
         listener.set_nonblocking(true)?;
-        // Sockets that are accepted inherit it.
+        // Accepted sockets inherit this.
         refuse_descriptors(&listener);
         let expected: Arc<Mutex<Expected>> = Arc::default();
         let (open, closed) = oneshot::channel();
@@ -79,7 +79,7 @@ impl Door {
         })
     }
 
-    /// An offer for the peer of one connection, and its streams.
+    /// Returns an offer for the peer of one connection, and the streams that the peer opens with it.
     pub(in crate::transport) fn offer(&self) -> (Offer, LocalStreams) {
         let (ticket, proof) = (rand::random(), rand::random());
         let (sender, streams) = mpsc::channel(WAITING_MAX);

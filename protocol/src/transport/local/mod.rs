@@ -1,15 +1,13 @@
-//! Streams between two processes on one host, past the network.
+//! Streams between two processes on one host that bypass the network.
 //!
-//! A part that listens has a *door*: a Unix socket of a random abstract name, which exists in its
-//! network namespace only and needs no file. With its hello it makes a peer on the same host an
-//! [`Offer`]: the name and two secrets, over the connection on which both sides have proven their
-//! identities. To open a stream, the peer connects to the door and shows the first secret; the
-//! answer is the second. Only the kernel is between the two ends, so nothing is encrypted, and
-//! bytes are copied into the kernel and out of it, no more.
+//! A part that listens has a *door*: a Unix socket with a random abstract name, which exists only in its network
+//! namespace and needs no file. With its hello, it sends a peer on the same host an [`Offer`]: the name and two
+//! secrets, over the connection on which both sides have proven their identities. To open a stream, the peer connects
+//! to the door and shows the first secret; the answer is the second. Only the kernel is between the two ends, so
+//! nothing is encrypted, and bytes are only copied into the kernel and out of it.
 //!
-//! Where there is no door (another host, another namespace), and whenever it does not answer,
-//! streams go over the QUIC connection. The connection always shows whether the peer is there: its
-//! streams end with it.
+//! Where there is no door (another host, another namespace), and whenever it does not answer, streams go over the
+//! QUIC connection. The connection always shows whether the peer is reachable: its streams end with it.
 
 mod door;
 mod stream;
@@ -36,15 +34,15 @@ pub(super) const OFFER_BYTES: usize = NAME_BYTES + 2 * SECRET_BYTES;
 const NAME_BYTES: usize = 16;
 const SECRET_BYTES: usize = 32;
 
-/// How long a caller at a door may take to say what it wants.
+/// How long a caller at a door may take to state its request.
 const KNOCK_DEADLINE: Duration = Duration::from_millis(100);
-/// How long the door may take to answer: both sides are on this host. Tests of these streams are not to
-/// become tests of the network when the machine is busy.
+/// How long the door may take to answer: both sides are on this host. Longer in tests: tests of these streams must
+/// not turn into tests of the network when the machine is busy.
 const ANSWER_DEADLINE: Duration = Duration::from_millis(if cfg!(test) { 20_000 } else { 100 });
-/// How long streams go over the network after the door has not answered.
+/// How long streams go over the network after the door did not answer.
 const REST: Duration = Duration::from_secs(1);
-/// How many bytes the side that opens a stream may be ahead of the other, as far as the system
-/// allows; as on loopback. The other side keeps the system's default.
+/// How many bytes the side that opens a stream may be ahead of the other, as far as the system allows; the same as on
+/// loopback. The other side keeps the system's default.
 const SEND_BUFFER_BYTES: usize = 1024 * 1024;
 
 type Name = [u8; NAME_BYTES];
@@ -53,9 +51,9 @@ type Secret = [u8; SECRET_BYTES];
 /// How a peer on this host opens streams. Never logged.
 pub(super) struct Offer {
     name: Name,
-    /// What the peer shows.
+    /// The secret that the peer shows.
     ticket: Secret,
-    /// What it is shown in return.
+    /// The secret that the peer is shown in return.
     proof: Secret,
 }
 
@@ -77,7 +75,7 @@ impl Offer {
         })
     }
 
-    /// Where the door is.
+    /// The name of the door's socket.
     pub(super) fn socket_name(&self) -> String {
         socket_name(self.name)
     }
@@ -93,14 +91,14 @@ fn socket_name(name: Name) -> String {
     format!("harvestfs-{:032x}", u128::from_be_bytes(name))
 }
 
-/// One end of a stream, of which nothing was sent or received yet.
+/// One end of a stream on which nothing was sent or received yet.
 #[derive(Debug)]
 pub(super) struct StreamSocket {
     fd: OwnedFd,
     permit: OwnedSemaphorePermit,
 }
 
-/// The streams of one connection that go past the network.
+/// The streams of one connection that bypass the network.
 #[derive(Debug)]
 pub(super) enum LocalStreams {
     /// There are none.
@@ -112,8 +110,8 @@ pub(super) enum LocalStreams {
 }
 
 impl LocalStreams {
-    /// The next stream that the other side opens; never ends, as the connection reports its own
-    /// end. Cancellation-safe.
+    /// Returns the next stream that the other side opens; waits forever if there is none, since the connection
+    /// reports its own end. Cancellation-safe.
     pub(super) async fn accept(&self) -> (StreamKind, StreamSocket) {
         if let Self::Accepted(streams) = self
             && let Some(stream) = streams.lock().await.recv().await
@@ -142,10 +140,10 @@ impl Opener {
         }
     }
 
-    /// Opens a stream, unless the door does not answer or did not recently.
+    /// Opens a stream, unless the door does not answer, or recently did not.
     ///
     /// # Errors
-    /// There is no way but the network.
+    /// The stream has to go over the network.
     pub(super) async fn open(&self, kind: StreamKind) -> Result<StreamSocket, TransportError> {
         if self
             .resting_until
@@ -169,7 +167,7 @@ impl Opener {
     async fn knock(&self, kind: StreamKind) -> io::Result<OwnedFd> {
         let Offer { ticket, proof, .. } = &self.offer;
         let address = SocketAddrUnix::new_abstract_name(self.offer.socket_name().as_bytes())?;
-        // Not blocking, and so not waiting for a place in the queue either.
+        // Non-blocking, so that it does not wait for a place in the queue either.
         let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
         let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
         grow_send_buffer(&socket)?;
@@ -194,18 +192,18 @@ fn lost(error: io::Error) -> TransportError {
 
 fn grow_send_buffer(socket: &OwnedFd) -> io::Result<()> {
     use rustix::net::sockopt;
-    // Beyond the system's limit where this process may.
+    // Exceeds the system's limit if this process may.
     if sockopt::set_socket_send_buffer_size_force(socket, SEND_BUFFER_BYTES).is_err() {
         sockopt::set_socket_send_buffer_size(socket, SEND_BUFFER_BYTES)?;
     }
     Ok(())
 }
 
-/// Has the kernel refuse descriptors that are sent to this socket, where it can (Linux 6.16).
-/// Without a place for them, the kernel closes them while the bytes are read that they came with,
-/// and a close may wait: for a socket that lingers, or a file on FUSE.
+/// Makes the kernel refuse descriptors that are sent to this socket, where it can (Linux 6.16). Otherwise, the kernel
+/// closes them, for lack of a place for them, while the accompanying bytes are read; and closing may block: for a
+/// socket that lingers, or a file on FUSE.
 fn refuse_descriptors(socket: &impl AsRawFd) {
-    /// Of asm-generic/socket.h.
+    /// From asm-generic/socket.h.
     const SO_PASSRIGHTS: libc::c_int = 83;
     let off: libc::c_int = 0;
     // SAFETY: the descriptor is open as long as `socket` is, and the kernel reads an integer of the

@@ -20,28 +20,28 @@ use crate::codec::records::{END, RECORD_PREFIX_BYTES, Records};
 use crate::transport::system_socket::watch;
 use crate::transport::{StreamCode, TransportError};
 
-/// Bytes received at once while it is not known what comes: small messages come whole, and little of
-/// a large one has to be copied again.
+/// Bytes received in one call while it is unknown what arrives: small messages arrive whole, and little of a large
+/// one has to be copied again.
 const RECEIVE_BYTES: usize = 16 * 1024;
-/// How much later than the end of a stream the reason may come.
+/// How much later than the end of a stream its reason may arrive.
 const REASON_DEADLINE: Duration = Duration::from_millis(100);
-/// How long to wait for room when the system lacks something for watching for it.
+/// How long to wait for room when the system lacks the resources to watch for it.
 const ROOM_PAUSE: Duration = Duration::from_millis(5);
-/// Most pieces handed to the kernel at once.
+/// Most pieces passed to the kernel in one call.
 const PIECES_MAX: usize = 64;
 
-/// What the two directions share.
+/// The state shared by the two directions.
 #[derive(Debug)]
 struct Socket {
     fd: AsyncFd<OwnedFd>,
-    /// The stream ends with it.
+    /// The stream ends with this connection.
     connection: quinn::Connection,
     _permit: OwnedSemaphorePermit,
 }
 
 impl Socket {
-    /// Yields now and then, as a stream that never waits would not; and fails once this side has
-    /// closed the connection: bytes that still come do not count.
+    /// Yields from time to time, which a stream that never waits would not do otherwise; and fails once this side has
+    /// closed the connection: bytes that still arrive do not count.
     async fn check(&self) -> Result<(), TransportError> {
         tokio::task::coop::consume_budget().await;
         match self.connection.close_reason() {
@@ -50,8 +50,8 @@ impl Socket {
         }
     }
 
-    /// Why nothing comes or goes any more. A peer that closes the connection says why, but its streams
-    /// end earlier than that gets here: it is waited for until `deadline`.
+    /// Returns why the stream has broken. A peer that closes the connection gives a reason, but its streams end
+    /// before the reason arrives: it is awaited until `deadline`.
     async fn broken(&self, otherwise: TransportError, deadline: Instant) -> TransportError {
         let reason = tokio::time::timeout_at(deadline, self.connection.closed()).await;
         reason.map_or(otherwise, TransportError::from)
@@ -69,8 +69,8 @@ impl Socket {
         sendmsg(&self.fd, &pieces[..count], &mut nothing, flags)
     }
 
-    /// Waits until the receiver has taken something. The socket is watched for that only meanwhile,
-    /// as the kernel would report room after each message.
+    /// Waits until the receiver has taken something. The socket is watched for room only during this wait, since the
+    /// kernel would otherwise report room after each message.
     async fn room(&self) -> Result<(), TransportError> {
         let again = self.fd.get_ref().try_clone();
         let Ok(watched) = again.and_then(|again| watch(again, Interest::WRITABLE)) else {
@@ -87,7 +87,7 @@ impl Socket {
 
     /// Ends one direction for both sides.
     fn shut_down(&self, direction: Shutdown) {
-        // Fails only if it is over already.
+        // Fails only if it has ended already.
         let _ = shutdown(&self.fd, direction);
     }
 }
@@ -117,8 +117,7 @@ impl StreamSocket {
     }
 }
 
-/// The sending direction. Unless it was finished, the receiver learns from its end that something is
-/// missing.
+/// The sending direction. Unless it was finished, the receiver can tell from its end that something is missing.
 #[derive(Debug)]
 pub(in crate::transport) struct LocalSender {
     socket: Arc<Socket>,
@@ -126,7 +125,7 @@ pub(in crate::transport) struct LocalSender {
 }
 
 impl LocalSender {
-    /// Sends `head` and `data`, of which the pieces are left empty.
+    /// Sends `head` and `data`, whose pieces are left empty.
     pub(in crate::transport) async fn write(
         &mut self,
         mut head: Bytes,
@@ -135,10 +134,10 @@ impl LocalSender {
         self.socket.check().await?;
         let len = head.len() + data.iter().map(Bytes::len).sum::<usize>();
         if len == 0 {
-            // A record of no bytes would be taken for the end.
+            // A record without bytes would be taken for the end.
             return Ok(());
         }
-        // Limits of frames and queues are far below.
+        // The limits of frames and queues are far lower.
         let len = u32::try_from(len).map_err(|_| TransportError::StreamUnusable)?;
         let mut prefix = Bytes::copy_from_slice(&len.to_le_bytes());
         loop {
@@ -166,8 +165,8 @@ impl LocalSender {
         }
     }
 
-    /// Ends the stream for the receiver, once it has taken enough of what went before; for
-    /// `deadline` at most.
+    /// Ends the stream for the receiver once there is room for the end marker; waits for room in the background for
+    /// at most `deadline`.
     pub(in crate::transport) fn finish(&mut self, deadline: Duration) {
         let socket = self.socket.clone();
         let send_end = move || socket.send(iter::once(&END[..]));
@@ -189,12 +188,12 @@ impl LocalSender {
                     }
                 }));
             }
-            // The receiver is gone, or will see that something is missing.
+            // The receiver is gone, or will notice that something is missing.
             Err(_) => {}
         }
     }
 
-    /// Ends what is sent; without an end before, the receiver knows that something is missing.
+    /// Ends the sending direction; without an end marker before it, the receiver knows that something is missing.
     pub(in crate::transport) fn reset(&mut self) {
         self.socket.shut_down(Shutdown::Write);
     }
@@ -215,12 +214,12 @@ pub(in crate::transport) struct LocalReceiver {
     records: Records,
     /// Received and not taken yet.
     arrived: Bytes,
-    /// When it was first seen that nothing comes any more.
+    /// When the end of the stream was first noticed.
     broken_at: Option<Instant>,
 }
 
 impl LocalReceiver {
-    /// At most `max_bytes` as they come, or `None` at the end. Cancellation-safe.
+    /// Receives at most `max_bytes` as they arrive, or returns `None` at the end. Cancellation-safe.
     pub(in crate::transport) async fn read_chunk(
         &mut self,
         max_bytes: usize,
@@ -236,7 +235,7 @@ impl LocalReceiver {
             let capacity = expected.min(max_bytes).max(RECEIVE_BYTES);
             let mut arrived = Vec::new();
             self.receive(capacity, |fd| {
-                // Only now, as a stream may wait for long.
+                // Allocated only now, because a stream may wait for a long time.
                 let mut buffer = Vec::with_capacity(capacity);
                 let into = spare_capacity(&mut buffer);
                 let (received, _) = recv(fd, into, RecvFlags::DONTWAIT)?;
@@ -248,7 +247,7 @@ impl LocalReceiver {
         }
     }
 
-    /// Some bytes into `buffer`, which is not empty, or `None` at the end. Cancellation-safe.
+    /// Receives some bytes into `buffer`, which is not empty, or returns `None` at the end. Cancellation-safe.
     pub(in crate::transport) async fn read(
         &mut self,
         buffer: &mut [u8],
@@ -271,8 +270,7 @@ impl LocalReceiver {
         }))
     }
 
-    /// Receives at least a byte and at most `max_bytes`, with `receive` called again until something is
-    /// there.
+    /// Receives at least one byte and at most `max_bytes`, calling `receive` again until something has arrived.
     async fn receive(
         &mut self,
         max_bytes: usize,
@@ -291,7 +289,7 @@ impl LocalReceiver {
             match ready.try_io(|fd| Ok(receive(fd.get_ref())?)) {
                 Ok(Ok(received @ 1..)) => {
                     if received < max_bytes {
-                        // There was no more, so that asking again can be spared.
+                        // There was no more, so another attempt can be saved.
                         ready.clear_ready();
                     }
                     return Ok(received);
@@ -313,7 +311,7 @@ impl Drop for LocalReceiver {
             return;
         }
         self.socket.shut_down(Shutdown::Read);
-        // Only room wakes a sender that waits for room; it then learns that the receiver is gone.
+        // A sender that waits for room is woken only by room; it then learns that the receiver is gone.
         let mut discarded = [0; RECEIVE_BYTES];
         while let Ok((1.., _)) = recv(&self.socket.fd, &mut discarded[..], RecvFlags::DONTWAIT) {}
     }

@@ -1,4 +1,4 @@
-//! The side that asks.
+//! The client side of requests.
 
 use std::marker::PhantomData;
 use std::sync::Arc;
@@ -18,8 +18,8 @@ use crate::request_id::RequestId;
 use crate::transport::{CloseCode, Connection, FrameReceiver, RpcError, TransportError};
 use crate::version::Versioned;
 
-/// Asks the server at the other end of a connection; many calls may be in flight at once. Cheap to
-/// clone. When the last clone is dropped, the stream is finished and calls end.
+/// Calls the server at the other end of a connection; many calls may be in flight. Cheap to clone. When the last
+/// clone is dropped, the stream is finished and calls end.
 pub struct RpcClient<Req, Resp, Notice> {
     inner: Arc<Inner<Resp>>,
     types: PhantomData<fn(Req) -> Notice>,
@@ -43,7 +43,7 @@ struct Shared<Resp> {
 struct Calls<Resp> {
     waiting: FxHashMap<u64, oneshot::Sender<Result<Resp, RpcError>>>,
     next_id: u64,
-    /// Why no answer can come any more.
+    /// Why no more answers can arrive.
     lost: Option<String>,
 }
 
@@ -53,10 +53,9 @@ where
     Resp: DeserializeOwned + Send + 'static,
     Notice: DeserializeOwned + Send + 'static,
 {
-    /// Opens the request stream of `connection`. Notices go to `notices`; if it is full, the
-    /// connection is closed ([`CloseCode::TOO_SLOW`]), because waiting would hold up answers, perhaps
-    /// the very ones that the taker of notices waits for. If its receiver is dropped, notices are
-    /// ignored.
+    /// Opens the request stream of `connection`. Notices go to `notices`; if it is full, the connection is closed
+    /// ([`CloseCode::TOO_SLOW`]), because waiting would hold up answers, perhaps the very ones that the consumer of
+    /// notices waits for. If its receiver is dropped, notices are ignored.
     ///
     /// # Errors
     /// As [`Connection::open_stream`].
@@ -67,8 +66,8 @@ where
         Self::start_observed(connection, notices, |_| {}).await
     }
 
-    /// As [`RpcClient::start`]. `observe` is called with each notice before any answer that the server
-    /// sent after it is given out; it must not wait.
+    /// Does the same as [`RpcClient::start`], and calls `observe` with each notice before it delivers any answer that
+    /// the server sent after the notice; `observe` must not block.
     ///
     /// # Errors
     /// As [`RpcClient::start`].
@@ -115,11 +114,11 @@ where
         })
     }
 
-    /// Sends a request and waits for its answer, altogether no longer than `deadline`. If the call
-    /// is cancelled, an answer that still comes is ignored.
+    /// Sends a request and waits for its answer, for at most `deadline` in total. If the call is cancelled, an answer
+    /// that still arrives is ignored.
     ///
     /// # Errors
-    /// [`RpcError`]; at once when the connection is lost, or speaks no version with the request.
+    /// [`RpcError`]; immediately if the connection is lost, or if its version lacks the request.
     pub async fn call(&self, request: &Req, deadline: Duration) -> Result<Resp, RpcError> {
         let spoken = self.inner.connection.version();
         codec::check_spoken(request, spoken).map_err(RpcError::Encode)?;
@@ -170,7 +169,7 @@ impl<Resp> Shared<Resp> {
     async fn call<Req: Serialize>(&self, request: &Req) -> Result<Resp, RpcError> {
         let _permit = self.in_flight.acquire().await.map_err(|_| self.lost())?;
         let (id, answer) = self.register()?;
-        // However the call ends, its entry goes.
+        // However the call ends, its entry is removed.
         let _entry = Entry { shared: self, id };
         let mut frame = Vec::with_capacity(256);
         let message = RequestFrame {
@@ -179,7 +178,7 @@ impl<Resp> Shared<Resp> {
             request: RequestId::current(),
         };
         codec::encode_frame(&mut frame, &message, 0).map_err(RpcError::Encode)?;
-        // A frame's length fits: it is at most the header limit.
+        // A frame's length fits: the header limit bounds it.
         let bytes = u32::try_from(frame.len()).unwrap_or(u32::MAX);
         self.queueable_bytes
             .acquire_many(bytes)
@@ -209,7 +208,7 @@ impl<Resp> Shared<Resp> {
     }
 
     fn answer(&self, id: u64, result: Result<Resp, RpcError>) {
-        // Without an entry, the call was cancelled or is over its deadline.
+        // Without an entry, the call was cancelled or its deadline has expired.
         if let Some(sender) = self.calls.lock().waiting.remove(&id) {
             let _ = sender.send(result);
         }
@@ -224,7 +223,7 @@ impl<Resp> Shared<Resp> {
         self.in_flight.close();
         self.queueable_bytes.close();
         for sender in waiting.into_values() {
-            // Fails only if the call was cancelled just now.
+            // Fails only if the call has just been cancelled.
             let _ = sender.send(Err(RpcError::ConnectionLost {
                 reason: reason.to_owned(),
             }));
@@ -250,7 +249,7 @@ impl<Resp> Drop for Entry<'_, Resp> {
     }
 }
 
-/// Hands out answers and notices until the stream ends; returns why it did.
+/// Delivers answers and notices until the stream ends; returns the reason for its end.
 async fn read<Resp: DeserializeOwned, Notice: DeserializeOwned>(
     shared: &Shared<Resp>,
     connection: &Connection,

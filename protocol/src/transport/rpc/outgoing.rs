@@ -1,4 +1,4 @@
-//! Frames that wait to be written, and the task that writes them.
+//! A queue of frames that wait to be written, and the task that writes them.
 
 use std::mem;
 use std::sync::Arc;
@@ -10,13 +10,13 @@ use tokio::sync::{Notify, Semaphore};
 use crate::codec::{self, WireError};
 use crate::transport::{CloseCode, Connection, FrameSender, TransportError};
 
-/// Encoded frames in the order in which they go out. Adding never waits.
+/// Encoded frames in the order in which they are sent. Adding one never waits.
 #[derive(Debug)]
 pub(super) struct Outgoing {
     queue: Mutex<Queue>,
     /// Something was queued, or the queue was closed.
     changed: Notify,
-    /// The queue was taken to be written.
+    /// The queue was taken for writing.
     drained: Notify,
 }
 
@@ -24,7 +24,7 @@ pub(super) struct Outgoing {
 struct Queue {
     frames: Vec<u8>,
     notices: usize,
-    /// Permits that go back to `written` once the frames are written.
+    /// Permits to return to `written` once the frames are written.
     permits: usize,
     /// Nothing more will be added.
     closed: bool,
@@ -39,10 +39,10 @@ pub(super) struct Fill {
     pub(super) notices: usize,
 }
 
-/// What a frame is, as far as the limits go.
+/// How a frame counts towards the limits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Counted {
-    /// Bound to this many permits, which its queueing has consumed.
+    /// It holds this many permits, which were acquired to queue it.
     Permits(usize),
     Notice,
 }
@@ -91,21 +91,21 @@ impl Outgoing {
         fill
     }
 
-    /// No more frames will come: what is queued is written and the stream finished.
+    /// Declares that no more frames will be added: the queue is written and the stream finished.
     pub(super) fn close(&self) {
         self.queue.lock().closed = true;
         self.changed.notify_one();
     }
 
-    /// Waits until at most `max_bytes` are queued. For one waiter at a time.
+    /// Waits until at most `max_bytes` are queued. Only one task at a time may wait.
     pub(super) async fn wait_below(&self, max_bytes: usize) {
         while self.queue.lock().frames.len() > max_bytes {
             self.drained.notified().await;
         }
     }
 
-    /// Writes what is queued until the queue is closed and empty, or the connection breaks: then
-    /// the error is returned. Permits of what was written go back to `written`.
+    /// Writes the queue until it is closed and empty, or until the connection breaks: then the error is returned.
+    /// Permits of written frames are returned to `written`.
     pub(super) async fn write_to(
         &self,
         mut sender: FrameSender,
@@ -119,7 +119,7 @@ impl Outgoing {
         queue.broken = true;
         queue.frames = Vec::new();
         drop(queue);
-        // Tasks that wait for room or for permits must not wait for ever.
+        // Tasks that wait for room or for permits must not wait forever.
         self.drained.notify_one();
         written.close();
         result
@@ -161,7 +161,7 @@ impl Outgoing {
     }
 }
 
-/// Closes the queue when its last producer is gone.
+/// Closes the queue when its last producer is dropped.
 #[derive(Debug)]
 pub(super) struct Producer(pub(super) Arc<Outgoing>);
 

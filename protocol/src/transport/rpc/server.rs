@@ -1,4 +1,4 @@
-//! The side that answers.
+//! The server side of requests.
 
 use std::marker::PhantomData;
 use std::sync::Arc;
@@ -17,7 +17,7 @@ use crate::request_id::RequestId;
 use crate::transport::{CloseCode, Connection, FrameReceiver, FrameSender, TransportError};
 use crate::version::Versioned;
 
-/// Takes the requests of one connection's request stream.
+/// Receives the requests of one connection's request stream.
 pub struct RpcServer<Req, Resp, Notice> {
     link: Arc<Link>,
     receiver: FrameReceiver,
@@ -25,12 +25,12 @@ pub struct RpcServer<Req, Resp, Notice> {
     types: PhantomData<fn(Resp, Notice) -> Req>,
 }
 
-/// What server, responders and notice senders share.
+/// The state that a server, its responders and its notice senders share.
 #[derive(Debug)]
 struct Link {
     producer: Producer,
     connection: Connection,
-    /// One permit for each further request that may be taken before answers are written.
+    /// One permit for each further request that may be accepted before answers are written.
     unanswered: Arc<Semaphore>,
 }
 
@@ -49,7 +49,7 @@ where
             let (outgoing, unanswered) = (outgoing.clone(), unanswered.clone());
             let connection = connection.clone();
             async move {
-                // The connection reports its own end; requests then end with it.
+                // The connection reports its own end, and requests end with it.
                 let _ = outgoing.write_to(sender, &connection, &unanswered).await;
             }
         });
@@ -65,12 +65,12 @@ where
         }
     }
 
-    /// The next request; `None` once the client has finished its stream. While
-    /// [`CALLS_IN_FLIGHT_MAX`] requests are unanswered or [`QUEUED_BYTES_MAX`] bytes of answers are
-    /// unwritten, nothing is read, so that the client has to wait. Cancellation-safe.
+    /// Returns the next request; `None` once the client has finished its stream. While [`CALLS_IN_FLIGHT_MAX`]
+    /// requests are unanswered or [`QUEUED_BYTES_MAX`] bytes of answers are unwritten, nothing is read, so that the
+    /// client has to wait. Cancellation-safe.
     ///
     /// # Errors
-    /// What ended the connection. A malformed request ends it.
+    /// Whatever ended the connection. A malformed request ends it.
     pub async fn next(&mut self) -> Result<Option<(Req, Responder<Resp>)>, TransportError> {
         let outgoing = &self.link.producer.0;
         outgoing.wait_below(QUEUED_BYTES_MAX).await;
@@ -106,7 +106,7 @@ where
         }
     }
 
-    /// What pushes notices to this client.
+    /// Returns a sender that pushes notices to this client.
     pub fn notice_sender(&self) -> NoticeSender<Notice> {
         NoticeSender {
             link: self.link.clone(),
@@ -121,7 +121,7 @@ where
 }
 
 impl Link {
-    /// Queues a frame and cuts the client off if it does not read.
+    /// Queues a frame, and disconnects the client if it does not read.
     fn push<M: Serialize>(&self, message: &M, counted: Counted) -> Result<(), WireError> {
         let Fill { bytes, notices } = self.producer.0.push(message, counted)?;
         if bytes > UNREAD_BYTES_MAX || notices > NOTICES_QUEUED_MAX {
@@ -132,8 +132,7 @@ impl Link {
     }
 }
 
-/// Answers one request, from any thread or task. Dropping it notifies the client that no
-/// answer will come.
+/// Answers one request, from any thread or task. If it is dropped, the client is notified that no answer will come.
 pub struct Responder<Resp> {
     request: RequestId,
     pending: Option<Pending>,
@@ -147,7 +146,7 @@ struct Pending {
 }
 
 impl<Resp> Responder<Resp> {
-    /// What the client made the request for.
+    /// Returns the id of the request for which the client made it.
     #[must_use]
     pub fn request_id(&self) -> RequestId {
         self.request
@@ -155,9 +154,9 @@ impl<Resp> Responder<Resp> {
 }
 
 impl<Resp: Serialize + Versioned> Responder<Resp> {
-    /// Queues the answer; never waits. If the connection is gone, so is the answer. An answer over
-    /// the limit of a frame, or in words that the client's version does not have, is a mistake of the
-    /// caller: it is logged, and the client learns that there is none.
+    /// Queues the answer; never waits. If the connection is lost, so is the answer. An answer over the limit of a
+    /// frame, or one that the client's version does not have, is a mistake of the caller: it is logged, and the
+    /// client is notified that there is no answer.
     pub fn send(mut self, response: &Resp) {
         if let Some(pending) = self.pending.take() {
             let spoken = pending.link.connection.version();
@@ -197,7 +196,7 @@ impl Pending {
     fn send<Resp: Serialize>(self, frame: &ServerFrame<Resp, ()>) -> Result<(), (Self, WireError)> {
         match self.link.push(frame, Counted::Permits(1)) {
             Ok(()) => {
-                // It comes back when the answer is written.
+                // It is returned when the answer is written.
                 self.permit.forget();
                 Ok(())
             }
@@ -219,12 +218,11 @@ pub struct NoticeSender<Notice> {
 }
 
 impl<Notice: Serialize + Versioned> NoticeSender<Notice> {
-    /// Queues a notice; never waits. A client that lets more than [`NOTICES_QUEUED_MAX`] pile up is
-    /// cut off.
+    /// Queues a notice; never waits. A client with more than [`NOTICES_QUEUED_MAX`] queued notices is disconnected.
     ///
     /// # Errors
-    /// [`TransportError::Closed`] if the connection is gone, [`TransportError::Wire`] if the notice
-    /// is over the limit of a frame, or newer than what the connection speaks.
+    /// [`TransportError::Closed`] if the connection is lost, [`TransportError::Wire`] if the notice is over the limit
+    /// of a frame, or newer than the version of the connection.
     pub fn send(&self, notice: &Notice) -> Result<(), TransportError> {
         if self.link.connection.is_closed() {
             return Err(TransportError::Closed);

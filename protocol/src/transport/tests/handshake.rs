@@ -366,7 +366,7 @@ impl Identity {
 async fn a_server_that_was_killed_and_started_again_is_noticed_at_once() {
     let server_identity = identity(Role::Namenode, "nn");
     let (addr_sent, addr) = tokio::sync::oneshot::channel();
-    // A runtime that is dropped takes its sockets along without a word, as a killed process does.
+    // A dropped runtime closes its sockets without notifying the peers, as a killed process does.
     let killed = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(1)
         .enable_all()

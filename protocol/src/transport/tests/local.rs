@@ -19,7 +19,7 @@ fn caller(offer: &Offer) -> UnixStream {
     socket
 }
 
-/// Whether the other side hangs up without a word.
+/// Whether the other side closes the socket without an answer.
 fn is_turned_away(mut socket: UnixStream) -> bool {
     match socket.read(&mut [0; 1]) {
         Ok(read) => read == 0,

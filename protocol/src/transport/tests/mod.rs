@@ -35,7 +35,7 @@ use crate::identity::{CertificateAuthority, Identity, Peer, Role};
 
 /// Longer than anything here takes; a test that waits for it has failed.
 pub(super) const LONG: Duration = Duration::from_secs(20);
-/// For what must not happen: long enough that it would.
+/// A wait for events that must not happen, long enough for them to happen.
 pub(super) const SHORT: Duration = Duration::from_millis(100);
 
 fn authority() -> &'static CertificateAuthority {

@@ -134,7 +134,7 @@ async fn losing_the_connection_fails_pending_calls_at_once(pair: Pair) {
     assert!(client.is_closed());
     let again = client.call(&1, LONG).await;
     assert!(matches!(again, Err(RpcError::ConnectionLost { .. })));
-    // Answering into the void is allowed.
+    // Answering after the client has gone is allowed.
     for (_, responder) in held {
         responder.send(&"too late".to_owned());
     }

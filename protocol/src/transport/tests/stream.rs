@@ -6,7 +6,7 @@ use super::*;
 use crate::codec::{MAX_DATA_BYTES, MAX_HEADER_BYTES, StreamKind, WireError};
 use crate::transport::{FrameReceiver, FrameSender, StreamCode, TransportError};
 
-/// A data stream: what the client sends with, and what the server receives with.
+/// A data stream: the sender of the client, and the receiver of the server.
 async fn data_stream(pair: &Pair) -> (FrameSender, FrameReceiver, FrameSender, FrameReceiver) {
     let (mut client_sender, client_receiver) =
         pair.client.open_stream(StreamKind::Data).await.unwrap();
