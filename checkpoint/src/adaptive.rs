@@ -1,8 +1,8 @@
-//! When to kill, when to checkpoint, where to resume: Algorithms 1 and 2 of the paper
+//! Decides when to kill, when to checkpoint and where to resume: Algorithms 1 and 2 of the paper
 //! "Improving Preemptive Scheduling with Application-Transparent Checkpointing in Shared Clusters"
-//! (Li et al., Middleware '15). Pure: the simulation and the command decide by the same code.
+//! (Li et al., Middleware '15). Does no I/O, so that the simulation and the command share the code.
 
-/// What a node's checkpoints move per second, in bytes; each above 0.
+/// The bandwidth of a node's checkpoints, in bytes per second; each value is greater than 0.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Bandwidth {
     /// Storing images.
@@ -16,20 +16,20 @@ pub struct Bandwidth {
 /// A task that may be preempted.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Victim {
-    /// What a checkpoint of it has to write.
+    /// Bytes that a checkpoint of it has to write.
     pub dump_bytes: f64,
-    /// What resuming it has to read.
+    /// Bytes that resuming it has to read.
     pub restore_bytes: f64,
-    /// What is lost when it is killed: seconds of work since its start or its last checkpoint.
+    /// Work that is lost when it is killed: seconds since its start or its last checkpoint.
     pub progress_s: f64,
-    /// Whether an earlier checkpoint is there, to compare a new one with.
+    /// Whether there is an earlier checkpoint to compare a new one with.
     pub has_checkpoint: bool,
 }
 
-/// What becomes of a victim.
+/// What to do with a victim.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Preemption {
-    /// It starts again from its last checkpoint, or from the beginning.
+    /// It is killed, and later restarts from its last checkpoint or from the beginning.
     Kill,
     /// All of its memory is stored.
     Checkpoint,
@@ -38,7 +38,7 @@ pub enum Preemption {
 }
 
 impl Victim {
-    /// Seconds that a checkpoint costs, with `queue_s` seconds of other checkpoints before it on its
+    /// Cost of a checkpoint in seconds, with `queue_s` seconds of other checkpoints ahead of it on its
     /// node.
     #[must_use]
     pub fn overhead_s(&self, bandwidth: &Bandwidth, queue_s: f64) -> f64 {
@@ -47,7 +47,7 @@ impl Victim {
             + queue_s
     }
 
-    /// Algorithm 1: a checkpoint is made when more would be lost without.
+    /// Algorithm 1: takes a checkpoint when killing the victim would lose more work than that costs.
     #[must_use]
     pub fn preempt(&self, bandwidth: &Bandwidth, queue_s: f64) -> Preemption {
         if self.progress_s > self.overhead_s(bandwidth, queue_s) {
@@ -57,7 +57,7 @@ impl Victim {
         }
     }
 
-    /// The checkpoint that is made of it when one is made.
+    /// The kind of checkpoint that is taken of it if one is taken.
     #[must_use]
     pub fn checkpoint(&self) -> Preemption {
         if self.has_checkpoint {
@@ -67,44 +67,43 @@ impl Victim {
         }
     }
 
-    /// Seconds that preempting it costs, whichever way is taken: what victims are ordered by.
+    /// Cost of preempting it in seconds, the cheaper way; victims are ordered by this.
     #[must_use]
     pub fn cost_s(&self, bandwidth: &Bandwidth, queue_s: f64) -> f64 {
         self.progress_s.min(self.overhead_s(bandwidth, queue_s))
     }
 }
 
-/// Puts the cheapest victim first. Each is given with the bandwidth of its node and its queue, in
-/// seconds; equal ones stay in their order.
+/// Sorts victims by the given cost in seconds, the cheapest first. The sort is stable.
 pub fn order_victims<T>(victims: &mut [T], cost_s: impl Fn(&T) -> f64) {
     victims.sort_by(|one, other| cost_s(one).total_cmp(&cost_s(other)));
 }
 
-/// Where a preempted task goes on.
+/// Where a preempted task resumes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Resumption {
     /// From the beginning: it has no checkpoint.
     Restart,
-    /// From its checkpoint, on the node that is asked for.
+    /// From its checkpoint, on the local node.
     Local,
     /// From its checkpoint, on another node.
     Remote,
 }
 
-/// What resuming on one node costs.
+/// A node on which a task could be resumed.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Site {
     /// Bandwidth of the node.
     pub bandwidth: Bandwidth,
-    /// Bytes of the images of which no replica is on the node.
+    /// Bytes of the images that have no replica on the node.
     pub missing_bytes: f64,
-    /// Seconds of checkpoints and restores that are before it on the node.
+    /// Seconds of checkpoints and restores that are queued ahead of it on the node.
     pub queue_s: f64,
 }
 
 impl Site {
-    /// Seconds until a task with images of `restore_bytes` runs. The paper has all or nothing on
-    /// the node; what crosses the network here is what really has no replica there.
+    /// Seconds until a task with images of `restore_bytes` runs. In the paper, a node has all of a task's
+    /// images or none; here, only the bytes without a replica on the node cross the network.
     #[must_use]
     pub fn overhead_s(&self, restore_bytes: f64) -> f64 {
         self.missing_bytes / self.bandwidth.network_bytes_per_s
@@ -113,7 +112,7 @@ impl Site {
     }
 }
 
-/// Algorithm 2. `restore_bytes` is none without a checkpoint.
+/// Algorithm 2: decides where to resume a task. `restore_bytes` is `None` when it has no checkpoint.
 #[must_use]
 pub fn resume(restore_bytes: Option<f64>, local: &Site, remote: Option<&Site>) -> Resumption {
     let Some(bytes) = restore_bytes else {

@@ -1,40 +1,41 @@
-//! Which pages of a new image its parent has already. Pure: hashes in, segments out.
+//! Finds the pages of a new image that its parent already has. Does no I/O: hashes in, segments out.
 //!
-//! The new image starts as a clone of its parent, which is metadata only. A page that is equal at
-//! its place costs nothing. Runs of pages that the parent has elsewhere (memory was mapped before
-//! them) are shared from there; only the rest is written.
+//! The new image starts as a clone of its parent, which costs only metadata. A page that is equal at the
+//! same offset costs nothing. Runs of pages that the parent has at another offset (memory was mapped
+//! below them) are shared from there; only the rest is written.
 
 use std::ops::Range;
 
 use crate::page::{PAGE_BYTES, PageHash, PageIndex, PageTable};
 
-/// Shorter runs of moved pages are written: sharing one costs a request to the namenode.
+/// Minimum length, in pages, of a run of moved pages that is shared; a shorter one is written, since sharing it
+/// would cost a request to the namenode.
 pub const MOVED_PAGES_MIN: u64 = 16;
-/// So many equal pages between two written ones are written too, which saves an extent each.
+/// Maximum number of equal pages between two written ones that are written, too, which saves an extent.
 const GAP_PAGES_MAX: u64 = 1;
 
-/// What is to be done for a range of pages of the new image.
+/// How to produce a range of pages of the new image.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Segment {
     /// Numbers of the pages.
     pub pages: Range<u64>,
-    /// What they are.
+    /// Their content.
     pub content: Content,
 }
 
-/// What pages are, compared with those of the parent.
+/// The content of pages, relative to the parent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Content {
-    /// Equal to the parent's at the same place.
+    /// Equal to the parent's pages at the same offset.
     Same,
-    /// Equal to the parent's from this page on.
+    /// Equal to the parent's pages at another offset.
     Moved {
-        /// Number of the first one in the parent.
+        /// Number of the first of these pages in the parent.
         from: u64,
     },
-    /// Zeros: a hole.
+    /// Zeros, stored as a hole.
     Zero,
-    /// To be written.
+    /// New pages, which have to be written.
     New,
 }
 
@@ -47,7 +48,7 @@ pub struct Parent {
 }
 
 impl Parent {
-    /// From its hashes. An image without a parent is compared with an empty table.
+    /// Indexes the parent's hashes. An image without a parent is compared with an empty table.
     #[must_use]
     pub fn new(table: PageTable) -> Self {
         Self {
@@ -69,7 +70,7 @@ impl Parent {
         self.table.len()
     }
 
-    /// Compares pages that follow each other, from number `first` on. The segments cover them, in
+    /// Compares consecutive pages, from number `first` on. The returned segments cover all of them, in
     /// order.
     #[must_use]
     pub fn compare(&self, first: u64, hashes: &[PageHash]) -> Vec<Segment> {
@@ -94,7 +95,7 @@ impl Parent {
         if hash == self.zero {
             return Content::Zero;
         }
-        // Goes on with a run where it can: equal pages may be in many places.
+        // Continues a run where possible, as equal pages may be in many places.
         if let Some(Segment {
             pages,
             content: Content::Moved { from },
@@ -112,7 +113,7 @@ impl Parent {
     }
 }
 
-/// Whether a page at `number` belongs to the segment before it.
+/// Whether the page `number` continues the segment before it.
 fn continues(last: &Segment, content: Content, number: u64) -> bool {
     match (last.content, content) {
         (Content::Moved { from: start }, Content::Moved { from }) => {
@@ -122,7 +123,7 @@ fn continues(last: &Segment, content: Content, number: u64) -> bool {
     }
 }
 
-/// Writes what is too little to be worth sharing, and joins what then is alike.
+/// Turns segments that are too short to be worth sharing into new pages, and merges adjacent segments of those.
 fn simplify(segments: Vec<Segment>) -> Vec<Segment> {
     let mut simple: Vec<Segment> = Vec::with_capacity(segments.len());
     let mut segments = segments.into_iter().peekable();
@@ -160,7 +161,7 @@ mod tests {
 
     use super::*;
 
-    /// Pages named by a number each; 0 is the page of zeros.
+    /// The table of pages that are each filled with a number; 0 is the zero page.
     fn table(names: impl IntoIterator<Item = u16>) -> PageTable {
         let mut image = Vec::new();
         for name in names {
@@ -223,7 +224,7 @@ mod tests {
     }
 
     proptest! {
-        /// What the segments say, carried out on the parent, gives the image.
+        /// Applying the segments to the parent produces the image.
         #[test]
         fn segments_make_the_image(
             parent in proptest::collection::vec(0..6u8, 0..80),
@@ -248,7 +249,7 @@ mod tests {
             prop_assert_eq!(made, image);
         }
 
-        /// An image that is shifted by new memory before it is shared nearly whole.
+        /// An image that is shifted by new memory below it is shared nearly completely.
         #[test]
         fn a_shifted_image_is_shared(shift in 1..50u64, pages in 100..400u16) {
             let table = table(0..pages);

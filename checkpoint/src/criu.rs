@@ -1,4 +1,4 @@
-//! Running CRIU, and saying in a sentence why it refused.
+//! Runs CRIU, and explains in one sentence why it failed.
 
 use std::ffi::{OsStr, OsString};
 use std::fs;
@@ -13,54 +13,54 @@ use crate::manifest::Allow;
 use crate::page::PAGE_BYTES;
 use crate::verdict::Verdict;
 
-/// CRIU's log, in its work directory.
+/// Name of CRIU's log, in its work directory.
 pub const LOG_FILE: &str = "criu.log";
 /// The first version that can send its images instead of writing them.
 const VERSION_MIN: (u32, u32) = (3, 15);
-/// Most bytes of a log that are searched for the reason of a failure, from its end.
+/// Number of bytes at the end of a log that are searched for the reason of a failure.
 const LOG_BYTES_MAX: usize = 1 << 20;
 
-/// Why CRIU cannot be used, or what it refused.
+/// Why CRIU cannot be used, or what it failed to do.
 #[derive(Debug, thiserror::Error)]
 pub enum CriuError {
-    /// It is not there.
+    /// The program does not exist.
     #[error(
         "there is no CRIU at `{}`: install it (4.1 or later for a recent kernel), or say where it \
          is with --criu or `criu` in [checkpoint] of the configuration",
         .0.display()
     )]
     Missing(PathBuf),
-    /// It could not be started.
+    /// The program could not be started.
     #[error("cannot run `{}`: {source}", program.display())]
     Start {
-        /// What was run.
+        /// The program.
         program: PathBuf,
-        /// Why not.
+        /// The cause.
         source: io::Error,
     },
-    /// It does not say which version it is.
+    /// The program does not print a version of CRIU.
     #[error("`{}` is not CRIU: `--version` printed {printed:?}", program.display())]
     NotCriu {
-        /// What was run.
+        /// The program.
         program: PathBuf,
         /// What it printed.
         printed: String,
     },
-    /// It is too old.
+    /// The program is too old.
     #[error("CRIU {version} cannot send its images: use 4.1 or later")]
     Old {
         /// Its version.
         version: String,
     },
-    /// The kernel is newer than it, or lacks something.
+    /// CRIU does not support this kernel, which is too new for it or lacks a feature.
     #[error("CRIU {version} does not work with this kernel: {reason}")]
     Kernel {
         /// Its version.
         version: String,
-        /// What it says.
+        /// What `criu check` reported.
         reason: String,
     },
-    /// It tried and failed.
+    /// CRIU ran and failed.
     #[error("CRIU refused to {what}: {reason}")]
     Refused {
         /// `dump` or `restore`.
@@ -70,7 +70,7 @@ pub enum CriuError {
     },
 }
 
-/// A CRIU that works here.
+/// A CRIU that works on this machine.
 #[derive(Clone, Debug)]
 pub struct Criu {
     program: PathBuf,
@@ -78,11 +78,11 @@ pub struct Criu {
 }
 
 impl Criu {
-    /// Looks whether it is there, new enough, and works with this kernel. `program` is a path, or a
+    /// Checks that CRIU exists, is recent enough, and works with this kernel. `program` is a path, or a
     /// name that is looked up in `PATH`.
     ///
     /// # Errors
-    /// When it is not, or does not.
+    /// When one of these is not the case.
     pub fn find(program: &Path) -> Result<Self, CriuError> {
         let run = |argument: &str| {
             let output = Command::new(program)
@@ -122,16 +122,16 @@ impl Criu {
         })
     }
 
-    /// Its version, as it says it.
+    /// Its version, as it prints it.
     #[must_use]
     pub fn version(&self) -> &str {
         &self.version
     }
 
-    /// Whether the kernel can tell which pages of a process were changed.
+    /// Whether the kernel can report which pages of a process were changed.
     #[must_use]
     pub fn tracks_memory(&self) -> bool {
-        // CRIU counts in pages of the machine.
+        // CRIU counts in pages of the machine's size.
         if rustix::param::page_size() != PAGE_BYTES {
             return false;
         }
@@ -142,11 +142,11 @@ impl Criu {
         check.is_ok_and(|check| check.status.success())
     }
 
-    /// Starts a dump with all images. They go to the receiver that listens in the directory for CRIU's
+    /// Starts a full dump. The images are sent to the receiver that listens in the directory for CRIU's
     /// log; the processes stay stopped.
     ///
     /// # Errors
-    /// When it does not start.
+    /// When CRIU does not start.
     pub fn dump(&self, dump: &Dump<'_>) -> Result<Child, CriuError> {
         let mut arguments = dump.arguments(dump.work);
         arguments.push("--stream".into());
@@ -155,11 +155,11 @@ impl Criu {
         self.spawn_guarded(&mut command, dump.guard)
     }
 
-    /// Starts a dump of what was changed since the checkpoint in `parent`, a directory beside `images`.
-    /// Memory goes into `socket`, the other images into `images`; the processes stay stopped.
+    /// Starts a dump of what was changed since the checkpoint in `parent`, a sibling directory of `images`.
+    /// Memory is sent to `socket`, the other images are written to `images`; the processes stay stopped.
     ///
     /// # Errors
-    /// When it does not start.
+    /// When CRIU does not start.
     pub fn dump_changes(
         &self,
         dump: &Dump<'_>,
@@ -170,7 +170,7 @@ impl Criu {
         let mut arguments = dump.arguments(images);
         arguments.push("--prev-images-dir".into());
         arguments.push(Path::new("..").join(parent).into());
-        // The socket is the standard input.
+        // The socket is CRIU's standard input.
         for option in ["--page-server", "--ps-socket", "0"] {
             arguments.push(option.into());
         }
@@ -179,10 +179,10 @@ impl Criu {
         self.spawn_guarded(&mut command, dump.guard)
     }
 
-    /// Starts a dump as CRIU does it alone, with images and log in `directory`; it ends `pid`.
+    /// Starts a dump by CRIU alone, with images and log in `directory`; it ends `pid`.
     ///
     /// # Errors
-    /// When it does not start.
+    /// When CRIU does not start.
     pub fn dump_to(&self, pid: i32, directory: &Path) -> Result<Child, CriuError> {
         let mut arguments: Vec<OsString> = vec!["dump".into(), "--tree".into()];
         arguments.push(pid.to_string().into());
@@ -196,12 +196,12 @@ impl Criu {
         )
     }
 
-    /// Starts a restore of the images in `images`; `work` takes the log. The job does not depend on
-    /// this process then. It runs once the verdict on the images is that they are whole; without one,
+    /// Starts a restore of the images in `images`, with the log in `work`. The restored job does not depend
+    /// on this process. It runs once the verdict on the images is that they are intact; without a verdict,
     /// as soon as it is restored.
     ///
     /// # Errors
-    /// When it does not start.
+    /// When CRIU does not start.
     pub fn restore(
         &self,
         images: &Path,
@@ -220,7 +220,7 @@ impl Criu {
         self.spawn(&mut command)
     }
 
-    /// Of a dump that is given up, CRIU itself lets the job go on: so it must be left to do that.
+    /// Spawns CRIU so that it survives Ctrl-C: when a dump is abandoned, CRIU itself lets the job continue.
     fn spawn_guarded(&self, command: &mut Command, guard: &Guard) -> Result<Child, CriuError> {
         // Ctrl-C is for us. CRIU prints nothing: its log is a file.
         let held = guard.held().map_err(|source| self.not_started(source))?;
@@ -233,7 +233,7 @@ impl Criu {
 
     fn spawn_with(&self, command: &mut Command, stdout: Stdio) -> Result<Child, CriuError> {
         command
-            // CRIU would take shared memory for tracked, which is not reliable.
+            // With it, CRIU would rely on change tracking of shared memory, which is unreliable.
             .env_remove("CRIU_TRACK_SHMEM")
             .stdout(stdout)
             .stderr(Stdio::null())
@@ -249,20 +249,20 @@ impl Criu {
     }
 }
 
-/// What is to be dumped, and how.
+/// Parameters of a dump.
 #[derive(Clone, Copy, Debug)]
 pub struct Dump<'a> {
-    /// The process; what it started goes with it.
+    /// The job's first process; its descendants are dumped with it.
     pub pid: i32,
     /// Directory for CRIU's log.
     pub work: &'a Path,
-    /// What CRIU may do.
+    /// What CRIU is allowed to do.
     pub allow: &'a [Allow],
-    /// The cgroup that freezes them.
+    /// The cgroup with which the processes are frozen.
     pub freezer: Option<&'a Path>,
-    /// Whether the kernel is to track what is changed from then on.
+    /// Whether the kernel is to track changes from then on.
     pub track: bool,
-    /// What lets them go on if this process does not.
+    /// The guard that lets the processes continue if this process ends first.
     pub guard: &'a Guard,
 }
 
@@ -287,7 +287,7 @@ impl Dump<'_> {
     }
 }
 
-/// What became of a run: its log says why it failed.
+/// Checks how a run ended, and takes the reason of a failure from its log.
 ///
 /// # Errors
 /// [`CriuError::Refused`] when it failed.
@@ -328,7 +328,7 @@ fn push_common(arguments: &mut Vec<OsString>, work: &Path, allow: &[Allow]) {
     arguments.extend(allow.iter().map(|allow| allow.option().into()));
 }
 
-/// `Version: 4.1.1` and what may follow.
+/// Parses the line `Version: 4.1.1`; other lines are ignored.
 fn parse_version(printed: &str) -> Option<(String, (u32, u32))> {
     let line = printed
         .lines()
@@ -343,7 +343,7 @@ fn parse_version(printed: &str) -> Option<(String, (u32, u32))> {
     Some((version.to_owned(), (major, minor)))
 }
 
-/// What CRIU's log says, and what it means and what to do. The first that occurs counts.
+/// Messages in CRIU's log, each with its meaning and what to do. The first one in this list that occurs wins.
 const REASONS: [(&str, &str); 18] = [
     (
         "Broken pipe",
@@ -423,10 +423,10 @@ const REASONS: [(&str, &str); 18] = [
     ),
 ];
 
-/// What CRIU complains of although it does not mind.
+/// Part of an error message that CRIU logs although it does not matter.
 const HARMLESS: &str = "RLIMIT_NOFILE for self";
 
-/// A sentence for what a log says; none when it says nothing.
+/// Explains a log in a sentence; `None` when it has no errors.
 fn explain(log: &str) -> Option<String> {
     let errors: Vec<&str> = log
         .lines()
@@ -436,17 +436,17 @@ fn explain(log: &str) -> Option<String> {
         let line = errors.iter().find(|line| line.contains(said))?;
         Some(format!("{meaning} (CRIU: {})", message_of(line)))
     });
-    // The first error is the cause; those after it are what followed from it.
+    // The first error is the cause; later ones are its consequences.
     known.or_else(|| errors.first().map(|line| message_of(line).to_owned()))
 }
 
-/// The last complaint of `criu check`.
+/// The last error that `criu check` printed.
 fn last_error(said: &str) -> Option<String> {
     let mut errors = said.lines().filter(|line| line.contains("Error ("));
     errors.next_back().map(|line| message_of(line).to_owned())
 }
 
-/// `(00.012) Error (criu/file.c:12): message`: the message.
+/// The message of a line such as `(00.012) Error (criu/file.c:12): message`.
 fn message_of(line: &str) -> &str {
     line.split_once("Error (")
         .and_then(|(_, rest)| rest.split_once("): "))

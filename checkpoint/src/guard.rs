@@ -1,10 +1,10 @@
-//! A process that lets a job go on when the dump that has it stopped is interrupted or killed.
+//! A guard process that lets a job continue when the dump that has stopped it is interrupted or killed.
 //!
-//! CRIU leaves a job stopped until its images are durable. When the process that stores them ends before, nobody
-//! takes what CRIU sends, so that CRIU gives the dump up and lets the job go on; but once CRIU has ended, only
-//! the guard is left to do that. Its standard input ends when both have ended: they are what holds the other end.
-//! It says on its standard output when it has noted the job's processes: CRIU stops them only then, since the first one,
-//! from which the others are found, may end while they are stopped.
+//! CRIU leaves a job stopped until its images are durable. If the process that stores them ends before that, nothing
+//! reads what CRIU sends, so CRIU abandons the dump and lets the job continue; but once CRIU has ended, only the guard
+//! is left to do that. Its standard input reaches its end when both have ended, as they hold the other end of the pipe.
+//! The guard reports on its standard output when it has recorded the job's processes. CRIU stops them only after that:
+//! the first one, through which the others are found, may end while they are stopped.
 
 use std::io::{self, Read, Write};
 use std::os::fd::{AsFd, OwnedFd};
@@ -19,12 +19,12 @@ use rustix::process::Signal;
 
 use crate::process::Tree;
 
-/// Tells the guard the job: the id of its first process, and when that was started.
+/// Environment variable that identifies the job to the guard: id and start time of its first process.
 const JOB_VARIABLE: &str = "HARVESTFS_DUMP_GUARD";
-/// Most time that a guard takes to say that it has noted the processes of the job.
+/// Maximum time for a guard to report that it has recorded the processes of the job.
 const NOTE_DEADLINE: Duration = Duration::from_secs(30);
 
-/// A guard that watches until this is dropped.
+/// A running guard, which watches until this is dropped.
 #[derive(Debug)]
 pub struct Guard {
     child: Child,
@@ -32,11 +32,11 @@ pub struct Guard {
 }
 
 impl Guard {
-    /// Watches over a job that is about to be dumped. When this returns, its processes are noted, so that CRIU may
-    /// stop them.
+    /// Starts a guard for a job that is about to be dumped. When this returns, the guard has recorded the job's
+    /// processes, so that CRIU may stop them.
     ///
     /// # Errors
-    /// When there can be no guard, or the job has ended.
+    /// When the guard cannot be started or does not report in time, or the job has ended.
     pub fn start(tree: &Tree) -> io::Result<Self> {
         let (heard, says) = UnixStream::pair()?;
         let mut child = Command::new("/proc/self/exe")
@@ -48,18 +48,18 @@ impl Guard {
             .stdin(Stdio::piped())
             .stdout(OwnedFd::from(says))
             .stderr(Stdio::inherit())
-            // Ctrl-C is for us.
+            // Ctrl-C must reach only us.
             .process_group(0)
             .spawn()?;
         let held = child.stdin.take();
         let held = held.ok_or_else(|| io::Error::other("the guard has no pipe"))?;
-        // Dropped, it ends the guard.
+        // On an error, dropping it ends the guard.
         let guard = Self { child, held };
         wait_for_note(heard, NOTE_DEADLINE)?;
         Ok(guard)
     }
 
-    /// What the guard waits for the end of, for one more process to hold.
+    /// Another handle of the pipe whose end the guard waits for, for one more process to hold.
     pub(crate) fn held(&self) -> io::Result<Stdio> {
         Ok(self.held.as_fd().try_clone_to_owned()?.into())
     }
@@ -80,14 +80,14 @@ fn wait_for_note(mut heard: UnixStream, deadline: Duration) -> io::Result<()> {
 
 impl Drop for Guard {
     fn drop(&mut self) {
-        // The job goes on, or has ended, by what is done here. A guard that is there no more has nothing to do.
+        // This process has itself continued or ended the job. A guard that has already ended has nothing left to do.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
 }
 
-/// Whether this process is a guard, to be asked before anything else by a program that dumps: then it has done
-/// its work, successfully or not.
+/// Runs the guard if this process was started as one, and returns whether it was successful; otherwise `None`. A
+/// program that dumps must call this before anything else.
 #[must_use]
 pub fn asked() -> Option<bool> {
     let job = std::env::var(JOB_VARIABLE).ok()?;
@@ -104,7 +104,7 @@ pub fn asked() -> Option<bool> {
 }
 
 fn watch(job: &str) -> io::Result<()> {
-    // What ends a command is often sent to all its processes.
+    // A signal that ends a command is often sent to all of its processes; the guard must survive it.
     for signal in [Signal::TERM, Signal::INT, Signal::HUP] {
         signal_hook::flag::register(signal.as_raw(), Arc::<AtomicBool>::default())?;
     }
@@ -122,12 +122,12 @@ fn let_go_on_after(
     root: i32,
     started_ticks: u64,
 ) -> io::Result<()> {
-    // While the first one is there: once it has ended, nothing leads from it to the others any more.
+    // Read while the first process lives: once it has ended, the others can no longer be found through it.
     let tree = Tree::of(root).ok();
     let Some(tree) = tree.filter(|tree| tree.started_ticks() == started_ticks) else {
         return Ok(());
     };
-    // Where nobody hears it, nobody has CRIU stop anything either.
+    // If nobody receives this, nobody makes CRIU stop anything either.
     let _ = says.write_all(b"\n").and_then(|()| says.flush());
     io::copy(&mut held, &mut io::sink())?;
     tree.go_on().map_err(io::Error::other)
@@ -165,7 +165,7 @@ mod tests {
         kill_process(Pid::from_child(&job), Signal::STOP).expect("it is ours");
         wait_until("it is stopped", || state(pid) == 'T');
 
-        // Another process with its id before.
+        // As if another process had had the id before.
         let other = tree.started_ticks() - 1;
         let_go_on_after(io::empty(), io::sink(), pid, other).expect("there is nothing to do");
         assert_eq!(state(pid), 'T');
@@ -223,7 +223,7 @@ mod tests {
         let (heard, says) = UnixStream::pair().expect("a pair");
         thread::scope(|scope| {
             let guard = scope.spawn(|| let_go_on_after(ours, says, root, started_ticks));
-            // From then on, nothing that ends keeps the others from being found.
+            // From now on, the others are found even if the first process ends.
             wait_for_note(heard, NOTE_DEADLINE).expect("it has noted them");
             job.kill().expect("it is ours");
             job.wait().expect("it ended");

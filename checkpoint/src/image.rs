@@ -1,4 +1,4 @@
-//! Writing images as they stream in, and checking them.
+//! Writes images as they stream in, and verifies them.
 
 use std::fs::File;
 use std::io::{self, Read, Write};
@@ -13,7 +13,7 @@ use crate::pages_file::{PagesFile, ParentImage};
 use crate::pieces::{for_each_piece, read_full};
 use crate::store::{Checkpoint, Job, JobLock, StoreError, io_error};
 
-/// Where images are stored whole, in the directory of their checkpoint.
+/// Subdirectory of a checkpoint in which compaction stores images without sharing pages.
 const COMPACTED_DIRECTORY: &str = ".compacted";
 
 /// Why an image cannot be used.
@@ -22,28 +22,28 @@ pub enum ImageError {
     /// A file could not be read or written.
     #[error(transparent)]
     Store(#[from] StoreError),
-    /// What CRIU sent could not be read.
+    /// An image could not be read from CRIU.
     #[error("cannot read image {name} from CRIU: {source}")]
     Stream {
-        /// Of which image.
+        /// The image's name.
         name: String,
-        /// Why not.
+        /// The cause.
         source: io::Error,
     },
-    /// CRIU sent what is no image of pages.
+    /// The name is that of an image of pages, but the content does not consist of whole pages.
     #[error("image {0} does not consist of whole pages")]
     Pages(String),
-    /// An image is not what its manifest says.
+    /// An image does not match its manifest.
     #[error("image {name} is damaged: {reason}")]
     Damaged {
-        /// Which.
+        /// The image's name.
         name: String,
         /// What is wrong.
         reason: String,
     },
 }
 
-/// Stores an image of another kind than pages. When this returns, it is durable.
+/// Stores an image that is not one of pages. When this returns, it is durable.
 ///
 /// # Errors
 /// When it cannot be read or written.
@@ -53,7 +53,7 @@ pub fn store_plain(
     mut source: impl Read,
 ) -> Result<Image, ImageError> {
     let path = directory.join(name);
-    // Whatever has the name was not put there by CRIU.
+    // An existing file of that name was not created by CRIU, so it must not be overwritten.
     let mut file = File::create_new(&path).map_err(io_error("create", &path))?;
     let mut context = Context::new(&SHA256);
     let mut size_bytes = 0;
@@ -77,7 +77,7 @@ pub fn store_plain(
     })
 }
 
-/// Stores an image of pages and its hashes, sharing with the parent what is equal. When this
+/// Stores an image of pages and its hashes, sharing equal pages with the parent. When this
 /// returns, both are durable.
 ///
 /// # Errors
@@ -100,13 +100,13 @@ pub fn store_pages(
     image.finish()
 }
 
-/// Checkpoints in a row that may share pages before the last one is stored whole again. Each one
-/// adds extents, and keeps blocks of those before it from being collected.
+/// Number of earlier checkpoints that may share pages with one before it is stored whole again. Each
+/// one adds extents, and prevents blocks of its predecessors from being collected.
 pub const CHAIN_DEPTH_MAX: u32 = 8;
 
-/// Stores the newest checkpoint of a job whole, when more than `depth_max` before it may share
-/// pages with it. Whenever this is interrupted, the checkpoint is as good as before. Returns whether
-/// there was something to do.
+/// Stores the newest checkpoint of a job whole if more than `depth_max` earlier ones may share pages
+/// with it. An interruption at any point leaves the checkpoint intact. Returns whether there was
+/// something to do.
 ///
 /// # Errors
 /// When it cannot be read or written, or is damaged.
@@ -121,7 +121,7 @@ pub fn compact_newest(job: &Job, _lock: &JobLock, depth_max: u32) -> Result<bool
     let new = directory.join(COMPACTED_DIRECTORY);
     let pages = checkpoint.manifest.images.iter_mut();
     for image in pages.filter(|image| image.has_pages()) {
-        // What an interrupted one left.
+        // Left over from an interrupted compaction.
         match std::fs::remove_dir_all(&new) {
             Err(error) if error.kind() != io::ErrorKind::NotFound => {
                 return Err(io_error("remove", &new)(error).into());
@@ -132,8 +132,8 @@ pub fn compact_newest(job: &Job, _lock: &JobLock, depth_max: u32) -> Result<bool
         let path = directory.join(&image.name);
         let file = File::open(&path).map_err(io_error("open", &path))?;
         let whole = store_pages(&new, &image.name, file, None)?;
-        // The hashes that are there stay: those of groups may be unknown in one table and not in the
-        // other.
+        // The existing table stays. Only page hashes are compared, as a group hash may be unknown in one
+        // table and known in the other.
         if load_table(&new, &whole)?.pages_from(0) != load_table(directory, image)?.pages_from(0) {
             return Err(damaged(image, "its pages are not what was stored".into()));
         }
@@ -147,11 +147,12 @@ pub fn compact_newest(job: &Job, _lock: &JobLock, depth_max: u32) -> Result<bool
     Ok(true)
 }
 
-/// Compares the images of a checkpoint's state with its manifest, and the sizes of those of its
-/// memory: little is read.
+/// Verifies the images of a checkpoint's state, and the sizes of those of its memory, against the
+/// manifest. This reads little.
 ///
 /// # Errors
-/// [`ImageError::Damaged`] names the first image that is not as it was written.
+/// [`ImageError::Damaged`] for the first image that differs from what was written; also when a file cannot
+/// be read.
 pub fn verify_state(checkpoint: &Checkpoint) -> Result<(), ImageError> {
     for image in &checkpoint.manifest.images {
         let path = checkpoint.directory.join(&image.name);
@@ -175,10 +176,11 @@ pub fn verify_state(checkpoint: &Checkpoint) -> Result<(), ImageError> {
     Ok(())
 }
 
-/// Compares the images of a checkpoint's memory with its manifest: all of it is read.
+/// Verifies the images of a checkpoint's memory against the manifest. This reads all of them.
 ///
 /// # Errors
-/// [`ImageError::Damaged`] names the first image that is not as it was written.
+/// [`ImageError::Damaged`] for the first image that differs from what was written; also when a file cannot
+/// be read.
 pub fn verify_memory(checkpoint: &Checkpoint) -> Result<(), ImageError> {
     let images = checkpoint.manifest.images.iter();
     for image in images.filter(|image| image.has_pages()) {
@@ -202,7 +204,7 @@ fn verify_pages(directory: &Path, image: &Image) -> Result<(), ImageError> {
     for_each_piece(file, &table, unreadable, |piece| {
         let first = found.len() as usize;
         found.extend(&piece.groups);
-        // It may have grown since its length was looked at.
+        // The file may have grown since its length was checked.
         let mut pairs = found.pages_from(first).iter().zip(table.pages_from(first));
         if let Some(wrong) = pairs.position(|(hash, stored)| hash != stored) {
             let page = first + wrong;
@@ -217,7 +219,7 @@ fn verify_pages(directory: &Path, image: &Image) -> Result<(), ImageError> {
     Ok(())
 }
 
-/// Reads the hashes of an image, and checks them.
+/// Reads the hashes of an image, and verifies their checksum.
 pub(crate) fn load_table(directory: &Path, image: &Image) -> Result<PageTable, ImageError> {
     let path = directory.join(image.table_name());
     let bytes = std::fs::read(&path).map_err(io_error("read", &path))?;
@@ -265,7 +267,7 @@ mod tests {
         verify_memory(checkpoint)
     }
 
-    /// A checkpoint with one image of pages, each filled with one byte.
+    /// A checkpoint with one image of pages, each filled with one byte, and the bytes sent for that image.
     fn checkpoint(
         directory: PathBuf,
         pages: &[u8],
@@ -331,7 +333,7 @@ mod tests {
     proptest! {
         #![proptest_config(ProptestConfig::with_cases(32))]
 
-        /// With any parent and image, what is stored is the image (asserted in `checkpoint`).
+        /// With any parent and image, the stored file equals the image (asserted in `checkpoint`).
         #[test]
         fn an_image_is_stored_as_it_came(
             parent in proptest::collection::vec(0..4u8, 0..90),
@@ -340,7 +342,7 @@ mod tests {
         ) {
             let directory = tempfile::tempdir().expect("a directory");
             let (first, _) = checkpoint(directory.path().join("1"), &parent, None);
-            // Some of it is the parent's, moved.
+            // Part of it is the parent's content at another offset.
             let mut pages = image;
             pages.extend(parent.iter().skip(start));
             checkpoint(directory.path().join("2"), &pages, Some(&first));

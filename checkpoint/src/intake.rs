@@ -1,8 +1,8 @@
-//! Receives images from `criu dump --stream`: for each one CRIU names the file and hands over the
-//! end of a pipe. So memory is compared with the parent on its way, without a copy on a disk.
+//! Receives images from `criu dump --stream`: for each one, CRIU names the file and passes the read end
+//! of a pipe. So memory is compared with the parent in flight, without a copy on disk.
 //!
-//! CRIU's pages travel through the pipe by reference: the job must not run until all of them
-//! were read.
+//! CRIU's pages travel through the pipe by reference: the job must not run until all of them have
+//! been read.
 
 use std::fs::File;
 use std::io::{self, IoSliceMut, Read};
@@ -21,64 +21,65 @@ use crate::manifest::{Image, ManifestError, check_image_name, is_pages_image};
 use crate::pages_file::ParentImage;
 use crate::store::Checkpoint;
 
-/// Where CRIU looks for the receiver, in its directory of images.
+/// Name of the receiver's socket, which CRIU looks for in its images directory.
 const SOCKET_FILE: &str = "streamer-capture.sock";
-/// How often it is asked whether CRIU still runs.
+/// Interval at which to check whether CRIU still runs.
 const TICK: Timespec = Timespec {
     tv_sec: 0,
     tv_nsec: 50_000_000,
 };
-/// Most bytes of a request: a file name with its frame.
+/// Maximum length of a request in bytes: a file name with its framing.
 const REQUEST_BYTES_MAX: usize = 4096;
-/// Most images that are received at the same time; CRIU has about ten open.
+/// Maximum number of images received at the same time; CRIU has about ten open.
 const IMAGES_AT_ONCE_MAX: usize = 256;
-/// Most time that CRIU may take for the rest of a request.
+/// Maximum time that CRIU may take to send the rest of a request.
 const REQUEST_DEADLINE: Duration = Duration::from_secs(10);
-/// What a pipe holds: fewer wake-ups than with the kernel's 64 KiB.
+/// Capacity of a pipe in bytes: needs fewer wake-ups than the kernel's default of 64 KiB.
 const PIPE_BYTES: usize = 1 << 20;
 
-/// What went wrong while CRIU was sending.
+/// Errors while receiving from CRIU.
 #[derive(Debug, thiserror::Error)]
 pub enum IntakeError {
     /// An image could not be stored.
     #[error(transparent)]
     Image(#[from] ImageError),
-    /// CRIU named what cannot be an image.
+    /// CRIU sent a name that an image cannot have.
     #[error("CRIU sent an image that cannot be stored: {0}")]
     Name(#[from] ManifestError),
     /// The connection failed.
     #[error("the connection with CRIU failed: {0}")]
     Connection(#[from] io::Error),
-    /// CRIU does not speak its protocol.
+    /// CRIU violated its protocol.
     #[error("CRIU sent a request that is not understood: {0}")]
     Protocol(&'static str),
-    /// CRIU never connected, or did not say that it has sent all.
+    /// CRIU never connected, or ended without reporting that it has sent everything.
     #[error("CRIU ended before it sent all images")]
     NotConnected,
 }
 
-/// Waits for CRIU.
+/// Receiver that listens for CRIU.
 #[derive(Debug)]
 pub struct Intake {
     listener: UnixListener,
 }
 
 impl Intake {
-    /// Listens in the directory that CRIU is given as its directory of images. Its path must fit a
-    /// socket's address: about 80 bytes.
+    /// Listens in the directory that is passed to CRIU as its images directory. Its path must fit into a
+    /// socket address: about 80 bytes.
     ///
     /// # Errors
-    /// When the socket cannot be made.
+    /// When the socket cannot be created.
     pub fn bind(directory: &Path) -> io::Result<Self> {
         let listener = UnixListener::bind(directory.join(SOCKET_FILE))?;
         listener.set_nonblocking(true)?;
         Ok(Self { listener })
     }
 
-    /// Stores what CRIU sends, until it ends or has sent all. Every image is durable then.
+    /// Stores what CRIU sends, until CRIU ends or closes the connection. When this returns, every received image
+    /// is durable.
     ///
     /// # Errors
-    /// The first thing that failed. CRIU notices by its pipe, and lets the job go on.
+    /// The first failure. CRIU notices that its pipe is closed, and lets the job continue.
     pub fn receive(
         self,
         directory: &Path,
@@ -86,7 +87,7 @@ impl Intake {
         mut is_alive: impl FnMut() -> bool,
     ) -> Result<Vec<Image>, IntakeError> {
         let connection = loop {
-            // Asked first: it may connect and end in between.
+            // Checked first, since CRIU may connect and end in between.
             let may_connect = is_alive();
             match self.listener.accept() {
                 Ok((connection, _)) => break connection,
@@ -104,8 +105,8 @@ impl Intake {
         let stored: Mutex<Vec<Image>> = Mutex::default();
         let failed: Mutex<Option<ImageError>> = Mutex::default();
         let result = thread::scope(|scope| -> Result<(), IntakeError> {
-            // Closed when this ends, also by an error: CRIU would wait for ever, and the workers
-            // for CRIU.
+            // Moved here so that it is closed on any return, including errors: otherwise CRIU would wait
+            // for it forever, and the workers for CRIU.
             let connection = connection;
             let mut workers: Vec<thread::ScopedJoinHandle<'_, ()>> = Vec::new();
             loop {
@@ -113,7 +114,7 @@ impl Intake {
                     if is_alive() {
                         continue;
                     }
-                    // What CRIU sent last may have arrived since.
+                    // CRIU's last bytes may have arrived since.
                     if !wait_readable(&connection)? {
                         return Ok(());
                     }
@@ -137,7 +138,7 @@ impl Intake {
                 );
             }
         });
-        // An image that could not be stored is why CRIU then closed the connection.
+        // If an image could not be stored, that is why CRIU closed the connection.
         if let Some(error) = failed.into_inner() {
             return Err(error.into());
         }
@@ -165,7 +166,7 @@ fn store(
     }
 }
 
-/// Waits a moment; whether there is something to read, or the other side is gone.
+/// Waits for one tick. Returns whether there is something to read or the peer has closed the connection.
 pub(crate) fn wait_readable(source: &impl std::os::fd::AsFd) -> io::Result<bool> {
     let mut wanted = [PollFd::new(source, PollFlags::IN)];
     match poll(&mut wanted, Some(&TICK)) {
@@ -175,8 +176,8 @@ pub(crate) fn wait_readable(source: &impl std::os::fd::AsFd) -> io::Result<bool>
     }
 }
 
-/// The next request: a length, a message, and then the pipe with a byte of its own. None: CRIU has
-/// no more.
+/// Receives the next request: a length, a message, and then the pipe with a byte of its own. `None` when
+/// CRIU has closed the connection.
 fn receive_request(mut connection: &UnixStream) -> Result<Option<(String, OwnedFd)>, IntakeError> {
     let mut length = [0; 4];
     if connection.read(&mut length[..1])? == 0 {
@@ -193,7 +194,7 @@ fn receive_request(mut connection: &UnixStream) -> Result<Option<(String, OwnedF
     Ok(Some((name, receive_pipe(connection)?)))
 }
 
-/// `message { required string filename = 1; }`
+/// Decodes `message { required string filename = 1; }`.
 fn decode_request(message: &[u8]) -> Result<String, IntakeError> {
     const FILENAME: u8 = 1 << 3 | 2;
     let [FILENAME, rest @ ..] = message else {

@@ -1,9 +1,9 @@
-//! Checkpoints of preempted jobs: what they consist of, how a new one shares pages with the one
-//! before, when to make one instead of killing a job, and a simulation of that.
+//! Checkpoints of preempted jobs: their contents, how a new one shares pages with its predecessor,
+//! when to take one instead of killing a job, and a simulation of that decision.
 //!
-//! The images are CRIU's, stored as ordinary files; nothing here knows HarvestFS. What makes a
-//! mount of it the right place is that `copy_file_range` shares blocks instead of copying them,
-//! and that any node can restore what another one stored.
+//! The images are CRIU's, stored as ordinary files; nothing here depends on HarvestFS. A HarvestFS
+//! mount is the right place for them because `copy_file_range` shares blocks instead of copying them,
+//! and because any node can restore what another one stored.
 
 #![forbid(unsafe_code)]
 

@@ -1,18 +1,18 @@
-//! What a checkpoint consists of. It lies beside the images, as `manifest.json`, and is written
-//! last: a directory without one is no checkpoint.
+//! The manifest, which lists the contents of a checkpoint. It is stored next to the images as
+//! `manifest.json` and written last: a directory without one is not a checkpoint.
 
 use std::fmt;
 use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
 
-/// The version that this release reads and writes. 1 had SHA-256 in its tables of hashes.
+/// The version that this release reads and writes. Version 1 had SHA-256 in its tables of hashes.
 pub const MANIFEST_VERSION: u32 = 2;
-/// Name of the file.
+/// Name of the manifest's file.
 pub const MANIFEST_FILE: &str = "manifest.json";
-/// Most bytes of the file: a process tree with 10,000 images needs about 2 MiB.
+/// Maximum length of the file in bytes: a process tree with 10,000 images needs about 2 MiB.
 pub const MANIFEST_BYTES_MAX: u64 = 64 << 20;
-/// Most bytes of a job's name.
+/// Maximum length of a job's name in bytes.
 pub const JOB_NAME_BYTES_MAX: usize = 128;
 
 /// The name of a job, which is also that of its directory: letters, digits, `.`, `_` and `-`, not
@@ -75,13 +75,13 @@ pub enum ManifestError {
          use the release that wrote it"
     )]
     Version {
-        /// What it says.
+        /// The version in the manifest.
         version: u32,
     },
-    /// It is no manifest.
+    /// The file is not a manifest.
     #[error("its manifest is damaged: {0}")]
     Damaged(#[from] serde_json::Error),
-    /// An image's name could lead out of the directory.
+    /// An image's name could refer to a file outside the directory.
     #[error("its manifest names an image `{0}`, which is not a plain file name")]
     ImageName(String),
     /// Not a name for a job.
@@ -92,22 +92,22 @@ pub enum ManifestError {
     JobName(String),
 }
 
-/// What CRIU does only when allowed; the same is needed to restore.
+/// Something that CRIU does only with permission; a restore needs the same permissions as the dump.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Allow {
     /// The job was started from a shell, and shares its session and terminal.
     ShellJob,
-    /// The job has TCP connections that are to live on.
+    /// The job has TCP connections that are to be kept.
     TcpEstablished,
-    /// The job is connected to Unix sockets of others.
+    /// The job is connected to Unix sockets of processes outside it.
     ExtUnixSk,
     /// The job holds file locks.
     FileLocks,
 }
 
 impl Allow {
-    /// All of them.
+    /// All permissions.
     pub const ALL: [Self; 4] = [
         Self::ShellJob,
         Self::TcpEstablished,
@@ -115,7 +115,7 @@ impl Allow {
         Self::FileLocks,
     ];
 
-    /// CRIU's option.
+    /// The option of CRIU that grants the permission.
     #[must_use]
     pub fn option(self) -> &'static str {
         match self {
@@ -145,19 +145,19 @@ impl FromStr for Allow {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Image {
-    /// Its file, beside the manifest.
+    /// Its file name, in the manifest's directory.
     pub name: String,
-    /// Its length.
+    /// Its length in bytes.
     pub size_bytes: u64,
-    /// What of it was sent and stored for this checkpoint; the rest is shared with the parent, or
-    /// zeros.
+    /// Bytes of it that were sent and stored for this checkpoint; the rest is shared with the parent, or
+    /// consists of zeros.
     pub sent_bytes: u64,
-    /// SHA-256 of its content; of an image of pages, that of its table of hashes. In hex.
+    /// SHA-256, in hex, of its content; for an image of pages, that of its table of hashes.
     pub sha256: String,
 }
 
 impl Image {
-    /// Whether it consists of pages of memory, and has a table of their hashes beside it.
+    /// Whether it consists of pages of memory, and has a table of their hashes next to it.
     #[must_use]
     pub fn has_pages(&self) -> bool {
         is_pages_image(&self.name)
@@ -170,7 +170,7 @@ impl Image {
     }
 }
 
-/// Whether CRIU's image of that name consists of pages of memory.
+/// Whether the CRIU image of that name consists of pages of memory.
 #[must_use]
 pub fn is_pages_image(name: &str) -> bool {
     name.starts_with("pages-") && name.ends_with(".img")
@@ -182,7 +182,7 @@ pub fn table_name(image: &str) -> String {
     format!("{image}.hashes")
 }
 
-/// A checkpoint.
+/// Description of a checkpoint.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Manifest {
@@ -192,25 +192,26 @@ pub struct Manifest {
     pub job: JobName,
     /// Its number in the chain, from 1.
     pub number: u32,
-    /// The checkpoint that it was compared with and shares pages with. It is whole without it.
+    /// Number of the checkpoint that it was compared with and shares pages with. It can be restored without
+    /// that one.
     pub parent: Option<u32>,
-    /// How many checkpoints before it may share pages with it; 0: it was stored whole.
+    /// How many earlier checkpoints may share pages with it; 0 if it was stored whole.
     pub depth: u32,
-    /// Where the job ran.
+    /// The node on which the job ran.
     pub node: String,
-    /// Its process.
+    /// Id of the job's first process.
     pub pid: i32,
     /// When it was made: milliseconds since 1970-01-01T00:00:00Z.
     pub created_unix_ms: u64,
-    /// How long the job stood still for it.
+    /// Milliseconds for which the job was stopped for it.
     pub stopped_ms: u64,
-    /// CPU time that the job's processes had used since they were started or restored.
+    /// Milliseconds of CPU time that the job's processes had used since they were started or restored.
     pub progress_ms: u64,
-    /// Whether they went on afterwards.
+    /// Whether the job continued afterwards.
     pub left_running: bool,
-    /// Version of CRIU.
+    /// Version of CRIU that made it.
     pub criu: String,
-    /// What CRIU was allowed.
+    /// What CRIU was allowed to do.
     pub allow: Vec<Allow>,
     /// The images.
     pub images: Vec<Image>,
@@ -223,10 +224,10 @@ impl Manifest {
         self.images.iter().find(|image| image.name == name)
     }
 
-    /// From the content of the file.
+    /// Decodes the content of the file.
     ///
     /// # Errors
-    /// When it is of another release or damaged.
+    /// When it was written by another release, is damaged, or names an image that is not a plain file name.
     pub fn decode(bytes: &[u8]) -> Result<Self, ManifestError> {
         #[derive(Deserialize)]
         struct Version {
@@ -243,7 +244,7 @@ impl Manifest {
         Ok(manifest)
     }
 
-    /// The content of the file.
+    /// Encodes it as the content of the file.
     ///
     /// # Errors
     /// Never for what [`Manifest::decode`] accepts.
@@ -253,13 +254,13 @@ impl Manifest {
         Ok(bytes)
     }
 
-    /// Length of all images.
+    /// Total length of all images in bytes.
     #[must_use]
     pub fn size_bytes(&self) -> u64 {
         self.images.iter().map(|image| image.size_bytes).sum()
     }
 
-    /// What was sent and stored for it.
+    /// Bytes that were sent and stored for it.
     #[must_use]
     pub fn sent_bytes(&self) -> u64 {
         self.images.iter().map(|image| image.sent_bytes).sum()
@@ -281,7 +282,7 @@ pub fn check_image_name(name: &str) -> Result<(), ManifestError> {
 
 #[cfg(test)]
 impl Manifest {
-    /// Of the first checkpoint of a job that went on.
+    /// The manifest of the first checkpoint of a job that continued.
     pub(crate) fn sample(images: Vec<Image>) -> Self {
         Self {
             version: MANIFEST_VERSION,

@@ -1,5 +1,5 @@
-//! What a node knows of its checkpoints: how fast they were, and which wait. One checkpoint
-//! or restore at a time per node, as two would only slow each other down.
+//! What a node records about its checkpoints: how fast they were, and which ones wait. A node runs one
+//! checkpoint or restore at a time, as two would only slow each other down.
 
 use std::fs::{self, File, OpenOptions};
 use std::io;
@@ -16,12 +16,12 @@ use crate::process::started_ticks;
 use crate::store::{StoreError, io_error};
 use crate::tracking::Tracking;
 
-/// Most time that a checkpoint waits for those before it.
+/// Maximum time that a checkpoint waits for those ahead of it.
 pub const QUEUE_DEADLINE: Duration = Duration::from_secs(3600);
 const QUEUE_TICK: Duration = Duration::from_millis(50);
-/// How much a new measurement counts against the ones before.
+/// Weight of a new measurement relative to the earlier ones.
 const NEW_SHARE: f64 = 0.3;
-/// Less than this says more about waiting than about bandwidth.
+/// Smallest transfer in bytes that is measured: a smaller one is dominated by latency, not bandwidth.
 const MEASURED_BYTES_MIN: u64 = 4 << 20;
 
 /// The name of this machine.
@@ -33,8 +33,8 @@ pub fn node_name() -> String {
         .into_owned()
 }
 
-/// What the unfinished checkpoints of this machine are named after. Two machines may have one name, so that it has the
-/// machine's id too, where there is one; shortened, as the id itself is nobody else's business.
+/// The part of the names of unfinished checkpoints that identifies this machine. Two machines may have the same name,
+/// so it includes a hash of the machine id, where there is one; hashed, as the id itself is confidential.
 #[must_use]
 pub fn draft_maker() -> String {
     let name = node_name();
@@ -44,12 +44,12 @@ pub fn draft_maker() -> String {
     }
 }
 
-/// Bandwidths of a node's checkpoints, as measured, in bytes per second; none: not yet.
+/// Measured bandwidths of a node's checkpoints in bytes per second; `None` when not measured yet.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Measured {
-    /// Storing images.
+    /// Bandwidth of storing images.
     pub write_bytes_per_s: Option<f64>,
-    /// Reading them.
+    /// Bandwidth of reading images.
     pub read_bytes_per_s: Option<f64>,
 }
 
@@ -73,17 +73,17 @@ fn blend(average: &mut Option<f64>, bytes: u64, time: Duration) {
     *average = Some(average.map_or(measured, |old| old + (measured - old) * NEW_SHARE));
 }
 
-/// This node's own directory: outside of the store, as it is about this machine only.
+/// This node's own directory, outside the store, as its contents concern only this machine.
 #[derive(Clone, Debug)]
 pub struct Node {
     directory: PathBuf,
 }
 
 impl Node {
-    /// `directory` is made when it is not there.
+    /// Opens the directory, and creates it if it is missing.
     ///
     /// # Errors
-    /// When it cannot be made.
+    /// When it cannot be created.
     pub fn open(directory: &Path) -> Result<Self, StoreError> {
         let queue = directory.join("queue");
         fs::create_dir_all(&queue).map_err(io_error("make", &queue))?;
@@ -92,30 +92,30 @@ impl Node {
         })
     }
 
-    /// Which processes have their changes tracked by the kernel.
+    /// The records of processes whose changes the kernel tracks.
     ///
     /// # Errors
-    /// When the directory for that cannot be made.
+    /// When the directory for them cannot be created.
     pub fn tracking(&self) -> Result<Tracking, StoreError> {
         Tracking::open(self.directory.join("tracked"))
     }
 
-    /// Which processes went on after which checkpoint.
+    /// The records of the last checkpoint after which each process continued.
     ///
     /// # Errors
-    /// When the directory for that cannot be made.
+    /// When the directory for them cannot be created.
     pub fn went_on(&self) -> Result<Tracking, StoreError> {
         Tracking::open(self.directory.join("went-on"))
     }
 
-    /// What was measured; nothing when the file is missing or damaged, as it is measured again.
+    /// The measurements; empty when the file is missing or damaged, as they are soon made again.
     #[must_use]
     pub fn measured(&self) -> Measured {
         let bytes = fs::read(self.directory.join("measured.json")).unwrap_or_default();
         serde_json::from_slice(&bytes).unwrap_or_default()
     }
 
-    /// Remembers what was measured.
+    /// Stores the measurements.
     ///
     /// # Errors
     /// When the file cannot be written.
@@ -127,7 +127,7 @@ impl Node {
             .map_err(io_error("write", &path))
     }
 
-    /// Bytes that checkpoints and restores before a new one still have to move.
+    /// Bytes announced by the checkpoints and restores that run or wait on this node.
     #[must_use]
     pub fn queued_bytes(&self) -> u64 {
         let Ok(entries) = fs::read_dir(self.directory.join("queue")) else {
@@ -139,11 +139,11 @@ impl Node {
             .sum()
     }
 
-    /// Waits until no other checkpoint or restore is under way on this node. `bytes` is what this
-    /// one is going to move.
+    /// Waits until no other checkpoint or restore is running on this node. `bytes` is the amount of data
+    /// that this one is going to move.
     ///
     /// # Errors
-    /// When the others take longer than [`QUEUE_DEADLINE`].
+    /// When the others take longer than [`QUEUE_DEADLINE`], or a file cannot be written.
     pub fn enter(&self, bytes: u64) -> Result<Turn, StoreError> {
         self.forget_dead_places()?;
         let place = self
@@ -151,7 +151,7 @@ impl Node {
             .join("queue")
             .join(std::process::id().to_string());
         let ticks = pid_of(&place).and_then(started_ticks).unwrap_or_default();
-        // Others see all of it or nothing: half of it would be taken for that of another process.
+        // Replaced atomically: a partial file would look like a stale one, and be removed.
         let text = format!("{bytes} {ticks}");
         durable::replace_file(&place, text.as_bytes(), 0o644).map_err(io_error("write", &place))?;
         let turn = Turn {
@@ -197,12 +197,13 @@ impl Node {
     }
 }
 
-/// The process that has a place in the queue.
+/// The process to which a place in the queue belongs.
 fn pid_of(place: &Path) -> Option<i32> {
     place.file_name()?.to_str()?.parse().ok()
 }
 
-/// What a place in the queue says, for as long as the process that wrote it runs, and not another one with its id.
+/// The bytes announced by a place in the queue; `None` once the process that wrote it has ended, even if another one
+/// has reused its id.
 fn waiting_bytes(place: &Path) -> Option<u64> {
     let text = fs::read_to_string(place).ok()?;
     let (bytes, ticks) = text.split_once(' ')?;
@@ -221,7 +222,7 @@ pub struct Turn {
 
 impl Drop for Turn {
     fn drop(&mut self) {
-        // A place that stays is ignored when its process has ended, and removed by the next one.
+        // A place that remains is ignored once its process has ended, and removed by the next command.
         let _ = fs::remove_file(&self.place);
     }
 }

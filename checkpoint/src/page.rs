@@ -1,4 +1,4 @@
-//! Pages of memory and their hashes: what a new image is compared with its parent by.
+//! Pages of memory and their hashes, by which a new image is compared with its parent.
 
 use std::fmt;
 use std::ops::Range;
@@ -7,31 +7,31 @@ use rustc_hash::FxHashMap;
 
 /// Bytes of a page in CRIU's images, on every architecture that CRIU compares them on.
 pub const PAGE_BYTES: usize = 4096;
-/// The same as an offset.
+/// `PAGE_BYTES` as a `u64`, for offsets.
 pub const PAGE_BYTES_U64: u64 = PAGE_BYTES as u64;
-/// Most pages of one image: 16 TiB, so that a page's number fits 32 bits.
+/// Maximum number of pages in one image (16 TiB), so that a page number fits in 32 bits.
 pub const PAGES_MAX: u64 = 1 << 32;
 
-/// Pages of a group, which has a hash of its own: most groups of an image are equal to those of its
-/// parent, and one long hash takes a third of the time of many short ones.
+/// Number of pages in a group. Each group has a hash of its own: most groups of an image are equal to
+/// those of its parent, and one long hash takes a third of the time of many short ones.
 pub const GROUP_PAGES: usize = 16;
 /// Bytes of a group.
 pub const GROUP_BYTES: usize = GROUP_PAGES * PAGE_BYTES;
 
-/// What a file of hashes starts with.
+/// Magic number at the start of a file of hashes.
 const MAGIC: &[u8; 8] = b"HFSPAGE2";
 const HASH_BYTES: usize = 16;
 
-/// The first 128 bits of the BLAKE3 hash of a page, or of a group of pages. What has one hash is taken
-/// for the same, so it must be a hash without known collisions.
+/// The first 128 bits of the BLAKE3 hash of a page, or of a group of pages. Pages with equal hashes are
+/// assumed to be equal, so the hash function must have no known collisions.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub struct PageHash(pub [u8; HASH_BYTES]);
 
 impl PageHash {
-    /// In place of the hash of a group that was not made. No pages are known that have it.
+    /// Placeholder for the hash of a group that was not computed. No pages are known to hash to it.
     const UNKNOWN: Self = Self([0; HASH_BYTES]);
 
-    /// The hash of one page, or of the pages of a group.
+    /// Hashes one page, or the pages of a group.
     #[must_use]
     pub fn of(pages: &[u8]) -> Self {
         let mut hash = [0; HASH_BYTES];
@@ -49,24 +49,24 @@ impl fmt::Debug for PageHash {
 /// Why a file of hashes cannot be used.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum PageTableError {
-    /// It is not a file of hashes, or one of another version.
+    /// The file is not a file of hashes, or is one of another version.
     #[error("it does not start as a table of page hashes does")]
     Magic,
-    /// It was cut off.
+    /// The file is truncated.
     #[error("its length is not that of a whole number of hashes")]
     Length,
 }
 
-/// The hashes of all pages of an image, in their order; kept beside the image.
+/// The hashes of all pages of an image, in page order; stored next to the image.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct PageTable {
     pages: Vec<PageHash>,
-    /// Of each group of pages; the last one may have fewer.
+    /// The hash of each group of pages; the last group may be shorter.
     groups: Vec<PageHash>,
 }
 
 impl PageTable {
-    /// Adds the next groups. Only the very last one may have fewer than all pages.
+    /// Appends groups. Only the last group of the table may have fewer than `GROUP_PAGES` pages.
     pub fn extend(&mut self, groups: &[GroupHashes]) {
         for group in groups {
             self.pages.extend(&group.pages);
@@ -74,14 +74,14 @@ impl PageTable {
         }
     }
 
-    /// Adds the next pages alone. The hashes of their groups are missing until
-    /// [`PageTable::complete_groups`].
+    /// Appends pages without the hashes of their groups, which are missing until
+    /// [`PageTable::complete_groups`] is called.
     pub fn extend_pages(&mut self, pages: &[PageHash]) {
         self.pages.extend_from_slice(pages);
     }
 
-    /// Adds the hashes of groups that are missing: those of equal groups of `known` at the same place, and
-    /// for the others one that no group has. (A comparison then goes by their pages.)
+    /// Fills in the missing group hashes: copies them from equal groups of `known` at the same position, and
+    /// uses a placeholder that no group hashes to for the others. (These are then compared page by page.)
     pub fn complete_groups(&mut self, known: &Self) {
         for pages in self.pages.chunks(GROUP_PAGES).skip(self.groups.len()) {
             let known = known.group(self.groups.len());
@@ -91,7 +91,7 @@ impl PageTable {
         }
     }
 
-    /// Of an image in memory.
+    /// The table of an image in memory.
     #[cfg(test)]
     pub(crate) fn of(image: &[u8], known: &Self) -> Self {
         let groups = image.chunks(GROUP_BYTES).enumerate();
@@ -107,13 +107,13 @@ impl PageTable {
         self.pages.get(usize::try_from(number).ok()?).copied()
     }
 
-    /// The hashes of the pages from this one on.
+    /// The hashes of the pages from `number` on.
     #[must_use]
     pub fn pages_from(&self, number: usize) -> &[PageHash] {
         self.pages.get(number..).unwrap_or_default()
     }
 
-    /// The hashes of pages; none: some are beyond the end.
+    /// The hashes of a range of pages; `None` when it reaches beyond the end.
     #[must_use]
     pub fn pages_in(&self, numbers: Range<u64>) -> Option<&[PageHash]> {
         let [start, end] = [numbers.start, numbers.end].map(usize::try_from);
@@ -126,7 +126,7 @@ impl PageTable {
         self.pages.len() as u64
     }
 
-    /// Whether it has no page.
+    /// Whether the table has no pages.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.pages.is_empty()
@@ -140,13 +140,13 @@ impl PageTable {
         Some(KnownGroup { whole, pages })
     }
 
-    /// Bytes of an image with these pages.
+    /// Length in bytes of an image with these pages.
     #[must_use]
     pub fn image_bytes(&self) -> u64 {
         self.len() * PAGE_BYTES_U64
     }
 
-    /// As a file: each group's hash, and those of its pages.
+    /// Encodes the table as a file: for each group, its hash and those of its pages.
     #[must_use]
     pub fn encode(&self) -> Vec<u8> {
         let hashes = self.pages.len() + self.groups.len();
@@ -159,10 +159,10 @@ impl PageTable {
         bytes
     }
 
-    /// From a file.
+    /// Decodes a file.
     ///
     /// # Errors
-    /// When it is not one, or was cut off.
+    /// When it is not a file of hashes, or is truncated.
     pub fn decode(bytes: &[u8]) -> Result<Self, PageTableError> {
         let hashes = bytes.strip_prefix(MAGIC).ok_or(PageTableError::Magic)?;
         let (hashes, rest) = hashes.as_chunks::<HASH_BYTES>();
@@ -183,11 +183,11 @@ impl PageTable {
         Ok(table)
     }
 
-    /// Where each different page first occurs.
+    /// An index of where each distinct page first occurs.
     #[must_use]
     pub fn index(&self) -> PageIndex {
         let mut first = FxHashMap::default();
-        // No image is longer than `PAGES_MAX`; a longer table only finds less.
+        // No image is longer than `PAGES_MAX`; in a longer table, the pages beyond are merely not found.
         for (number, &hash) in (0..=u32::MAX).zip(&self.pages) {
             first.entry(hash).or_insert(number);
         }
@@ -203,7 +203,7 @@ pub struct GroupHashes {
 }
 
 impl GroupHashes {
-    /// Of whole pages. Those of an equal group are taken over when they are known.
+    /// Hashes a group of whole pages. The page hashes are copied from `known` when that group is equal.
     #[must_use]
     pub fn of(group: &[u8], known: Option<KnownGroup<'_>>) -> Self {
         let whole = PageHash::of(group);
@@ -222,7 +222,7 @@ pub struct KnownGroup<'a> {
     pages: &'a [PageHash],
 }
 
-/// Those of the bytes that belong to whole pages.
+/// The prefix of `bytes` that consists of whole pages.
 #[must_use]
 pub fn whole_pages(bytes: &[u8]) -> &[u8] {
     bytes.as_chunks::<PAGE_BYTES>().0.as_flattened()
@@ -246,7 +246,7 @@ mod tests {
 
     use super::*;
 
-    /// Pages of one byte each.
+    /// The table of an image whose pages are each filled with one byte.
     fn table(pages: &[u8], known: &PageTable) -> PageTable {
         let image: Vec<u8> = pages.iter().flat_map(|&byte| [byte; PAGE_BYTES]).collect();
         PageTable::of(&image, known)
@@ -259,7 +259,7 @@ mod tests {
             prop_assert_eq!(PageTable::decode(&table.encode()), Ok(table));
         }
 
-        /// Nothing is read from memory that was not allocated for it, and nothing panics.
+        /// Arbitrary bytes never make decoding panic.
         #[test]
         fn what_is_no_table_is_refused(bytes in proptest::collection::vec(any::<u8>(), 0..700)) {
             let file = [&MAGIC[..], &bytes].concat();
@@ -268,7 +268,7 @@ mod tests {
             }
         }
 
-        /// However much is known, the hashes are the same.
+        /// The hashes do not depend on what is known.
         #[test]
         fn known_groups_change_nothing(
             known in proptest::collection::vec(0..2u8, 0..60),

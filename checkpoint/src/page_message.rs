@@ -1,5 +1,5 @@
-//! What CRIU says to a page server. The protocol is that of `criu/page-xfer.c`, which has no document of
-//! its own. Messages have 24 bytes, or 32 since CRIU 4.2; the first one shows which.
+//! Messages from CRIU to a page server. The protocol is that of `criu/page-xfer.c`, and has no
+//! specification. Messages have 24 bytes, or 32 since CRIU 4.2; the first message reveals which.
 
 use crate::pagemap::Run;
 
@@ -8,34 +8,34 @@ pub(crate) const OPEN: u32 = 4;
 pub(crate) const ADD: u32 = 6;
 pub(crate) const CLOSE: [u32; 2] = [0x1023, 0x1024];
 
-/// What CRIU says.
+/// A message from CRIU.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Message {
-    /// What follows is in the memory of this map, which is the name of its image. To be answered.
+    /// The following pages belong to the map whose image has this name. Requires an answer.
     Open(String),
-    /// A run of pages. They follow when the run is present.
+    /// A run of pages. The pages themselves follow if the run is flagged as present.
     Add(Run),
-    /// That was all. To be answered when it is stored.
+    /// The end. Requires an answer once everything is stored.
     Close,
 }
 
-/// How messages are laid out.
+/// The layout of messages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Layout {
-    /// Numbers of pages have 32 bits: until CRIU 4.1.
+    /// Page counts have 32 bits (until CRIU 4.1).
     Narrow,
-    /// They have 64 bits: since CRIU 4.2.
+    /// Page counts have 64 bits (since CRIU 4.2).
     Wide,
 }
 
 impl Layout {
-    /// Of a narrow message, and the start of any.
+    /// Length in bytes of a narrow message, and of the start of any message.
     pub const NARROW_BYTES: usize = 24;
     const WIDE_BYTES: usize = 32;
 
-    /// From the start of the first message. When it opens a map: where a wide message has an address,
-    /// which is 0 then, a narrow one has the map, which never is. Otherwise it is the end, by a CRIU that
-    /// has sent nothing, and that is the same in both.
+    /// Detects the layout from the start of the first message. If the message opens a map, a wide one has at
+    /// offset 16 the address, which is 0, and a narrow one the map, which never is. Otherwise it is the end,
+    /// from a CRIU that has sent nothing, and looks the same in both layouts.
     #[must_use]
     pub fn of(start: &[u8; Self::NARROW_BYTES]) -> Self {
         let opens = start[..4] == OPEN.to_ne_bytes();
@@ -46,7 +46,7 @@ impl Layout {
         }
     }
 
-    /// Of one message.
+    /// Length in bytes of one message.
     #[must_use]
     pub fn bytes(self) -> usize {
         match self {
@@ -57,10 +57,10 @@ impl Layout {
 }
 
 impl Message {
-    /// From its bytes.
+    /// Decodes a message.
     ///
     /// # Errors
-    /// What is wrong with it.
+    /// A description of what is wrong with it.
     pub fn decode(bytes: &[u8], layout: Layout) -> Result<Self, &'static str> {
         let narrow = |at: usize| {
             let number = bytes.get(at..at + 4)?.try_into().ok()?;
@@ -77,7 +77,7 @@ impl Message {
         let (Some(command), (Some(pages), Some(address), Some(map))) = (narrow(0), fields) else {
             return Err("it is cut off");
         };
-        // Flags are in the upper half.
+        // The upper half contains flags.
         match command & 0xffff {
             OPEN => match (map & 0xff, map >> 8) {
                 (1, id) => Ok(Self::Open(format!("pagemap-{id}.img"))),
@@ -100,7 +100,7 @@ mod tests {
     use super::*;
     use crate::pagemap::PRESENT;
 
-    /// The bytes are CRIU's, on a little-endian machine: kept apart from the constants above.
+    /// The bytes are CRIU's, on a little-endian machine, and deliberately independent of the constants above.
     #[test]
     fn messages_are_read_as_criu_lays_them_out() {
         let map = [1, 42, 0, 0, 0, 0, 0, 0];

@@ -1,6 +1,6 @@
 //! Receives memory from a CRIU that knows which pages were changed since the parent (`criu dump
-//! --track-mem --page-server`): for each run of pages CRIU says that the parent has them, or sends them.
-//! What is stored is a whole image all the same: runs that the parent has are shared with it.
+//! --track-mem --page-server`): for each run of pages, CRIU reports that the parent has them, or sends
+//! them. The stored image is complete nevertheless: runs that the parent has are shared with it.
 
 use std::collections::BTreeSet;
 use std::fs::File;
@@ -19,21 +19,21 @@ use crate::pagemap::{IN_PARENT, PRESENT, PageMap, Run};
 use crate::pages_file::{PagesFile, ParentImage};
 use crate::store::{Checkpoint, io_error};
 
-/// The link to the parent that CRIU makes in its directory of images.
+/// Name of the symbolic link to the parent that CRIU creates in its images directory.
 const PARENT_LINK: &str = "parent";
-/// Pages that are read at a time.
+/// Number of pages read at a time.
 const PIECE_PAGES: usize = 256;
-/// Fewer pages are not worth handing to another core.
+/// Minimum number of pages that are worth handing to another core.
 const HASHED_PAGES_MIN: usize = 16;
-/// Images of pages have numbers from here on when the parent has none for them: CRIU's page server does the
-/// same, and CRIU itself counts from 1.
+/// First number for images of pages to which the parent has not given one. CRIU's page server does the
+/// same; CRIU itself counts from 1.
 const PAGES_ID_MIN: u32 = 0x1_0000;
 
-/// Stores what CRIU sends, until it says that this was all, and what else it wrote to `directory`: then
-/// every image is durable.
+/// Stores the memory that CRIU sends, until it reports the end. When this returns, every received image is
+/// durable.
 ///
 /// # Errors
-/// The first thing that failed. CRIU notices by the socket, and lets the job go on.
+/// The first failure. CRIU notices that the socket is closed, and lets the job continue.
 pub fn receive(
     socket: UnixStream,
     directory: &Path,
@@ -77,11 +77,11 @@ pub fn receive(
     Ok(images)
 }
 
-/// Takes the images that CRIU wrote itself, once it has ended: `received` is what it sent. Returns all,
-/// durable.
+/// Adds the images that CRIU wrote itself, once it has ended, to those that it sent (`received`). Returns
+/// all of them, durable.
 ///
 /// # Errors
-/// When one cannot be read, or should have been sent.
+/// When an image cannot be read, or should have been sent.
 pub fn adopt(directory: &Path, received: Vec<Image>) -> Result<Vec<Image>, IntakeError> {
     let link = directory.join(PARENT_LINK);
     std::fs::remove_file(&link)
@@ -103,7 +103,7 @@ pub fn adopt(directory: &Path, received: Vec<Image>) -> Result<Vec<Image>, Intak
         }
         names.push(name);
     }
-    // Side by side: each waits for its sync.
+    // In parallel, as each one waits for its sync.
     let written: Result<Vec<Image>, ImageError> = names
         .par_iter()
         .map(|name| store_in_place(directory, name))
@@ -114,7 +114,7 @@ pub fn adopt(directory: &Path, received: Vec<Image>) -> Result<Vec<Image>, Intak
     Ok(images)
 }
 
-/// An image that is where it belongs.
+/// Makes an image durable that CRIU wrote to its final place.
 fn store_in_place(directory: &Path, name: &str) -> Result<Image, ImageError> {
     let path = directory.join(name);
     let bytes = std::fs::read(&path).map_err(io_error("read", &path))?;
@@ -129,21 +129,21 @@ fn store_in_place(directory: &Path, name: &str) -> Result<Image, ImageError> {
     })
 }
 
-/// A number that no image of the parent's pages has, nor any after it.
+/// A number such that neither it nor any greater one is used by the parent's images of pages.
 fn unused_id(parent: &Checkpoint) -> Result<u32, IntakeError> {
     let images = parent.manifest.images.iter();
     let mut used = images.filter_map(|image| {
         let id = image.name.strip_prefix("pages-")?.strip_suffix(".img")?;
         id.parse::<u32>().ok()
     });
-    // The manifest may say anything.
+    // The manifest may contain any number.
     let next = used.try_fold(PAGES_ID_MIN, |next, id| Some(next.max(id.checked_add(1)?)));
     next.ok_or(IntakeError::Protocol(
         "the parent has used all numbers of images",
     ))
 }
 
-/// The memory of a map while CRIU sends it.
+/// A page map, and its image of pages, while CRIU sends them.
 struct OpenMap<'a> {
     directory: &'a Path,
     name: String,
@@ -161,7 +161,7 @@ impl<'a> OpenMap<'a> {
         next_id: &mut u32,
     ) -> Result<Self, IntakeError> {
         let before = parent_map(parent, &name);
-        // Under the name that it has there, the next checkpoint finds it, too.
+        // With the parent's name, the next checkpoint finds the image, too.
         let id = match &before {
             Some(before) => before.pages_id(),
             None => {
@@ -230,7 +230,7 @@ impl<'a> OpenMap<'a> {
     }
 }
 
-/// The map of that name in the parent; none: it has none, or one that is damaged.
+/// The map of that name in the parent; `None` when it is missing or damaged.
 fn parent_map(parent: &Checkpoint, name: &str) -> Option<PageMap> {
     let image = parent.manifest.image(name)?;
     let bytes = std::fs::read(parent.directory.join(name)).ok()?;
@@ -238,7 +238,7 @@ fn parent_map(parent: &Checkpoint, name: &str) -> Option<PageMap> {
     (sha256(&bytes) == image.sha256).then_some(map)
 }
 
-/// What CRIU sends, for as long as it lives.
+/// The stream that CRIU sends, for as long as CRIU lives.
 struct Source<A> {
     socket: UnixStream,
     is_alive: A,
@@ -248,7 +248,7 @@ impl<A: FnMut() -> bool> Source<A> {
     fn fill(&mut self, mut buffer: &mut [u8]) -> Result<(), IntakeError> {
         while !buffer.is_empty() {
             if !wait_readable(&self.socket)? {
-                // What it sent last may have arrived since.
+                // Its last bytes may have arrived since.
                 if !(self.is_alive)() && !wait_readable(&self.socket)? {
                     return Err(IntakeError::NotConnected);
                 }
@@ -283,7 +283,7 @@ mod tests {
     const MAP: &str = "pagemap-42.img";
     const MAP_ID: u64 = 42 << 8 | 1;
 
-    /// Memory: what its pages are filled with, by their number.
+    /// Memory: the byte with which each page is filled, by page number.
     type Memory = BTreeMap<u64, u8>;
 
     fn checkpoint(directory: PathBuf, images: Vec<Image>) -> Checkpoint {
@@ -309,7 +309,7 @@ mod tests {
         assert!(next(&[u32::MAX, 1]).is_err());
     }
 
-    /// As a dump of everything leaves it.
+    /// A checkpoint as a full dump leaves it.
     fn whole(directory: PathBuf, memory: &Memory) -> Checkpoint {
         fs::create_dir(&directory).expect("it is made");
         let mut map = PageMap::new(1);
@@ -332,7 +332,7 @@ mod tests {
         checkpoint(directory, images)
     }
 
-    /// What a checkpoint would restore; each byte of it was checked.
+    /// The memory that a checkpoint would restore, with each byte checked.
     fn restored(checkpoint: &Checkpoint, name: &str) -> Memory {
         verify_state(checkpoint).expect("it is whole");
         verify_memory(checkpoint).expect("it is whole");
@@ -369,7 +369,7 @@ mod tests {
         bytes
     }
 
-    /// Says what CRIU says of memory in which only some pages were changed.
+    /// Sends what CRIU sends for memory in which only some pages were changed.
     fn send(mut socket: &UnixStream, layout: Layout, map: u64, memory: &Memory, changed: &[u64]) {
         let mut say = |bytes: &[u8]| socket.write_all(bytes).expect("it is sent");
         say(&message(layout, OPEN, 0, 0, map));
@@ -491,7 +491,7 @@ mod tests {
             let path = |name: &str| directory.path().join(name);
             let parent = whole(path("1"), &Memory::from([(1, 1)]));
             let result = received(path("2"), &parent, |socket| {
-                // It may be refused before all was said.
+                // It may be refused before everything is sent.
                 let said = std::panic::catch_unwind(|| say(&socket));
                 drop((said, socket));
             });

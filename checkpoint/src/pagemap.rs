@@ -1,11 +1,11 @@
-//! CRIU's maps of pages: at which addresses the pages of an image were (`images/pagemap.proto` of
-//! CRIU). Pure.
+//! CRIU's page maps, which record the addresses of the pages in an image (`images/pagemap.proto` of
+//! CRIU). Does no I/O.
 
 use crate::page::{PAGE_BYTES_U64, PAGES_MAX};
 
-/// What all images begin with, and then those that are maps of pages.
+/// The magic number of all images, followed by that of page maps.
 const MAGIC: [u8; 8] = [0x19, 0x43, 0x56, 0x54, 0x25, 0x40, 0x08, 0x56];
-/// Most bytes of one entry: it has a few numbers.
+/// Maximum length of one entry in bytes: it consists of a few numbers.
 const ENTRY_BYTES_MAX: usize = 64;
 
 /// The pages are in the image of the parent.
@@ -13,28 +13,29 @@ pub const IN_PARENT: u32 = 1;
 /// The pages are in the image.
 pub const PRESENT: u32 = 1 << 2;
 
-/// Why a map of pages cannot be used.
+/// Why a page map cannot be used.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum PageMapError {
-    /// It is another kind of image.
+    /// The file is another kind of image.
     #[error("it does not start as a map of pages does")]
     Magic,
-    /// It was cut off, or is no sequence of entries.
+    /// The file is truncated, or is not a sequence of entries.
     #[error("it is cut off or damaged")]
     Damaged,
-    /// Runs of pages overlap, are not at whole pages, or reach out of the address space.
+    /// Runs of pages are empty, overlap, are out of order, are not page-aligned, exceed the maximum number of pages, or
+    /// extend beyond the address space.
     #[error("its runs of pages are not in the order of their addresses")]
     Order,
 }
 
-/// Pages that follow each other in memory and in the image.
+/// A run of pages that are contiguous in memory and in the image.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Run {
-    /// Address of the first one.
+    /// Address of the first page.
     pub address: u64,
-    /// How many.
+    /// Number of pages.
     pub pages: u64,
-    /// Where they are, and what CRIU wants to know of them at the restore.
+    /// Flags that say where the pages are stored, and others that CRIU needs for the restore.
     pub flags: u32,
 }
 
@@ -45,19 +46,19 @@ impl Run {
     }
 }
 
-/// A map of pages.
+/// A page map.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PageMap {
     pages_id: u32,
     runs: Vec<Run>,
-    /// Number, in the image, of the first page of each run.
+    /// For each run, the number of its first page in the image.
     first_pages: Vec<u64>,
-    /// Pages in the image.
+    /// Number of pages in the image.
     image_pages: u64,
 }
 
 impl PageMap {
-    /// Of the image `pages-ID.img`, without a page yet.
+    /// An empty map for the image `pages-ID.img`.
     #[must_use]
     pub fn new(pages_id: u32) -> Self {
         Self {
@@ -68,25 +69,25 @@ impl PageMap {
         }
     }
 
-    /// The number in the name of the image with the pages.
+    /// The number in the name of the image that holds the pages.
     #[must_use]
     pub fn pages_id(&self) -> u32 {
         self.pages_id
     }
 
-    /// Pages in the image.
+    /// Number of pages in the image.
     #[must_use]
     pub fn image_pages(&self) -> u64 {
         self.image_pages
     }
 
-    /// The runs, in the order of their addresses.
+    /// The runs, in ascending order of address.
     #[must_use]
     pub fn runs(&self) -> &[Run] {
         &self.runs
     }
 
-    /// Adds a run behind the others, to the last one where it goes on with that.
+    /// Appends a run, merging it with the last one where it continues that one.
     ///
     /// # Errors
     /// [`PageMapError::Order`]
@@ -122,8 +123,8 @@ impl PageMap {
         Ok(())
     }
 
-    /// Where the pages of a range of addresses are in the image: the runs that cover the range, each with
-    /// the number of its first page. None: some of them are not in the image.
+    /// Finds the pages of an address range in the image: returns the runs that cover the range, each with
+    /// the number of its first page, or `None` when some of the pages are not in the image.
     #[must_use]
     pub fn find(&self, address: u64, pages: u64) -> Option<Vec<(u64, Run)>> {
         let end = Run {
@@ -163,10 +164,10 @@ impl PageMap {
         Some(found)
     }
 
-    /// From an image.
+    /// Decodes an image.
     ///
     /// # Errors
-    /// When it is not one, or is damaged.
+    /// When it is not a page map, or is damaged.
     pub fn decode(bytes: &[u8]) -> Result<Self, PageMapError> {
         let mut rest = bytes.strip_prefix(&MAGIC).ok_or(PageMapError::Magic)?;
         let head = entry(&mut rest)?.ok_or(PageMapError::Damaged)?;
@@ -175,7 +176,7 @@ impl PageMap {
         let mut map = Self::new(pages_id);
         while let Some([_, address, few_pages, in_parent, flags, pages]) = entry(&mut rest)? {
             let address = address.ok_or(PageMapError::Damaged)?;
-            // Later releases have a number of pages with 64 bits.
+            // Later releases also store the number of pages with 64 bits.
             let pages = pages.or(few_pages).ok_or(PageMapError::Damaged)?;
             let flags = match (in_parent, flags) {
                 (Some(1), flags) => flags.unwrap_or(0) | u64::from(IN_PARENT),
@@ -192,7 +193,7 @@ impl PageMap {
         Ok(map)
     }
 
-    /// As an image that every CRIU reads that can send its pages.
+    /// Encodes an image that every CRIU that can send its pages also reads.
     #[must_use]
     pub fn encode(&self) -> Vec<u8> {
         let mut bytes = MAGIC.to_vec();
@@ -207,7 +208,7 @@ impl PageMap {
     }
 }
 
-/// The numbers of the next entry by their tags; what has another tag is skipped. None at the end.
+/// The fields of the next entry, indexed by tag; unknown tags are skipped. `None` at the end.
 fn entry(rest: &mut &[u8]) -> Result<Option<[Option<u64>; 6]>, PageMapError> {
     if rest.is_empty() {
         return Ok(None);
@@ -224,7 +225,7 @@ fn entry(rest: &mut &[u8]) -> Result<Option<[Option<u64>; 6]>, PageMapError> {
     let mut numbers = [None; 6];
     while !message.is_empty() {
         let key = varint(&mut message)?;
-        // All fields are numbers of variable length (wire type 0).
+        // All fields are varints (wire type 0).
         if key & 7 != 0 {
             return Err(PageMapError::Damaged);
         }
@@ -348,7 +349,7 @@ mod tests {
         }
     }
 
-    /// An image of CRIU 4.1.1 begins so: a head with `pages_id` 1, a run of 0x12 pages at 0x400000.
+    /// The start of an image of CRIU 4.1.1: a head with `pages_id` 1, a run of 0x12 pages at 0x400000.
     #[test]
     fn an_image_of_criu_is_read() {
         let bytes = b"\x19\x43\x56\x54\x25\x40\x08\x56\x02\0\0\0\x08\x01\
@@ -366,7 +367,7 @@ mod tests {
         }
     }
 
-    /// Releases before flags said where pages are otherwise; later ones have wider numbers.
+    /// Releases without flags use another field to say where pages are; later ones have wider numbers.
     #[test]
     fn images_of_other_releases_are_read() {
         let image = |fields: &[(u8, u64)]| {

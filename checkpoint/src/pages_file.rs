@@ -1,5 +1,5 @@
-//! An image of pages on its way into the store: it starts as a clone of its parent's, and only what
-//! differs is written.
+//! An image of pages that is being stored: it starts as a clone of its parent's image, and only the
+//! differences are written.
 
 use std::fs::File;
 use std::io;
@@ -17,7 +17,7 @@ use crate::manifest::{Image, table_name};
 use crate::page::{GroupHashes, PAGE_BYTES, PAGE_BYTES_U64, PAGES_MAX, PageHash, PageTable};
 use crate::store::{Checkpoint, io_error, write_synced};
 
-/// An image of the parent, to compare a new one with.
+/// An image of the parent with which a new one is compared.
 #[derive(Debug)]
 pub struct ParentImage {
     file: File,
@@ -25,8 +25,8 @@ pub struct ParentImage {
 }
 
 impl ParentImage {
-    /// The image of that name in a checkpoint; none: it has none, or its hashes are damaged, and
-    /// then nothing can be shared with it.
+    /// Opens the image of that name in a checkpoint; `None` when it is missing or damaged, so that nothing
+    /// can be shared with it.
     #[must_use]
     pub fn open(checkpoint: &Checkpoint, name: &str) -> Option<Self> {
         let image = checkpoint.manifest.image(name)?;
@@ -40,25 +40,25 @@ impl ParentImage {
     }
 }
 
-/// An image of pages while it is written.
+/// An image of pages that is being written.
 pub(crate) struct PagesFile {
     directory: PathBuf,
     name: String,
     path: PathBuf,
     file: File,
-    /// What the file is a clone of.
+    /// The image of which the file is a clone.
     base: Option<File>,
-    /// The pages of that; none when there is none.
+    /// The pages of `base`; empty without one.
     parent: Arc<Parent>,
     table: PageTable,
-    /// Pages that the parent has elsewhere: they are shared at the end, when nothing is on its way
-    /// to the file any more.
+    /// Pages that the parent has at another offset. They are shared at the end, when no more writes to the
+    /// file are in flight.
     moved: Vec<Segment>,
     sent_bytes: u64,
 }
 
 impl PagesFile {
-    /// A new file; without a base where there is no parent, or the file system cannot clone it.
+    /// Creates the file; it has no base when there is no parent, or the file system cannot clone it.
     pub fn create(
         directory: &Path,
         name: &str,
@@ -98,12 +98,12 @@ impl PagesFile {
         self.base.is_some()
     }
 
-    /// The pages of what it is a clone of.
+    /// The pages of the image of which it is a clone.
     pub fn parent(&self) -> Arc<Parent> {
         Arc::clone(&self.parent)
     }
 
-    /// Adds pages whose hashes are those of whole groups; only the last ones may be fewer.
+    /// Appends whole groups of pages; only the last group of the image may be shorter.
     pub fn write_groups(
         &mut self,
         pages: &[[u8; PAGE_BYTES]],
@@ -114,7 +114,7 @@ impl PagesFile {
         self.place(first, pages)
     }
 
-    /// Adds pages.
+    /// Appends pages.
     pub fn write(
         &mut self,
         pages: &[[u8; PAGE_BYTES]],
@@ -125,7 +125,7 @@ impl PagesFile {
         self.place(first, pages)
     }
 
-    /// Adds pages that are those of the parent from number `from` on.
+    /// Appends pages that equal those of the parent from number `from` on.
     pub fn share(&mut self, from: u64, pages: u64) -> Result<(), ImageError> {
         let first = self.begin(pages)?;
         let hashes = from
@@ -141,7 +141,7 @@ impl PagesFile {
         Ok(())
     }
 
-    /// Ends it. When this returns, the image and its hashes are durable.
+    /// Completes the image. When this returns, the image and its hashes are durable.
     pub fn finish(mut self) -> Result<Image, ImageError> {
         for Segment { pages, content } in std::mem::take(&mut self.moved) {
             if let Content::Moved { from } = content {
@@ -164,7 +164,7 @@ impl PagesFile {
         })
     }
 
-    /// Pages of the parent at another place. So few that sharing them would take longer are written.
+    /// Shares pages of the parent at another offset, or writes them when they are too few for sharing to be faster.
     fn share_moved(&mut self, from: u64, to: Range<u64>) -> io::Result<()> {
         let base = self.base.as_ref().ok_or(io::ErrorKind::NotFound)?;
         let [source, target] = [from, to.start].map(|page| page * PAGE_BYTES_U64);
@@ -179,7 +179,7 @@ impl PagesFile {
         Ok(())
     }
 
-    /// The number of the next page.
+    /// Returns the number of the next page, after checking that the image has room for `pages` more.
     fn begin(&self, pages: u64) -> Result<u64, ImageError> {
         let first = self.table.len();
         if pages > PAGES_MAX - first {
@@ -188,7 +188,7 @@ impl PagesFile {
         Ok(first)
     }
 
-    /// Brings to the file what of these pages, whose hashes are in the table, it does not have.
+    /// Brings the file up to date with these pages, whose hashes are already in the table.
     fn place(&mut self, first: u64, pages: &[[u8; PAGE_BYTES]]) -> Result<(), ImageError> {
         let hashes = self.table.pages_from(first as usize);
         for segment in self.parent.compare(first, hashes) {
@@ -213,7 +213,7 @@ impl PagesFile {
         Ok(())
     }
 
-    /// Beyond the parent's end there is nothing to clear.
+    /// Punches a hole for pages of zeros. Beyond the parent's end there is nothing to clear.
     fn clear(&self, segment: &Segment) -> io::Result<()> {
         let end = segment.pages.end.min(self.parent.pages());
         if segment.pages.start >= end {
@@ -231,7 +231,7 @@ impl PagesFile {
     }
 }
 
-/// Adds a run, to the one before it where it goes on with that.
+/// Appends a run, merging it with the last one where it continues that one.
 fn push_moved(moved: &mut Vec<Segment>, segment: Segment) {
     if let (Some(last), Content::Moved { from }) = (moved.last_mut(), segment.content)
         && let Content::Moved { from: start } = last.content
@@ -244,7 +244,7 @@ fn push_moved(moved: &mut Vec<Segment>, segment: Segment) {
     }
 }
 
-/// Makes `to` start as `from`; false: this file system cannot.
+/// Clones `from` into `to`. Returns false when the file system cannot do that.
 fn clone_whole(from: &File, pages: u64, to: &File) -> io::Result<bool> {
     match copy_range(from, 0, to, 0, pages * PAGE_BYTES_U64) {
         Err(error) => match Errno::from_io_error(&error) {
@@ -255,10 +255,10 @@ fn clone_whole(from: &File, pages: u64, to: &File) -> io::Result<bool> {
     }
 }
 
-/// `copy_file_range(2)`: on HarvestFS extents that point into the same blocks.
+/// Copies a range with `copy_file_range(2)`, which on HarvestFS creates extents that share the source's blocks.
 ///
 /// # Errors
-/// When the file system cannot, or the file ends before.
+/// When the file system cannot do that, or `from` ends before the range does.
 pub fn copy_range(
     from: &File,
     mut from_offset: u64,

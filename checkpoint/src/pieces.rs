@@ -1,5 +1,5 @@
-//! Images of pages, piece by piece: while one piece is used, the next ones are read, and hashed by all
-//! cores.
+//! Reads images of pages piece by piece: while one piece is used, the next ones are read, and hashed on
+//! all cores.
 
 use std::io::{self, Read};
 use std::sync::mpsc;
@@ -10,25 +10,25 @@ use rayon::slice::ParallelSlice;
 
 use crate::page::{GROUP_BYTES, GroupHashes, PageTable, whole_pages};
 
-/// Groups that are read at a time.
+/// Number of groups read at a time.
 const PIECE_GROUPS: usize = 16;
 const PIECE_BYTES: usize = PIECE_GROUPS * GROUP_BYTES;
-/// Pieces on their way: enough that neither reading nor using them waits for a short delay of the other.
+/// Pieces in flight: enough that a short delay of either the reader or the user does not stall the other.
 const PIECES_AHEAD: usize = 4;
 
 /// A part of an image of pages.
 pub(crate) struct Piece {
-    /// `PIECE_BYTES` of them, or fewer at the end.
+    /// `PIECE_BYTES` bytes, or fewer at the end.
     pub bytes: Vec<u8>,
     /// The hashes of its whole pages.
     pub groups: Vec<GroupHashes>,
 }
 
-/// Has `take` use each piece of `source`, in their order, until it fails or all were used. Where it is
-/// equal to the image that `known` is of, less is hashed.
+/// Calls `take` with each piece of `source`, in order, until a call fails or the source ends. Where the
+/// source equals the image that `known` describes, less is hashed.
 ///
 /// # Errors
-/// That of `take`, or what `unreadable` makes of a failure to read.
+/// The error of `take`, or what `unreadable` makes of a read error.
 pub(crate) fn for_each_piece<E>(
     source: impl Read + Send,
     known: &PageTable,
@@ -39,7 +39,7 @@ pub(crate) fn for_each_piece<E>(
         let (full, pieces) = mpsc::sync_channel(PIECES_AHEAD);
         let (free, buffers) = mpsc::channel();
         for _ in 0..PIECES_AHEAD {
-            // The other end is right here.
+            // Cannot fail: the receiver is still in this scope.
             let _ = free.send(vec![0; PIECE_BYTES]);
         }
         scope.spawn(move || read_pieces(source, known, &buffers, &full));
@@ -49,7 +49,7 @@ pub(crate) fn for_each_piece<E>(
                 Err(error) => return Err(unreadable(error)),
             };
             take(&piece)?;
-            // The reader is gone when it has reached the end.
+            // This fails when the reader has reached the end and returned.
             let _ = free.send(piece.bytes);
         }
         Ok(())
@@ -83,7 +83,7 @@ fn read_pieces(
     }
 }
 
-/// Fills the buffer; less only at the end.
+/// Fills the buffer, or as much of it as there is before the end of the source.
 pub(crate) fn read_full(source: &mut impl Read, buffer: &mut [u8]) -> io::Result<usize> {
     let mut length = 0;
     while length < buffer.len() {

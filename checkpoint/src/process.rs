@@ -1,4 +1,4 @@
-//! The processes of a job, as `/proc` shows them.
+//! The processes of a job, as seen in `/proc`.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -10,55 +10,54 @@ use std::time::{Duration, Instant};
 use rustix::io::Errno;
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 
-/// Most time for processes to end that were killed.
+/// Maximum time for killed processes to end.
 pub const END_DEADLINE: Duration = Duration::from_secs(60);
 const END_TICK: Duration = Duration::from_millis(5);
-/// Most times that processes are looked for which others started before these were stopped.
+/// Maximum number of scans for processes that were started before their parents were stopped.
 const LOOKS_MAX: usize = 64;
-/// Ticks per second of the times in `/proc/PID/stat`: Linux has shown 100 on every architecture
-/// since long.
+/// Ticks per second of the times in `/proc/PID/stat`: Linux has long reported 100 on every architecture.
 const TICKS_PER_S: u64 = 100;
 
-/// What is wrong with the processes of a job.
+/// Errors with the processes of a job.
 #[derive(Debug, thiserror::Error)]
 pub enum ProcessError {
     /// There is no such process.
     #[error("there is no process {0}")]
     Gone(i32),
-    /// Init, or what is no process.
+    /// The id is that of init, or cannot be that of a process.
     #[error("{0} is not the process of a job")]
     NotAJob(i32),
-    /// The cgroup cannot be read.
+    /// A cgroup cannot be read.
     #[error("cannot read the cgroup {}: {source}", path.display())]
     Cgroup {
-        /// Which.
+        /// The cgroup's directory.
         path: PathBuf,
-        /// Why not.
+        /// The cause.
         source: io::Error,
     },
-    /// It has no process.
+    /// The cgroup has no process.
     #[error("the cgroup {} has no process", .0.display())]
     Empty(PathBuf),
-    /// It has processes that do not descend from one of them.
+    /// The processes in the cgroup do not all descend from one of them.
     #[error(
         "the cgroup {} has {roots} processes that were not started by another of it: a checkpoint \
          is of one process and what it started",
         path.display()
     )]
     Forest {
-        /// Which.
+        /// The cgroup's directory.
         path: PathBuf,
-        /// How many.
+        /// Number of processes whose parent is not in the cgroup.
         roots: usize,
     },
     /// A signal could not be sent.
     #[error("cannot {what} process {pid}: {source}")]
     Signal {
-        /// What was tried.
+        /// What was attempted.
         what: &'static str,
-        /// With which.
+        /// The process.
         pid: i32,
-        /// Why not.
+        /// The cause.
         source: io::Error,
     },
     /// Processes are started faster than they can be stopped.
@@ -69,7 +68,7 @@ pub enum ProcessError {
     Lingers(i32),
 }
 
-/// A process. Its id may get another one's as soon as it is gone.
+/// A process. Once it has ended, its id may be reused, so its start time identifies it, too.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Process {
     pid: i32,
@@ -81,7 +80,7 @@ impl Process {
         started_ticks(self.pid) == Some(self.started_ticks)
     }
 
-    /// Whether it has ended; its parent may not have taken note of that yet.
+    /// Whether it has ended, even if its parent has not reaped it yet.
     fn has_ended(self) -> bool {
         match stat(self.pid) {
             Some(stat) if started_in(&stat) == Some(self.started_ticks) => {
@@ -91,7 +90,7 @@ impl Process {
         }
     }
 
-    /// Never signals another one that has got its id.
+    /// Sends a signal, but never to another process that has reused the id.
     fn signal(self, signal: Signal) -> Result<(), Errno> {
         let pid = Pid::from_raw(self.pid).ok_or(Errno::SRCH)?;
         let process = pidfd_open(pid, PidfdFlags::empty())?;
@@ -102,12 +101,12 @@ impl Process {
     }
 }
 
-/// A process and all that it started, itself first.
+/// A process and all its descendants, with the process itself first.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Tree(Vec<Process>);
 
 impl Tree {
-    /// The processes as they are now. They may change until they are stopped.
+    /// Reads the current processes of a tree. They may change until they are stopped.
     ///
     /// # Errors
     /// When there is no such process.
@@ -123,10 +122,10 @@ impl Tree {
         Ok(tree)
     }
 
-    /// The processes as they are by now.
+    /// Reads the current processes of the same tree again.
     ///
     /// # Errors
-    /// [`ProcessError::Gone`] when they have ended, also when another process has got the id since.
+    /// [`ProcessError::Gone`] when they have ended, even if another process has reused the id since.
     pub fn again(&self) -> Result<Self, ProcessError> {
         let tree = Self::of(self.root())?;
         if tree.0[0] != self.0[0] || tree.has_ended() {
@@ -135,7 +134,7 @@ impl Tree {
         Ok(tree)
     }
 
-    /// Adds what they have started. Whether there was any.
+    /// Adds the descendants of its processes. Returns whether there were new ones.
     fn grow(&mut self, all: &[(Process, i32)]) -> bool {
         let before = self.0.len();
         let mut next = 0;
@@ -158,45 +157,45 @@ impl Tree {
         self.0[0].pid
     }
 
-    /// When that was started, in ticks since the machine was.
+    /// Start time of that process, in ticks since boot.
     pub(crate) fn started_ticks(&self) -> u64 {
         self.0[0].started_ticks
     }
 
-    /// Whether this process is one of them.
+    /// Whether the process with that id is one of them.
     #[must_use]
     pub fn contains(&self, pid: i32) -> bool {
         self.0.iter().any(|process| process.pid == pid)
     }
 
-    /// Whether some processes are in both.
+    /// Whether the two trees have a process in common.
     #[must_use]
     pub fn overlaps(&self, other: &Self) -> bool {
         self.0.iter().any(|process| other.0.contains(process))
     }
 
-    /// Bytes of memory that they use; what they share counts once.
+    /// Bytes of memory that they use; memory that they share counts once.
     #[must_use]
     pub fn memory_bytes(&self) -> u64 {
         let kib: u64 = self.0.iter().filter_map(|it| pss_kib(it.pid)).sum();
         kib << 10
     }
 
-    /// Milliseconds of CPU time that they have used, with what they started that has ended.
+    /// Milliseconds of CPU time that they and their reaped children have used.
     #[must_use]
     pub fn cpu_ms(&self) -> u64 {
         let ticks: u64 = self.0.iter().filter_map(|it| cpu_ticks(it.pid)).sum();
         ticks * 1000 / TICKS_PER_S
     }
 
-    /// Ends them, with all that they have started since, and waits until their memory is free. What a
-    /// checkpoint has stopped does not notice.
+    /// Kills them, with everything that they have started since, and waits until their memory is free. This
+    /// works also when a checkpoint has stopped them.
     ///
     /// # Errors
-    /// When a signal cannot be sent, or they are still there after [`END_DEADLINE`].
+    /// When a signal cannot be sent, they start new processes too fast, or they still exist after [`END_DEADLINE`].
     pub fn end(&self) -> Result<(), ProcessError> {
         let mut tree = self.clone();
-        // What is stopped starts nothing: once a look finds no more, there is no more.
+        // A stopped process starts no others: once a scan finds no new ones, there are none.
         let mut looks = 0;
         loop {
             tree.signal("stop", Signal::STOP)?;
@@ -220,14 +219,14 @@ impl Tree {
         Ok(())
     }
 
-    /// Whether all of them have ended; their parents may not have taken note of it yet.
+    /// Whether all of them have ended, even if their parents have not reaped them yet.
     #[must_use]
     pub fn has_ended(&self) -> bool {
         self.0.iter().all(|process| process.has_ended())
     }
 
-    /// Lets them go on that a checkpoint has stopped, with all that they have started since. The first one may have
-    /// ended while the others were stopped.
+    /// Continues them after a checkpoint has stopped them, with everything that they have started since. The first one
+    /// may have ended while the others were stopped.
     ///
     /// # Errors
     /// When a signal cannot be sent.
@@ -254,11 +253,11 @@ impl Tree {
     }
 }
 
-/// The one process of a cgroup from which all others in it descend. `path` is the cgroup's
+/// Finds the one process of a cgroup from which all others in it descend. `path` is the cgroup's
 /// directory.
 ///
 /// # Errors
-/// When the cgroup has none, or more than one.
+/// When the cgroup cannot be read, has no process, or has more than one without a parent in it.
 pub fn root_of_cgroup(path: &Path) -> Result<i32, ProcessError> {
     let list =
         fs::read_to_string(path.join("cgroup.procs")).map_err(|source| ProcessError::Cgroup {
@@ -295,7 +294,7 @@ fn roots(members: &BTreeSet<i32>, all: &[(Process, i32)]) -> Vec<i32> {
         .collect()
 }
 
-/// All processes with the ids of their parents.
+/// All processes, each with the id of its parent.
 fn all() -> Vec<(Process, i32)> {
     let Ok(entries) = fs::read_dir("/proc") else {
         return Vec::new();
@@ -314,7 +313,7 @@ fn all() -> Vec<(Process, i32)> {
         .collect()
 }
 
-/// When a process was started, in ticks since the machine was; none: it is not there.
+/// Start time of a process, in ticks since boot; `None` when it does not exist.
 #[must_use]
 pub fn started_ticks(pid: i32) -> Option<u64> {
     started_in(&stat(pid)?)
@@ -324,7 +323,7 @@ fn started_in(stat: &str) -> Option<u64> {
     field_of(stat, 22)?.parse().ok()
 }
 
-/// Of a process and of what it started that has ended: the work of a job may be done in steps, each by a process.
+/// CPU ticks of a process and of its reaped children: a job may run each step of its work in a process of its own.
 fn cpu_ticks(pid: i32) -> Option<u64> {
     let stat = stat(pid)?;
     (14..=17)
@@ -341,8 +340,8 @@ fn state_of(stat: &str) -> Option<&str> {
     field_of(stat, 3)
 }
 
-/// A field of `/proc/PID/stat`, counted from 1 as its documentation does. The second one is the name in parentheses,
-/// and may contain anything.
+/// A field of `/proc/PID/stat`, numbered from 1 as in proc(5). The second field is the name in parentheses,
+/// which may contain anything.
 fn field_of(stat: &str, number: usize) -> Option<&str> {
     let (_, rest) = stat.rsplit_once(')')?;
     rest.split_whitespace().nth(number.checked_sub(3)?)
@@ -391,7 +390,7 @@ mod tests {
         let part = |pid| Tree(vec![process(pid)]);
         assert!(tree.overlaps(&part(6)) && part(6).overlaps(&tree));
         assert!(!tree.overlaps(&part(7)));
-        // Another process with the id of one of them has children of its own.
+        // Another process that has reused an id has children of its own.
         let mut old = Tree(vec![Process {
             pid: 2,
             started_ticks: 3,
@@ -399,7 +398,7 @@ mod tests {
         assert!(!old.grow(&all));
     }
 
-    /// What `look` finds, once it does.
+    /// Polls `look` until it finds something.
     fn wait_for<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> T {
         let deadline = Instant::now() + END_DEADLINE;
         loop {
@@ -415,13 +414,13 @@ mod tests {
         wait_for(what, || is_so().then_some(()));
     }
 
-    /// The tree by now, if it has so many processes.
+    /// The current tree, if it has that many processes.
     fn with(tree: &Tree, processes: usize) -> Option<Tree> {
         let tree = tree.again().expect("it runs");
         (tree.0.len() == processes).then_some(tree)
     }
 
-    /// A shell that runs `script`, once that has so many processes with it.
+    /// Starts a shell that runs `script`, and waits until they are that many processes.
     fn shell(script: &str, processes: usize) -> (Child, Tree) {
         let shell = Command::new("sh")
             .args(["-c", script])
@@ -506,7 +505,7 @@ mod tests {
     #[test]
     fn work_of_what_has_ended_counts() {
         const WORK_MS: u64 = 50;
-        // Not for ever, should this fail.
+        // Limited, in case the test fails.
         let script = "sh -c 'ulimit -t 60; while :; do :; done'; read line";
         let (mut shell, tree) = shell(script, 2);
         wait_until("it works", || tree.cpu_ms() >= WORK_MS);

@@ -1,9 +1,9 @@
-//! Which processes of this node have their changes tracked by the kernel, and since which checkpoint.
+//! Records for which processes of this node the kernel tracks changes, and since which checkpoint.
 //!
-//! A dump has the kernel forget which pages were changed before it, also a dump that fails. So what is
-//! known of a process is removed before one begins, and written when its checkpoint is durable.
+//! A dump makes the kernel forget which pages were changed before it, even if the dump fails. So the
+//! record of a process is removed before a dump begins, and written when its checkpoint is durable.
 //!
-//! In the same way a node knows, of each process, the last checkpoint after which it went on.
+//! In the same way a node records, for each process, the last checkpoint after which it continued.
 
 use std::fs;
 use std::io;
@@ -14,21 +14,21 @@ use serde::{Deserialize, Serialize};
 use crate::process::{Tree, started_ticks};
 use crate::store::{Checkpoint, StoreError, io_error};
 
-/// A process, and the checkpoint since which its changes are tracked. When any of it is another one,
-/// nothing is known.
+/// A process, and the checkpoint since which its changes are tracked. When any field differs, nothing is
+/// known about the process.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Tracked {
-    /// Of the machine: after the next boot, other processes have these ids.
+    /// The boot of the machine: after the next boot, other processes have these ids.
     boot_id: String,
-    /// When the process was started, as `/proc/PID/stat` has it.
+    /// Start time of the process, as in `/proc/PID/stat`.
     started_ticks: u64,
     checkpoint: PathBuf,
-    /// When the checkpoint was made: another one may get its name.
+    /// When the checkpoint was made, since another one may reuse its name.
     created_unix_ms: u64,
 }
 
 impl Tracked {
-    /// A process since a checkpoint of it; none: there is no such process.
+    /// The record of a checkpoint's process since that checkpoint; `None` when there is no such process.
     #[must_use]
     pub fn since(checkpoint: &Checkpoint) -> Option<Self> {
         let boot_id = fs::read_to_string("/proc/sys/kernel/random/boot_id").ok()?;
@@ -41,7 +41,7 @@ impl Tracked {
     }
 }
 
-/// What this node knows of its processes: a file for each.
+/// The records of this node, one file for each process.
 #[derive(Clone, Debug)]
 pub struct Tracking {
     directory: PathBuf,
@@ -53,12 +53,12 @@ impl Tracking {
         Ok(Self { directory })
     }
 
-    /// What is known of the first process of a tree that is about to be dumped. It is forgotten, and so is
-    /// what is known of trees that have a process in common with it: the kernel starts anew for all of
-    /// its processes. None: nothing is known, or the file is damaged.
+    /// Takes the record of the first process of a tree that is about to be dumped. This removes it, and also
+    /// those of trees that have a process in common with it, as the kernel restarts tracking for all processes
+    /// of the tree. `None` when there is no record, or it is damaged.
     ///
     /// # Errors
-    /// When something cannot be forgotten: the dump would make it wrong.
+    /// When a record cannot be removed: the dump would make it wrong.
     pub fn take(&self, tree: &Tree) -> Result<Option<Tracked>, StoreError> {
         let known = fs::read(self.path(tree.root())).ok();
         self.forget(|pid| {
@@ -67,8 +67,8 @@ impl Tracking {
         Ok(known.and_then(|bytes| serde_json::from_slice(&bytes).ok()))
     }
 
-    /// Whether the process of a checkpoint is still the one that it was made of, and this checkpoint the last one
-    /// that is remembered of it.
+    /// Whether the process of a checkpoint is still the one of which it was made, and this checkpoint is the last
+    /// one recorded for it.
     #[must_use]
     pub fn is_of(&self, checkpoint: &Checkpoint) -> bool {
         let known = fs::read(self.path(checkpoint.manifest.pid)).ok();
@@ -76,7 +76,7 @@ impl Tracking {
         known.is_some() && known == Tracked::since(checkpoint)
     }
 
-    /// Remembers a process, and forgets those that have ended.
+    /// Records a process, and removes the records of those that have ended.
     ///
     /// # Errors
     /// When the file cannot be written.
@@ -89,7 +89,7 @@ impl Tracking {
             .map_err(io_error("write", &path))
     }
 
-    /// Removes the files of some processes, and what is no such file.
+    /// Removes the records of the given processes, and any file that is not a record.
     fn forget(&self, mut is_wrong: impl FnMut(i32) -> bool) -> Result<(), StoreError> {
         for entry in fs::read_dir(&self.directory).map_err(io_error("list", &self.directory))? {
             let entry = entry.map_err(io_error("list", &self.directory))?;
@@ -136,7 +136,7 @@ mod tests {
         assert_eq!(tracking.take(&tree).expect("it was taken"), None);
     }
 
-    /// A dump of a part of a tree, or of a larger one, makes what is known of it wrong.
+    /// A dump of part of a tree, or of a larger one, makes its record wrong.
     #[test]
     fn trees_with_a_process_in_common_are_forgotten() {
         let directory = tempfile::tempdir().expect("a directory");
@@ -172,7 +172,7 @@ mod tests {
         assert_eq!(Tracked::since(&checkpoint(i32::MAX, 5)), None);
     }
 
-    /// CPU time that a checkpoint has counted is that of a process: one with its id began at 0 again.
+    /// The CPU time in a checkpoint is that of one process: another one with its id starts at 0 again.
     #[test]
     fn a_process_that_got_the_id_of_another_is_not_that_of_its_checkpoint() {
         let directory = tempfile::tempdir().expect("a directory");

@@ -1,5 +1,5 @@
-//! Whether images can only have been written by the user that restores them. A restored job runs with the
-//! rights that its images say: a user that can change an image can do all that the restoring user can.
+//! Checks that images can only have been written by the user that restores them. A restored job runs with the
+//! privileges recorded in its images: a user that can modify an image can do everything that the restoring user can.
 
 use std::fs;
 use std::io;
@@ -8,69 +8,69 @@ use std::path::{Path, PathBuf};
 
 use crate::store::{Job, StoreError, io_error};
 
-/// The bits of a mode that let others than the owner write.
+/// Mode bits that let users other than the owner write.
 const WRITABLE_BY_OTHERS: u32 = 0o022;
-/// Where one thing is wrong in the directory of a job, others are.
+/// Option to change a job's directory recursively: where one entry is wrong, others usually are, too.
 const ALL_BELOW: &str = "-R ";
 
 /// Why images are not trusted.
 #[derive(Debug, thiserror::Error)]
 pub enum TrustError {
-    /// Another user owns something.
+    /// A file or directory is owned by another user.
     #[error(
         "{} belongs to user {owner}, and not to user {wanted}: its images could be anything. If they \
          are right, `chown {options}{wanted} {}` first",
         path.display(), wrong.display()
     )]
     Owner {
-        /// What.
+        /// The file or directory.
         path: PathBuf,
         /// Its owner.
         owner: u32,
-        /// The owner that it would have to have.
+        /// The required owner.
         wanted: u32,
-        /// What is to be put right.
+        /// The path whose owner has to be changed.
         wrong: PathBuf,
-        /// How far: options of `chown`.
+        /// Options of `chown` for that.
         options: &'static str,
     },
-    /// Others can write to something.
+    /// A file or directory can be written by other users.
     #[error(
         "{} can be written by others (mode {mode:04o}): its images could be anything. If they are right, \
          `chmod {options}go-w {}` first",
         path.display(), wrong.display()
     )]
     Mode {
-        /// What.
+        /// The file or directory.
         path: PathBuf,
         /// Its mode.
         mode: u32,
-        /// What is to be put right.
+        /// The path whose mode has to be changed.
         wrong: PathBuf,
-        /// How far: options of `chmod`.
+        /// Options of `chmod` for that.
         options: &'static str,
     },
-    /// A link leads out of the directory that was judged.
+    /// A symbolic link leads out of the directory that was checked.
     #[error("{} leads out of the checkpoint's directory, where anybody could write", path.display())]
     LeadsOut {
         /// The link.
         path: PathBuf,
     },
-    /// It cannot be looked at.
+    /// A path cannot be examined.
     #[error(transparent)]
     Store(#[from] StoreError),
 }
 
-/// Refuses directories in which others than `user` could exchange what is stored: that of all jobs, and that of
-/// the job, if it is there.
+/// Refuses directories in which users other than `user` could replace entries. Checks the directory of all jobs and,
+/// if it exists, that of the job.
 ///
 /// # Errors
-/// Names the first one that is not as it must be.
+/// For the first directory with a wrong owner or mode, and when the job's directory is a link.
 pub fn refuse_directories(job: &Job, user: u32) -> Result<(), TrustError> {
     let top = job.directory();
     if let Some(store) = top.parent() {
         let metadata = look(fs::metadata(store), store)?;
-        // Other jobs in it may be somebody else's.
+        // Not recursively: other jobs in it may belong to other users.
         judge(store, &metadata, user, (store, ""))?;
     }
     match fs::symlink_metadata(top) {
@@ -86,12 +86,12 @@ pub fn refuse_directories(job: &Job, user: u32) -> Result<(), TrustError> {
     }
 }
 
-/// Refuses what others than `user` could have written of a checkpoint: the directory of all jobs, that of the job, and
-/// `images`, that of the checkpoint in it, with everything in it are judged by their owners and modes, as `sudo` judges
-/// its files. Nothing else in the job's directory is: a checkpoint needs no other one.
+/// Refuses a checkpoint of which users other than `user` could have written any part. Checks the owners and modes, as
+/// `sudo` does for its files, of the directory of all jobs, that of the job, and `images`, that of the checkpoint, with
+/// everything in it. Other entries of the job's directory are not checked, as a checkpoint does not depend on others.
 ///
 /// # Errors
-/// Names the first thing that is not as it must be.
+/// For the first path with a wrong owner or mode, and for a link that leads out of the checkpoint.
 pub fn refuse_what_others_could_write(
     job: &Job,
     images: &Path,
@@ -99,9 +99,9 @@ pub fn refuse_what_others_could_write(
 ) -> Result<(), TrustError> {
     refuse_directories(job, user)?;
     let top = job.directory();
-    // Not through `images`, which may be a link itself.
+    // Does not resolve `images` itself, which may be a link.
     let judged = look(top.canonicalize(), top)?.join(images.file_name().unwrap_or_default());
-    // Outermost first: what is inside a directory that is right cannot be exchanged any more.
+    // Outermost first: the entries of a directory that has passed can no longer be replaced by others.
     let mut paths = vec![images.to_owned()];
     while let Some(path) = paths.pop() {
         let Some(metadata) = look_if_there(fs::symlink_metadata(&path), &path)? else {
@@ -125,7 +125,7 @@ pub fn refuse_what_others_could_write(
     Ok(())
 }
 
-/// None: another node has removed it since it was seen, and so it is not read.
+/// Returns `None` when the path does not exist: another node has removed it since it was listed, so nothing reads it.
 fn look_if_there<T>(result: io::Result<T>, path: &Path) -> Result<Option<T>, StoreError> {
     match result {
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
@@ -137,7 +137,7 @@ fn look<T>(result: io::Result<T>, path: &Path) -> Result<T, StoreError> {
     result.map_err(io_error("judge", path))
 }
 
-/// Refuses what is not as it must be; then `wrong` is to be put right, with such options of `chown` or `chmod`.
+/// Refuses a path with a wrong owner or mode. The error suggests `chown` or `chmod` with these options for `wrong`.
 fn judge(
     path: &Path,
     metadata: &fs::Metadata,
@@ -153,7 +153,7 @@ fn judge(
             options,
         });
     }
-    // The mode of a link means nothing.
+    // The mode of a symbolic link is meaningless.
     let mode = metadata.mode() & 0o7777;
     if !metadata.is_symlink() && mode & WRITABLE_BY_OTHERS != 0 {
         return Err(TrustError::Mode {
@@ -242,7 +242,7 @@ mod tests {
             let refused = refuse_directories(&job, user);
             refused.expect_err("it is refused").to_string()
         };
-        // What is in the job is judged when it is restored.
+        // The job's contents are checked only when it is restored.
         chmod(&image, 0o666);
         refuse_directories(&job, user).expect("both are right");
         for (path, command) in [(&*store, "chmod go-w"), (job.directory(), "chmod -R go-w")] {
@@ -255,7 +255,7 @@ mod tests {
         let command = format!("`chown {other} {}`", store.display());
         assert!(said.contains(&command), "{said}");
 
-        // A job that is not there yet is made by whoever judges.
+        // A missing job directory is created later by the user who runs the check.
         fs::rename(job.directory(), directory.path().join("elsewhere")).expect("renamed");
         refuse_directories(&job, user).expect("the store is right");
         std::os::unix::fs::symlink("../elsewhere", job.directory()).expect("symlink");
@@ -300,7 +300,7 @@ mod tests {
             leads_out(&images, &link);
             fs::remove_file(&link).expect("it is there");
         }
-        // What it leads to would not be judged.
+        // The target would not be checked.
         let checkpoint = job.directory().join("000002");
         std::os::unix::fs::symlink("000001", &checkpoint).expect("symlink");
         leads_out(&checkpoint, &checkpoint);

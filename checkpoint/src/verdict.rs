@@ -1,9 +1,9 @@
-//! Holding a restored job back until its images are known to be whole.
+//! Holds a restored job back until its images are known to be intact.
 //!
-//! CRIU executes a program at the stages of a restore ("action scripts" in criu(8)): here the program
-//! that started it. Once everything is restored and nothing runs yet, that waits until the process that verifies
-//! no longer holds the lock of the verdict. When there is none then, CRIU gives the restore up and kills
-//! what it restored. The lock goes with its holder, also when that is killed.
+//! CRIU executes a program at each stage of a restore ("action scripts" in criu(8)): here, the program
+//! that started CRIU. Once everything is restored and nothing runs yet, the script waits until the verifying
+//! process releases the lock on the verdict's file. If that file is empty then, CRIU abandons the restore and
+//! kills what it restored. The lock is released when its holder ends, even if that is killed.
 
 use std::ffi::OsStr;
 use std::fs::File;
@@ -16,27 +16,27 @@ use rustix::fs::{FlockOperation, flock};
 
 use crate::manifest::Allow;
 
-/// Tells the action script the file of the verdict.
+/// Environment variable with the path of the verdict's file, for the action script.
 const VERDICT_VARIABLE: &str = "HARVESTFS_VERDICT";
-/// Tells the action script the stage.
+/// Environment variable in which CRIU passes the stage to the action script.
 const STAGE_VARIABLE: &str = "CRTOOLS_SCRIPT_ACTION";
 /// The stage at which everything is restored, and connections of the job are not open yet.
 const STAGE_RESTORED: &str = "post-restore";
 
-/// Whether images that are being restored are whole. Until that is known, the job does not run; when
-/// this is dropped without [`Verdict::whole`], it never does.
+/// The verdict on whether images that are being restored are intact. Until it is known, the job does not
+/// run; if this is dropped without [`Verdict::whole`], it never does.
 #[derive(Debug)]
 pub struct Verdict {
-    /// Locked while it is open.
+    /// Locked while this is open.
     file: File,
     path: PathBuf,
 }
 
 impl Verdict {
-    /// Not known yet. It is kept in `work`.
+    /// A verdict that is not known yet. Its file is created in `work`.
     ///
     /// # Errors
-    /// When its file cannot be made.
+    /// When the file cannot be created or locked.
     pub fn pending(work: &Path) -> io::Result<Self> {
         let path = work.join("verdict");
         let file = File::create_new(&path)?;
@@ -44,21 +44,21 @@ impl Verdict {
         Ok(Self { file, path })
     }
 
-    /// They are whole.
+    /// Declares the images intact.
     ///
     /// # Errors
-    /// When that cannot be written: the job does not run then.
+    /// When the verdict cannot be written: then the job does not run.
     pub fn whole(mut self) -> io::Result<()> {
         self.file.write_all(b"whole\n")
     }
 
-    /// Has a restore wait for it.
+    /// Makes a restore wait for the verdict.
     pub(crate) fn hold(&self, restore: &mut Command, allow: &[Allow]) {
-        // This program as it is now, until it ends: without it there is no verdict either.
+        // Refers to this very binary for as long as this process lives; without the process there is no verdict either.
         let script = format!("/proc/{}/exe", std::process::id());
         restore.arg("--action-script").arg(script);
         restore.env(VERDICT_VARIABLE, &self.path);
-        // Ctrl-C is for us: CRIU, which would leave what it has restored so far, ends by the verdict.
+        // Ctrl-C must reach only us: it would make CRIU leave behind what it has restored so far; the verdict ends it.
         // A job that shares our session is restored into CRIU's group.
         if !allow.contains(&Allow::ShellJob) {
             restore.process_group(0);
@@ -66,8 +66,8 @@ impl Verdict {
     }
 }
 
-/// To be asked before anything else by a program that restores: whether a restore may go on, when it is
-/// CRIU that executes this program as its action script.
+/// Whether a restore may continue; `None` unless CRIU has executed this program as its action script. A
+/// program that restores must call this before anything else.
 #[must_use]
 pub fn asked_by_criu() -> Option<bool> {
     let (stage, path) = (

@@ -1,4 +1,4 @@
-//! `harvestfs chaos`: faults on a real cluster.
+//! `harvestfs chaos`: injects faults into a real cluster.
 
 use std::fs::File;
 use std::net::SocketAddr;
@@ -211,7 +211,7 @@ fn measure_failover(
         );
     });
     let error = measured.as_ref().map_or_else(Some, |it| it.error.as_ref());
-    // Ctrl-C is no failure, and excuses none.
+    // Ctrl-C is not a failure, but does not excuse one either.
     let is_as_wanted = matches!(error, None | Some(LiveError::Interrupted))
         && matches!(&measured, Ok(it) if it.report.faults_passed() && it.report.met_goals());
     // Before anything else can fail.
@@ -266,7 +266,7 @@ fn keep_logs(directory: tempfile::TempDir) {
 /// none is left that is not.
 fn check_writable(files: &[Option<&Path>]) -> anyhow::Result<()> {
     for file in files.iter().flatten() {
-        // Or a link to nothing, which is not ours.
+        // A dangling symlink counts as existing, since it is not ours.
         let was_there = file.symlink_metadata().is_ok();
         let opened = File::options().create(true).append(true).open(file);
         opened.with_context(|| format!("cannot write {}", file.display()))?;
@@ -302,7 +302,7 @@ fn write_result(
 fn all_of(results: impl IntoIterator<Item = anyhow::Result<()>>) -> anyhow::Result<()> {
     let mut last = Ok(());
     for error in results.into_iter().filter_map(Result::err) {
-        // The last one is told by who gets it.
+        // The caller reports the last error.
         if let Err(before) = std::mem::replace(&mut last, Err(error)) {
             output::complain(&before);
         }
@@ -337,7 +337,7 @@ fn run_scenario(args: &RunArgs) -> anyhow::Result<()> {
     };
     let results = [&args.json, &args.html, &args.replay].map(|file| file.as_deref());
     if let Err(error) = check_writable(&results) {
-        // Made a moment ago, and in the way of the next attempt.
+        // It was created just now, and would be in the way of the next attempt.
         let _ = std::fs::remove_dir(&directory);
         return Err(error);
     }
@@ -357,7 +357,7 @@ fn run_scenario(args: &RunArgs) -> anyhow::Result<()> {
     let ran = live::run(&scenario, &plan, &options, &mut progress);
     bar.finish_and_clear();
     let error = ran.as_ref().map_or_else(Some, |it| it.error.as_ref());
-    // Ctrl-C is no failure, and excuses none.
+    // Ctrl-C is not a failure, but does not excuse one either.
     let is_as_wanted = matches!(error, None | Some(LiveError::Interrupted))
         && matches!(&ran, Ok(it) if it.report.runs_passed());
     // Before anything else can fail.

@@ -1,4 +1,4 @@
-//! Which cluster a command talks to, and with which identity.
+//! Selects the cluster that a command talks to, and the identity that it uses.
 
 use std::env;
 use std::path::{Path, PathBuf};
@@ -16,7 +16,7 @@ use crate::up;
 /// Where help lists what every command takes.
 pub const GLOBAL_OPTIONS: &str = "Global options";
 
-// The variables are not clap's, which does not tell what was typed from what they say.
+// The environment variables are not read by clap, which does not distinguish them from typed flags.
 /// Which cluster.
 #[derive(Clone, Debug, Args)]
 pub struct ClusterArgs {
@@ -64,7 +64,7 @@ impl ClusterArgs {
 
     /// As [`ClusterArgs::config_file`]; refuses what names two clusters.
     fn only_config_file(&self) -> anyhow::Result<Option<PathBuf>> {
-        // clap does not see it in `fs --data A ls --config B`.
+        // clap does not detect this conflict in `fs --data A ls --config B`.
         if self.data.is_some() && self.config.is_some() {
             anyhow::bail!("--data cannot be used with --config");
         }
@@ -95,7 +95,7 @@ impl ClusterArgs {
         }
         let data = self.data_directory()?;
         let path = data.join(directory).join("client.toml");
-        // Not whether `ca` is there: that may be kept elsewhere.
+        // Does not require `ca` to exist: that may be kept elsewhere.
         if !is_there(&path)? {
             anyhow::bail!(
                 "no cluster was made on this machine in {} ({} is missing): name the \
@@ -229,13 +229,13 @@ mod tests {
         assert!(error.contains("no cluster was made"), "{error}");
         assert!(args.client_config().unwrap().is_none());
 
-        // Neither the certificate authority nor the other parts need to be there.
+        // Neither the certificate authority nor the other parts need to exist.
         fs::create_dir(data.join("admin")).unwrap();
         fs::write(data.join("admin/client.toml"), "").unwrap();
         let file = args.client_file("admin").unwrap();
         assert_eq!(file, data.join("admin/client.toml"));
 
-        // Another error than that it is missing, for root too.
+        // An error other than that it is missing, for root, too.
         fs::write(data.join("client"), "").unwrap();
         let error = args.client_file("client").unwrap_err().to_string();
         assert!(error.contains("cannot read"), "{error}");

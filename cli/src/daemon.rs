@@ -1,6 +1,6 @@
 //! `harvestfs namenode`, `datanode` and `mount`: one part each, until a signal ends it.
 //!
-//! Each prints a line that starts with [`READY`] on standard output when others can use it.
+//! Each prints a line that starts with [`READY`] on standard output once it can be used.
 
 use std::ffi::OsString;
 use std::future::Future;
@@ -158,7 +158,7 @@ pub fn namenode(args: &NamenodeArgs) -> anyhow::Result<()> {
         let endpoint = endpoint(config.http.as_ref(), &args.config, &identity).await?;
         let mut namenode = tokio::select! {
             biased;
-            // Its journal may be long, and its disk may not answer.
+            // The journal may be long, or its disk may hang.
             () = stop.received() => return Ok(()),
             namenode = Namenode::start(options) => namenode?,
         };
@@ -170,7 +170,7 @@ pub fn namenode(args: &NamenodeArgs) -> anyhow::Result<()> {
             () = stop.received() => {
                 within_deadline("the namenode", namenode.shutdown()).await
             }
-            // Its journal failed; nothing more can be acknowledged.
+            // The journal failed; nothing more can be acknowledged.
             ended = namenode.ended() => Ok(ended?),
         }
     })
@@ -208,17 +208,17 @@ pub fn datanode(args: &DatanodeArgs) -> anyhow::Result<()> {
     options.short_circuit_socket =
         Some(config::beside(&args.config, SHORT_CIRCUIT_SOCKET.as_ref()));
     raise_open_files();
-    // Before there is any other thread: each inherits it from the one that starts it.
+    // Before any other thread is started, since each inherits the priority of the thread that starts it.
     priority::apply(args.priority.unwrap_or(config.priority));
     // Measured: one current-thread runtime for each endpoint moves the most bytes per second.
     current_thread(async {
         let mut stop = StopSignal::listen_but_for_hangup()?;
-        // From the beginning: the owner may change a quota before the datanode is registered.
+        // From the beginning, as the owner may change a quota before the datanode is registered.
         let mut reload = signal(SignalKind::hangup())?;
         let endpoint = endpoint(config.http.as_ref(), &args.config, &identity).await?;
         let datanode = tokio::select! {
             biased;
-            // A disk may not answer.
+            // A disk may hang.
             () = stop.received() => return Ok(()),
             datanode = Datanode::start(options) => datanode?,
         };
@@ -235,13 +235,13 @@ pub fn datanode(args: &DatanodeArgs) -> anyhow::Result<()> {
                 () = stop.received() => break,
                 _ = reload.recv() => tokio::select! {
                     biased;
-                    // A disk may not answer.
+                    // A disk may hang.
                     () = stop.received() => break,
                     () = reload_quotas(&args.config, &datanode) => {}
                 },
             }
         }
-        // Bounded by its own grace.
+        // Limited by its own grace period.
         datanode.shutdown().await;
         Ok(())
     })
@@ -301,16 +301,16 @@ pub fn mount(args: &MountArgs) -> anyhow::Result<()> {
         let endpoint = endpoint(config.http.as_ref(), &file, &identity).await?;
         let client = tokio::select! {
             client = Client::connect(client) => client?,
-            // It may wait for the namenode for ever.
+            // It may wait for the namenode forever.
             () = stop.received() => return Ok(()),
         };
-        // What was mounted is unmounted, also if a signal came meanwhile.
+        // From here on, it is unmounted at the end, even if a signal has arrived in the meantime.
         let mut mount = Mount::start(client, options).await?;
         if let Some(endpoint) = endpoint {
             tokio::spawn(endpoint.serve(MetricsSite(mount.metrics_text())));
         }
         println!("{READY} {}", args.directory.display());
-        // What is ordered after its unit would write to the directory below it before.
+        // Units that are ordered after this one would otherwise write to the directory below the mount.
         if let Err(error) = sd_notify::notify(&[NotifyState::Ready]) {
             tracing::warn!(%error, "cannot tell systemd that the mount is there");
         }
@@ -331,7 +331,7 @@ pub fn mount(args: &MountArgs) -> anyhow::Result<()> {
             }
         }
     });
-    // The process ends now. Threads that the kernel keeps may still use the runtime: it is not shut down.
+    // The process ends now. Threads that are blocked in the kernel may still use the runtime, so it is not shut down.
     std::mem::forget(runtime);
     result
 }
@@ -442,7 +442,7 @@ impl StopSignal {
             interrupt: signal(SignalKind::interrupt())?,
             terminate: signal(SignalKind::terminate())?,
             hangup: None,
-            // Of this thread, which is the one that has set it: the process waits for signals in its main one.
+            // Refers to this thread, which has set it: the process waits for signals in its main thread.
             ends_with_parent: parent_process_death_signal()?.is_some(),
         })
     }
@@ -487,7 +487,7 @@ pub fn end_with_parent(parent: u32) -> anyhow::Result<()> {
     if now != i32::try_from(parent).ok() {
         bail!("the process {parent} that started this one has ended");
     }
-    // Only who looks at processes is the worse without it.
+    // Without it, process listings are merely less readable.
     let _ = std::fs::write("/proc/self/comm", PROGRAM);
     Ok(())
 }

@@ -1,5 +1,5 @@
-//! `[http]` in the configuration of a part: the address of its metrics, and of the namenode's page, and
-//! how they are protected.
+//! `[http]` in the configuration of a part: the address at which it serves its metrics (and a namenode its
+//! page), and how they are protected.
 
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
@@ -11,19 +11,19 @@ use serde::{Deserialize, Serialize};
 
 use crate::config;
 
-/// File name of the token beside the configuration.
+/// Name of the token's file, in the directory of the configuration.
 const TOKEN_FILE: &str = "http-token";
 
-/// `[http]`
+/// The section `[http]`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct HttpConfig {
     /// Address to listen on.
     pub listen: SocketAddr,
-    /// How it is protected.
+    /// How access is protected.
     #[serde(default)]
     pub access: AccessConfig,
-    /// File of the token; relative to the configuration.
+    /// File of the token, relative to the configuration file.
     #[serde(default = "token_file")]
     pub token: PathBuf,
 }
@@ -32,12 +32,12 @@ pub struct HttpConfig {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum AccessConfig {
-    /// By the certificate of an administrator, or the token; with TLS.
+    /// By an administrator's certificate or the token; with TLS.
     #[default]
     Proven,
-    /// By the token, on this machine; without TLS.
+    /// By the token; only on this machine, without TLS.
     Token,
-    /// Not at all, on this machine; without TLS.
+    /// Not at all; only on this machine, without TLS.
     Anyone,
 }
 
@@ -46,7 +46,7 @@ fn token_file() -> PathBuf {
 }
 
 impl HttpConfig {
-    /// For all users of this machine.
+    /// A configuration that gives access to all users of this machine.
     pub fn anyone(listen: SocketAddr) -> Self {
         Self {
             listen,
@@ -55,8 +55,8 @@ impl HttpConfig {
         }
     }
 
-    /// With the token, on this machine. Makes the token beside the configuration in `directory` unless
-    /// there is one.
+    /// A configuration that requires the token, on this machine. Creates the token in `directory`, that of the
+    /// configuration, unless there is one.
     ///
     /// # Errors
     /// When the token cannot be written.
@@ -72,8 +72,8 @@ impl HttpConfig {
         })
     }
 
-    /// The address to open in a browser; holds the token if one is needed. The configuration is in
-    /// `directory`.
+    /// The address to open in a browser, including the token if one is needed. `directory` is that of the
+    /// configuration.
     ///
     /// # Errors
     /// When the token cannot be read.
@@ -86,7 +86,7 @@ impl HttpConfig {
         })
     }
 
-    /// The same for where others may read it, such as in a log: it says where the token is.
+    /// The address in a form that others may see, for example in a log: it names the token's file instead.
     pub fn address_for_all(&self, directory: &Path) -> String {
         let listen = self.listen;
         match self.access {
@@ -99,7 +99,8 @@ impl HttpConfig {
         }
     }
 
-    /// With a certificate or the token. Makes the token beside the configuration in `directory`.
+    /// A configuration that requires a certificate or the token. Creates the token in `directory`, that of the
+    /// configuration.
     ///
     /// # Errors
     /// When the token cannot be written.
@@ -112,10 +113,10 @@ impl HttpConfig {
         })
     }
 
-    /// Starts to listen as the configuration file `path` says, for the part that `identity` is.
+    /// Starts to listen, with paths relative to the configuration file `path`, for the part with this `identity`.
     ///
     /// # Errors
-    /// When the token cannot be read, or the address not be listened on.
+    /// When the token cannot be read, or the address cannot be listened on.
     pub async fn bind(&self, path: &Path, identity: &Identity) -> anyhow::Result<Endpoint> {
         let access = match self.access {
             AccessConfig::Anyone => Access::Anyone,

@@ -1,21 +1,21 @@
-//! Where the bytes of a file are, as the namenode tells it.
+//! Locations of the bytes of a file, as the namenode reports them.
 
-/// The attribute that tells it, a line for each extent.
+/// The extended attribute with the locations, one line for each extent.
 pub const ATTRIBUTE: &str = "user.harvestfs.locations";
 /// The last line when the file has more extents than fit.
 pub const CUT_OFF: &str = "...";
 
-/// An extent of a file that is no hole.
+/// An extent of a file that is not a hole.
 pub struct Location {
     pub offset: u64,
     pub length_bytes: u64,
     pub block: String,
-    /// Those that have it.
+    /// The datanodes that have a replica of it.
     pub datanodes: Vec<String>,
 }
 
 impl Location {
-    /// A line: offset, length, block, datanodes.
+    /// Parses a line: offset, length, block, datanodes.
     fn parse(line: &str) -> Option<Self> {
         let mut words = line.split_whitespace();
         let location = Self {
@@ -28,35 +28,35 @@ impl Location {
         Some(location)
     }
 
-    /// Where it ends in the file.
+    /// Offset in the file at which it ends.
     pub fn end(&self) -> u64 {
         self.offset + self.length_bytes
     }
 
-    /// Whether it has at least so many replicas. It may have more for good: small files share a block, which has as
-    /// many as the most demanding of them wants.
+    /// Whether it has at least that many replicas. It may permanently have more: small files share a block, which has
+    /// as many replicas as the most demanding of them requires.
     pub fn has_replicas(&self, wanted: u8) -> bool {
         self.datanodes.len() >= usize::from(wanted)
     }
 
-    /// Whether another goes on where this one ends, in the same block.
+    /// Whether `next` continues where this one ends, in the same block.
     pub fn goes_on_with(&self, next: &Self) -> bool {
         self.block == next.block && self.datanodes == next.datanodes && self.end() == next.offset
     }
 }
 
-/// What can be told of the replicas of a file.
+/// What is known about the replicas of a file.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Replicas {
-    /// Some of it has too few.
+    /// Some of its bytes have too few replicas.
     Missing,
-    /// All of it has enough.
+    /// All of its bytes have enough replicas.
     Enough,
-    /// So many of its first bytes have enough. Of what comes behind them nothing is shown.
+    /// This many bytes at its start have enough replicas; nothing is known about the rest.
     EnoughInFirst(u64),
 }
 
-/// Judges what [`parse`] returned.
+/// Checks whether the extents that [`parse`] returned have enough replicas.
 pub fn replicas(locations: &[Location], is_complete: bool, wanted: u8) -> Replicas {
     if !locations.iter().all(|it| it.has_replicas(wanted)) {
         return Replicas::Missing;
@@ -67,7 +67,7 @@ pub fn replicas(locations: &[Location], is_complete: bool, wanted: u8) -> Replic
     Replicas::EnoughInFirst(locations.last().map_or(0, Location::end))
 }
 
-/// What the attribute says, and whether that is all of the file.
+/// Parses the attribute. Returns the extents, and whether they cover the whole file.
 pub fn parse(text: &str) -> (Vec<Location>, bool) {
     let locations = text.lines().filter_map(Location::parse).collect();
     (locations, text.lines().next_back() != Some(CUT_OFF))

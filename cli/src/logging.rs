@@ -1,5 +1,5 @@
-//! Logs go to standard error, so that standard output is for results: one line for each event, as text
-//! or as JSON. What happens for a request carries its name ([`RequestId`]).
+//! Logs go to standard error, since standard output is for results: one line for each event, as text
+//! or as JSON. Events of a request carry its id ([`RequestId`]).
 
 use std::env::{self, VarError};
 use std::fmt::{self, Debug};
@@ -53,7 +53,7 @@ pub struct LogArgs {
         env = FORMAT_VARIABLE,
         value_enum,
         default_value_t,
-        // A paragraph for each, in the help of every command.
+        // Otherwise each of these would add a paragraph to the help of every command.
         hide_possible_values = true,
         hide_default_value = true,
         hide_env = true
@@ -78,7 +78,7 @@ pub fn start(args: LogArgs) {
     let lines = tracing_subscriber::fmt()
         .with_env_filter(filter)
         .with_ansi(std::io::stderr().is_terminal())
-        // A full disk must not end what it cannot log: the library would print that, and panic.
+        // A full disk must not end the process: the library would print that it cannot log, and panic.
         .log_internal_errors(false)
         .with_writer(std::io::stderr);
     match args.log_format {

@@ -132,7 +132,7 @@ fn main() -> ExitCode {
 }
 
 fn run(cli: Cli) -> ExitCode {
-    // In every command: a task that panics would leave those that wait for it waiting.
+    // In every command, since those that wait for a task would wait forever if it panicked.
     stop_on_panic();
     logging::start(cli.log);
     if let Some(parent) = cli.supervised_by
@@ -158,7 +158,7 @@ fn run(cli: Cli) -> ExitCode {
         Command::Checkpoint(args) => checkpoint::run(&args),
         Command::Cycles(args) => cycles::run(&args),
         Command::Completions { shell } => {
-            // It panics when it cannot write.
+            // clap_complete panics when it cannot write, so it writes to memory.
             let mut script = Vec::new();
             clap_complete::generate(shell, &mut Cli::command(), "harvestfs", &mut script);
             let written = std::io::Write::write_all(&mut output::stdout(), &script);
@@ -181,7 +181,8 @@ fn run(cli: Cli) -> ExitCode {
                 return ExitCode::FAILURE;
             }
             output::complain(&error);
-            // 2, as clap: what was asked for cannot be understood. 1: it was tried and failed, which of a test is 2.
+            // 2, as with clap: the request is invalid. 1: it was attempted and failed; for a command that tests a
+            // condition, such a failure is 2.
             if error.is::<SettingsError>()
                 || error.is::<simulate::BadArgument>()
                 || error.is::<fs::CannotTell>()
@@ -216,7 +217,7 @@ mod tests {
             .lines()
             .filter_map(|line| line.strip_prefix("  harvestfs "));
         let words = |line: &str| {
-            // Where continued, a line begins with its indentation.
+            // A continued line begins with its indentation.
             let line = line.replace("      --", "--");
             let command = line.split("   ").next().unwrap_or_default();
             let words = command.split_whitespace();

@@ -1,35 +1,35 @@
-//! Standard output, whose reader may have seen enough (`harvestfs ... | head`), and standard error, which may go nowhere.
+//! Standard output, whose reader may have gone (`harvestfs ... | head`), and standard error, which may not be writable.
 
 use std::fmt::{self, Arguments};
 use std::io::{self, Write};
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// How a shell calls a command that ended because its output has no reader: 128 and SIGPIPE.
+/// The status that a shell reports for a command that ended because its output has no reader: 128 + SIGPIPE.
 const BROKEN_PIPE_STATUS: u8 = 141;
 
-/// Whether this command does more than print.
+/// Whether this command must continue when its output has no reader.
 static GOES_ON: AtomicBool = AtomicBool::new(false);
 
-/// Instead of the one of the standard library, which panics when there is no reader any more.
+/// Replaces that of the standard library, which panics when there is no reader any more.
 macro_rules! println {
     ($($argument:tt)*) => {
         $crate::output::line(format_args!($($argument)*))
     };
 }
 
-/// Instead of the one of the standard library, which panics, and so ends the process, when the disk of a log is full.
+/// Replaces that of the standard library, which panics, and so ends the process, when the disk of a log is full.
 macro_rules! eprintln {
     ($($argument:tt)*) => {
         $crate::output::remark(format_args!($($argument)*))
     };
 }
 
-/// From now on what cannot be printed is left out, and is no reason to end.
+/// From now on, output that cannot be printed is dropped, and does not end the command.
 pub fn go_on_without_reader() {
     GOES_ON.store(true, Ordering::Relaxed);
 }
 
-/// Prints a line. Without a reader, a command that only prints ends at once, as others do.
+/// Prints a line. Without a reader, a command that only prints ends immediately, as other programs do.
 pub fn line(text: Arguments<'_>) {
     let Err(error) = writeln!(io::stdout().lock(), "{text}") else {
         return;
@@ -44,21 +44,21 @@ pub fn line(text: Arguments<'_>) {
     std::process::exit(BROKEN_PIPE_STATUS.into());
 }
 
-/// Prints a line on standard error, if it can be.
+/// Prints a line on standard error, if possible.
 pub fn remark(text: Arguments<'_>) {
     let _ = writeln!(io::stderr().lock(), "{text}");
 }
 
-/// Prints why something failed. Where that cannot be printed, nothing can.
+/// Prints why something failed. If that cannot be printed, nothing can be done about it.
 pub fn complain(error: &anyhow::Error) {
     eprintln!("harvestfs: {}", text_of(error));
 }
 
-/// With `?` for what a terminal could obey: others may have chosen the names in it.
+/// The text of an error, with `?` for control characters, since others may have chosen the names in it.
 fn text_of(error: &anyhow::Error) -> String {
     let mut text = String::new();
     for cause in error.chain().map(ToString::to_string) {
-        // Some errors say themselves what caused them.
+        // Some errors already include their cause in their text.
         if !text.ends_with(&cause) {
             let separator = if text.is_empty() { "" } else { ": " };
             text = format!("{text}{separator}{cause}");
@@ -67,12 +67,12 @@ fn text_of(error: &anyhow::Error) -> String {
     text.replace(|letter: char| letter.is_control() && letter != '\n', "?")
 }
 
-/// Writes to standard output. A reader that has gone is an error of its own.
+/// Returns a writer to standard output that reports a missing reader as a distinct error.
 pub fn stdout() -> Stdout {
     Stdout(io::stdout().lock())
 }
 
-/// See [`stdout`].
+/// The writer that [`stdout`] returns.
 pub struct Stdout(io::StdoutLock<'static>);
 
 /// Standard output has no reader any more.

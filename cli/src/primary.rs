@@ -1,4 +1,4 @@
-//! The primary tenant of a datanode's server, from configuration and flags to what watches it.
+//! The primary tenant of a datanode's server: from configuration and flags to the monitor of its use.
 
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -71,7 +71,7 @@ impl PrimaryArgs {
         gate.stalled_max_share = own.stalled_max_share();
         let is_cgroup = matches!(options.source, PrimarySource::Cgroup { .. });
         if gate.stalled_max_share.is_some() && !is_cgroup {
-            // Releases before took it with any source, so it is no error.
+            // Earlier releases accepted it with any source, so it is not an error.
             tracing::warn!(
                 "`stalled_max_percent` is ignored: it is for source = \"cgroup\", since HarvestFS's own processes wait, too"
             );
@@ -91,7 +91,7 @@ impl PrimaryArgs {
             | PrimarySourceConfig::Cgroup { own_cgroup, .. } => own_cgroup.clone(),
             PrimarySourceConfig::None | PrimarySourceConfig::Trace(_) => None,
         };
-        // Naming a trace or a cgroup says as well that it is the source.
+        // Naming a trace or a cgroup also selects it as the source.
         let source = match (
             self.primary_source,
             &self.primary_trace,

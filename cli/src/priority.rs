@@ -1,14 +1,14 @@
-//! Yielding to the owner's processes, as far as the kernel does it for us.
+//! Yields to the owner's processes, by means that the kernel provides.
 
 #![allow(unsafe_code, reason = "libc has calls that rustix has not")]
 
 use crate::config::Priority;
 
-/// The nice value that yields most.
+/// The nice value with the lowest priority.
 const NICE_MAX: i32 = 19;
 
-/// Makes this thread, and all that it starts, yield. What the kernel refuses is logged: the owner is
-/// then served by denial alone.
+/// Lowers the priority of this thread and all that it starts. What the kernel refuses is logged: then only
+/// denial protects the owner.
 pub fn apply(priority: Priority) {
     let nice = || rustix::process::setpriority_process(None, NICE_MAX).map_err(Into::into);
     let results = match priority {
@@ -18,7 +18,7 @@ pub fn apply(priority: Priority) {
             ("I/O priority", io_priority(IoClass::BestEffort, 7)),
         ],
         Priority::Idle => vec![
-            // For kernels and limits that refuse what follows.
+            // In case the kernel or a limit refuses the calls below.
             ("nice", nice()),
             ("SCHED_IDLE", idle_scheduling()),
             ("I/O priority", io_priority(IoClass::Idle, 7)),
@@ -69,7 +69,7 @@ mod tests {
 
     #[test]
     fn the_kernel_takes_it() {
-        // The thread of this test alone.
+        // Only affects the thread of this test.
         std::thread::spawn(|| {
             apply(Priority::Low);
             assert_eq!(

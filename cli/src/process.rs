@@ -1,12 +1,12 @@
-//! What the kernel says of this process.
+//! Properties of this process, as reported by the kernel.
 
 use tokio::signal::unix::SignalKind;
 
-/// What nobody is to be allowed of what is made: umask(2), which can only be asked for by changing it.
+/// The umask of this process, read from `/proc` because umask(2) returns it only when changing it.
 pub fn umask() -> u16 {
     number_in(&status(), "Umask:", 8)
         .and_then(|mask| u16::try_from(mask & 0o777).ok())
-        // Where the kernel does not tell, nobody but the owner is let in.
+        // If the kernel does not report it, only the owner gets access.
         .unwrap_or(0o077)
 }
 

@@ -9,11 +9,11 @@ use tokio::sync::mpsc;
 
 use crate::process;
 
-/// Time in which a command that a signal ends removes what it has half done, and takes its leave. What waits for a disk, a
-/// pipe or a terminal does not hear of a signal: this is its end as well.
+/// Time for a command that a signal ends to remove unfinished work and exit. Code that blocks on a disk, a pipe or a
+/// terminal does not notice the signal: after this time, the process ends anyway.
 const GRACE: Duration = Duration::from_secs(2);
 
-/// A signal has ended the command, which says nothing then.
+/// A signal has ended the command, which then prints nothing.
 #[derive(Clone, Copy, Debug)]
 pub struct Interrupted {
     pub signal: i32,
@@ -27,18 +27,18 @@ impl fmt::Display for Interrupted {
 
 impl std::error::Error for Interrupted {}
 
-/// The signal that ends the command, when one comes.
+/// Receives the signal that ends the command, if one arrives.
 pub struct Interruption(mpsc::Receiver<Interrupted>);
 
 impl Interruption {
-    /// From now on no signal ends the process before it has had time to leave nothing half done.
+    /// From now on, no signal ends the process before it has had time to remove unfinished work.
     ///
     /// # Errors
     /// When signals cannot be waited for.
     pub fn watch() -> io::Result<Self> {
         let (tell, told) = mpsc::channel(1);
         let (listening, listens) = std::sync::mpsc::channel();
-        // Whatever the threads that do the work wait for.
+        // In a thread of its own, as the threads that do the work may block.
         thread::Builder::new()
             .name("signals".into())
             .spawn(move || {
@@ -56,7 +56,7 @@ impl Interruption {
                 };
                 let _ = listening.send(Ok(()));
                 let signal = runtime.block_on(signals.received());
-                // Nobody listens any more while the command takes its leave.
+                // The receiver is gone when the command is already exiting.
                 let _ = tell.try_send(Interrupted { signal });
                 thread::sleep(GRACE);
                 end_by(signal);
@@ -65,10 +65,10 @@ impl Interruption {
         Ok(Self(told))
     }
 
-    /// Does something, or drops it when a signal comes.
+    /// Runs `work`, or drops it when a signal arrives.
     ///
     /// # Errors
-    /// What it fails with; [`Interrupted`].
+    /// The error of `work`, or [`Interrupted`].
     pub async fn unless<T>(
         &mut self,
         work: impl Future<Output = anyhow::Result<T>>,
@@ -81,8 +81,8 @@ impl Interruption {
     }
 }
 
-/// SIGINT, SIGTERM and SIGHUP. What this process was started to ignore, it goes on ignoring: SIGINT in what a script starts
-/// in the background, and SIGHUP under nohup(1).
+/// SIGINT, SIGTERM and SIGHUP. A signal that this process was started to ignore stays ignored: SIGINT if a script
+/// starts it in the background, SIGHUP under nohup(1).
 pub struct Ending {
     interrupt: Option<Signal>,
     terminate: Option<Signal>,
@@ -90,7 +90,7 @@ pub struct Ending {
 }
 
 impl Ending {
-    /// From now on none of them ends the process by itself.
+    /// From now on, none of these signals ends the process by itself.
     ///
     /// # Errors
     /// When signals cannot be waited for.
@@ -102,7 +102,7 @@ impl Ending {
         })
     }
 
-    /// Waits for one of them, and returns its number.
+    /// Waits for one of the signals, and returns its number.
     pub async fn received(&mut self) -> i32 {
         let kind = tokio::select! {
             biased;
@@ -114,7 +114,7 @@ impl Ending {
     }
 }
 
-/// Listens to a signal; none where it is ignored.
+/// Listens for a signal; `None` when it is ignored.
 ///
 /// # Errors
 /// When signals cannot be waited for.
@@ -125,7 +125,7 @@ pub fn unless_ignored(kind: SignalKind) -> io::Result<Option<Signal>> {
     signal(kind).map(Some)
 }
 
-/// Waits for a signal; for ever if there is none.
+/// Waits for a signal, or forever if it is `None`.
 pub async fn next(signal: Option<&mut Signal>) {
     match signal {
         Some(signal) => {
@@ -135,8 +135,8 @@ pub async fn next(signal: Option<&mut Signal>) {
     }
 }
 
-/// Ends this process as the signal would have. Ctrl-C ends a loop of a shell only if it killed the command in it: one
-/// that exits has made something else of it.
+/// Ends this process as the signal would have. Ctrl-C ends a shell's loop only if it killed the command in it: the
+/// shell assumes that a command that exits normally has handled the signal itself.
 pub fn end_by(signal: i32) -> ! {
     // It fails only if it does not know the signal.
     let _ = signal_hook::low_level::emulate_default_handler(signal);

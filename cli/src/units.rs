@@ -1,4 +1,4 @@
-//! Sizes and waits as people write them, in configuration files and on the command line.
+//! Sizes and waiting times as written in configuration files and on the command line.
 
 use std::fmt;
 use std::num::NonZero;
@@ -50,7 +50,7 @@ impl From<Size> for String {
 }
 
 impl fmt::Display for Size {
-    /// In the largest binary unit that is exact, so that what is written is what is read back.
+    /// Writes the size in the largest binary unit that is exact, so that it is read back unchanged.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         const UNITS: [(u32, &str); 4] = [(40, "TiB"), (30, "GiB"), (20, "MiB"), (10, "KiB")];
         for (shift, unit) in UNITS {
@@ -62,13 +62,13 @@ impl fmt::Display for Size {
     }
 }
 
-/// How long something is waited for: whole seconds, or `forever`.
+/// How long to wait for something: whole seconds, or `forever`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(try_from = "WaitText", into = "WaitText")]
 pub enum Wait {
-    /// So many seconds.
+    /// This many seconds.
     Seconds(NonZero<u32>),
-    /// Until it is there.
+    /// Without a limit.
     Forever,
 }
 
@@ -82,7 +82,7 @@ enum WaitText {
 const FOREVER: &str = "forever";
 
 impl Wait {
-    /// As clients count it.
+    /// The duration in the form that clients use.
     pub fn duration(self) -> Duration {
         match self {
             Self::Seconds(seconds) => Duration::from_secs(seconds.get().into()),
@@ -124,7 +124,7 @@ impl From<Wait> for WaitText {
     }
 }
 
-/// A number of bytes for reading: `1.5 GiB`.
+/// Formats a number of bytes for display: `1.5 GiB`.
 #[must_use]
 pub fn human(bytes: u64) -> String {
     ByteSize(bytes).display().iec().to_string()

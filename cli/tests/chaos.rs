@@ -1,4 +1,4 @@
-//! The shipped smoke scenario on a real cluster, and what is said of scenarios that are wrong.
+//! Runs the shipped smoke scenario on a real cluster, and tests the errors of invalid scenarios.
 
 use std::ffi::OsStr;
 use std::fs::Permissions;
@@ -26,7 +26,7 @@ fn chaos(arguments: &[&str]) -> Output {
     command.output().expect("the binary runs")
 }
 
-/// What a server has to have heard of a run, each at some time.
+/// Metrics of a run that a server must have collected at some time.
 const HEARD: [&str; 4] = [
     "harvestfs_chaos_operation_seconds_count{operation=\"read\"}",
     "harvestfs_chaos_operation_seconds_count{operation=\"write\"}",
@@ -48,7 +48,7 @@ fn check_metrics(prometheus: &Prometheus) {
 
 #[test]
 fn after_the_smoke_scenario_everything_is_as_promised() {
-    // It mounts.
+    // The scenario needs mounts.
     if !can_mount() {
         return;
     }
@@ -57,7 +57,7 @@ fn after_the_smoke_scenario_everything_is_as_promised() {
     let (json, html) = (file("report.json"), file("report.html"));
     let smoke = format!("{SCENARIOS}/smoke.toml");
     let address = free_tcp_address();
-    // It is there before the harness is, and so hears everything.
+    // It starts before the harness, and so collects everything.
     let prometheus = have_program("prometheus", "apt install prometheus").map(|program| {
         let target = Target {
             job: "chaos".to_owned(),
@@ -89,7 +89,7 @@ fn after_the_smoke_scenario_everything_is_as_promised() {
     let run = &report["runs"][0];
     assert_eq!(run["passed"], true);
     assert!(run["time_to_whole_ms"].is_u64(), "{json}");
-    // Bits were flipped, and no datanode takes what has them for good.
+    // Bits were flipped, and no datanode considers the damaged replicas intact.
     assert!(json.contains("flipped"), "{json}");
     assert_eq!(run["rotten_replicas"], 0, "{json}");
     let compared = run["comparison"]["files"].as_u64();
@@ -105,7 +105,7 @@ fn after_the_smoke_scenario_everything_is_as_promised() {
     assert!(!page.contains("src=") && !page.contains("href="), "{page}");
 }
 
-/// The process that works on mounts, here on a directory that is none.
+/// Tests the process that works on mounts, here on an ordinary directory.
 #[test]
 fn programs_work_as_the_harness_says_and_end_with_it() {
     let directory = tempfile::tempdir().expect("a directory");
@@ -143,7 +143,7 @@ fn programs_work_as_the_harness_says_and_end_with_it() {
     assert!(directory.path().join("mount-1").exists());
     writeln!(orders, "{}", json!({"killed": {"mount": 0}})).expect("it reads");
     assert!(reports.any(|report| report == "obeyed"));
-    // What was under way when the order came may still be reported.
+    // An operation that was in progress when the order arrived may still be reported.
     drop(orders);
     assert!(reports.count() < 3);
     assert!(child.wait().expect("it ends").success());
@@ -151,7 +151,7 @@ fn programs_work_as_the_harness_says_and_end_with_it() {
     assert!(!help.contains("work-on-mounts"), "{help}");
 }
 
-/// A program that was killed, and one that it had started, do not go on beside the next one.
+/// A killed program, and another one that it started, do not continue alongside the next one.
 #[test]
 fn what_a_killed_program_started_ends_with_it() {
     let directory = tempfile::tempdir().expect("a directory");

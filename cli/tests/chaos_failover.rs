@@ -1,4 +1,4 @@
-//! `harvestfs chaos failover` on real processes, and what is left of it when it ends early.
+//! Tests `harvestfs chaos failover` on real processes, and its cleanup when it ends early.
 
 use std::fs;
 use std::io::Read;
@@ -68,7 +68,8 @@ fn nothing_is_missing_when_the_leader_is_killed() {
     let rounds = fault["rounds"].as_array().expect("rounds");
     assert_eq!(rounds.len(), 2);
     for round in rounds {
-        // Others wait for so long at least before they ask for an election: whatever ends sooner did not need the leader.
+        // Followers wait at least this long before they call an election: an operation that ends sooner did not
+        // need the leader.
         for needs_the_leader in ["stat_ms", "create_ms", "write_ms"] {
             assert!(round[needs_the_leader].as_f64() > Some(100.0), "{text}");
         }

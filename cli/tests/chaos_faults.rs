@@ -1,4 +1,4 @@
-//! `harvestfs chaos` with faults of all kinds, and what is left of it when it ends early.
+//! Tests `harvestfs chaos` with faults of all kinds, and its cleanup when it ends early.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -32,7 +32,7 @@ count = 16
 file_kib_max = 256
 "#;
 
-/// Faults that need no privileges, each while the ones before are over or under way.
+/// Faults that need no privileges. Earlier ones may still be in progress when the next one begins.
 const FAULTS: &str = r#"
 [[fault]]
 kind = "reimage"
@@ -135,7 +135,7 @@ fn what_was_acknowledged_outlives_every_fault() {
         return;
     }
     let directory = tempfile::tempdir().expect("a directory");
-    // A busy machine may be late with each fault, and none begins when the time is over.
+    // A busy machine may delay each fault, and no fault begins after the end.
     let text = format!("duration_s = 30\n{CLUSTER}{FAULTS}{FAULTS_OF_ROOT}");
     let path = scenario(directory.path(), &text);
     let [json, html] = ["report.json", "report.html"].map(|name| directory.path().join(name));
@@ -168,7 +168,7 @@ fn what_was_acknowledged_outlives_every_fault() {
         "full-disk",
         "slow-disk",
     ] {
-        // Where it ends, something else is before its name.
+        // At its end, other text precedes its name.
         let begins = events.contains(&format!(" s  {kind} "));
         assert!(begins, "{kind} is missing: {events}");
     }
@@ -199,10 +199,10 @@ fn processes_of(what: &str) -> Vec<String> {
     found
 }
 
-/// A run that has begun, in the middle of all kinds of faults.
+/// A running harness, in the middle of faults of all kinds.
 struct Begun {
     harness: Child,
-    /// Where the cluster lies: its processes name it.
+    /// Directory of the cluster, which is in the arguments of its processes.
     data: PathBuf,
     _directory: tempfile::TempDir,
 }
@@ -273,7 +273,7 @@ impl Begun {
 
 impl Drop for Begun {
     fn drop(&mut self) {
-        // Only after a failure it still runs.
+        // It still runs only if the test failed.
         let _ = self.harness.kill();
         let _ = self.harness.wait();
     }

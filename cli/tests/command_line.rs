@@ -1,4 +1,4 @@
-//! The command line as a user meets it.
+//! Tests the command line from a user's point of view.
 
 use std::fs::File;
 use std::path::Path;
@@ -127,7 +127,7 @@ fn what_is_typed_names_the_cluster_whatever_variables_say() {
         (&["ls", "--data", &data][..], [&other[..], &other], &of_data),
         (&["ls", "--config", &file], [&other, &other], &file),
         (&["ls"], [&other, &file], &file),
-        // Nothing says nothing.
+        // An empty variable has no effect.
         (&["ls"], [&data, ""], &of_data),
     ] {
         let said = fs(arguments, variables[0], variables[1]);
@@ -179,7 +179,7 @@ fn down_calls_only_what_is_missing_missing() {
     File::create(&file).expect("a file");
     for (data, told) in [
         (&gone, "no cluster was ever started"),
-        // Another error, for root too.
+        // A different error, for root, too.
         (&file, "cannot open"),
     ] {
         let output = harvestfs(&["down", "--data", &text_of(data)]);

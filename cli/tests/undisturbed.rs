@@ -1,5 +1,5 @@
-//! Tests that `.ci/run` runs while nothing else does: the cluster of `harvestfs chaos slowdown` gets
-//! only what others leave over.
+//! Tests that `.ci/run` runs while nothing else does, since the cluster of `harvestfs chaos slowdown` gets
+//! only resources that other processes leave over.
 
 use std::process::Command;
 

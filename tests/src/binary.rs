@@ -4,8 +4,8 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::OnceLock;
 
-/// The `harvestfs` binary of the profile that the tests were built with. Built first if it is
-/// older than its sources, so that a test of one crate never runs against yesterday's binary.
+/// The `harvestfs` binary of the profile with which the tests were built. It is built first if it is
+/// older than its sources, so that a test of one crate never runs against an outdated binary.
 ///
 /// # Panics
 /// When it cannot be built.
@@ -18,8 +18,8 @@ pub fn harvestfs() -> &'static Path {
             .ancestors()
             .nth(2)
             .expect("cargo puts tests two levels below the profile's directory");
-        // The same command as the one for all tests, but for one test that needs the binary:
-        // another would choose other features of shared dependencies, and build them all again.
+        // The same command as for all tests, limited to one test that needs the binary: another
+        // command would select other features of shared dependencies, and rebuild all of them.
         let mut build = Command::new(env!("CARGO"));
         build.args([
             "test",
@@ -33,8 +33,8 @@ pub fn harvestfs() -> &'static Path {
             build.arg("--release");
         }
         build.current_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/.."));
-        // What cargo tells a test about itself is news to build scripts that watch it, and everything
-        // above them would be built again.
+        // Build scripts that watch the variables that cargo sets for a test would see a change, and
+        // everything that depends on them would be rebuilt.
         for (key, _) in std::env::vars_os() {
             let about_the_test = ["CARGO_MANIFEST_", "CARGO_PKG_"];
             if about_the_test

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
-/// How long an answer may take on a loaded machine.
+/// Maximum time for an answer on a loaded machine.
 const DEADLINE: Duration = Duration::from_secs(120);
 
 /// A browser with one page. Ended when dropped.
@@ -21,7 +21,7 @@ pub struct Browser {
     messages: mpsc::Receiver<Value>,
     next_id: u64,
     session: Option<String>,
-    /// What the page complained of: errors and warnings of the console, exceptions, failed loads.
+    /// Problems that the page reported: errors and warnings of the console, exceptions, failed loads.
     complaints: Vec<String>,
     _profile: TempDir,
 }
@@ -34,7 +34,7 @@ impl Browser {
     #[must_use]
     pub fn start(program: &Path) -> Self {
         let profile = tempfile::tempdir().expect("a directory");
-        // The browser talks on descriptors 3 and 4, which the shell makes of our pipes.
+        // The browser communicates on descriptors 3 and 4, which the shell connects to our pipes.
         let mut child = Command::new("sh")
             .args([
                 "-c",
@@ -80,7 +80,7 @@ impl Browser {
         browser
     }
 
-    /// Shows a page on a screen of this size, in the light or the dark scheme.
+    /// Shows a page on a screen of this size, with the light or the dark color scheme.
     pub fn show(&mut self, url: &str, width: u32, height: u32, scheme: &str) {
         let screen = json!({
             "width": width, "height": height, "deviceScaleFactor": 1, "mobile": width < 600,
@@ -97,7 +97,7 @@ impl Browser {
         let loaded = "window.isOld !== true && document.readyState === 'complete'";
         let asked = json!({ "expression": loaded, "returnByValue": true });
         loop {
-            // Refused while one document replaces the other.
+            // This is refused while one document replaces the other.
             let answer = self.try_call("Runtime.evaluate", asked.clone());
             if answer.is_ok_and(|answer| answer["result"]["value"] == true) {
                 return;
@@ -107,7 +107,7 @@ impl Browser {
         }
     }
 
-    /// The value of an expression in the page; promises are waited for.
+    /// The value of an expression in the page, after waiting for promises.
     ///
     /// # Panics
     /// When it throws.
@@ -126,7 +126,7 @@ impl Browser {
     /// Waits until an expression is true.
     ///
     /// # Panics
-    /// When it is not in time.
+    /// When it does not become true in time.
     pub fn wait_for(&mut self, expression: &str) {
         let end = Instant::now() + DEADLINE;
         while self.evaluate(&format!("Boolean({expression})")) != true {
@@ -139,7 +139,7 @@ impl Browser {
         }
     }
 
-    /// Presses a key on the page, as the keyboard does.
+    /// Presses a key on the page.
     pub fn press(&mut self, key: &str, code: u32) {
         let key_event = |kind: &str| {
             json!({
@@ -151,10 +151,10 @@ impl Browser {
         self.call("Input.dispatchKeyEvent", key_event("keyUp"));
     }
 
-    /// Roles and names of everything on the page, as assistive programs get them.
+    /// Roles and names of everything on the page, as assistive technology gets them.
     ///
     /// # Panics
-    /// When the browser does not tell.
+    /// When the browser does not report them.
     pub fn accessible(&mut self) -> Vec<(String, String)> {
         let tree = self.call("Accessibility.getFullAXTree", json!({}));
         let nodes = tree["nodes"].as_array().expect("nodes");
@@ -164,14 +164,14 @@ impl Browser {
             .collect()
     }
 
-    /// Writes what the whole page looks like to a PNG file, in base64 as the browser gives it.
+    /// Takes a screenshot of the whole page: a PNG file in base64, as returned by the browser.
     pub fn screenshot(&mut self) -> String {
         let picture = json!({ "format": "png", "captureBeyondViewport": true });
         let answer = self.call("Page.captureScreenshot", picture);
         answer["data"].as_str().unwrap_or_default().to_owned()
     }
 
-    /// What the page complained of since the last call.
+    /// Problems that the page reported since the last call.
     pub fn complaints(&mut self) -> Vec<String> {
         // Events from before the answer have arrived by then.
         self.evaluate("0");
@@ -236,7 +236,7 @@ impl Browser {
     }
 }
 
-/// Messages are JSON with a NUL after each.
+/// Receives messages, which are JSON, each followed by a NUL.
 fn listen(answers: ChildStdout) -> mpsc::Receiver<Value> {
     let (sender, messages) = mpsc::channel();
     thread::spawn(move || {

@@ -14,14 +14,14 @@ use tempfile::TempDir;
 use crate::process::Process;
 use crate::{can_mount, harvestfs, mounts, wait_until};
 
-/// How long a cluster may take to be as it should be. A replica too many alone stays for a minute, in
-/// case that another is lost.
+/// Maximum time for a cluster to become healthy. An excess replica alone is kept for a minute, in case
+/// another one is lost.
 pub const HEALTHY_DEADLINE: Duration = Duration::from_secs(180);
 
-/// How a cluster is made.
+/// Options with which a cluster is created.
 #[derive(Clone, Debug)]
 pub struct ClusterOptions {
-    /// Number of namenodes that agree.
+    /// Number of namenodes.
     pub namenodes: usize,
     /// Number of datanodes.
     pub datanodes: usize,
@@ -29,16 +29,16 @@ pub struct ClusterOptions {
     pub replication: u8,
     /// Largest block.
     pub block_size: &'static str,
-    /// What each datanode may use.
+    /// Quota of each datanode.
     pub quota: &'static str,
-    /// Which servers replicas go to.
+    /// Placement policy.
     pub policy: &'static str,
     /// Whether namenode and datanodes serve HTTP; see [`Cluster::http`].
     pub http: bool,
-    /// Seconds for which a datanode that stops in good order is waited for. As usual none: what stops in a
-    /// test is to be missed.
+    /// Seconds to wait for a datanode that stops in good order. None by default, so that a datanode that a
+    /// test stops is missed.
     pub restart_wait_s: u32,
-    /// Variables that its parts are started with.
+    /// Environment variables with which its parts are started.
     pub environment: &'static [(&'static str, &'static str)],
 }
 
@@ -51,7 +51,7 @@ impl Default for ClusterOptions {
             replication: 3,
             block_size: "16MiB",
             quota: "8GiB",
-            // Most tests are about something else, and have too few servers to lose one and keep
+            // Most tests are about something else, and have too few servers to lose one and still keep
             // replicas as far apart as `harvest` does.
             policy: "stock",
             http: false,
@@ -74,7 +74,7 @@ pub struct Cluster {
 }
 
 impl Cluster {
-    /// Makes a cluster and starts namenode and datanodes.
+    /// Creates a cluster, and starts namenode and datanodes.
     #[must_use]
     pub fn start(options: &ClusterOptions) -> Self {
         let directory = tempfile::Builder::new()
@@ -158,7 +158,7 @@ impl Cluster {
         fs::write(&path, text).expect("it can be written");
     }
 
-    /// A cluster with one mount, and where that is. Skips, without any, where FUSE cannot be used.
+    /// A cluster with one mount, and the path of the mount. Skips the test and returns `None` if FUSE cannot be used.
     #[must_use]
     pub fn mounted(options: &ClusterOptions) -> Option<(Self, PathBuf)> {
         if !can_mount() {
@@ -169,7 +169,7 @@ impl Cluster {
         Some((cluster, mount))
     }
 
-    /// A small cluster with two mounts, `one` and `other`. Skips as [`Cluster::mounted`] does.
+    /// A small cluster with two mounts, `one` and `other`. Skips like [`Cluster::mounted`].
     #[must_use]
     pub fn with_two_mounts() -> Option<(Self, PathBuf, PathBuf)> {
         if !can_mount() {
@@ -184,13 +184,13 @@ impl Cluster {
         Some((cluster, one, other))
     }
 
-    /// Where the namenode listens; the first of several.
+    /// Address of the namenode, or of the first of several.
     #[must_use]
     pub fn namenode(&self) -> SocketAddr {
         self.namenodes[0]
     }
 
-    /// Where all namenodes listen.
+    /// Addresses of all namenodes.
     #[must_use]
     pub fn namenodes(&self) -> &[SocketAddr] {
         &self.namenodes
@@ -205,23 +205,23 @@ impl Cluster {
         }
     }
 
-    /// Where a part serves HTTP.
+    /// Address at which a part serves HTTP.
     ///
     /// # Panics
-    /// When it does not, see [`ClusterOptions::http`].
+    /// When it does not serve HTTP, see [`ClusterOptions::http`].
     #[must_use]
     pub fn http(&self, name: &str) -> SocketAddr {
         self.http[name]
     }
 
-    /// Has the namenode serve its page on this machine, as with `up`; it is started again. Returns the
+    /// Makes the namenode serve its page on this machine, as with `up`, which restarts it. Returns the
     /// address of the page, with its token.
     ///
     /// # Panics
     /// When the configuration cannot be written.
     pub fn serve_page(&mut self) -> String {
         let page = self.serve_page_of(1);
-        // A block that is written before all are back has fewer replicas.
+        // A block that is written before all datanodes are back has fewer replicas.
         let datanodes = self
             .processes
             .keys()
@@ -230,7 +230,7 @@ impl Cluster {
         page
     }
 
-    /// As [`Cluster::serve_page`], of one of several namenodes; they are numbered from 1.
+    /// Same as [`Cluster::serve_page`], for one of several namenodes; they are numbered from 1.
     ///
     /// # Panics
     /// When the configuration cannot be written.
@@ -250,7 +250,7 @@ impl Cluster {
         format!("http://{address}/?token={TOKEN}")
     }
 
-    /// What `harvestfs admin nodes --json` says of one datanode.
+    /// The output of `harvestfs admin nodes --json` for one datanode.
     ///
     /// # Panics
     /// When it is not registered.
@@ -271,7 +271,7 @@ impl Cluster {
         self.directory.path().join(below)
     }
 
-    /// Starts the namenode; the first of several.
+    /// Starts the namenode, or the first of several.
     pub fn start_namenode(&mut self) {
         self.start_namenode_number(1);
     }
@@ -281,8 +281,8 @@ impl Cluster {
         self.start_namenode_with(number, &[]);
     }
 
-    /// Starts a namenode from a copy of the namenode's directory, beside the one of the cluster; its name
-    /// is `copy`. Returns where it listens.
+    /// Starts a namenode from a copy of the namenode's directory, alongside that of the cluster. Its name
+    /// is `copy`. Returns its address.
     pub fn start_copied_namenode(&mut self, directory: &Path) -> SocketAddr {
         let address = free_address();
         let config = directory.join("namenode.toml");
@@ -306,7 +306,7 @@ impl Cluster {
         self.start_datanode_with(number, &[]);
     }
 
-    /// Starts a datanode with more flags.
+    /// Starts a datanode with additional flags.
     pub fn start_datanode_with(&mut self, number: usize, flags: &[&str]) {
         let name = datanode(number);
         let config = self.path(&name).join("datanode.toml");
@@ -315,7 +315,7 @@ impl Cluster {
         self.start_part(&name, &arguments);
     }
 
-    /// Starts a datanode that the namenode may refuse: does not wait until it is ready.
+    /// Starts a datanode that the namenode may refuse, without waiting until it is ready.
     pub fn begin_datanode(&mut self, number: usize) {
         let name = datanode(number);
         let config = self.path(&name).join("datanode.toml");
@@ -328,10 +328,10 @@ impl Cluster {
         self.processes.insert(name.to_owned(), process);
     }
 
-    /// Starts a datanode again with another primary tenant: what its configuration has instead of none.
+    /// Restarts a datanode with `config` as the primary tenant in its configuration, instead of none.
     ///
     /// # Panics
-    /// When it had one.
+    /// When it already had a primary tenant.
     pub fn set_primary(&mut self, number: usize, config: &str, flags: &[&str]) {
         self.stop(&datanode(number));
         let path = self.path(&datanode(number)).join("datanode.toml");
@@ -342,12 +342,12 @@ impl Cluster {
         self.start_datanode_with(number, flags);
     }
 
-    /// Mounts it; `name` tells mounts apart. Returns where.
+    /// Mounts the cluster; `name` distinguishes mounts. Returns the path.
     pub fn mount(&mut self, name: &str) -> PathBuf {
         self.mount_with(name, &[])
     }
 
-    /// Mounts it with more flags.
+    /// Mounts the cluster with additional flags.
     pub fn mount_with(&mut self, name: &str, flags: &[&str]) -> PathBuf {
         let mount = self.path(name);
         mounts::remove(&mount);
@@ -383,7 +383,7 @@ impl Cluster {
     /// Stops a part in an orderly way (SIGTERM).
     ///
     /// # Panics
-    /// When it does not run, or ends badly.
+    /// When it does not run, or ends with an error.
     pub fn stop(&mut self, name: &str) {
         self.take(name).stop();
     }
@@ -393,7 +393,7 @@ impl Cluster {
         self.process(name).signal(signal);
     }
 
-    /// Sends a part what Ctrl-C in its terminal would.
+    /// Sends a part the signal of Ctrl-C in its terminal.
     pub fn interrupt(&self, name: &str) {
         self.process(name).interrupt();
     }
@@ -403,7 +403,7 @@ impl Cluster {
         self.process(name).pause();
     }
 
-    /// Lets a part go on (SIGCONT).
+    /// Lets a part continue (SIGCONT).
     pub fn resume(&self, name: &str) {
         self.process(name).resume();
     }
@@ -423,7 +423,7 @@ impl Cluster {
         datanode(number)
     }
 
-    /// What a datanode's owner does without notice: its disk is empty.
+    /// Empties a datanode's disk, as its owner does without notice.
     ///
     /// # Panics
     /// When the datanode still runs.
@@ -456,7 +456,7 @@ impl Cluster {
         String::from_utf8(output.stdout).expect("text")
     }
 
-    /// `harvestfs admin fsck --json`
+    /// Runs `harvestfs admin fsck --json`.
     ///
     /// # Panics
     /// When it prints no JSON.
@@ -467,7 +467,7 @@ impl Cluster {
             .unwrap_or_else(|error| panic!("fsck: {error}: {output:?}"))
     }
 
-    /// Waits until fsck finds nothing to complain of.
+    /// Waits until fsck reports no problems.
     ///
     /// # Panics
     /// When that takes longer than three minutes.
@@ -548,7 +548,7 @@ fn datanode(number: usize) -> String {
     format!("datanode-{number}")
 }
 
-/// The arguments that make the directory of a datanode, whose owner is not measured.
+/// The arguments that create the directory of a datanode whose owner's use is not measured.
 #[must_use]
 pub fn init_datanode(number: usize, out: &Path, namenodes: &str, quota: &str) -> Vec<String> {
     [
@@ -579,7 +579,7 @@ pub fn init_datanode(number: usize, out: &Path, namenodes: &str, quota: &str) ->
     .into()
 }
 
-/// A TCP port of this machine that nobody uses now.
+/// An unused TCP port of this machine.
 pub fn free_tcp_address() -> SocketAddr {
     let listener = std::net::TcpListener::bind("127.0.0.1:0").expect("a free port");
     listener.local_addr().expect("it is bound")
@@ -589,7 +589,7 @@ fn free_address() -> SocketAddr {
     free_addresses(1)[0]
 }
 
-/// Distinct ones: all are in use until the last is found.
+/// Finds distinct free addresses, keeping all of them in use until the last one is found.
 pub fn free_addresses(count: usize) -> Vec<SocketAddr> {
     let bind = |_| std::net::UdpSocket::bind("127.0.0.1:0").expect("a free port");
     let sockets: Vec<_> = (0..count).map(bind).collect();

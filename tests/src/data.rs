@@ -1,4 +1,4 @@
-//! Data that can be checked, and trees of it.
+//! Verifiable data, and directory trees of it.
 
 use std::fs::{self, File};
 use std::io::{Read, Write};
@@ -6,11 +6,11 @@ use std::os::unix::fs::{FileExt, MetadataExt, symlink};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// Bytes that any part of a file can be recognised by: each 8 bytes are made of the seed and the
+/// Content by which any part of a file can be identified: each 8 bytes depend on the seed and the
 /// offset.
 #[derive(Clone, Copy, Debug)]
 pub struct Pattern {
-    /// Tells files apart.
+    /// Distinguishes files.
     pub seed: u64,
 }
 
@@ -59,8 +59,8 @@ fn mix(mut x: u64) -> u64 {
     x ^ (x >> 31)
 }
 
-/// Makes a tree like that of a source project: `files` files, most of some kilobytes, in nested
-/// directories, with symlinks, executables, empty files and a few of megabytes.
+/// Creates a tree like that of a source project: `files` files, most with a few kilobytes, in nested
+/// directories, with symlinks, executables, empty files and some with megabytes.
 ///
 /// # Panics
 /// When it cannot be written.
@@ -94,7 +94,7 @@ pub fn make_source_tree(root: &Path, files: u64) {
     }
 }
 
-/// Compares two trees with `diff -r`, and modes too.
+/// Compares two trees with `diff -r`, and also their modes.
 ///
 /// # Panics
 /// When they differ.
@@ -166,8 +166,8 @@ impl Pattern {
     }
 }
 
-/// The sources of the libraries that these tests were built from, as cargo has unpacked them: real
-/// projects, a directory each, in the order of their names.
+/// The sources of the libraries that these tests were built from, as unpacked by cargo: real
+/// projects, one directory each, sorted by name.
 ///
 /// # Panics
 /// When there are none.
@@ -206,7 +206,7 @@ pub fn count_files(directory: &Path) -> usize {
         .sum()
 }
 
-/// Copies a directory as operators do, in the place of what is there, so that its files are others.
+/// Copies a directory as operators do, replacing an existing one, so that its files have new inodes.
 ///
 /// # Panics
 /// When it cannot be copied.

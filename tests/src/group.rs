@@ -1,4 +1,4 @@
-//! Namenodes that agree, of a cluster of real processes.
+//! Groups of namenodes in a cluster of real processes.
 
 use std::net::SocketAddr;
 use std::path::Path;
@@ -7,7 +7,7 @@ use crate::cluster::{Cluster, HEALTHY_DEADLINE, free_addresses};
 use crate::wait_until;
 
 impl Cluster {
-    /// Makes the directory of another namenode and starts it. It is in no group yet. Returns its number.
+    /// Creates the directory of another namenode, and starts it. It is in no group yet. Returns its number.
     ///
     /// # Panics
     /// When that fails.
@@ -15,12 +15,12 @@ impl Cluster {
         self.make_namenode_with(&[], |_| ())
     }
 
-    /// As [`Cluster::make_namenode`]; `prepare` gets its directory before it is started.
+    /// Same as [`Cluster::make_namenode`]; `prepare` is called with its directory before it is started.
     pub fn make_namenode_on(&mut self, prepare: impl FnOnce(&Path)) -> usize {
         self.make_namenode_with(&[], prepare)
     }
 
-    /// As [`Cluster::make_namenode`], for another cluster of the same authority.
+    /// Same as [`Cluster::make_namenode`], for another cluster of the same authority.
     pub fn make_namenode_of(&mut self, cluster: &str) -> usize {
         self.make_namenode_with(&["--cluster", cluster], |_| ())
     }
@@ -49,7 +49,7 @@ impl Cluster {
         self.start_part(&name, &arguments);
     }
 
-    /// Starts a namenode that may end at once: does not wait until it is ready.
+    /// Starts a namenode that may end immediately, without waiting until it is ready.
     pub fn begin_namenode(&mut self, number: usize) {
         let name = Self::namenode_name(number);
         let config = self.path(&name).join("namenode.toml");
@@ -58,28 +58,28 @@ impl Cluster {
         self.begin_part(&name, &[&arguments[..], &[&*config]].concat());
     }
 
-    /// Starts a namenode so that it listens elsewhere than the others believe, and gives where: something is to be
-    /// between them.
+    /// Starts a namenode that listens at another address than the others believe, so that a proxy can be placed between
+    /// them. Returns that address.
     pub fn start_namenode_behind(&mut self, number: usize) -> SocketAddr {
         let address = free_addresses(1)[0];
         self.start_namenode_with(number, &[&format!("--listen={address}")]);
         address
     }
 
-    /// The namenodes, as `harvestfs admin namenode list --json` has them.
+    /// The namenodes, as listed by `harvestfs admin namenode list --json`.
     ///
     /// # Panics
-    /// When none says.
+    /// When none answers.
     #[must_use]
     pub fn group(&self) -> serde_json::Value {
         let listed = self.output_of(&["admin", "namenode", "list", "--json"]);
         serde_json::from_str(&listed).expect("JSON")
     }
 
-    /// Whether the others have acknowledged all that the namenode has that leads.
+    /// Whether all others have acknowledged everything in the leader's journal.
     ///
     /// # Panics
-    /// When no namenode says.
+    /// When no namenode answers.
     #[must_use]
     pub fn all_follow(&self) -> bool {
         let group = self.group();
@@ -87,10 +87,10 @@ impl Cluster {
         members.all(|it| it["id"] == group["leader"] || it["acknowledged"] == group["last"])
     }
 
-    /// The number, from 1, of the namenode that leads.
+    /// The number, from 1, of the leader.
     ///
     /// # Panics
-    /// When none does for long.
+    /// When there is none for long.
     #[must_use]
     pub fn leader(&self) -> usize {
         let mut leader = None;

@@ -1,4 +1,4 @@
-//! Processes that are gone after the test.
+//! Processes that end with the test.
 
 use std::process::Child;
 use std::thread;
@@ -10,9 +10,9 @@ pub struct KillOnDrop(pub Child);
 
 impl Drop for KillOnDrop {
     fn drop(&mut self) {
-        // It may have ended.
+        // It may have ended already.
         let _ = self.0.kill();
-        // One that a mount keeps waiting may end only when the cluster is dropped, which is later.
+        // A process that is blocked on a mount may end only when the cluster is dropped, which happens later.
         let end = Instant::now() + Duration::from_secs(10);
         while matches!(self.0.try_wait(), Ok(None)) && Instant::now() < end {
             thread::sleep(Duration::from_millis(10));

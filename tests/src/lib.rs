@@ -1,8 +1,8 @@
-//! What the tests of whole clusters share: real processes, real disks, real mounts.
+//! Common code of the tests of whole clusters: real processes, real disks, real mounts.
 //!
 //! A [`Cluster`] is a namenode, datanodes and mounts, each a process of the `harvestfs` binary that
-//! a test can kill and start again. Everything lies in one temporary directory and is gone when the
-//! cluster is dropped, also after a panic.
+//! a test can kill and start again. Everything is in one temporary directory, which is removed when the
+//! cluster is dropped, even after a panic.
 
 #![forbid(unsafe_code)]
 
@@ -42,7 +42,7 @@ pub use self::up::{DownOnDrop, is_closed_to_others, run_on, supervisor_of};
 /// Waits until `condition` holds.
 ///
 /// # Panics
-/// When it does not within `deadline`; `what` says what was waited for.
+/// When it does not hold within `deadline`; `what` describes the condition in the message.
 pub fn wait_until(what: &str, deadline: Duration, mut condition: impl FnMut() -> bool) {
     let end = Instant::now() + deadline;
     while !condition() {

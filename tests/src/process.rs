@@ -24,7 +24,7 @@ pub struct Process {
 }
 
 impl Process {
-    /// Starts a part and waits until it says that it is ready.
+    /// Starts a part, and waits until it reports that it is ready.
     pub fn start(
         name: &str,
         arguments: &[&Path],
@@ -34,7 +34,7 @@ impl Process {
         Self::start_of(harvestfs(), name, arguments, environment, log)
     }
 
-    /// As [`Process::start`], of another binary.
+    /// Same as [`Process::start`], with another binary.
     pub fn start_of(
         binary: &Path,
         name: &str,
@@ -53,7 +53,7 @@ impl Process {
         process
     }
 
-    /// Starts a part; it says later whether it is ready.
+    /// Starts a part, without waiting until it is ready.
     pub fn begin(
         name: &str,
         arguments: &[&Path],
@@ -63,7 +63,7 @@ impl Process {
         Self::begin_of(harvestfs(), name, arguments, environment, log)
     }
 
-    /// As [`Process::begin`], of another binary.
+    /// Same as [`Process::begin`], with another binary.
     pub fn begin_of(
         binary: &Path,
         name: &str,
@@ -80,7 +80,7 @@ impl Process {
             .args(["--supervised-by", &std::process::id().to_string()])
             .args(arguments)
             .envs(environment.iter().copied())
-            // A group of its own, as a shell gives it: Ctrl-C goes to all of that.
+            // In a process group of its own, as from a shell: Ctrl-C reaches all of that group.
             .process_group(0)
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
@@ -92,7 +92,7 @@ impl Process {
         thread::spawn(move || {
             let first = BufReader::new(stdout).lines().next();
             let line = first.and_then(Result::ok).unwrap_or_default();
-            // The test may have panicked meanwhile.
+            // The test may have panicked in the meantime.
             let _ = ready.send(line.starts_with("ready"));
         });
         let process = Self {
@@ -102,13 +102,13 @@ impl Process {
         (process, is_ready)
     }
 
-    /// SIGKILL.
+    /// Kills it with SIGKILL.
     pub fn kill(mut self) {
         self.signal(Signal::KILL);
         self.child.wait().expect("it is our child");
     }
 
-    /// SIGTERM, and an orderly end.
+    /// Stops it with SIGTERM, and checks that it ends in good order.
     pub fn stop(mut self) {
         self.signal(Signal::TERM);
         let mut status = None;
@@ -120,15 +120,15 @@ impl Process {
         assert!(status.success(), "{} ended with {status}", self.name);
     }
 
-    /// SIGSTOP: it hangs, with all its threads.
+    /// Makes it hang, with all its threads (SIGSTOP).
     pub fn pause(&self) {
         self.signal(Signal::STOP);
         let tasks = format!("/proc/{}/task", self.child.id());
         let is_stopped = |task: fs::DirEntry| {
             let stat = fs::read_to_string(task.path().join("stat")).unwrap_or_default();
-            // Behind the name, which can hold anything.
-            // One that waits in the kernel stops before it goes on, and a mount's may wait there for
-            // another one that has stopped.
+            // The state follows the name, which can contain anything. A thread that waits in the
+            // kernel stops before it continues, and one of a mount may wait there for another one that
+            // has stopped.
             let state = stat
                 .rsplit_once(") ")
                 .map(|(_, rest)| rest.starts_with(['T', 'D']));
@@ -140,7 +140,7 @@ impl Process {
         });
     }
 
-    /// SIGCONT.
+    /// Lets it continue (SIGCONT).
     pub fn resume(&self) {
         self.signal(Signal::CONT);
     }
@@ -154,7 +154,7 @@ impl Process {
         let descriptors = format!("/proc/{}/fd", self.child.id());
         let descriptors = fs::read_dir(descriptors).expect("it runs");
         descriptors
-            // One that is closed meanwhile is not there any more.
+            // A descriptor that has been closed in the meantime is missing.
             .filter_map(|entry| fs::read_link(entry.ok()?.path()).ok())
             .collect()
     }
@@ -170,7 +170,7 @@ impl Process {
         let _ = kill_process(Pid::from_child(&self.child), signal);
     }
 
-    /// Ctrl-C, of which what it started and left in its group hears too.
+    /// Sends Ctrl-C, also to what it started in its process group.
     pub fn interrupt(&self) {
         // It may have ended by itself.
         let _ = kill_process_group(Pid::from_child(&self.child), Signal::INT);

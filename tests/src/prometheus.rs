@@ -11,26 +11,26 @@ use serde_json::Value;
 
 use crate::{free_tcp_address, wait_until};
 
-/// How long it may take to start and to see every part.
+/// Maximum time to start and to scrape every part.
 const DEADLINE: Duration = Duration::from_secs(60);
 
-/// Where a part is scraped, and what it is asked with.
+/// A part to scrape.
 #[derive(Clone, Debug)]
 pub struct Target {
     /// The job's name.
     pub job: String,
-    /// Where it listens.
+    /// Its address.
     pub address: SocketAddr,
-    /// How it is asked.
+    /// How it is accessed.
     pub access: TargetAccess,
 }
 
-/// How a part is asked.
+/// How a part is accessed.
 #[derive(Clone, Debug)]
 pub enum TargetAccess {
     /// Without TLS.
     Plain,
-    /// With the token of a file.
+    /// With the token in a file.
     Token(PathBuf, Server),
     /// With the administrator's certificate.
     Certificate(Server),
@@ -45,7 +45,7 @@ pub struct Server {
     pub identity: PathBuf,
 }
 
-/// A running server. Ended when dropped.
+/// A running Prometheus server. Ended when dropped.
 #[derive(Debug)]
 pub struct Prometheus {
     child: Child,
@@ -144,7 +144,7 @@ impl Prometheus {
         );
     }
 
-    /// The series that a query gives now.
+    /// The series that a query currently returns.
     ///
     /// # Panics
     /// When the server refuses it.
@@ -157,7 +157,7 @@ impl Prometheus {
         answer["data"]["result"].as_array().expect("series").clone()
     }
 
-    /// Waits until a query gives at least one series.
+    /// Waits until a query returns at least one series.
     ///
     /// # Panics
     /// When it does not, or the server refuses it.
@@ -170,14 +170,14 @@ impl Prometheus {
     /// Names of all metrics that it has seen.
     ///
     /// # Panics
-    /// When it does not say.
+    /// When it does not answer.
     #[must_use]
     pub fn metric_names(&self) -> Vec<String> {
         let answer = self.get("/api/v1/label/__name__/values").expect("names");
         serde_json::from_value(answer["data"].clone()).expect("a list of names")
     }
 
-    /// `None` while it does not answer with JSON.
+    /// Gets a path; `None` while the server does not answer with JSON.
     fn get(&self, path: &str) -> Option<Value> {
         let mut stream = TcpStream::connect(self.address).ok()?;
         stream.set_read_timeout(Some(DEADLINE)).ok()?;

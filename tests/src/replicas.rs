@@ -1,4 +1,4 @@
-//! What is on the disks of datanodes, whatever the namenode says.
+//! The actual content of the datanodes' disks, independent of what the namenode reports.
 
 use std::collections::BTreeSet;
 use std::ffi::OsString;

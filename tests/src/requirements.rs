@@ -1,5 +1,5 @@
-//! What a test needs of the machine. A test that lacks it says so loudly and how to get it; where
-//! `HARVESTFS_TESTS_NO_SKIP` is set, as in `.ci/run`, it fails instead.
+//! Requirements of tests on the machine. A test whose requirements are missing prints prominently that
+//! it is skipped, and how to provide them; with `HARVESTFS_TESTS_NO_SKIP`, as in `.ci/run`, it fails instead.
 
 use std::fs::File;
 use std::io::{self, Write};
@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::OnceLock;
 
-/// Says that a test is skipped and why.
+/// Reports that a test is skipped, and why.
 ///
 /// # Panics
 /// When skipping is forbidden.
@@ -16,7 +16,7 @@ pub fn skip(reason: &str) {
         std::env::var_os("HARVESTFS_TESTS_NO_SKIP").is_none(),
         "skipping is forbidden, but: {reason}"
     );
-    // `eprintln` would be captured, and shown of tests that fail alone. Where nothing can be written, nobody reads.
+    // `eprintln` would be captured, and shown only for tests that fail. A write error means that nobody reads it.
     let _ = writeln!(io::stderr().lock(), "\nSKIPPED: {reason}\n");
 }
 
@@ -32,7 +32,7 @@ pub fn can_mount() -> bool {
         || have_program("fusermount3", "apt install fuse3").is_some()
 }
 
-/// Where a program is; skips if it is not installed. `how` says how to install it.
+/// Path of a program; skips if it is not installed. `how` explains how to install it.
 #[must_use]
 pub fn have_program(name: &str, how: &str) -> Option<PathBuf> {
     let path = std::env::var_os("PATH").unwrap_or_default();
@@ -45,19 +45,19 @@ pub fn have_program(name: &str, how: &str) -> Option<PathBuf> {
     found
 }
 
-/// What the file system of a directory has free, in bytes.
+/// Free space, in bytes, on the file system of a directory.
 ///
 /// # Errors
-/// When it does not tell.
+/// When it cannot be determined.
 pub fn free_bytes(directory: &Path) -> io::Result<u64> {
     let space = rustix::fs::statvfs(directory)?;
     Ok(space.f_bavail.saturating_mul(space.f_frsize))
 }
 
-/// Whether there is so much space where tests make their clusters; skips if not.
+/// Whether there are that many bytes of space where tests create their clusters; skips if not.
 ///
 /// # Panics
-/// When the file system does not tell.
+/// When this cannot be determined.
 #[must_use]
 pub fn have_space(bytes: u64) -> bool {
     let directory = std::env::temp_dir();
@@ -73,7 +73,7 @@ pub fn have_space(bytes: u64) -> bool {
     free >= bytes
 }
 
-/// A CRIU that knows this kernel, unpacked on the first use and kept in `.ci/cache`; skips if that
+/// A CRIU that supports this kernel, unpacked on first use and kept in `.ci/cache`; skips if that
 /// is not possible.
 #[must_use]
 pub fn criu() -> Option<&'static Path> {
@@ -100,7 +100,7 @@ pub fn criu() -> Option<&'static Path> {
     .as_deref()
 }
 
-/// Where the programs of PostgreSQL are, of its newest release; skips if it is not installed.
+/// Directory of the programs of the newest installed PostgreSQL release; skips if there is none.
 #[must_use]
 pub fn postgresql() -> Option<PathBuf> {
     let releases = std::fs::read_dir("/usr/lib/postgresql")
@@ -116,13 +116,13 @@ pub fn postgresql() -> Option<PathBuf> {
     newest
 }
 
-/// The jars that `tests/yarn/pom.xml` names, with all that they need; skips if they are not there.
+/// Directory of the jars listed in `tests/yarn/pom.xml`, with all their dependencies; skips if it is missing.
 #[must_use]
 pub fn hadoop() -> Option<PathBuf> {
     let project = Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/.."));
     let here = std::env::var_os("HARVESTFS_TESTS_HADOOP").map(PathBuf::from);
     let jars = here.unwrap_or_else(|| project.join(".ci/cache/hadoop-3.4.2"));
-    // It is made when all are there.
+    // The directory is created only once all of them have been fetched.
     if jars.is_dir() {
         return Some(jars);
     }

@@ -1,8 +1,8 @@
-//! The end of what goes on beside a test.
+//! Ends the background threads of a test.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// Tells threads that it is over, also when the test fails: the scope that they are in waits for them.
+/// Signals threads to end, even if the test fails, since their scope waits for them.
 pub struct StoreOnDrop<'a>(pub &'a AtomicBool);
 
 impl Drop for StoreOnDrop<'_> {

@@ -1,4 +1,4 @@
-//! Clusters of `harvestfs up`.
+//! Helpers for clusters started with `harvestfs up`.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
@@ -7,7 +7,7 @@ use std::process::{Command, Output};
 
 use crate::harvestfs;
 
-/// Runs a command of `harvestfs` on the directory of a cluster.
+/// Runs a `harvestfs` command on the directory of a cluster.
 ///
 /// # Panics
 /// When there is no binary.
@@ -23,7 +23,7 @@ pub fn run_on(data: &Path, arguments: &[&str]) -> Output {
 /// The id of the process that supervises a cluster.
 ///
 /// # Panics
-/// When it is not up.
+/// When the cluster is not up.
 #[must_use]
 pub fn supervisor_of(data: &Path) -> u32 {
     let id = fs::read_to_string(data.join("up.pid")).expect("the supervisor's id");
@@ -33,7 +33,7 @@ pub fn supervisor_of(data: &Path) -> u32 {
 /// Whether only its owner can enter the directory of a cluster, and read its logs.
 ///
 /// # Panics
-/// When it is not there.
+/// When it does not exist.
 #[must_use]
 pub fn is_closed_to_others(data: &Path) -> bool {
     [data, &data.join("log")].iter().all(|directory| {
@@ -42,12 +42,12 @@ pub fn is_closed_to_others(data: &Path) -> bool {
     })
 }
 
-/// Ends what a failed test would leave.
+/// Stops the cluster that a failed test would leave running.
 pub struct DownOnDrop<'a>(pub &'a Path);
 
 impl Drop for DownOnDrop<'_> {
     fn drop(&mut self) {
-        // Fails when the cluster is down, which is the aim.
+        // This fails if the cluster is already down, which is fine.
         let _ = run_on(self.0, &["down"]);
     }
 }

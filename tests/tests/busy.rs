@@ -1,4 +1,4 @@
-//! Primary tenants that come and go: reads fail over, writes go elsewhere, and not a byte is lost.
+//! Primary tenants whose load comes and goes: reads fail over, writes go elsewhere, and not a byte is lost.
 
 use std::collections::BTreeSet;
 use std::fs::{self, File};
@@ -11,7 +11,7 @@ use serde_json::Value;
 const DATANODES: usize = 9;
 /// Seconds for which each primary needs its server, one after the other.
 const TURN_S: usize = 4;
-/// A sample of five minutes passes in a second.
+/// Replays a sample of five minutes in one second.
 const SPEED: usize = 300;
 
 /// A trace of one series for each datanode: 95 % in its turn, 10 % otherwise.
@@ -47,7 +47,7 @@ fn every_primary_goes_through_a_day_and_no_byte_is_lost() {
     if !can_mount() {
         return;
     }
-    // Each server of an owner of its own: one for each cell of the grid.
+    // Each server has an owner of its own: one for each cell of the grid.
     let mut cluster = Cluster::start(&ClusterOptions {
         datanodes: DATANODES,
         block_size: "4MiB",
@@ -63,7 +63,7 @@ fn every_primary_goes_through_a_day_and_no_byte_is_lost() {
             "[primary]\nsource = \"trace\"\ntrace = \"../turns.csv\"\nseries = \"server-{number}\"\n\
              trace_speed = {SPEED}.0\nsettle_s = 0.5\n"
         );
-        // They all act out the same day.
+        // All of them replay the same day.
         cluster.set_primary(number, &lines, &["--trace-began", &now_ms]);
     }
     cluster.wait_alive(DATANODES as u64, Duration::from_secs(60));
@@ -138,7 +138,7 @@ fn when_all_are_busy_an_operation_fails_in_time_and_then_works_again() {
     wait_until("all are busy", Duration::from_secs(60), || {
         (1..=3).all(|number| cluster.node_status(number)["busy"] == true)
     });
-    // They are alive all the same, and nothing on them counts as missing.
+    // They are alive nevertheless, and nothing on them counts as missing.
     let fsck = cluster.fsck();
     assert_eq!(fsck["lost_blocks"], 0, "{fsck:#}");
     assert_eq!(fsck["missing_replicas"], 0, "{fsck:#}");

@@ -1,4 +1,4 @@
-//! One file is one inode on a mount, whatever other mounts do, and shows what they changed.
+//! A file is a single inode on a mount, whatever other mounts do, and shows their changes.
 
 use std::ffi::CString;
 use std::fs::{self, File, OpenOptions, Permissions};
@@ -16,10 +16,10 @@ use harvestfs_tests::{Cluster, StoreOnDrop, wait_until};
 use rustix::fs::{RawDir, RawDirEntry, Timespec, Timestamps, UTIME_NOW, XattrFlags};
 use rustix::io::Errno;
 
-/// How long an open descriptor may show what another mount changed before (SEMANTICS, "Consistency").
+/// Time within which an open descriptor shows changes by another mount (SEMANTICS, "Consistency").
 const FOLLOWS_WITHIN: Duration = Duration::from_secs(2);
 
-/// Longer than what has no name stays after its last `close` (SEMANTICS, "Quotas").
+/// Longer than a file without a name is kept after its last `close` (SEMANTICS, "Quotas").
 const STAYS_AFTER_CLOSE: Duration = Duration::from_secs(1);
 
 fn open_both_ways(path: &Path) -> File {
@@ -51,8 +51,8 @@ fn touch(path: &Path) {
         .expect("utimensat");
 }
 
-/// A file is opened before and after something happens: both descriptors are of one inode, each reads
-/// at once what the other writes, and all of it is in the file.
+/// Opens a file before and after something happens: both descriptors refer to one inode, each immediately
+/// reads what the other writes, and all of it is in the file.
 fn check_one_inode(
     what: &str,
     (one, other): (&Path, &Path),
@@ -135,13 +135,13 @@ fn a_file_stays_one_inode_when_the_namenode_restarts_and_the_lease_ends() {
     });
     check_one_inode("lease", mounts, b'0', |there, _| {
         cluster.pause("one");
-        // The other one waits until the lease of the one that hangs is over.
+        // The other mount waits until the lease of the hung one has expired.
         fs::set_permissions(there, Permissions::from_mode(0o600)).expect("chmod");
         cluster.resume("one");
     });
 }
 
-/// As `tail -f` needs it.
+/// Required by `tail -f`.
 #[test]
 fn an_open_file_follows_what_another_mount_appends() {
     let Some((_cluster, one, other)) = Cluster::with_two_mounts() else {
@@ -213,7 +213,7 @@ fn what_another_mount_cuts_and_rewrites_never_reads_as_zeros() {
     assert!(reads.into_inner() > 100);
 }
 
-/// Where the current directory or an open one is removed, it is empty, as on other file systems.
+/// A removed directory that is open or current is empty, as on other file systems.
 #[test]
 fn a_removed_directory_that_is_open_is_empty_and_has_no_link() {
     let Some((_cluster, one, other)) = Cluster::with_two_mounts() else {
@@ -276,7 +276,7 @@ fn what_is_mounted_in_a_mount_stays() {
     assert_eq!(fs::read_to_string(below.join("inside")).expect("read"), "4");
 }
 
-/// What was there a moment ago and is gone is `ENOENT`, and a version that replaces another is whole.
+/// A file that was just removed is `ENOENT`, and a version that replaces another one is complete.
 #[test]
 fn two_mounts_that_replace_and_link_the_same_names_see_whole_files_or_none() {
     let Some((_cluster, one, other)) = Cluster::with_two_mounts() else {
@@ -347,7 +347,7 @@ fn run(command: &mut Command) {
     assert!(status.success(), "{command:?}: {status}");
 }
 
-/// Runs a script as somebody else than root, in a directory.
+/// Runs a script in a directory as a user other than root.
 fn as_other(directory: &Path, script: &str) {
     use std::os::unix::process::CommandExt;
     let status = Command::new("sh")
@@ -367,19 +367,19 @@ fn put(directory: &Path, name: &str, content: &[u8], mode: u32) -> PathBuf {
     path
 }
 
-/// Two mounts that somebody else than root can use.
+/// Two mounts that users other than root can use.
 fn with_others() -> Option<(Cluster, PathBuf, PathBuf)> {
     if !rustix::process::geteuid().is_root() {
         harvestfs_tests::skip("only root can be several users");
         return None;
     }
     let (cluster, one, other) = Cluster::with_two_mounts()?;
-    // The temporary directory that all is in may be root's only.
+    // The temporary directory may be accessible only to root.
     fs::set_permissions(cluster.path(""), Permissions::from_mode(0o755)).expect("chmod");
     Some((cluster, one, other))
 }
 
-/// Permissions other than to read are enough for what they are for.
+/// Permissions other than read are sufficient for their purpose.
 #[test]
 fn others_may_do_what_the_mode_says() {
     let Some((_cluster, one, _other)) = with_others() else {
@@ -404,7 +404,7 @@ fn others_may_do_what_the_mode_says() {
     assert_eq!(fs::metadata(&set_id).expect("stat").mode() & 0o7777, 0o777);
 }
 
-/// What a file may do beyond its user goes when somebody writes to it, and keeps nobody from writing.
+/// The capabilities of a file are dropped when it is written, and do not prevent writing.
 #[test]
 fn capabilities_of_a_file_are_dropped_by_whoever_changes_it() {
     const NAME: &str = "security.capability";
@@ -441,7 +441,7 @@ fn capabilities_of_a_file_are_dropped_by_whoever_changes_it() {
     }
 }
 
-/// As the kernel writes and reads it (`struct file_handle`).
+/// The layout of the kernel's `struct file_handle`.
 #[repr(C)]
 #[derive(Clone)]
 struct Handle {
@@ -476,7 +476,7 @@ impl Handle {
         handle
     }
 
-    /// Opens it, for reading, on the file system of a directory.
+    /// Opens the file for reading, on the file system of a directory.
     fn open(&self, directory: &Path) -> std::io::Result<File> {
         let directory = File::open(directory)?;
         let mut handle = self.clone();
@@ -493,12 +493,12 @@ impl Handle {
             return Err(std::io::Error::last_os_error());
         }
         let descriptor = result.try_into().expect("a descriptor");
-        // SAFETY: it was just opened, and nobody else knows it.
+        // SAFETY: it was just opened, and has no other owner.
         Ok(unsafe { File::from_raw_fd(descriptor) })
     }
 }
 
-/// Files that are replaced while a program is in the middle of listing their directory were there all the time.
+/// Files that are replaced while a program lists their directory are not missing from the list.
 #[test]
 fn names_that_are_replaced_meanwhile_are_listed() {
     let Some((_cluster, one, other)) = Cluster::with_two_mounts() else {
@@ -509,25 +509,25 @@ fn names_that_are_replaced_meanwhile_are_listed() {
     }
 }
 
-/// On a mount, files are replaced that a program lists on another one, or on the same.
+/// Replaces files on a mount while they are listed on another mount, or on the same.
 fn replace_while_listed(one: &Path, other: &Path) {
     let names: Vec<String> = (0..30).map(|number| format!("{number:0200}")).collect();
     for name in &names {
         File::create(one.join(name)).expect("create");
     }
     let directory = File::open(other).expect("open");
-    // Not all fit, so that the kernel asks twice.
+    // Too small for all, so that the kernel has to ask twice.
     let mut buffer = Vec::with_capacity(8 << 10);
     let mut listing = RawDir::new(&directory, buffer.spare_capacity_mut());
     let mut listed = Vec::new();
-    // `readdir(3)` takes a name with the inode number 0 for none.
+    // `readdir(3)` ignores a name with the inode number 0.
     let mut keep = |entry: &RawDirEntry<'_>| {
         if entry.ino() != 0 {
             listed.push(entry.file_name().to_owned());
         }
     };
     keep(&listing.next().expect("an entry").expect("it is read"));
-    // A look at attributes brings those of the next entries with their names.
+    // After attributes were read, the next entries are returned with theirs.
     let first = fs::metadata(other.join(&names[0]));
     first.expect("its attributes");
     for replaced in &names[10..] {
@@ -567,7 +567,7 @@ fn a_file_is_opened_by_its_handle_until_it_is_gone() {
         let error = handle.open(mount).expect_err("it is gone");
         assert_eq!(error.kind(), ErrorKind::StaleNetworkFileHandle, "{mount:?}");
     };
-    // The kernel of the other mount has never seen it.
+    // The kernel has never seen it on the other mount.
     read(&other);
     fs::hard_link(one.join("d/file"), one.join("d/second")).expect("link");
     fs::remove_file(other.join("d/file")).expect("unlink");
@@ -583,12 +583,12 @@ fn a_file_is_opened_by_its_handle_until_it_is_gone() {
     cluster.mount("one");
     read(&one);
 
-    // Without a name it is there for as long as somebody has it open.
+    // Without a name, it exists as long as it is open.
     let open = File::open(one.join("moved")).expect("open");
     fs::remove_file(one.join("moved")).expect("unlink");
     read(&one);
     drop(open);
-    // To look again and again would keep it: that is opening it.
+    // Polling would keep it, since each attempt opens it.
     thread::sleep(STAYS_AFTER_CLOSE);
     for mount in [&one, &other] {
         is_gone(&file, mount);

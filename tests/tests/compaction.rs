@@ -1,4 +1,4 @@
-//! The space of mostly unused blocks comes back while files are read and written.
+//! The space of mostly unused blocks is reclaimed while files are read and written.
 
 use std::fs::{self, File};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -31,12 +31,12 @@ fn the_space_of_mostly_unused_blocks_comes_back() {
         let content = Pattern { seed }.bytes(FILE_BYTES as usize);
         fs::write(path(seed), content).expect("write");
     }
-    // With two replicas, and as heartbeats tell.
+    // With two replicas, as reported by heartbeats.
     let before = 2 * FILES * FILE_BYTES;
     wait_until("the space is used", DEADLINE, || {
         used_bytes(&cluster) >= before
     });
-    // Every tenth stays: each block keeps a little.
+    // Every tenth file stays, so that each block keeps a little data.
     for seed in (0..FILES).filter(|seed| seed % 10 != 0) {
         fs::remove_file(path(seed)).expect("remove");
     }
@@ -53,7 +53,7 @@ fn the_space_of_mostly_unused_blocks_comes_back() {
         })
         .collect();
 
-    // A reader that keeps files open, and a writer, go on meanwhile.
+    // A reader that keeps files open, and a writer, continue in the meantime.
     let over = AtomicBool::new(false);
     let output = std::thread::scope(|scope| {
         let _over = StoreOnDrop(&over);

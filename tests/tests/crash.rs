@@ -1,4 +1,4 @@
-//! kill -9 of every part during writes: what `fsync` returned for is there.
+//! kill -9 of every part during writes: everything for which `fsync` returned is durable.
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};
@@ -14,17 +14,17 @@ use harvestfs_tests::{Cluster, ClusterOptions, Pattern, can_mount, wait_until};
 use parking_lot::Mutex;
 use rustix::process::Signal;
 
-/// What was acknowledged: for each file, the length that `fsync` returned for.
+/// Acknowledged data: for each file, the length for which `fsync` returned.
 type Acknowledged = Arc<Mutex<BTreeMap<String, u64>>>;
 
 const DATANODES: usize = 5;
 
-/// Mount and number of a writer, for the process that is one.
+/// Environment variable with mount and number of a writer, for its process.
 const WRITER: &str = "HARVESTFS_TEST_WRITER";
 
 /// Writes files, some small and some growing, each piece followed by `fsync`, until it is killed
-/// or an error shows that the mount died. A process of its own: one that starts a namenode while it
-/// has files open closes its copies of them first, which waits for the namenode.
+/// or an error shows that the mount died. A separate process, since a process that starts a namenode
+/// while it has files open first closes its copies of them, which waits for the namenode.
 struct Writer {
     process: Child,
     reader: JoinHandle<()>,
@@ -67,7 +67,7 @@ impl Writer {
     }
 }
 
-/// No test by itself: what a [`Writer`] runs.
+/// Not a test by itself, but the code that a [`Writer`] runs.
 #[test]
 fn writes_where_it_is_told() {
     let Ok(told) = std::env::var(WRITER) else {
@@ -167,7 +167,7 @@ fn kill_one_after_another(victims: &[String]) {
         let files = check(&mount, &acknowledged);
         eprintln!("killed {victim}: {files} files as acknowledged");
     }
-    // The session of a mount that was killed ends, and what it never committed is collected.
+    // The session of a killed mount ends, and its uncommitted data is collected.
     cluster.wait_healthy();
     cluster.stop("mnt");
     let mount = cluster.mount("mnt");
@@ -178,7 +178,7 @@ fn kill_one_after_another(victims: &[String]) {
     cluster.wait_healthy();
 }
 
-/// The kernel has no pages of what is opened to append, and leaves it to the mount to sync it.
+/// The kernel has no pages of files opened for appending, and leaves syncing to the mount.
 #[test]
 fn what_was_appended_with_o_sync_or_o_dsync_survives_kill_9_of_the_mount() {
     let Some((mut cluster, mount, other)) = Cluster::with_two_mounts() else {
@@ -202,7 +202,7 @@ fn what_was_appended_with_o_sync_or_o_dsync_survives_kill_9_of_the_mount() {
         for record in records(name) {
             log.write_all(record.as_bytes()).expect("append");
         }
-        // Not closed: that would store it, too.
+        // Not closed, since that would also store it.
         open.push(log);
     }
     cluster.kill("one");
@@ -240,7 +240,7 @@ fn everything_at_once_killed_and_started_again() {
     cluster.wait_healthy();
 }
 
-/// Five servers, and a mount with a file that is safe; none where nothing can be mounted.
+/// Five servers, and a mount with a fully replicated file; `None` if nothing can be mounted.
 fn five_servers_with_a_file(bytes: usize) -> Option<(Cluster, PathBuf)> {
     let (cluster, mount) = Cluster::mounted(&ClusterOptions {
         datanodes: 5,
@@ -253,7 +253,7 @@ fn five_servers_with_a_file(bytes: usize) -> Option<(Cluster, PathBuf)> {
     Some((cluster, mount))
 }
 
-/// An owner who clears a disk does not stop the datanode first: it has files open, and sees nothing of it.
+/// An owner who clears a disk does not stop the datanode first, which has files open and does not notice.
 #[test]
 fn what_was_on_a_volume_that_is_cleared_under_a_running_datanode_is_copied() {
     let Some((cluster, mount)) = five_servers_with_a_file(20 << 20) else {
@@ -292,14 +292,14 @@ fn a_reimaged_datanode_and_a_returning_one_end_with_the_right_number_of_replicas
     cluster.stop("mnt");
     cluster.wait_healthy();
 
-    // Reimaged: known at once, since the server comes back with a new storage id.
+    // Reimaged: this is noticed immediately, since the server comes back with a new storage id.
     let victim = Cluster::datanode(1);
     cluster.stop(&victim);
     cluster.reimage(1);
     cluster.start_datanode(1);
     cluster.wait_healthy();
 
-    // Gone for a while, and back with its data: no replica stays that nobody asked for.
+    // Away for a while, and back with its data: no excess replica remains.
     let victim = Cluster::datanode(2);
     cluster.kill(&victim);
     cluster.wait_alive(4, Duration::from_secs(60));
@@ -312,7 +312,7 @@ fn a_reimaged_datanode_and_a_returning_one_end_with_the_right_number_of_replicas
     Pattern { seed: 1 }.check_file(&mount.join("f"), 40 << 20);
 }
 
-/// What a terminal that is closed does to what was started in it.
+/// Sends the signal that closing a terminal sends to programs started in it.
 #[test]
 fn a_mount_that_is_hung_up_on_stores_everything_and_a_datanode_stays() {
     const DEADLINE: Duration = Duration::from_secs(90);
@@ -322,7 +322,7 @@ fn a_mount_that_is_hung_up_on_stores_everything_and_a_datanode_stays() {
     }) else {
         return;
     };
-    // Nobody closes it, so that what is in it is on its way.
+    // It is not closed, so that its content is still in flight.
     let mut file = File::create(mount.join("f")).expect("a file");
     file.write_all(b"kept").expect("write");
     for _ in 0..2 {

@@ -1,4 +1,5 @@
-//! What `harvestfs down` says when not everything stopped in good order, and what does not keep `up` from starting.
+//! What `harvestfs down` reports when not everything stopped in good order, and what does not prevent `up` from
+//! starting.
 
 use std::fs;
 use std::os::unix::process::ExitStatusExt;
@@ -32,7 +33,7 @@ fn datanodes_of(supervisor: Pid) -> Vec<Pid> {
         .collect()
 }
 
-/// Begins `down`, and returns when it has told an `up` to stop that hangs.
+/// Begins `down`, and returns when it has signalled an `up` that hangs.
 fn begin_down(data: &Path, supervisor: Pid) -> Child {
     let child = Command::new(harvestfs())
         .args(["down", "--data"])
@@ -73,7 +74,7 @@ fn down_names_what_did_not_stop_in_good_order() {
     );
     assert!(up.status.success(), "{up:?}");
 
-    // Nobody starts the part again before everything stops.
+    // The part is not restarted before everything stops.
     let pid = supervisor(&data);
     kill_process(pid, Signal::STOP).expect("it runs");
     kill_process(datanodes_of(pid)[0], Signal::KILL).expect("it runs");
@@ -87,7 +88,7 @@ fn down_names_what_did_not_stop_in_good_order() {
     assert_eq!(named.len(), 1, "{said}");
     assert!(named[0].contains("datanode-"), "{said}");
 
-    // What was said of that one is not said of the next one, which cannot say anything.
+    // The report about that one is not repeated for the next one, which cannot report anything.
     let up = run_on(&data, &["up", "--detach"]);
     assert!(up.status.success(), "{up:?}");
     let pid = supervisor(&data);
@@ -188,7 +189,7 @@ fn who_stops_waiting_for_a_start_stops_that() {
     let down = run_on(&data, &["down"]);
     assert!(down.status.success(), "{down:?}");
 
-    // As if servers of a killed one still ran, which a start waits for.
+    // As if servers of a killed cluster still ran, for which a start waits.
     let lock = fs::File::open(data.join("servers.lock")).expect("it was started");
     lock.lock().expect("nobody has it");
     let up = Command::new(harvestfs())
@@ -219,7 +220,7 @@ fn who_stops_waiting_for_a_start_stops_that() {
     assert!(down.status.success(), "{down:?}");
 }
 
-/// As by an upgrade: what runs keeps its binary, and so does what it starts again.
+/// As in an upgrade: running processes keep their binary, and so do parts that they restart.
 #[test]
 fn a_part_comes_back_though_the_binary_is_gone() {
     if !can_mount() {
@@ -229,8 +230,8 @@ fn a_part_comes_back_though_the_binary_is_gone() {
     let data = directory.path().join("cluster");
     let _down = DownOnDrop(&data);
     let binary = directory.path().join("harvestfs");
-    // Another thread may start a process while this one writes, which then has the file open for writing, and nobody can
-    // execute it: so a child writes it.
+    // A process that another thread starts while this one writes would have the file open for writing, and it could not
+    // be executed. So a child writes it.
     let copied = Command::new("cp").arg(harvestfs()).arg(&binary).status();
     assert!(copied.expect("cp runs").success());
     let up = Command::new(&binary)

@@ -1,5 +1,5 @@
-//! A sync of the disk of the namenode or of a datanode fails, the process is started again, and then the power
-//! fails: what was acknowledged is there.
+//! A sync of the disk of the namenode or of a datanode fails, the process is restarted, and then the power
+//! fails: everything that was acknowledged is preserved.
 
 use std::fs;
 use std::os::unix::fs::symlink;
@@ -15,8 +15,8 @@ const DEADLINE: Duration = Duration::from_secs(60);
 const FILE_BYTES: usize = 20_000;
 const DISK_BYTES: usize = 64 << 30;
 
-/// Moves a directory of a cluster, whose part does not run, to a disk that can fail. The directory on which that is
-/// mounted is removed after it.
+/// Moves the directory of a stopped part of a cluster to a disk that can fail. The returned mount point must be removed
+/// after the disk.
 fn move_to_disk(cluster: &Cluster, directory: &str) -> (TempDir, FailingDisk) {
     let at = tempfile::tempdir().expect("a directory");
     let path = cluster.path(directory);
@@ -31,8 +31,8 @@ fn move_to_disk(cluster: &Cluster, directory: &str) -> (TempDir, FailingDisk) {
     (at, disk)
 }
 
-/// Begins to write a file with a sync. A process of its own: one that has a file open cannot start a part that
-/// the file needs.
+/// Begins to write a file with a sync. Uses a separate process, since one that has a file open cannot start a part
+/// that the file needs.
 fn begin(cluster: &Cluster, mount: &Path, seed: u64) -> Child {
     let local = cluster.path(&format!("file-{seed}"));
     fs::write(&local, Pattern { seed }.bytes(FILE_BYTES)).expect("write");
@@ -62,7 +62,7 @@ fn what_the_namenode_acknowledged_survives_a_failed_sync_and_a_power_loss() {
     if !can_mount() {
         return;
     }
-    // It ends after the cluster.
+    // It must outlive the cluster.
     let (_at, disk);
     let mut cluster = Cluster::start(&ClusterOptions {
         datanodes: 3,
@@ -82,7 +82,7 @@ fn what_the_namenode_acknowledged_survives_a_failed_sync_and_a_power_loss() {
     assert!(disk.failed_bytes() > 0);
     let log = cluster.log("namenode");
     assert!(log.contains("Input/output error"), "{log}");
-    // What has ended is buried.
+    // Reaps the process that has ended.
     cluster.kill("namenode");
     cluster.start_namenode();
     assert!(waits.wait().expect("it is ours").success());
@@ -93,7 +93,7 @@ fn what_the_namenode_acknowledged_survives_a_failed_sync_and_a_power_loss() {
     disk.lose_power();
     cluster.start_namenode();
     check(&mount, 3);
-    // Nothing of it is from the memory of the mount.
+    // Makes sure that nothing comes from the mount's memory.
     cluster.stop("mnt");
     let mount = cluster.mount("mnt");
     check(&mount, 3);
@@ -104,7 +104,7 @@ fn what_a_datanode_acknowledged_survives_a_failed_sync_and_a_power_loss() {
     if !can_mount() {
         return;
     }
-    // It ends after the cluster.
+    // It must outlive the cluster.
     let (_at, disk);
     let mut cluster = Cluster::start(&ClusterOptions {
         datanodes: 1,
@@ -119,7 +119,7 @@ fn what_a_datanode_acknowledged_survives_a_failed_sync_and_a_power_loss() {
     write(&cluster, &mount, 0);
 
     disk.fail_next_sync(Some("volume"));
-    // What could not be stored is written again, elsewhere.
+    // Data that could not be stored is written again elsewhere.
     write(&cluster, &mount, 1);
     assert!(disk.failed_bytes() > 0);
     cluster.kill(&datanode);

@@ -1,5 +1,5 @@
-//! The history of the primary tenants, over real processes: imported, shown, kept, and told of a
-//! reimage at once.
+//! The history of the primary tenants, with real processes: imported, shown, preserved, and
+//! immediately updated after a reimage.
 
 use std::fs;
 use std::os::unix::process::CommandExt;
@@ -95,7 +95,7 @@ fn history_is_imported_kept_and_goes_on() {
     let shown = show(&cluster);
     let one = tenant(&shown, "environment-1");
     assert_eq!(one["pattern"], "periodic", "{one:#}");
-    // Half of the day 10 %, the other half more than everything.
+    // 10 % for half of the day, and more than 100 % for the other half.
     assert_eq!(one["peak_cpu_permille"], 1000);
     let average = one["average_cpu_permille"].as_u64().expect("a number");
     assert!((540..=560).contains(&average), "{one:#}");
@@ -105,7 +105,7 @@ fn history_is_imported_kept_and_goes_on() {
     assert_eq!(tenant(&shown, "environment-2")["reimages"], 0);
     assert_eq!(shown["overview"]["problems"], Value::Array(Vec::new()));
 
-    // Schedulers learn which servers are used alike.
+    // Schedulers learn which servers have similar use.
     let classes = cluster.output_of(&["cycles", "classes", "--json"]);
     let classes: Value = serde_json::from_str(&classes).expect("JSON");
     let class = &classes["classes"][0];
@@ -120,7 +120,7 @@ fn history_is_imported_kept_and_goes_on() {
     let text = cluster.output_of(&["cycles", "classes", "--servers"]);
     assert!(text.contains("environment-1/function-1"), "{text}");
 
-    // Wrong input: file and line, and nothing else is lost.
+    // Wrong input is reported with file and line, and nothing else is lost.
     let wrong = file(
         &cluster,
         "wrong.csv",
@@ -164,7 +164,7 @@ fn history_is_imported_kept_and_goes_on() {
     assert!(text.contains("3 tenants, 3 servers"), "{text}");
 }
 
-/// Whoever runs a job acts on the status of its command.
+/// The caller of a job relies on the exit status of its command.
 #[test]
 fn a_length_that_cannot_be_remembered_fails_no_job() {
     let cluster = Cluster::start(&ClusterOptions {
@@ -195,7 +195,7 @@ fn a_job_that_is_to_outlive_its_terminal_does() {
     let job = file(&cluster, "job.toml", job).display().to_string();
     for (name, before, status) in [("hung-up", "", 129), ("nohup", "trap '' HUP;", 0)] {
         let begun = cluster.path(name);
-        // It ends with the cluster's directory, too, if it is to end and does not.
+        // It also ends when the cluster's directory is removed, in case it does not end otherwise.
         let job_command = format!(
             "touch '{0}'; while [ -e '{0}' ]; do sleep 0.1; done",
             begun.display()

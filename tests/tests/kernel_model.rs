@@ -1,4 +1,4 @@
-//! The model of the kernel by which mounts are simulated answers as the real kernel does.
+//! The model of the kernel with which mounts are simulated behaves like the real kernel.
 
 use std::env;
 use std::fs::{self, File};
@@ -16,11 +16,11 @@ use rustix::fs::Mode;
 use rustix::io::Errno;
 use rustix::mm::{MapFlags, ProtFlags};
 
-/// Calls of each history.
+/// Number of calls in each history.
 const CALLS: usize = 400;
-/// Histories that are compared, unless the variable says how many.
+/// Seeds of the histories that are compared, unless the variable sets their number.
 const SEEDS: [u64; 6] = [1, 2, 3, 4, 5, 11];
-/// Calls before one with another answer that are shown.
+/// Number of calls shown before one with a different answer.
 const SHOWN: usize = 30;
 const SEEDS_VARIABLE: &str = "HARVESTFS_TESTS_KERNEL_MODEL_SEEDS";
 
@@ -35,7 +35,7 @@ fn errno(error: &io::Error) -> Errno {
 
 fn again<T>(mut call: impl FnMut() -> Result<T, Errno>) -> Result<T, Errno> {
     loop {
-        // What may be asked for again by a program; see the exceptions in SEMANTICS.
+        // A program may retry this; see the exceptions in SEMANTICS.
         match call() {
             Err(Errno::INTR) => {}
             done => return done,
@@ -43,7 +43,7 @@ fn again<T>(mut call: impl FnMut() -> Result<T, Errno>) -> Result<T, Errno> {
     }
 }
 
-/// Writes through a shared mapping: the kernel copies from a pipe, so that what is not there is an error, and no
+/// Writes through a shared mapping. The kernel copies from a pipe, so that a missing page is an error instead of a
 /// signal.
 fn write_mapped(file: &File, offset: u64, bytes: &[u8]) -> Result<usize, Errno> {
     let (mut reader, mut writer) = io::pipe().expect("a pipe");
@@ -60,7 +60,7 @@ fn write_mapped(file: &File, offset: u64, bytes: &[u8]) -> Result<usize, Errno> 
             0,
         )?
     };
-    // SAFETY: it was just mapped for writing, with this length, and is used by nobody else.
+    // SAFETY: it was just mapped for writing, with this length, and has no other user.
     let mapped = unsafe { std::slice::from_raw_parts_mut(address.cast::<u8>(), length) };
     let at = offset as usize;
     let written = reader.read(&mut mapped[at..at + bytes.len()]);
@@ -119,7 +119,7 @@ impl Real {
             }
             Call::Close(slot) => {
                 let file = self.slots[*slot].take().expect("it is open");
-                // What `close` returns, `std` does not tell.
+                // `std` does not return the result of `close`.
                 nix::unistd::close(OwnedFd::from(file))
                     .map_err(|error| Errno::from_raw_os_error(error as i32))?;
                 Ok(Answer::Done)
@@ -159,7 +159,7 @@ impl Real {
     }
 }
 
-/// Calls without what they write.
+/// Formats calls without the data that they write.
 fn shown(calls: &[Call]) -> String {
     let line = |call: &Call| match call {
         Call::Write(slot, offset, bytes) | Call::WriteMapped(slot, offset, bytes) => {
@@ -184,7 +184,7 @@ fn compare(seed: u64, mounts: [&Path; MOUNTS]) {
     let answers = modelled.into_iter().zip(promised(&calls));
     for (number, (call, (modelled, promised))) in calls.iter().zip(answers).enumerate() {
         let answer = Answer::from(real.answer(call));
-        // What both serve wrongly is the fault of the mount.
+        // If both give the same wrong answer, the fault is in the mount.
         let is_promised = promised.as_ref().is_none_or(|promised| *promised == answer);
         assert!(
             answer == modelled && is_promised,

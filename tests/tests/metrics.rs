@@ -1,5 +1,5 @@
-//! What the parts tell Prometheus: every query of the dashboard and of the alert rules is asked of a
-//! real server that scrapes a real cluster.
+//! The metrics of the parts: runs every query of the dashboard and of the alert rules on a real
+//! Prometheus server that scrapes a real cluster.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -24,7 +24,7 @@ fn server_name(part: &str) -> String {
     format!("{part}.{role}.harvestfs")
 }
 
-/// A mount that tells its metrics to everybody on this machine.
+/// A mount whose metrics are accessible to every user of this machine.
 fn mount_with_metrics(cluster: &mut Cluster) -> (PathBuf, std::net::SocketAddr) {
     let address = free_tcp_address();
     let path = cluster.path("client/client.toml");
@@ -144,7 +144,7 @@ fn every_query_finds_data_in_a_running_cluster() {
             "{metric} is in an alert, and nobody tells it"
         );
     }
-    // Nothing is wrong with this cluster, and the rules can be evaluated.
+    // The cluster has no problems, and the rules can be evaluated.
     assert_eq!(
         prometheus.query("ALERTS{alertstate=\"firing\"}"),
         Vec::<Value>::new()
@@ -175,7 +175,7 @@ fn the_alert_rules_fire_when_they_should() {
     assert!(output.status.success(), "{output:?}");
 }
 
-/// Asks for a page with curl, as the administrator's machine would.
+/// Requests a page with curl, as the administrator's machine would.
 fn curl(program: &Path, cluster: &Cluster, part: &str, more: &[&str]) -> Output {
     let address = cluster.http(part);
     let name = server_name(part);
@@ -240,7 +240,7 @@ fn only_who_proves_it_may_look() {
     assert_eq!(status("namenode", &["--user", &password]), "200");
     assert_eq!(status("namenode", &["--user", "somebody:else"]), "401");
     assert_eq!(status_with("admin"), "200");
-    // A client of the cluster is no operator.
+    // A client of the cluster is not an operator.
     assert_eq!(status_with("client"), "401");
     // The token of one part does not open another.
     assert_eq!(status("datanode-1", &["--header", &bearer]), "401");
@@ -260,7 +260,7 @@ fn only_who_proves_it_may_look() {
 /// The events that a part has logged so far.
 fn events(cluster: &Cluster, part: &str) -> Vec<Value> {
     let text = fs::read_to_string(cluster.path(&format!("{part}.log"))).expect("a log");
-    // The last line may still be on its way.
+    // The last line may be incomplete.
     let whole = text.rsplit_once('\n').map_or("", |(lines, _)| lines);
     let lines = whole.lines();
     lines
@@ -299,7 +299,7 @@ fn a_request_is_followed_through_the_logs_of_all_parts() {
     let file = fs::File::create(writer.join("f")).expect("a file");
     std::io::Write::write_all(&mut &file, &[7; 300_000]).expect("written");
     file.sync_all().expect("durable");
-    // What was served is logged after it was answered.
+    // A request is logged after it was answered.
     let mut synced = BTreeSet::new();
     wait_until("the fsync is logged", Duration::from_secs(60), || {
         synced = requests_of(&cluster, "writer", "fsync");
@@ -335,7 +335,7 @@ fn a_request_is_followed_through_the_logs_of_all_parts() {
         },
     );
 
-    // Cut short as `logrotate` does with `copytruncate`, a log goes on with whole lines.
+    // Truncated, as by `logrotate` with `copytruncate`, a log continues with whole lines.
     fs::File::create(cluster.path("namenode.log")).expect("a log");
     assert!(!reader.join("nothing").exists());
     wait_until("the log goes on", Duration::from_secs(60), || {

@@ -1,4 +1,4 @@
-//! What is shipped for service managers fits the binary.
+//! The files shipped for service managers match the binary.
 
 use std::fs;
 use std::os::unix::net::UnixDatagram;
@@ -36,7 +36,7 @@ fn systemd_accepts_the_units() {
     };
     let directory = tempfile::tempdir().expect("a directory");
     for unit in units() {
-        // It complains of programs that are not there, and nothing is installed here.
+        // It reports missing programs, and nothing is installed here.
         let text = fs::read_to_string(&unit).expect("a unit");
         let text = text.replace(INSTALLED, &harvestfs().to_string_lossy());
         let copy = directory.path().join(unit.file_name().expect("a name"));
@@ -49,7 +49,7 @@ fn systemd_accepts_the_units() {
             .expect("systemd-analyze runs");
         let said = String::from_utf8_lossy(&output.stderr);
         let name = copy.file_name().expect("a name").to_string_lossy();
-        // Units of this machine that it depends on may have faults of their own.
+        // Units of this machine on which it depends may have errors of their own.
         let about_it = said.lines().filter(|line| line.contains(&*name));
         assert_eq!(about_it.collect::<Vec<_>>(), [""; 0], "{name}");
     }
@@ -76,8 +76,8 @@ fn unit(name: &str) -> String {
     fs::read_to_string(unit.expect("the unit")).expect("it is read")
 }
 
-/// Weights count among siblings: those of a service do nothing against the owner's slice, and a slice without a unit has the same
-/// as any other.
+/// Weights apply among siblings: that of a service has no effect against the owner's slice, and a slice without a unit
+/// has the default weight.
 #[test]
 fn the_slice_of_a_unit_weighs_little_against_the_owners() {
     let mut slices = 0;
@@ -95,7 +95,7 @@ fn the_slice_of_a_unit_weighs_little_against_the_owners() {
     assert_eq!(slices, 1, "datanodes have one");
 }
 
-/// Units are stopped in the other order.
+/// Units are stopped in reverse order.
 #[test]
 fn the_unit_of_a_mount_is_stopped_before_what_it_stores_on() {
     let text = unit("harvestfs-mount.service");
@@ -106,7 +106,7 @@ fn the_unit_of_a_mount_is_stopped_before_what_it_stores_on() {
     }
 }
 
-/// What comes after the mount would write to the local disk otherwise.
+/// Otherwise, units ordered after the mount would write to the local disk.
 #[test]
 fn the_unit_of_a_mount_is_started_when_the_mount_is_there() {
     let text = unit("harvestfs-mount.service");
@@ -149,7 +149,7 @@ fn the_unit_of_a_mount_is_started_when_the_mount_is_there() {
     process.stop();
 }
 
-/// An operator unmounts in other ways than by stopping the unit, too, and may have mounted something else there.
+/// An operator may unmount without stopping the unit, and may have mounted something else there.
 #[test]
 fn the_unit_of_a_mount_respects_what_an_operator_unmounts_and_mounts() {
     let text = unit("harvestfs-mount.service");
@@ -185,7 +185,8 @@ fn the_unit_of_a_mount_respects_what_an_operator_unmounts_and_mounts() {
     process.stop();
 }
 
-/// What a datanode writes beside its volumes; without it, it lends no files, and says so in its log only.
+/// The only thing that a datanode writes outside its volumes; without it, it lends no files, and reports that only in
+/// its log.
 #[test]
 fn the_unit_of_a_datanode_lets_it_make_the_socket_beside_its_configuration() {
     let text = unit("harvestfs-datanode.service");
@@ -218,7 +219,7 @@ fn the_manifest_of_kubernetes_starts_what_the_binary_has() {
         of_kind("ClusterRoleBinding")["subjects"][0]["name"],
         account
     );
-    // What the controller asks for, and nothing else.
+    // The rules allow what the controller requests, and nothing else.
     let rules = of_kind("ClusterRole")["rules"].as_array().expect("rules");
     let allowed: Vec<(&str, Vec<&str>)> = rules
         .iter()
@@ -246,9 +247,9 @@ fn the_manifest_of_kubernetes_starts_what_the_binary_has() {
     assert_understood(words, &path);
 }
 
-/// The binary has the command that a file gives.
+/// Checks that the binary has the command that a file contains.
 fn assert_understood<'a>(words: impl Iterator<Item = &'a str>, file: &Path) {
-    // Words before it that are unknown are refused before help is given.
+    // Unknown words before `--help` are refused before help is printed.
     let output = Command::new(harvestfs())
         .args(words)
         .arg("--help")

@@ -1,4 +1,4 @@
-//! Placement, drains and quotas on a cluster of processes, as an operator uses them.
+//! Placement, drains and quotas on a cluster of real processes, as used by an operator.
 
 use std::collections::BTreeSet;
 use std::ffi::OsString;
@@ -11,7 +11,7 @@ use serde_json::Value;
 
 const DEADLINE: Duration = Duration::from_secs(60);
 
-/// Nine servers, each of its own owner: one per cell of the grid; and a mount.
+/// Nine servers, each with its own owner, one per cell of the grid, and a mount.
 fn nine(replication: u8) -> Option<(Cluster, PathBuf)> {
     let (cluster, mount) = Cluster::mounted(&ClusterOptions {
         datanodes: 9,
@@ -33,7 +33,7 @@ fn report(cluster: &Cluster) -> Value {
     json(cluster, &["admin", "placement", "--json"])
 }
 
-/// The number of the server with the most replicas, and how many these are.
+/// The number of the server with the most replicas, and how many it has.
 fn fullest(cluster: &Cluster) -> (usize, u64) {
     let replicas = |number| {
         let status = cluster.node_status(number);
@@ -121,7 +121,7 @@ fn a_plan_of_reimages_is_judged_day_by_day() {
         report(&cluster)["blocks_by_score"][5].as_u64() >= Some(4)
     });
     cluster.output_of(&["admin", "history", "analyse"]);
-    // Nothing is known that would make a loss probable.
+    // There is no history that would make a loss probable.
     let risk = &report(&cluster)["risk"];
     let (blocks, lost) = (risk["blocks"].as_u64(), risk["in_a_year"].as_f64());
     assert!(
@@ -256,12 +256,12 @@ fn a_server_is_reimaged_when_that_is_safe() {
     cluster.wait_healthy();
 }
 
-/// Whether two of the nine servers have each of these sealed replicas, of which one is to lose some.
+/// Whether each of these sealed replicas is on two of the nine servers, of which `loser` is losing some.
 fn are_on_two(cluster: &Cluster, names: &BTreeSet<OsString>, loser: usize) -> bool {
     let others = || (1..=9).filter(|number| *number != loser);
     let mut found = BTreeSet::new();
-    // What the loser does not have any more was elsewhere before. The others are looked at twice: what is
-    // moved between them is found in its new place then.
+    // A replica that the loser no longer has was copied elsewhere before. The others are scanned twice, so that
+    // a replica that is moved between them is found in its new place.
     for number in [loser].into_iter().chain(others()).chain(others()) {
         let replicas = cluster.sealed_replicas(number);
         found.extend(replicas.into_iter().map(|name| (name, number)));
@@ -294,7 +294,7 @@ fn an_owner_takes_space_back_and_returns_it() {
         cluster.output_of(&["admin", "quota", &server, &size, "--deadline", deadline])
     };
 
-    // There is time: each replica is copied elsewhere before it goes.
+    // With enough time, each replica is copied elsewhere before it is removed.
     let half_bytes = used_bytes / 2;
     let said = set(half_bytes, "1h");
     assert!(said.contains("to be freed"), "{said}");
@@ -308,8 +308,8 @@ fn an_owner_takes_space_back_and_returns_it() {
     });
     cluster.wait_healthy();
 
-    // There is none: what has a copy elsewhere goes at once, and is copied again from there. The
-    // quota outlives the datanode.
+    // Without time, replicas with a copy elsewhere are removed immediately, and copied again from there.
+    // The quota survives a restart of the datanode.
     set(0, "0s");
     cluster.kill(&server);
     cluster.start_datanode(number);
@@ -320,7 +320,7 @@ fn an_owner_takes_space_back_and_returns_it() {
     let mount = cluster.mount("mnt");
     check_files(&mount, 12);
 
-    // Space again: it is used again.
+    // With space again, it is used again.
     let size = configured_bytes.to_string();
     cluster.output_of(&["admin", "quota", &server, &size]);
     assert_eq!(space(&cluster, number).0, configured_bytes);
@@ -378,14 +378,14 @@ fn what_an_operator_set_outlives_the_namenode() {
         report["spread_permille"].as_u64()
     };
     assert_eq!(spread(&cluster), Some(200));
-    // Nobody asks for it again, and it is emptied all the same.
+    // It is emptied although the request is not repeated.
     wait_until("the server may be reimaged", 2 * DEADLINE, || {
         let asked = cluster.command(&["admin", "safe-to-reimage", &server, "--json"]);
         let impact: Value = serde_json::from_slice(&asked.stdout).expect("JSON");
         impact["waiting"] == 0 && impact["lost"] == 0 && impact["exposed"] == 0
     });
 
-    // An edit of the configuration is on purpose.
+    // An edit of the configuration is deliberate, and takes effect.
     cluster.stop("namenode");
     let config = cluster.path("namenode/namenode.toml");
     let text = fs::read_to_string(&config).expect("the configuration");

@@ -1,4 +1,4 @@
-//! Other people's suites on a mount: pjdfstest and fsx. And what others, which are not run here, expect.
+//! Third-party suites on a mount, pjdfstest and fsx, and expectations of other suites that are not run here.
 
 use std::fs::{self, File};
 use std::os::unix::fs::FileExt;
@@ -63,7 +63,7 @@ fn open_to_others(directory: &Path) {
     fs::set_permissions(directory, fs::Permissions::from_mode(0o755)).expect("a mode");
 }
 
-/// With mapped reads and writes, truncation, holes, allocation and copies within the file.
+/// Configuration of fsx with mapped reads and writes, truncation, holes, allocation and copies within the file.
 const FSX_CONFIG: &str = "\
 flen = 1048576
 
@@ -84,7 +84,7 @@ posix_fadvise = 1
 copy_file_range = 3
 ";
 
-/// How many operations each seed of fsx does. (100,000 take some minutes.)
+/// Number of operations of fsx for each seed. (100,000 take some minutes.)
 const FSX_OPERATIONS_VARIABLE: &str = "HARVESTFS_TESTS_FSX_OPERATIONS";
 const FSX_OPERATIONS: u32 = 30_000;
 
@@ -164,7 +164,7 @@ fn what_differs_from_local_file_systems_says_so() {
         assert_eq!(rustix::fs::seek(&file, SeekFrom::Hole(1_025)), Ok(1_026));
         file.sync_all().expect("fsync");
     }
-    // The kernel asks for this once, and learns that there is nothing to do.
+    // The kernel asks once, and learns that there is nothing to do.
     let directory = File::open(&mount).expect("a directory");
     for _ in 0..2 {
         directory.sync_all().expect("fsync");

@@ -1,4 +1,4 @@
-//! `harvestfs simulate cluster`: which seeds it runs, and that a seed decides everything, whichever process runs it.
+//! `harvestfs simulate cluster`: tests which seeds it runs, and that a seed determines everything in any process.
 
 use std::fs;
 use std::path::Path;
@@ -8,8 +8,8 @@ use std::time::Duration;
 use harvestfs_tests::{harvestfs, wait_until};
 use rustix::process::{Pid, Signal, kill_process};
 
-/// How many seeds are compared, unless the variable says so, beginning with 1; and seeds that once gave something else in another
-/// process.
+/// Number of seeds that are compared, from 1 on, unless the variable sets it; and seeds that once had another result in
+/// another process.
 const SEEDS: u64 = 4;
 const SEEDS_VARIABLE: &str = "HARVESTFS_TESTS_SAME_SEEDS";
 const ODD_SEEDS: [u64; 1] = [13];
@@ -17,7 +17,7 @@ const ODD_SEEDS: [u64; 1] = [13];
 /// The same for clusters with three namenodes.
 const SEEDS_OF_GROUPS: u64 = 3;
 
-/// A simulation of hours ends within this, on a busy machine too.
+/// Maximum time in which a long simulation ends when interrupted, even on a busy machine.
 const AT_ONCE: Duration = Duration::from_secs(20);
 
 fn simulate(arguments: &[&str]) -> Output {
@@ -26,14 +26,14 @@ fn simulate(arguments: &[&str]) -> Output {
     command.args(arguments).output().expect("it runs")
 }
 
-/// The lines that say what came of the seeds, without the time that this machine took.
+/// The lines with the results of the seeds, without the time that this machine took.
 fn outcomes(output: &Output) -> Vec<String> {
     let text = String::from_utf8_lossy(&output.stdout);
     let seconds = |line: &str| line.rsplit_once(" in ").map(|(rest, _)| rest.to_owned());
     text.lines().filter_map(seconds).collect()
 }
 
-/// Everything that is known of a seed that was run in a process of its own.
+/// The complete result of a seed that is run in a process of its own.
 fn run_alone(arguments: &[&str], seed: u64, trace: &Path) -> (Vec<String>, String) {
     let (seed, trace_name) = (seed.to_string(), trace.to_string_lossy());
     let alone = ["--seed", &seed, "--trace", &trace_name];
@@ -82,7 +82,7 @@ fn a_signal_ends_it_at_once_and_leaves_nothing_behind() {
     }
 }
 
-/// Seeds give the same, whichever process runs them: these, or as many as the variable says.
+/// Checks that seeds have the same result in any process: these, or as many as the variable sets.
 fn compare_processes(arguments: &[&str], seeds: Vec<u64>) {
     let seeds = match std::env::var(SEEDS_VARIABLE) {
         Ok(count) => (1..=count.parse().expect(SEEDS_VARIABLE)).collect(),

@@ -1,4 +1,4 @@
-//! Clusters of three and four datanodes go on while one is away, and say so.
+//! Clusters of three and four datanodes continue while one is unavailable, and report it.
 
 use std::fs::{self, File};
 use std::io::{Read, Write};
@@ -22,7 +22,7 @@ fn write_synced(path: &Path, seed: u64) {
     assert!(began.elapsed() < DEADLINE, "it took {:?}", began.elapsed());
 }
 
-/// What is available to be written, and what is free, as `df` shows it.
+/// Available and free bytes, as shown by `df`.
 fn available_and_free(mount: &Path) -> (u64, u64) {
     let totals = rustix::fs::statvfs(mount).expect("totals");
     (totals.f_bavail, totals.f_bfree)
@@ -39,7 +39,7 @@ fn writes(cluster: &Cluster) -> Value {
     status["writes"].clone()
 }
 
-/// What the page and Prometheus get.
+/// Gets a path, as the page and Prometheus do.
 fn get(address: SocketAddr, path: &str) -> String {
     let mut stream = TcpStream::connect(address).expect("it listens");
     let request = format!("GET {path} HTTP/1.1\r\nHost: {address}\r\nConnection: close\r\n\r\n");
@@ -76,7 +76,7 @@ fn writes_go_on_without_one_datanode_and_all_is_told() {
     let get = |path: &str| get(page, &format!("{path}{token}"));
     let mount = cluster.mount("mnt");
     write_synced(&mount.join("before"), 1);
-    // The namenode was started anew for its page.
+    // The namenode was restarted for its page.
     wait_until("all datanodes are back", DEADLINE, || {
         writes(&cluster)["verdict"] == "whole"
     });
@@ -100,7 +100,7 @@ fn writes_go_on_without_one_datanode_and_all_is_told() {
     );
     assert!(available_and_free(&mount).0 > 0);
 
-    // With one of three, nothing can be written, and everybody says so.
+    // With one of three, nothing can be written, and every command reports that.
     cluster.kill(&Cluster::datanode(2));
     wait_until("the namenode knows", DEADLINE, || {
         writes(&cluster)["verdict"] == "waits"
@@ -114,7 +114,7 @@ fn writes_go_on_without_one_datanode_and_all_is_told() {
     let (available, free) = available_and_free(&mount);
     assert!(available == 0 && free > 0);
 
-    // A write waits for them. (Not of this process: what it starts would close the file, and wait, too.)
+    // A write waits for them. (Not in this process, whose children would close the file, and wait, too.)
     let source = cluster.path("source");
     fs::write(&source, Pattern { seed: 2 }.bytes(FILE_BYTES as usize)).expect("a file");
     let mut writer = Command::new(harvestfs())

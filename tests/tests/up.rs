@@ -1,4 +1,4 @@
-//! `harvestfs up` and `down`, as a new user runs them.
+//! Tests `harvestfs up` and `down` as a new user runs them.
 
 use std::fs;
 use std::io::{BufRead, BufReader, Read, Write};
@@ -24,7 +24,7 @@ fn ok(output: Output) -> String {
     String::from_utf8(output.stdout).expect("text")
 }
 
-/// Asks for a path at an address, and returns the answer with its head.
+/// Requests a path at an address, and returns the answer with its head.
 fn get(address: &str, path: &str, headers: &str) -> String {
     let mut stream = TcpStream::connect(address).expect("it listens");
     let request =
@@ -35,7 +35,7 @@ fn get(address: &str, path: &str, headers: &str) -> String {
     answer
 }
 
-/// The page is at the address that `up` prints, and needs the token in it. Returns the token.
+/// Checks that the page is at the address that `up` prints, and needs the token in it. Returns the token.
 fn check_page(said: &str) -> String {
     let address = said.split_whitespace().find(|it| it.starts_with("http://"));
     let address = address.unwrap_or_else(|| panic!("no page: {said}"));
@@ -74,7 +74,7 @@ fn check_page(said: &str) -> String {
     token.to_owned()
 }
 
-/// What another user of this machine finds of a cluster whose directories are open to everybody.
+/// Checks what another user of this machine can access of a cluster whose directories are open to everybody.
 fn check_strangers(data: &Path, token: &str) {
     let find = |arguments: &[&str]| {
         let output = Command::new("/usr/bin/find")
@@ -109,7 +109,7 @@ fn check_strangers(data: &Path, token: &str) {
     if !rustix::process::geteuid().is_root() {
         return skip("only root can be another user: run it as root");
     }
-    // As an administrator may have made them.
+    // As an administrator may have created them.
     let mut above = data.join("datanode-1/volume");
     while above.starts_with(data.parent().expect("a directory")) {
         fs::set_permissions(&above, fs::Permissions::from_mode(0o755)).expect("chmod");
@@ -235,7 +235,7 @@ fn nothing_outlives_a_killed_up() {
     let children = children_of_pid(supervisor);
     assert_eq!(children.len(), 5);
     fs::write(data.join("mnt/f"), "kept").expect("write");
-    // One of them takes long to end, and holds its volume until then.
+    // One of them takes long to end, and keeps its volume locked until then.
     let of = |child: u32| Pid::from_raw(i32::try_from(child).expect("a pid")).expect("not 0");
     let datanode = children
         .iter()
@@ -247,7 +247,7 @@ fn nothing_outlives_a_killed_up() {
                 .any(|it| it == b"datanode")
         })
         .expect("a datanode");
-    // Again and again, since the kernel continues what is stopped and loses its parent.
+    // Repeatedly, since the kernel continues a stopped process that loses its parent.
     let stopping = thread::spawn(move || {
         let end = Instant::now() + Duration::from_secs(3);
         while Instant::now() < end && kill_process(of(datanode), Signal::STOP).is_ok() {
@@ -261,7 +261,7 @@ fn nothing_outlives_a_killed_up() {
     let lock = fs::File::open(data.join("up.pid")).expect("the supervisor's lock");
     lock.lock().expect("the supervisor ends");
     drop(lock);
-    // The next one waits for those that are left.
+    // The next `up` waits for the remaining processes.
     ok(run_on(&data, &["up", "--detach"]));
     stopping.join().expect("the thread ends");
     wait_until("all parts are reaped", Duration::from_secs(30), || {
@@ -272,7 +272,7 @@ fn nothing_outlives_a_killed_up() {
     assert_eq!(fs::read(data.join("mnt/f")).expect("read"), b"kept");
     ok(run_on(&data, &["down"]));
 
-    // What is written then is not hidden by the next mount.
+    // Data that is written then is not hidden by the next mount.
     fs::write(data.join("mnt/stray"), "of nobody").expect("write");
     let refused = run_on(&data, &["up", "--detach"]);
     let error = String::from_utf8_lossy(&refused.stderr);
@@ -327,7 +327,7 @@ fn a_part_that_is_killed_comes_back() {
         let status: serde_json::Value = serde_json::from_slice(&status).unwrap_or_default();
         status["nodes_alive"] == 3
     });
-    // Also one that was killed a moment ago is unmounted, whether it has been started again or not.
+    // A mount that was just killed is also unmounted, whether or not it has been restarted.
     kill("mount");
     run_on(&data, &["down"]);
     let left = fs::read_dir(data.join("mnt")).expect("a directory, and no dead mount");
@@ -441,7 +441,7 @@ fn three_namenodes_go_on_when_one_is_killed_and_after_a_restart() {
     assert_eq!(after, b"another one leads");
     ok(run_on(&data, &["down"]));
 
-    // All are put back: none will lead, which is said at once, and of them.
+    // All namenodes are restored from copies: none will lead, which is reported immediately, and for all of them.
     copy(&older, &data);
     let began = Instant::now();
     let copies = run_on(&data, &up);
@@ -462,7 +462,7 @@ fn a_user_who_is_not_root_can_run_it() {
         return;
     }
     if !rustix::process::geteuid().is_root() {
-        // Then every other test here has shown it.
+        // Without root, every other test here has already shown this.
         return;
     }
     let mode = fs::metadata("/dev/fuse")
@@ -526,7 +526,7 @@ fn the_mount_of_root_is_for_all_users_where_they_can_reach_it() {
     let said = ok(as_nobody("/bin/cat".as_ref(), &[&path.to_string_lossy()]));
     assert_eq!(said, "harvest");
 
-    // The certificates are root's, and that is the reason that is given.
+    // The certificates belong to root, and that is the reported reason.
     let output = as_nobody(&binary, &["fs", "ls", "/"]);
     assert!(!output.status.success());
     let error = String::from_utf8_lossy(&output.stderr);
@@ -548,7 +548,7 @@ fn run_as_nobody(program: &Path, arguments: &[&str], data: &Path) -> Output {
         .expect("it runs")
 }
 
-/// A copy of the binary, since where the tests are built may be closed to others.
+/// A copy of the binary, since other users may have no access to the build directory.
 fn binary_for_others(directory: &Path) -> PathBuf {
     let binary = directory.join("harvestfs");
     fs::copy(harvestfs(), &binary).expect("a copy of the binary");

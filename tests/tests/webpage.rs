@@ -1,5 +1,5 @@
-//! The namenode's page in a real browser: what it says, that it lives, that it complains of nothing,
-//! and that it can be used with a keyboard, on a narrow screen, in light and dark, and by ear.
+//! The namenode's page in a real browser: its content, that it updates, that it logs no problems, and
+//! that it can be used with a keyboard, on a narrow screen, in light and dark, and with a screen reader.
 
 use std::fs;
 use std::io::{BufRead, BufReader, Read, Write};
@@ -10,7 +10,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use harvestfs_tests::{Browser, Cluster, ClusterOptions, Process, can_mount, have_program, skip};
 
-/// Every text whose contrast with what is behind it is below what WCAG 2.1 asks for (AA).
+/// Script that finds texts whose contrast with their background is below that required by WCAG 2.1 (AA).
 const TEXTS_OF_LITTLE_CONTRAST: &str = r#"
 (() => {
   const numbers = (color) => color.match(/[\d.]+/g).map(Number);
@@ -40,7 +40,7 @@ const TEXTS_OF_LITTLE_CONTRAST: &str = r#"
 })()
 "#;
 
-/// What the structure of the page lacks, in words.
+/// Script that describes faults in the structure of the page.
 const FAULTS_OF_STRUCTURE: &str = r#"
 (() => {
   const faults = [];
@@ -72,7 +72,7 @@ fn no_strings(found: &serde_json::Value, what: &str) {
     assert_eq!(found, &serde_json::json!([]), "{what}");
 }
 
-/// axe-core, which `.ci/run` installs; skips what needs it if it is not there.
+/// axe-core, which `.ci/run` installs; skips the checks that need it if it is missing.
 fn axe_core() -> Option<String> {
     let Some(path) = std::env::var_os("HARVESTFS_TESTS_AXE") else {
         skip("HARVESTFS_TESTS_AXE does not name axe.min.js (`npm install axe-core`)");
@@ -81,7 +81,7 @@ fn axe_core() -> Option<String> {
     Some(fs::read_to_string(path).expect("axe-core can be read"))
 }
 
-/// What axe-core has against the page: WCAG 2.1 A and AA, and its best practices.
+/// Script with which axe-core finds violations of WCAG 2.1 A and AA, and of its best practices.
 const VIOLATIONS: &str = r#"
 axe.run(document, { runOnly: ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "best-practice"] })
   .then((result) => result.violations.flatMap((rule) =>
@@ -123,7 +123,7 @@ fn check_accessibility(browser: &mut Browser, axe: Option<&str>) {
     }
 }
 
-/// Keeps what the page looks like where somebody wants to see it.
+/// Stores a screenshot of the page, if requested.
 fn keep_screenshot(browser: &mut Browser, name: &str) {
     if let Some(directory) = std::env::var_os("HARVESTFS_TESTS_SCREENSHOTS") {
         let path = PathBuf::from(directory).join(format!("{name}.png.base64"));
@@ -173,7 +173,7 @@ fn the_page_shows_the_cluster_as_it_is_and_becomes() {
     check_accessibility(&mut browser, axe.as_deref());
     keep_screenshot(&mut browser, "light");
 
-    // Tab goes through everything, and what has the focus can be seen.
+    // Tab reaches everything, and the focus is visible.
     let mut reached = Vec::new();
     for _ in 0..6 {
         browser.press("Tab", 9);
@@ -200,7 +200,7 @@ fn the_page_shows_the_cluster_as_it_is_and_becomes() {
     browser.press("Enter", 13);
     browser.wait_for("document.querySelectorAll('#file .block li').length === 3");
     browser.wait_for(&format!("{}.includes('{odd}, 3.0 MiB')", text("file")));
-    // What happens is seen without a reload.
+    // Changes are visible without a reload.
     let updates = browser.evaluate("Number(document.body.dataset.updates)");
     cluster.stop(&Cluster::datanode(2));
     cluster.reimage(2);
@@ -214,7 +214,7 @@ fn the_page_shows_the_cluster_as_it_is_and_becomes() {
         "{}.includes('all its replicas')",
         text("verdict-text")
     ));
-    // Also of the file that is shown.
+    // This includes the file that is shown.
     browser.wait_for(
         "[...document.querySelectorAll('#file .block')]
            .every((block) => block.querySelectorAll('li').length === 3)",
@@ -253,7 +253,7 @@ fn the_page_shows_the_cluster_as_it_is_and_becomes() {
     }
     assert_eq!(browser.complaints(), Vec::<String>::new());
 
-    // The page outlives the namenode, says so, and goes on when it is back.
+    // The page survives the end of the namenode, reports it, and continues when the namenode is back.
     cluster.stop("namenode");
     browser.wait_for(&format!(
         "{}.includes('does not answer')",
@@ -302,7 +302,7 @@ fn owners_at_work_denials_and_blocks_at_risk_are_shown() {
     let mut browser = Browser::start(&chromium);
     browser.show(&page, 1280, 900, "light");
     let text = |id: &str| format!("document.getElementById('{id}').textContent");
-    // Average and peak are of history; the owner uses 99 % now.
+    // Average and peak are from the history; the owner currently uses 99 %.
     browser.wait_for(
         "[...document.querySelectorAll('#classes tr td')].map((it) => it.textContent).join()
            === 'constant,1,1,10 %,10 %,99 %,1 %,1 %,1 %'",
@@ -344,7 +344,7 @@ fn owners_at_work_denials_and_blocks_at_risk_are_shown() {
     assert_eq!(browser.complaints(), Vec::<String>::new());
 }
 
-/// Nothing about the page can be found fault with.
+/// Checks that the page has no faults.
 fn check_page(browser: &mut Browser, axe: Option<&str>) {
     if let Some(axe) = axe {
         browser.evaluate(&format!("{axe}; 0"));
@@ -380,7 +380,7 @@ fn the_page_of_each_namenode_says_which_one_leads_and_what_each_lacks() {
     let axe = axe_core();
     let mut browser = Browser::start(&chromium);
     let text = |id: &str| format!("document.getElementById('{id}').textContent");
-    // What the table says of a namenode: its part, and what it lacks.
+    // What the table shows for a namenode: its role, and how far it is behind.
     let says = |addr: &str, part: &str, lacks: &str| {
         format!(
             "[...document.querySelectorAll('#group tr')].some((it) => it.cells[1].textContent === '{addr}'
@@ -424,7 +424,7 @@ fn the_page_of_each_namenode_says_which_one_leads_and_what_each_lacks() {
         keep_screenshot(&mut browser, &format!("namenode-{number}"));
     }
 
-    // The leader's page says how far one is behind that hangs.
+    // The leader's page shows how far a hung namenode is behind.
     let standby = if leader == 1 { 2 } else { 1 };
     let standby_addr = addr(&cluster, standby);
     browser.show(&pages[leader - 1], 360, 800, "dark");
@@ -438,7 +438,7 @@ fn the_page_of_each_namenode_says_which_one_leads_and_what_each_lacks() {
     browser.wait_for(&says(&standby_addr, "standby", "/^nothing$/"));
     assert_eq!(browser.complaints(), Vec::<String>::new());
 
-    // And that of a standby who leads instead of one that is gone.
+    // The standby's page shows the namenode that leads instead of a failed one.
     browser.show(&pages[standby - 1], 1280, 900, "light");
     browser.wait_for(&says(&leader_addr, "leads", "/^–$/"));
     cluster.kill(&Cluster::namenode_name(leader));
@@ -452,7 +452,7 @@ fn the_page_of_each_namenode_says_which_one_leads_and_what_each_lacks() {
     assert_eq!(browser.complaints(), Vec::<String>::new());
 }
 
-/// An API server with a node, a pod on what its owner leaves, and one that is none of our business.
+/// An API server with a node, a pod on harvested resources, and an unrelated one.
 fn serve_kubernetes() -> SocketAddr {
     const NODES: &str = r#"{"metadata":{},"items":[{"metadata":{"name":"datanode-1","labels":{"harvestfs.io/class":"harvestfs-0"}},
         "status":{"capacity":{"cpu":"12","memory":"32Gi"},"allocatable":{}}}]}"#;
@@ -534,7 +534,7 @@ fn the_page_shows_what_harvested_jobs_run_where_while_a_controller_does() {
         browser.wait_for(shown);
         check_page(&mut browser, axe.as_deref());
     }
-    // It says that it ends.
+    // It reports that it ends.
     controller.stop();
     browser.wait_for(&format!("!({shown})"));
     assert_eq!(browser.complaints(), Vec::<String>::new());

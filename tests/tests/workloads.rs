@@ -51,7 +51,7 @@ fn a_source_tree_of_5000_files_is_unpacked_and_removed() {
     run(&mount, "tar", &["-xf", &archive.to_string_lossy()]);
     assert_same_tree(&local.path().join("tree"), &mount.join("tree"));
 
-    // Also as another mount sees it, and after a restart of everything.
+    // The same holds on another mount, and after a restart of everything.
     let other = cluster.mount("mnt2");
     assert_same_tree(&local.path().join("tree"), &other.join("tree"));
     cluster.stop("mnt");
@@ -68,7 +68,7 @@ fn a_source_tree_of_5000_files_is_unpacked_and_removed() {
     cluster.wait_healthy();
 }
 
-/// Real crates that need no other.
+/// Real crates without dependencies.
 const CRATES: [&str; 5] = ["equivalent", "fnv", "heck", "strsim", "utf8parse"];
 
 #[test]
@@ -220,7 +220,7 @@ fn a_database_of_sqlite_keeps_10000_transactions() {
     }
 }
 
-/// A mounted cluster with a file, all of whose blocks are sealed: only those are lent.
+/// A mounted cluster with a file whose blocks are all sealed, since only sealed blocks are lent.
 fn with_sealed_file(
     block_size: &'static str,
     pattern: Pattern,
@@ -232,13 +232,13 @@ fn with_sealed_file(
     })?;
     let path = mount.join("large");
     fs::write(&path, pattern.bytes(length)).expect("write");
-    // With it ends the writing of the last blocks.
+    // Unmounting ends the writing of the last blocks.
     cluster.stop("mnt");
     cluster.mount("mnt");
     Some((cluster, path))
 }
 
-/// Reads and checks what the kernel does not remember: that would not be read from anywhere.
+/// Reads and checks data without the kernel's cache, which would answer without reading from a datanode.
 fn check_uncached(path: &Path, pattern: Pattern, offset: u64, length: usize) {
     let file = File::open(path).expect("open");
     fadvise(&file, 0, None, Advice::DontNeed).expect("a hint");
@@ -264,13 +264,13 @@ fn a_mount_reads_the_files_of_datanodes_on_its_host() {
     });
 }
 
-/// What a datanode answers late, after a pause, is not taken for the answer to something else.
+/// A late answer of a datanode, after a pause, is not mistaken for the answer to another request.
 #[test]
 fn files_of_a_datanode_that_stood_still_are_not_mixed_up() {
     const BLOCK: usize = 1 << 20;
     // Longer than a client waits for a file to be lent.
     const IN_VAIN: Duration = Duration::from_secs(2);
-    // After a client was disappointed by a datanode, it asks it last for 15 s.
+    // After a failed request, a client asks that datanode last for 15 s.
     const AVOIDED: Duration = Duration::from_secs(18);
     let pattern = Pattern { seed: 8 };
     let Some((cluster, path)) = with_sealed_file("1MiB", pattern, 64 * BLOCK) else {
@@ -282,8 +282,8 @@ fn files_of_a_datanode_that_stood_still_are_not_mixed_up() {
     };
     // Now each datanode lends files.
     read(0..16);
-    // While one is paused, other replicas are read instead; nobody waits until it has been asked in
-    // vain.
+    // While one is paused, other replicas are read instead; there is no wait before the first failed
+    // request to it.
     let still = Cluster::datanode(1);
     cluster.pause(&still);
     read(16..32);
@@ -293,7 +293,7 @@ fn files_of_a_datanode_that_stood_still_are_not_mixed_up() {
     read(32..64);
 }
 
-/// How long the large file is, in MiB, unless the variable says so: 64 blocks.
+/// Length of the large file in MiB, unless the variable sets it: 64 blocks.
 const LARGE_MIB: u64 = 512;
 const LARGE_VARIABLE: &str = "HARVESTFS_TESTS_LARGE_MIB";
 
@@ -303,7 +303,7 @@ fn a_large_file_survives_a_datanode_dying_while_it_is_written_and_another_while_
     let length_mib =
         std::env::var(LARGE_VARIABLE).map_or(LARGE_MIB, |mib| mib.parse().expect(LARGE_VARIABLE));
     let length = length_mib << 20;
-    // Three replicas, and room to breathe: what dies gives its disk back.
+    // Three replicas, and a reserve. The space of dead datanodes is freed.
     if !can_mount() || !have_space(3 * length + (1 << 30)) {
         return;
     }
@@ -315,7 +315,7 @@ fn a_large_file_survives_a_datanode_dying_while_it_is_written_and_another_while_
     });
     let lose = |cluster: &mut Cluster, number: usize| {
         let name = Cluster::datanode(number);
-        // The kernel may keep what is written for a while.
+        // The kernel may cache written data for a while.
         let what = format!("{name} has replicas to lose");
         wait_until(&what, Duration::from_secs(120), || {
             !cluster.sealed_replicas(number).is_empty()

@@ -1,5 +1,5 @@
-//! A cluster that schedules by priority and preempts, in virtual time. The decisions are those of
-//! [`crate::adaptive`], which the command uses too.
+//! Simulates, in virtual time, a cluster that schedules by priority and preempts. The decisions are
+//! those of [`crate::adaptive`], which the command also uses.
 
 use std::cmp::Ordering;
 use std::collections::{BinaryHeap, VecDeque};
@@ -10,60 +10,60 @@ use rand_xoshiro::rand_core::SeedableRng;
 use super::jobs::{Job, Priority, Random};
 use crate::adaptive::{Bandwidth, Preemption, Resumption, Site, Victim, resume};
 
-/// What happens to tasks that others need the cores of.
+/// What happens to tasks whose cores are needed by tasks of higher priority.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Policy {
-    /// Nothing: the others wait.
+    /// They keep their cores, and the others wait.
     Wait,
     /// They are killed.
     Kill,
     /// They are checkpointed.
     Checkpoint,
-    /// Algorithms 1 and 2.
+    /// They are killed or checkpointed, as Algorithms 1 and 2 decide.
     Adaptive,
 }
 
-/// The cluster.
+/// Parameters of a cluster.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Cluster {
-    /// Machines.
+    /// Number of machines.
     pub nodes: usize,
-    /// Tasks that each runs at the same time.
+    /// Number of tasks that each machine runs at the same time.
     pub cores_per_node: usize,
-    /// Of each node's checkpoints.
+    /// Bandwidth of each node's checkpoints.
     pub bandwidth: Bandwidth,
-    /// What of its memory a task has changed when it is checkpointed again.
+    /// Share of its memory that a task has changed when it is checkpointed again.
     pub changed_share: f64,
 }
 
-/// Watts of a machine that does nothing, and what each busy core adds.
+/// Power of an idle machine in watts, and what each busy core adds.
 const IDLE_W: f64 = 100.0;
 const CORE_W: f64 = 10.0;
 
-/// What came of it.
+/// Result of a simulation.
 #[derive(Clone, Debug, Default, PartialEq, serde::Serialize)]
 pub struct Outcome {
     /// Core seconds of work that counted.
     pub useful_s: f64,
-    /// Core seconds of work that was lost by killing.
+    /// Core seconds of work that was lost to killing.
     pub lost_s: f64,
-    /// Core seconds of storing and reading checkpoints, and of waiting for that.
+    /// Core seconds spent on storing and reading checkpoints, and on waiting for that.
     pub overhead_s: f64,
-    /// Joules until the last job was done.
+    /// Energy in joules used until the last job was done.
     pub energy_j: f64,
-    /// Mean seconds from arrival to the end of the jobs of each priority, the lowest first.
+    /// Mean time in seconds from arrival to end of the jobs of each priority, the lowest priority first.
     pub response_s: [f64; 3],
-    /// Times that a task was killed.
+    /// Number of times that a task was killed.
     pub kills: u64,
-    /// Times that one was checkpointed.
+    /// Number of times that a task was checkpointed.
     pub checkpoints: u64,
-    /// Times that one was resumed on another node than it had run on.
+    /// Number of times that a task was resumed on another node than that of its checkpoint.
     pub remote_resumes: u64,
 }
 
 impl Outcome {
-    /// Core time that was lost or spent on checkpoints, as a share of all core time used.
+    /// Share of the used core time that was lost or spent on checkpoints.
     #[must_use]
     pub fn wasted_share(&self) -> f64 {
         let wasted_s = self.lost_s + self.overhead_s;
@@ -74,7 +74,7 @@ impl Outcome {
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum State {
     Waiting,
-    /// Reads its checkpoint since then.
+    /// Has been reading its checkpoint since `since_s`.
     Restoring {
         node: usize,
         since_s: f64,
@@ -95,12 +95,12 @@ enum State {
 struct Task {
     job: usize,
     state: State,
-    /// Seconds of work that a checkpoint holds.
+    /// Seconds of work that its checkpoint preserves.
     saved_s: f64,
-    /// Seconds of work done, the saved ones included, when it last started to run.
+    /// Seconds of work, including the saved ones, that it had done when it last started to run.
     done_s: f64,
     checkpoint_node: Option<usize>,
-    /// Events of an earlier state are void.
+    /// Counts its states: events of an earlier state are ignored.
     epoch: u32,
 }
 
@@ -117,7 +117,7 @@ enum What {
 #[derive(Clone, Copy, Debug)]
 struct Event {
     at_s: f64,
-    /// Keeps events of one time in the order in which they were made.
+    /// Keeps simultaneous events in the order in which they were created.
     number: u64,
     what: What,
 }
@@ -137,7 +137,7 @@ impl PartialOrd for Event {
 }
 
 impl Ord for Event {
-    /// The earliest is the greatest, as the heap gives the greatest first.
+    /// Orders the earliest event as the greatest, as the heap returns the greatest first.
     fn cmp(&self, other: &Self) -> Ordering {
         let earlier = other.at_s.total_cmp(&self.at_s);
         earlier.then(other.number.cmp(&self.number))
@@ -147,7 +147,7 @@ impl Ord for Event {
 #[derive(Clone, Debug)]
 struct Node {
     free_cores: usize,
-    /// Until then its storage is taken by checkpoints and restores.
+    /// Time until which its storage is busy with checkpoints and restores.
     storage_until_s: f64,
     running: Vec<usize>,
 }
@@ -161,7 +161,7 @@ struct World<'a> {
     nodes: Vec<Node>,
     /// Waiting tasks, by priority.
     queues: [VecDeque<usize>; 3],
-    /// Cores that become free by checkpoints under way, by the priority that they were freed for.
+    /// Cores that checkpoints in progress are about to free, by the priority for which they are freed.
     promised: [usize; 3],
     events: BinaryHeap<Event>,
     events_made: u64,
@@ -244,7 +244,7 @@ impl World<'_> {
         }
     }
 
-    /// A task's state has ended by itself.
+    /// Handles the regular end of a task's state.
     fn next(&mut self, task: usize) {
         match self.tasks[task].state {
             State::Restoring { node, since_s } => {
@@ -273,7 +273,7 @@ impl World<'_> {
                 of.saved_s = of.done_s;
                 of.checkpoint_node = Some(node);
                 self.requeue(task);
-                // It was freed for a task of a higher priority, which gets it now.
+                // The core was freed for a task of a higher priority, which gets it now.
                 let priority = self.priority(task);
                 if let Some(promised) = self.promised[priority + 1..]
                     .iter_mut()
@@ -301,7 +301,7 @@ impl World<'_> {
 
     fn requeue(&mut self, task: usize) {
         self.enter(task, State::Waiting);
-        // It has waited before: ahead of those of its priority that have not started.
+        // It has already waited once, so it goes ahead of tasks of its priority that have not started.
         let priority = self.priority(task);
         self.queues[priority].push_front(task);
     }
@@ -314,7 +314,7 @@ impl World<'_> {
         self.at(self.now_s + left_s, What::Next { task, epoch });
     }
 
-    /// Gives free cores to the next tasks, and preempts for the rest.
+    /// Assigns free cores to the next tasks, and preempts for the rest.
     fn schedule(&mut self) {
         for priority in (0..3).rev() {
             while !self.queues[priority].is_empty() {
@@ -342,7 +342,8 @@ impl World<'_> {
         }
     }
 
-    /// The node with a free core where a task runs soonest: Algorithm 2 for one with a checkpoint.
+    /// Chooses a node with a free core for a task: the one whose storage is free soonest or, if free, that of the
+    /// task's checkpoint. The adaptive policy decides between these two by Algorithm 2.
     fn node_for(&self, task: usize) -> Option<usize> {
         let free = |&number: &usize| self.nodes[number].free_cores > 0;
         let other = (0..self.nodes.len()).filter(free).min_by(|&one, &other| {
@@ -403,7 +404,7 @@ impl World<'_> {
         self.at(ready_s, What::Next { task, epoch });
     }
 
-    /// What preempting a running task would mean; none: it does not run.
+    /// Describes a running task as a victim, and returns its node; `None` when the task does not run.
     fn look_at(&self, task: usize) -> Option<(Victim, usize)> {
         let State::Running { node, since_s } = self.tasks[task].state else {
             return None;
@@ -425,7 +426,8 @@ impl World<'_> {
         Some((victim, node))
     }
 
-    /// The task to preempt: one of the lowest priority; any of them, or the cheapest when costs count.
+    /// Chooses the task to preempt among those of the lowest priority: the cheapest with the adaptive policy,
+    /// a random one otherwise.
     fn victim(&mut self, for_priority: usize) -> Option<usize> {
         let mut candidates: Vec<usize> = Vec::new();
         let mut lowest = for_priority;
@@ -459,7 +461,7 @@ impl World<'_> {
             .min_by(|one, other| cost_s(one).total_cmp(&cost_s(other)))
     }
 
-    /// Takes the core of a running task. Returns whether that takes time.
+    /// Takes the core away from a running task. Returns whether that takes time.
     fn preempt(&mut self, task: usize, for_priority: usize) -> bool {
         let Some((victim, node)) = self.look_at(task) else {
             return false;
@@ -526,7 +528,7 @@ mod tests {
         }
     }
 
-    /// Section 3.3.3: a low job of a minute and 5 GB is preempted after 30 s by a high one.
+    /// Section 3.3.3: a low-priority job of one minute and 5 GB is preempted after 30 s by a high-priority one.
     fn two_jobs() -> Vec<Job> {
         [(0.0, Priority::Low), (30.0, Priority::High)]
             .map(|(arrival_s, priority)| Job {

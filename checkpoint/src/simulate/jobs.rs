@@ -1,11 +1,11 @@
-//! Jobs as section 2 of the paper describes those of Google's cluster: most tasks have low
-//! priority and little to say, few have high priority and arrive in bursts that need much of the
-//! cluster at once.
+//! Generates jobs like those of Google's cluster in section 2 of the paper: most tasks have low
+//! priority; a few have high priority and arrive in bursts that need much of the cluster
+//! simultaneously.
 
 use rand_xoshiro::Xoshiro256PlusPlus;
 use rand_xoshiro::rand_core::{RngCore, SeedableRng};
 
-/// The priority of a job. Ordered: the last one goes first.
+/// The priority of a job, in ascending order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, serde::Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Priority {
@@ -18,55 +18,55 @@ pub enum Priority {
 }
 
 impl Priority {
-    /// All of them.
+    /// All priorities, the lowest first.
     pub const ALL: [Self; 3] = [Self::Low, Self::Medium, Self::High];
 }
 
-/// Tasks that arrive together, are alike, and are done when the last one is.
+/// A group of identical tasks that arrive together; the job is done when the last task is.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Job {
-    /// Seconds since the start.
+    /// Arrival time in seconds since the start.
     pub arrival_s: f64,
     /// Its priority.
     pub priority: Priority,
-    /// Each needs a core.
+    /// Number of tasks, each of which needs one core.
     pub tasks: u32,
-    /// Seconds of work of each task.
+    /// Work of each task in seconds.
     pub work_s: f64,
-    /// Memory of each task.
+    /// Memory of each task in bytes.
     pub memory_bytes: f64,
 }
 
-/// What of all tasks has which priority: 28.4, 17.3 and 1.7 million of 47.4 (table 1).
+/// Share of all tasks that has each priority: 28.4, 17.3 and 1.7 million of 47.4 (table 1).
 pub const TASK_SHARES: [f64; 3] = [0.599, 0.365, 0.036];
 
-/// How many cores jobs are made for.
+/// Parameters of the generated load.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Load {
-    /// Cores of the cluster.
+    /// Number of cores of the cluster.
     pub cores: u32,
-    /// Seconds in which jobs arrive.
+    /// Seconds during which jobs arrive.
     pub duration_s: f64,
-    /// Work that arrives, as a share of what the cores can do in that time.
+    /// Arriving work as a share of what the cores can do in that time.
     pub offered_share: f64,
-    /// Random numbers follow from it.
+    /// Seed of the random numbers.
     pub seed: u64,
 }
 
-/// Share of the cores that a burst of production tasks wants at once; 3 % of Facebook's jobs wanted
-/// more than half of a cluster.
+/// Minimum and maximum share of the cores that a burst of production tasks wants simultaneously; 3 % of
+/// Facebook's jobs wanted more than half of a cluster.
 const BURST_SHARE: (f64, f64) = (0.2, 0.6);
-/// Seconds between bursts, on average; the paper cites 500 s at peak times.
+/// Mean time in seconds between bursts; the paper cites 500 s at peak times.
 const BURST_EVERY_S: f64 = 1500.0;
 
-/// Makes the jobs, in the order of their arrival.
+/// Generates the jobs, in order of arrival.
 #[must_use]
 pub fn generate(load: &Load) -> Vec<Job> {
     let mut random = Random(Xoshiro256PlusPlus::seed_from_u64(load.seed));
     let mut jobs = Vec::new();
     let work_s = f64::from(load.cores) * load.duration_s * load.offered_share;
-    // Median work and tasks of a job, by priority. Low jobs are long: it is they that lose when they
-    // are killed.
+    // Median work and mean number of tasks of a job, by priority. Low-priority jobs are long, as they are
+    // the ones that lose work when they are killed.
     let kinds = [
         (Priority::Low, 900.0, 12.0),
         (Priority::Medium, 240.0, 12.0),
@@ -97,7 +97,7 @@ pub fn generate(load: &Load) -> Vec<Job> {
     jobs
 }
 
-/// Bursts of production jobs. Returns their work in seconds.
+/// Adds bursts of production jobs. Returns their total work in seconds.
 fn production(load: &Load, random: &mut Random, jobs: &mut Vec<Job>) -> f64 {
     let (mut at_s, mut total_s) = (0.0, 0.0);
     loop {
@@ -118,16 +118,16 @@ fn production(load: &Load, random: &mut Random, jobs: &mut Vec<Job>) -> f64 {
     }
 }
 
-/// Draws from distributions; one seed gives one sequence on every machine.
+/// Draws from distributions; a seed gives the same sequence on every machine.
 pub(super) struct Random(pub Xoshiro256PlusPlus);
 
 impl Random {
-    /// From 0 up to but not 1.
+    /// Draws uniformly from 0 (inclusive) to 1 (exclusive).
     fn share(&mut self) -> f64 {
         (self.0.next_u64() >> 11) as f64 / (1u64 << 53) as f64
     }
 
-    /// A number below `end`, which is not 0.
+    /// Draws an integer below `end`, which must not be 0.
     pub fn below(&mut self, end: usize) -> usize {
         (self.share() * end as f64) as usize
     }
@@ -136,7 +136,7 @@ impl Random {
         -mean * (1.0 - self.share()).ln()
     }
 
-    /// `sigma` is the standard deviation of the logarithm.
+    /// Draws from a log-normal distribution; `sigma` is the standard deviation of the logarithm.
     fn log_normal(&mut self, median: f64, sigma: f64) -> f64 {
         let radius = (-2.0 * (1.0 - self.share()).ln()).sqrt();
         let angle = std::f64::consts::TAU * self.share();

@@ -1,4 +1,4 @@
-//! What preemption costs, simulated: figures 3 to 6 and table 3 of the paper.
+//! Simulates what preemption costs: figures 3 to 6 and table 3 of the paper.
 
 pub mod cluster;
 pub mod jobs;
@@ -7,23 +7,23 @@ use crate::adaptive::Bandwidth;
 use cluster::{Cluster, Outcome, Policy};
 use jobs::{Job, Load};
 
-/// A kind of storage, with what table 3 of the paper measured on it: seconds to checkpoint 5 GB.
+/// A kind of storage, with the seconds that a checkpoint of 5 GB took on it in table 3 of the paper.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Storage {
     /// Its name.
     pub name: &'static str,
-    /// The first checkpoint, of everything.
+    /// Seconds for the first checkpoint, of everything.
     pub paper_first_s: f64,
-    /// The second one, after 10 % were changed.
+    /// Seconds for the second one, after 10 % were changed.
     pub paper_second_s: f64,
 }
 
-/// What table 3 checkpoints.
+/// Bytes checkpointed in table 3.
 pub const TABLE_3_BYTES: f64 = 5e9;
-/// What of it is changed in between.
+/// Share of them that is changed between the two checkpoints.
 pub const CHANGED_SHARE: f64 = 0.1;
 
-/// Disk, SSD and memory, as the paper measured them.
+/// Disk, SSD and memory, as measured in the paper.
 pub const STORAGE: [Storage; 3] = [
     Storage {
         name: "disk",
@@ -46,7 +46,7 @@ pub const STORAGE: [Storage; 3] = [
 const NETWORK_BYTES_PER_S: f64 = 1.25e9;
 
 impl Storage {
-    /// What a node's checkpoints move per second on it.
+    /// The bandwidth of a node's checkpoints on this storage.
     #[must_use]
     pub fn bandwidth(&self) -> Bandwidth {
         let bytes_per_s = TABLE_3_BYTES / self.paper_first_s;
@@ -58,31 +58,31 @@ impl Storage {
     }
 }
 
-/// How large the simulation is.
+/// Size of a simulation.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Scale {
-    /// Machines.
+    /// Number of machines.
     pub nodes: usize,
-    /// Cores of each.
+    /// Number of cores of each machine.
     pub cores_per_node: usize,
-    /// Hours in which jobs arrive.
+    /// Hours during which jobs arrive.
     pub hours: f64,
-    /// Random numbers follow from it.
+    /// Seed of the random numbers.
     pub seed: u64,
 }
 
-/// A run.
+/// Result of one run.
 #[derive(Clone, Debug, PartialEq, serde::Serialize)]
 pub struct Record {
-    /// The storage; of killing alone, none.
+    /// The storage; `None` when tasks are only killed.
     pub storage: Option<&'static str>,
     /// What happens to preempted tasks.
     pub policy: Policy,
-    /// What came of it.
+    /// The result.
     pub outcome: Outcome,
 }
 
-/// Figures 3 and 5: killing, then checkpointing and deciding on each storage.
+/// Simulates figures 3 and 5: killing, then on each storage always checkpointing and deciding adaptively.
 #[must_use]
 pub fn policies(scale: &Scale) -> Vec<Record> {
     let load = Load {
@@ -118,8 +118,8 @@ pub fn policies(scale: &Scale) -> Vec<Record> {
     records
 }
 
-/// Figures 4 and 6: two jobs of a minute and 5 GB on one core; the second one has priority and
-/// arrives after 30 s.
+/// Simulates figures 4 and 6: two jobs of one minute and 5 GB each on one core; the second one has a
+/// higher priority and arrives after 30 s.
 #[must_use]
 pub fn two_jobs(bytes_per_s: f64, policy: Policy) -> Outcome {
     let job = |arrival_s, priority| Job {

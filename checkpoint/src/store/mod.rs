@@ -1,9 +1,9 @@
-//! Where checkpoints are: `STORE/JOB/000001/`, each with its images and manifest. The directory is
-//! an ordinary one, meant to be on a mount of HarvestFS.
+//! The store of checkpoints: `STORE/JOB/000001/` and so on, each with its images and manifest. `STORE`
+//! is an ordinary directory, meant to be on a HarvestFS mount.
 //!
-//! A dump goes into a hidden directory that gets its number, by one rename, when everything in it
-//! is durable. So after any interruption, what is listed is whole, and the one before it is
-//! still there.
+//! A dump is written to a hidden directory, which a single rename gives its number once everything in
+//! it is durable. So after any interruption every listed checkpoint is complete, and the previous one
+//! still exists.
 
 #[cfg(test)]
 mod tests;
@@ -20,29 +20,29 @@ use rustix::fs::{FlockOperation, OFlags};
 
 use crate::manifest::{JobName, MANIFEST_BYTES_MAX, MANIFEST_FILE, Manifest, ManifestError};
 
-/// Starts the name of a dump that is not finished.
+/// Prefix of the name of an unfinished dump.
 const DRAFT_PREFIX: &str = ".dump-";
-/// Starts the name of a checkpoint on its way out.
+/// Prefix of the name of a checkpoint that is being removed.
 const REMOVED_PREFIX: &str = ".removed-";
 const LOCK_FILE: &str = ".lock";
-/// A dump of another node that is older than this is taken for given up; so is a measurement.
+/// Age from which another node's dump, or a measurement, is considered abandoned.
 const DRAFT_AGE_MAX: Duration = Duration::from_secs(24 * 3600);
-/// Starts the name of a file that measures a store.
+/// Prefix of the name of a file that is written to measure a store.
 pub const PROBE_PREFIX: &str = ".probe-";
-/// Starts the name of a directory in a store for measurements with jobs.
+/// Prefix of the name of a directory in a store for measurements with jobs.
 pub const BENCH_PREFIX: &str = ".bench-";
 
 /// What went wrong with a store.
 #[derive(Debug, thiserror::Error)]
 pub enum StoreError {
-    /// The file system refused something.
+    /// A file system operation failed.
     #[error("cannot {what} {}: {source}", path.display())]
     Io {
-        /// What was tried.
+        /// What was attempted.
         what: &'static str,
-        /// With what.
+        /// The path on which it was attempted.
         path: PathBuf,
-        /// Why not.
+        /// The cause.
         source: io::Error,
     },
     /// There is no such directory.
@@ -52,17 +52,17 @@ pub enum StoreError {
         .0.display(), .0.display()
     )]
     NoStore(PathBuf),
-    /// A manifest that cannot be used.
+    /// A manifest is not usable.
     #[error("checkpoint {number} of job {job} is not usable: {source}")]
     Manifest {
         /// The job.
         job: JobName,
-        /// Which.
+        /// The checkpoint's number.
         number: u32,
-        /// Why not.
+        /// The cause.
         source: ManifestError,
     },
-    /// The directory of a job or checkpoint is a link: what it leads to is in a directory that nobody has judged.
+    /// The directory of a job or checkpoint is a symbolic link: the directory that contains its target was not checked.
     #[error("{} is a link: move the directory that it leads to here first", .0.display())]
     Link(PathBuf),
     /// There is no such job.
@@ -75,23 +75,23 @@ pub enum StoreError {
     NoCheckpoint {
         /// The job.
         job: JobName,
-        /// Which.
+        /// The checkpoint's number.
         number: u32,
     },
-    /// Another command works on the job.
+    /// Another command is working on the job.
     #[error("another command is working on job {0}: wait for it to end")]
     Locked(JobName),
-    /// A checkpoint of that number appeared meanwhile.
+    /// Another node stored a checkpoint of that number in the meantime.
     #[error("another node stored checkpoint {number} of job {job} meanwhile; try again")]
     Overtaken {
         /// The job.
         job: JobName,
-        /// Which.
+        /// The checkpoint's number.
         number: u32,
     },
 }
 
-/// Names the step and the path of an error.
+/// Adds the operation and the path to an error.
 pub(crate) fn io_error(what: &'static str, path: &Path) -> impl FnOnce(io::Error) -> StoreError {
     let path = path.to_owned();
     move |source| StoreError::Io { what, path, source }
@@ -104,11 +104,11 @@ pub struct Store {
 }
 
 impl Store {
-    /// The store in a directory, which is never made here: where a file system is not mounted, that would
-    /// have checkpoints stored on another one.
+    /// Opens the store in a directory, which is never created here: when the file system is not mounted, creating it
+    /// would store checkpoints on another one.
     ///
     /// # Errors
-    /// [`StoreError::NoStore`] when it is not there.
+    /// [`StoreError::NoStore`] when the directory does not exist.
     pub fn open(directory: PathBuf) -> Result<Self, StoreError> {
         match fs::metadata(&directory) {
             Ok(metadata) if metadata.is_dir() => Ok(Self { directory }),
@@ -125,8 +125,8 @@ impl Store {
         &self.directory
     }
 
-    /// All jobs that have a directory, in the order of their names. A link to one is none: whoever can make links here
-    /// would have root change what it leads to.
+    /// All jobs that have a directory, sorted by name. A symbolic link does not count: a user who can create links here
+    /// could make root modify the link's target.
     ///
     /// # Errors
     /// When the directory cannot be read.
@@ -134,14 +134,14 @@ impl Store {
         let mut names: Vec<JobName> = names_in(&self.directory)?
             .iter()
             .filter_map(|name| name.parse().ok())
-            // A file beside them may have such a name, too.
+            // A plain file may have such a name, too.
             .filter(|name: &JobName| self.job(name.clone()).is_there().is_ok_and(|is| is))
             .collect();
         names.sort();
         Ok(names.into_iter().map(|name| self.job(name)).collect())
     }
 
-    /// Removes what measurements left half-way.
+    /// Removes what interrupted measurements left behind.
     ///
     /// # Errors
     /// When something cannot be removed.
@@ -180,17 +180,17 @@ pub struct Job {
     directory: PathBuf,
 }
 
-/// A checkpoint that is there.
+/// An existing checkpoint.
 #[derive(Clone, Debug)]
 pub struct Checkpoint {
-    /// What it consists of.
+    /// Its contents.
     pub manifest: Manifest,
-    /// Where.
+    /// Its directory.
     pub directory: PathBuf,
 }
 
 impl Job {
-    /// Its name.
+    /// The job's name.
     #[must_use]
     pub fn name(&self) -> &JobName {
         &self.name
@@ -214,7 +214,7 @@ impl Job {
         }
     }
 
-    /// The numbers of its checkpoints, ascending.
+    /// The numbers of the job's checkpoints, ascending.
     ///
     /// # Errors
     /// [`StoreError::NoJob`] when it has no directory, [`StoreError::Link`] when that is a link.
@@ -230,13 +230,13 @@ impl Job {
         Ok(numbers)
     }
 
-    /// One checkpoint.
+    /// Opens one checkpoint.
     ///
     /// # Errors
-    /// When it is not there or its manifest is not usable; [`StoreError::Link`] when its directory is a link.
+    /// When it does not exist or its manifest is not usable; [`StoreError::Link`] when its directory is a link.
     pub fn checkpoint(&self, number: u32) -> Result<Checkpoint, StoreError> {
         let directory = self.directory.join(directory_name(number));
-        // Images are replaced in it.
+        // Compaction replaces images in it: it must not do that elsewhere.
         if directory.is_symlink() {
             return Err(StoreError::Link(directory));
         }
@@ -265,11 +265,10 @@ impl Job {
         })
     }
 
-    /// The newest checkpoint; none: there is none.
+    /// The newest checkpoint; `None` when the job has none.
     ///
     /// # Errors
-    /// When the newest one is not usable: an older one is never taken in its place without being
-    /// asked for.
+    /// When the newest one is not usable: an older one is never used in its place unless it is requested.
     pub fn newest(&self) -> Result<Option<Checkpoint>, StoreError> {
         match self.numbers() {
             Err(StoreError::NoJob(_)) => Ok(None),
@@ -281,10 +280,11 @@ impl Job {
         }
     }
 
-    /// Keeps other commands of this mount away from the job until the lock is dropped.
+    /// Locks the job against other commands on this mount until the lock is dropped.
     ///
     /// # Errors
-    /// [`StoreError::Locked`] when one is at work, [`StoreError::Link`] when its directory is a link.
+    /// [`StoreError::Locked`] when another command holds the lock, [`StoreError::Link`] when the job's directory is a
+    /// link.
     pub fn lock(&self) -> Result<JobLock, StoreError> {
         match fs::create_dir(&self.directory) {
             Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
@@ -297,7 +297,7 @@ impl Job {
             .create(true)
             .truncate(false)
             .write(true)
-            // A pipe in its place would be waited for.
+            // Opening a named pipe in its place must not block.
             .custom_flags((OFlags::NOFOLLOW | OFlags::NONBLOCK).bits() as i32)
             .open(&path)
             .map_err(io_error("open", &path))?;
@@ -308,10 +308,10 @@ impl Job {
         }
     }
 
-    /// Starts a checkpoint. What `maker` left half-done in this job is removed.
+    /// Starts a checkpoint, and removes unfinished ones that `maker` left in this job.
     ///
     /// # Errors
-    /// When the directory cannot be made.
+    /// When the directory cannot be created.
     pub fn begin(&self, _lock: &JobLock, maker: &str) -> Result<Draft, StoreError> {
         let number = match self.numbers() {
             Ok(numbers) => numbers.last().map_or(1, |last| last + 1),
@@ -322,8 +322,8 @@ impl Job {
         for name in names.iter().filter(|name| is_draft_of(name, maker)) {
             self.take_away(name.as_ref())?;
         }
-        // Locks do not reach to other mounts, and another machine may be named the same: it then removes this one, but
-        // none of the two ever writes into that of the other.
+        // Locks do not extend to other mounts, and another machine may have the same name: it then removes this draft,
+        // but neither machine ever writes into the other's.
         let chance = machine::random::<u64>();
         let name = format!("{DRAFT_PREFIX}{maker}.{chance:016x}");
         let directory = self.directory.join(name);
@@ -336,12 +336,12 @@ impl Job {
         })
     }
 
-    /// Replaces the manifest of a checkpoint, at once or not at all.
+    /// Atomically replaces the manifest of a checkpoint.
     pub(crate) fn replace_manifest(&self, checkpoint: &Checkpoint) -> Result<(), StoreError> {
         self.write_manifest(&checkpoint.directory, &checkpoint.manifest)
     }
 
-    /// When this returns, all names in the directory are durable.
+    /// Writes a manifest. When this returns, all names in the directory are durable.
     fn write_manifest(&self, directory: &Path, manifest: &Manifest) -> Result<(), StoreError> {
         let path = directory.join(MANIFEST_FILE);
         durable::replace_file(&path, &self.encode(manifest)?, 0o644)
@@ -359,7 +359,7 @@ impl Job {
     /// Removes a checkpoint.
     ///
     /// # Errors
-    /// When it is not there or cannot be removed.
+    /// When it does not exist or cannot be removed.
     pub fn remove(&self, _lock: &JobLock, number: u32) -> Result<(), StoreError> {
         if self.take_away(directory_name(number).as_ref())? {
             return Ok(());
@@ -370,9 +370,9 @@ impl Job {
         })
     }
 
-    /// Removes something as a whole: at no moment is there a checkpoint that lacks some of its images. Locks do not
-    /// reach to other mounts, so that another node may be about to give a draft its number: by its path, it finds all
-    /// of it or nothing. False: there is nothing of that name.
+    /// Removes a directory entry, renaming it first so that no checkpoint is ever visible without some of its images.
+    /// Locks do not extend to other mounts, so another node may be about to give a draft its number: at its path, that
+    /// node finds all of it or nothing. Returns false when nothing has that name.
     fn take_away(&self, name: &OsStr) -> Result<bool, StoreError> {
         let path = self.directory.join(name);
         let chance = machine::random::<u64>();
@@ -386,10 +386,10 @@ impl Job {
         Ok(true)
     }
 
-    /// Removes the job with all its checkpoints. What another node begins meanwhile stays.
+    /// Removes the job with all its checkpoints, except for any that another node begins in the meantime.
     ///
     /// # Errors
-    /// When it is not there or cannot be removed.
+    /// When it does not exist or cannot be removed.
     pub fn remove_all(&self, _lock: &JobLock) -> Result<(), StoreError> {
         for number in self.numbers()? {
             self.take_away(directory_name(number).as_ref())?;
@@ -409,10 +409,10 @@ impl Job {
     }
 
     /// Removes all checkpoints that are older than the newest `keep` usable ones (at least one is kept), and
-    /// what was given up half-way. Returns the numbers of those removed.
+    /// abandoned dumps. Returns the numbers of the removed checkpoints.
     ///
     /// # Errors
-    /// When something cannot be removed; what was removed until then stays so.
+    /// When something cannot be removed; what was removed before that stays removed.
     pub fn collect(
         &self,
         _lock: &JobLock,
@@ -421,14 +421,14 @@ impl Job {
     ) -> Result<Vec<u32>, StoreError> {
         let mut old = self.numbers()?;
         let mut kept = 0;
-        // One that is not usable is no reason to be without one that is.
+        // An unusable checkpoint does not count: it must not cost the last usable one.
         while kept < keep.max(1)
             && let Some(number) = old.pop()
         {
             kept += usize::from(self.checkpoint(number).is_ok());
         }
         for &number in &old {
-            // Another node may have been first: its lock does not reach here.
+            // Another node may have removed it first: its lock does not extend to this mount.
             self.take_away(directory_name(number).as_ref())?;
         }
         for name in names_in(&self.directory)? {
@@ -445,7 +445,7 @@ impl Job {
     }
 }
 
-/// While it lives, no other command of this mount works on the job.
+/// Lock on a job: while it is held, no other command on this mount works on the job.
 #[derive(Debug)]
 pub struct JobLock {
     file: File,
@@ -453,12 +453,12 @@ pub struct JobLock {
 
 impl Drop for JobLock {
     fn drop(&mut self) {
-        // To close it would not do: a child that this process is about to execute has it open too for a moment.
+        // Closing the file is not enough: a child process has it open, too, between fork and exec.
         let _ = rustix::fs::flock(&self.file, FlockOperation::Unlock);
     }
 }
 
-/// A checkpoint in the making; gone when it is dropped uncommitted.
+/// An unfinished checkpoint, removed when it is dropped uncommitted.
 #[derive(Debug)]
 pub struct Draft {
     job: Job,
@@ -468,23 +468,23 @@ pub struct Draft {
 }
 
 impl Draft {
-    /// The number that it is going to have.
+    /// The number that the checkpoint is going to have.
     #[must_use]
     pub fn number(&self) -> u32 {
         self.number
     }
 
-    /// Where the images go. Every file in it must be durable before [`Draft::commit`].
+    /// The directory for the images. Every file in it must be durable before [`Draft::commit`].
     #[must_use]
     pub fn directory(&self) -> &Path {
         &self.directory
     }
 
-    /// Makes it a checkpoint. When this returns, it survives all that HarvestFS survives.
+    /// Makes it a checkpoint. When this returns, it survives everything that HarvestFS survives.
     ///
     /// # Errors
-    /// When it is not certain that everything is durable; it is no checkpoint then, or one that may not
-    /// survive.
+    /// When it is not certain that everything is durable: then there is no checkpoint, or one that may not
+    /// survive a crash.
     pub fn commit(mut self, manifest: Manifest) -> Result<Checkpoint, StoreError> {
         let job = &self.job;
         job.write_manifest(&self.directory, &manifest)?;
@@ -508,13 +508,13 @@ impl Draft {
 impl Drop for Draft {
     fn drop(&mut self) {
         if !self.is_committed {
-            // The file system may be what failed; the next dump or `gc` removes it then.
+            // The file system may be what failed; then the next dump or `gc` removes it.
             let _ = fs::remove_dir_all(&self.directory);
         }
     }
 }
 
-/// Writes a file of a draft and waits until its content is durable; its name is so with the manifest.
+/// Writes a file of a draft and waits until its content is durable; its name becomes durable with the manifest.
 ///
 /// # Errors
 /// When that fails.
@@ -524,7 +524,7 @@ pub(crate) fn write_synced(path: &Path, bytes: &[u8]) -> Result<(), StoreError> 
     file.sync_all().map_err(io_error("sync", path))
 }
 
-/// Whether it is the name of a draft of `maker`.
+/// Whether `name` is that of a draft of `maker`.
 fn is_draft_of(name: &str, maker: &str) -> bool {
     let draft = name.strip_prefix(DRAFT_PREFIX);
     draft
@@ -541,13 +541,13 @@ fn number_of(name: &str) -> Option<u32> {
     (directory_name(number) == name).then_some(number)
 }
 
-/// The names in a directory without those that are not UTF-8: these are not ours.
+/// The names in a directory, except those that are not UTF-8, which are not ours.
 fn names_in(directory: &Path) -> Result<Vec<String>, StoreError> {
     let names = all_names_in(directory)?.into_iter();
     Ok(names.filter_map(|name| name.into_string().ok()).collect())
 }
 
-/// All names in a directory that is there; none when it is not.
+/// All names in a directory; none when it does not exist.
 fn all_names_in(directory: &Path) -> Result<Vec<OsString>, StoreError> {
     let entries = match fs::read_dir(directory) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
@@ -559,7 +559,7 @@ fn all_names_in(directory: &Path) -> Result<Vec<OsString>, StoreError> {
         .collect()
 }
 
-/// Removes a directory with what is in it, or a file.
+/// Removes a directory with its contents, or a file.
 fn remove(path: &Path) -> Result<(), StoreError> {
     let removed = match fs::remove_dir_all(path) {
         Err(error) if error.kind() == io::ErrorKind::NotADirectory => fs::remove_file(path),
@@ -571,8 +571,8 @@ fn remove(path: &Path) -> Result<(), StoreError> {
     }
 }
 
-/// Whether something was not removed because of others: they have done it, or go on making files in a directory that
-/// they have open, which the next `gc` removes.
+/// Whether a removal failed only because of other processes: they have removed it already, or keep creating files in
+/// the directory, which the next `gc` removes.
 fn is_left_to_others(error: &io::Error) -> bool {
     matches!(
         error.kind(),
@@ -580,7 +580,7 @@ fn is_left_to_others(error: &io::Error) -> bool {
     )
 }
 
-/// How long ago something was changed; 0 when that is not known.
+/// Time since a file was last modified; 0 when that is not known.
 fn age(path: &Path) -> Duration {
     let changed = fs::symlink_metadata(path).and_then(|metadata| metadata.modified());
     changed

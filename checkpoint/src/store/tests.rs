@@ -105,7 +105,7 @@ fn a_link_is_no_checkpoint_and_nothing_is_replaced_where_it_leads() {
     crate::image::compact_newest(&job, &lock, 1).expect_err("a link");
     let after = of_somebody.checkpoint(1).expect("it is whole");
     assert_eq!(after.manifest.depth, 2);
-    // The link alone is removed, and counts as nothing that is kept.
+    // Only the link itself is removed, and it does not count as kept.
     let removed = job.collect(&lock, "here", 1).expect("it is collected");
     assert!(removed.is_empty(), "{removed:?}");
     job.remove(&lock, 9).expect("it is there");
@@ -213,7 +213,7 @@ fn the_newest_are_kept_and_never_none() {
     assert_eq!(job.numbers().expect("numbers"), [4]);
 }
 
-/// Locks do not reach to other mounts.
+/// Locks do not extend to other mounts.
 #[test]
 fn two_nodes_remove_the_same_ones() {
     let directory = tempfile::tempdir().expect("a directory");
@@ -246,7 +246,7 @@ fn what_is_not_usable_does_not_count_as_kept() {
     assert_eq!(removed, [1, 2]);
     assert_eq!(job.numbers().expect("numbers"), [3, 4]);
     damage(job.checkpoint(3).expect("it is usable"));
-    // None is: which one can be put right is not known.
+    // None is removed: which of them can be repaired is unknown.
     let removed = job.collect(&lock, "here", 1).expect("it is collected");
     assert!(removed.is_empty(), "{removed:?}");
 }
@@ -265,7 +265,7 @@ fn a_job_is_worked_on_by_one() {
 fn two_nodes_never_make_one_checkpoint() {
     let directory = tempfile::tempdir().expect("a directory");
     let job = job(&directory);
-    // Locks do not reach to other mounts: only the rename decides.
+    // Locks do not extend to other mounts: only the rename decides.
     let lock = job.lock().expect("it is free");
     let here = job.begin(&lock, "here").expect("a draft");
     let there = job.begin(&lock, "there").expect("a draft");
@@ -295,7 +295,7 @@ fn two_machines_of_one_name_mix_no_checkpoint() {
     assert_eq!(job.numbers().expect("numbers"), [1]);
 }
 
-/// Whoever removes a draft that another node is about to commit: there is never a checkpoint without its images.
+/// If a draft is removed that another node is about to commit, there is never a checkpoint without its images.
 #[test]
 fn a_draft_is_removed_as_a_whole() {
     const IMAGES: usize = 3000;
@@ -317,7 +317,7 @@ fn a_draft_is_removed_as_a_whole() {
         std::thread::scope(|scope| {
             let removing = scope.spawn(|| remove(&job, &lock));
             let is_whole = || fs::read_dir(&images).is_ok_and(|left| left.count() == IMAGES);
-            // One that removes nothing has to fail, and not to be waited for.
+            // A thread that removes nothing must fail instead of blocking the test.
             while !removing.is_finished() && is_whole() {}
             let error = draft.commit(manifest(&job, 1)).expect_err("it is gone");
             assert!(matches!(error, StoreError::Io { .. }), "{error}");
@@ -336,7 +336,7 @@ fn a_job_is_removed_with_all_that_is_in_its_directory() {
     for left in [".dump-not.here.0", ".removed-7", "of-somebody"] {
         fs::create_dir(job.directory.join(left)).expect("it is made");
     }
-    // The last one is not UTF-8.
+    // The last name is not UTF-8.
     for name in [&b"README"[..], b"of-somebody-\xff"] {
         let path = job.directory.join(OsStr::from_bytes(name));
         fs::write(path, "").expect("it is written");

@@ -1,4 +1,4 @@
-//! `harvestfs admin backup` and `restore`: what a namenode has, as one file.
+//! `harvestfs admin backup` and `restore`: the state of a namenode, as one file.
 
 use std::fs::File;
 use std::io::{BufReader, BufWriter, Seek, Write};
@@ -139,11 +139,11 @@ async fn take(link: &AdminLink, args: &BackupArgs) -> anyhow::Result<BackupConte
     let mut buffer = writer.end().with_context(writing)?;
     buffer.flush().with_context(writing)?;
     drop(buffer);
-    // What the namenode's disk gave has checksums of its own.
+    // The content has checksums of its own, which also reveal damage from the namenode's disk.
     let mut file = pending.file().try_clone().with_context(writing)?;
     file.rewind().with_context(writing)?;
     let verify = move || backup::verify(BufReader::with_capacity(BUFFER_BYTES, file));
-    // Apart: a signal has to be heard meanwhile.
+    // On another thread, so that a signal is noticed in the meantime.
     let read = spawn_blocking(verify)
         .await?
         .context("what was written is not what the namenode had")?;

@@ -1,4 +1,4 @@
-//! `harvestfs admin balance`: how evenly servers are filled.
+//! `harvestfs admin balance`: shows how evenly servers are filled.
 
 use clap::Args;
 use harvestfs_protocol::outlook::count;

@@ -1,7 +1,7 @@
-//! `harvestfs admin decommission`: takes servers, or racks, out of use while their data is kept whole.
+//! `harvestfs admin decommission`: takes servers or racks out of use without losing redundancy.
 //!
-//! It is the hold of `admin safe-to-reimage`, for people who think in machines and racks: what the
-//! servers have is copied elsewhere within the budgets of repair, and they get nothing new.
+//! This is the hold of `admin safe-to-reimage`, in terms of machines and racks: the servers' replicas are
+//! copied elsewhere within the limits of repair, and the servers get no new ones.
 
 use std::collections::BTreeSet;
 use std::time::Duration;

@@ -1,14 +1,14 @@
-//! What a command has begun is not left behind when a signal ends it.
+//! Cleans up a command's unfinished work when a signal ends it.
 
 use anyhow::Context;
 
 use crate::signals::Interruption;
 
-/// Does the work, and drops it when a signal comes, which ends this process soon after. What the process was started to
-/// ignore it goes on ignoring.
+/// Runs `work`, and drops it when a signal arrives, which ends this process soon after. Signals that the process was
+/// started to ignore stay ignored.
 ///
 /// # Errors
-/// What the work fails with; [`crate::signals::Interrupted`]; when signals cannot be waited for.
+/// The error of `work`; [`crate::signals::Interrupted`]; also when signals cannot be waited for.
 pub async fn dropped_by_signal<T>(
     work: impl Future<Output = anyhow::Result<T>>,
 ) -> anyhow::Result<T> {
@@ -35,13 +35,13 @@ mod tests {
 
     const CHILD: &str = "HARVESTFS_TEST_INTERRUPTED_FILE";
 
-    /// Does the work in a process that a test has started, as a command does it.
+    /// Runs `work` as a command does, in a process that a test has started.
     fn run(work: impl Future<Output = anyhow::Result<()>>) {
         let error = link::block_on(dropped_by_signal(work)).unwrap_err();
         end_by(error.downcast::<Interrupted>().unwrap().signal);
     }
 
-    /// Starts a process that is in one of these tests, from a shell that did this before.
+    /// Starts a process that runs one of these tests, from a shell that first executes `shell`.
     fn child(shell: &str, test: &str, file: &Path) -> Output {
         Command::new("sh")
             .args(["-c", &format!("{shell} exec \"$0\" \"$@\"")])
@@ -66,7 +66,7 @@ mod tests {
             run(work);
         }
         for (ignored, signal) in [("", Signal::INT), ("trap '' INT;", Signal::TERM)] {
-            // What a script starts in the background is started so, and no shell can change it.
+            // A process that a script starts in the background ignores it, and no shell can change that.
             if signal == Signal::INT && process::ignores(SignalKind::interrupt()) {
                 eprintln!("SIGINT is ignored: what it does otherwise is not tried");
                 continue;
@@ -86,7 +86,7 @@ mod tests {
         if env::var_os(CHILD).is_some() {
             let work = async {
                 kill_process(getpid(), Signal::TERM).unwrap();
-                // Nothing else is done by the only thread of the runtime.
+                // This blocks the runtime's only thread.
                 std::thread::sleep(Duration::from_secs(60));
                 anyhow::bail!("no signal ended it")
             };

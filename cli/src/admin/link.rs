@@ -1,4 +1,4 @@
-//! The connection of an operator to the namenode.
+//! An operator's connection to the namenode.
 
 use std::net::{Ipv4Addr, SocketAddr};
 use std::time::Duration;
@@ -24,26 +24,26 @@ use crate::cluster::{Access, ClusterArgs};
 use crate::init::NAMENODE_NAME;
 
 const DIAL_DEADLINE: Duration = Duration::from_secs(10);
-/// One that led a moment ago may be gone with its machine.
+/// Deadline for dialling the presumed leader, whose machine may just have failed.
 const LEADER_DIAL_DEADLINE: Duration = Duration::from_secs(1);
 const CLOSE_DEADLINE: Duration = Duration::from_secs(1);
 
-/// How long an operator's command waits until one of several namenodes leads: as long as programs on a mount. One that
-/// has many files takes a while from its start on.
+/// How long an operator's command waits until one of several namenodes leads: as long as programs on a mount. A
+/// namenode with many files takes a while to start.
 const ELECTION_DEADLINE: Duration = Duration::from_secs(60);
-/// Whoever wants to know what is wrong does not wait so long.
+/// The same for commands that diagnose problems, which should not wait that long.
 const DIAGNOSIS_DEADLINE: Duration = Duration::from_secs(10);
 const ELECTION_PAUSE: Duration = Duration::from_millis(100);
-/// When an operator is told what a command waits for.
+/// Time after which a command prints what it is waiting for.
 const TOLD_AFTER: Duration = Duration::from_secs(5);
-/// A request that takes longer: whether the namenode answers anything is asked beside it, this often.
+/// Interval of the liveness checks that run alongside a slow request.
 const LOOK_PAUSE: Duration = Duration::from_secs(3);
-/// One that leads answers within that time who the members are. One that led, and does not reach the others any more,
-/// answers nothing.
+/// Deadline of a liveness check. A leader reports its members within this time; a former one that does not reach the
+/// others any more answers nothing.
 const LOOK_DEADLINE: Duration = Duration::from_secs(10);
-/// The same of one that need not run.
+/// The same for a namenode that may not be running.
 const STANDING_DEADLINE: Duration = Duration::from_secs(2);
-/// One that is connected says so soon who the members are; nothing is lost when it does not.
+/// Deadline for learning the members from the connected namenode; a failure does no harm.
 const LEARN_DEADLINE: Duration = Duration::from_secs(1);
 const GROUP_POLL: Duration = Duration::from_millis(20);
 
@@ -51,20 +51,20 @@ type Rpc = RpcClient<Request, Response, Notice>;
 
 /// A connection to the namenode that leads.
 pub struct AdminLink {
-    /// To the one that answered last.
+    /// The connection to the namenode that answered last.
     rpc: Mutex<Rpc>,
     namenodes: Mutex<Namenodes>,
     namenode: Peer,
     endpoint: Endpoint,
 }
 
-/// The namenodes that are known. Those of the configuration stay known whatever is said: a group may be made anew on one
-/// of their addresses.
+/// The known namenodes. Those of the configuration stay known whatever others report, since a group may be created
+/// again at one of their addresses.
 struct Namenodes {
     configured: Vec<SocketAddr>,
-    /// The members, as one of the newest term said, and those that others say lead.
+    /// The members, as reported in the newest term, and those that were named as the leader.
     told: Vec<SocketAddr>,
-    /// The term of the one that said it: one that left the group tells of what was.
+    /// The term of that report, since a namenode that has left the group reports outdated members.
     term: u64,
 }
 
@@ -77,7 +77,7 @@ impl Namenodes {
         }
     }
 
-    /// All, each once.
+    /// All known namenodes, without duplicates.
     fn all(&self) -> Vec<SocketAddr> {
         let mut all = self.configured.clone();
         let told = self.told.iter();
@@ -86,11 +86,11 @@ impl Namenodes {
     }
 
     fn learn(&mut self, group: &GroupStatus) {
-        // One that listens on all addresses says nothing about where it is reached.
+        // A namenode that listens on all addresses does not reveal the one at which it is reachable.
         let members = group.members.iter().map(|it| it.addr);
         let members = members.filter(|it| !it.ip().is_unspecified());
         if group.condition != Condition::Member {
-            // It knows only who they were.
+            // A non-member knows only the former members.
             return members.for_each(|it| self.hinted(it));
         }
         if group.term < self.term {
@@ -108,10 +108,10 @@ impl Namenodes {
     }
 }
 
-/// Runs what an operator asks for, with a request id for logs.
+/// Runs an operator's request, with a request id for logs.
 ///
 /// # Errors
-/// What it fails with; when there can be no runtime.
+/// The error of the request; also when the runtime cannot be started.
 pub fn block_on<T>(asking: impl Future<Output = anyhow::Result<T>>) -> anyhow::Result<T> {
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
@@ -121,10 +121,10 @@ pub fn block_on<T>(asking: impl Future<Output = anyhow::Result<T>>) -> anyhow::R
 }
 
 impl AdminLink {
-    /// Connects to the cluster, asks, and takes leave.
+    /// Connects to the cluster, runs `ask`, and closes the connection.
     ///
     /// # Errors
-    /// When the namenode cannot be reached; what asking fails with.
+    /// When the namenode cannot be reached; otherwise the error of `ask`.
     pub async fn with<T>(
         cluster: &ClusterArgs,
         ask: impl AsyncFnOnce(&Self) -> anyhow::Result<T>,
@@ -135,8 +135,8 @@ impl AdminLink {
         result
     }
 
-    /// Connects to the first namenode that answers, and asks it for the others: the configuration need not name the one
-    /// that leads, or that leads when the command is half done.
+    /// Connects to the first namenode that answers, and asks it for the others: the configuration may not contain the
+    /// leader, or the one that becomes the leader during the command.
     pub async fn connect(access: &Access) -> anyhow::Result<Self> {
         let any = SocketAddr::from((Ipv4Addr::UNSPECIFIED, 0));
         let endpoint = Endpoint::bind(any, &access.identity, TransportOptions::default())?;
@@ -159,8 +159,8 @@ impl AdminLink {
         self.namenodes.lock().all()
     }
 
-    /// The group as the one that leads sees it. When for so long none does, as another one sees it, which takes none for
-    /// the leader then: one that left the group, or that hears nobody, believes in the leader that it had.
+    /// The group as seen by the leader. If there is none for `patience`, the group as seen by another namenode, without
+    /// its leader: a namenode that left the group, or is cut off, still believes in its former leader.
     ///
     /// # Errors
     /// As [`AdminLink::ask`].
@@ -185,10 +185,10 @@ impl AdminLink {
         }
     }
 
-    /// Asks the namenode that leads.
+    /// Sends a request to the leader.
     ///
     /// # Errors
-    /// [`NoLeader`], what it refuses with, or why it does not answer.
+    /// [`NoLeader`], the reason of a refusal, or why there is no answer.
     pub async fn ask(
         &self,
         request: AdminRequest,
@@ -197,7 +197,7 @@ impl AdminLink {
         self.ask_within(request, deadline, ELECTION_DEADLINE).await
     }
 
-    /// The same, for what says what is wrong.
+    /// Same as [`AdminLink::ask`], for commands that diagnose problems.
     ///
     /// # Errors
     /// As [`AdminLink::ask`].
@@ -209,14 +209,14 @@ impl AdminLink {
         self.ask_within(request, deadline, DIAGNOSIS_DEADLINE).await
     }
 
-    /// Waits for `patience` until one leads.
+    /// Sends a request to the leader, waiting up to `patience` until there is one.
     async fn ask_within(
         &self,
         request: AdminRequest,
         deadline: Duration,
         patience: Duration,
     ) -> anyhow::Result<AdminReply> {
-        // Questions, and what says how something is to be: it comes to the same when it is asked twice.
+        // Queries, and requests that set a state: repeating them makes no difference.
         let may_be_repeated = matches!(
             request,
             AdminRequest::Status
@@ -250,7 +250,7 @@ impl AdminLink {
                 }
                 Ok(Err(FsError::NotLeader { leader })) => leader,
                 Ok(Err(error)) => return Err(error.into()),
-                // Another namenode leads, perhaps; a change may have been made.
+                // Perhaps another namenode leads now. The request may have taken effect.
                 Err(_) if may_be_repeated && self.namenodes().len() > 1 && !is_late => None,
                 Err(error) if may_be_repeated && self.namenodes().len() > 1 => {
                     let none = self.no_leader(None).await;
@@ -267,8 +267,8 @@ impl AdminLink {
         }
     }
 
-    /// That none of the namenodes leads, after all; none: one does now. `awaited` is the one that another takes for the
-    /// leader.
+    /// Checks all known namenodes, and returns [`NoLeader`] if none of them leads; `None` if one does now. `awaited` is
+    /// the one that another takes for the leader.
     pub async fn no_leader(&self, awaited: Option<SocketAddr>) -> Option<NoLeader> {
         let asked = self.namenodes().into_iter();
         let asked = asked.map(async |addr| self.look_at(addr).await.0);
@@ -279,7 +279,7 @@ impl AdminLink {
         Some(NoLeader { namenodes, awaited })
     }
 
-    /// What a namenode does, and the connection to it.
+    /// Examines a namenode. Returns its state and the connection to it.
     async fn look_at(&self, addr: SocketAddr) -> (Asked, Option<Rpc>) {
         let only = [addr];
         let dialled = dial_one(&self.endpoint, &self.namenode, &only);
@@ -293,7 +293,7 @@ impl AdminLink {
         (Asked::new(addr, group.as_ref()), Some(rpc))
     }
 
-    /// Looks for the one that leads among all that are known.
+    /// Looks for the leader among all known namenodes.
     async fn search(&self) -> Option<Rpc> {
         let looking = self.namenodes().into_iter().map(|addr| {
             Box::pin(async move {
@@ -305,8 +305,8 @@ impl AdminLink {
         found.ok().map(|(rpc, _)| rpc)
     }
 
-    /// Asks the namenode that leads from now on: the one that another one takes for it, or the one of all that says so;
-    /// or whichever answers.
+    /// Reconnects for further requests: to the presumed leader, or to the namenode that reports that it leads, or to
+    /// whichever answers.
     pub async fn turn_to(&self, leader: Option<SocketAddr>) {
         let hinted = match leader {
             Some(leader) => {
@@ -320,7 +320,7 @@ impl AdminLink {
         };
         let found = match hinted {
             Some(rpc) => Some(rpc),
-            // One that does not answer any more was the leader: another one will be.
+            // If the presumed leader does not answer, another one is going to lead.
             None => self.search().await,
         };
         let next = match found {
@@ -336,10 +336,10 @@ impl AdminLink {
         }
     }
 
-    /// Asks the namenode that is connected, whichever that is.
+    /// Sends a request to the connected namenode, whichever that is.
     ///
     /// # Errors
-    /// What it refuses with, or why it does not answer.
+    /// The reason of a refusal, or why there is no answer.
     pub async fn ask_connected(
         &self,
         request: AdminRequest,
@@ -352,7 +352,7 @@ impl AdminLink {
         }
     }
 
-    /// Where the namenode is that is connected: the one that was asked last.
+    /// Address of the connected namenode, which was asked last.
     pub fn connected_to(&self) -> SocketAddr {
         self.rpc.lock().connection().remote_addr()
     }
@@ -365,7 +365,7 @@ impl AdminLink {
         Ok(self.endpoint.connect(addr, peer, DIAL_DEADLINE).await?)
     }
 
-    /// Takes leave, so that the namenode need not wait for a silent connection to time out.
+    /// Closes the connection, so that the namenode need not wait for its timeout.
     pub async fn close(self) {
         self.endpoint.close("the command is done");
         if self.endpoint.wait_idle(CLOSE_DEADLINE).await.is_err() {
@@ -374,7 +374,8 @@ impl AdminLink {
     }
 }
 
-/// Calls, and gives up as soon as the namenode answers nothing else either: it led, and does not reach the others any more.
+/// Sends a request, and gives up as soon as the namenode does not answer a liveness check either: a former leader
+/// that does not reach the others any more answers nothing.
 async fn call_while_it_answers(
     rpc: &Rpc,
     request: &Request,
@@ -399,7 +400,7 @@ fn list_request() -> Request {
     Request::Admin(AdminRequest::Group(GroupRequest::List))
 }
 
-/// The group as a namenode sees it, if it says so in time.
+/// The group as seen by a namenode, if it answers in time.
 async fn list(rpc: &Rpc, deadline: Duration) -> Option<GroupStatus> {
     match rpc.call(&list_request(), deadline).await {
         Ok(Ok(Reply::Admin(AdminReply::Group(group)))) => Some(group),
@@ -407,14 +408,14 @@ async fn list(rpc: &Rpc, deadline: Duration) -> Option<GroupStatus> {
     }
 }
 
-/// The group as a namenode sees it that may not be one of the cluster's any more; none: it does not say so in time.
+/// The group as seen by a namenode that may no longer belong to the cluster; `None` if it does not answer in time.
 pub async fn group_of(connection: Connection) -> Option<GroupStatus> {
     let (notices, _) = mpsc::channel(1);
     let rpc: Rpc = RpcClient::start(connection, notices).await.ok()?;
     list(&rpc, STANDING_DEADLINE).await
 }
 
-/// Whether the one that says this leads.
+/// Whether the namenode that reported this leads.
 pub fn leads(group: &GroupStatus) -> bool {
     group.leader == Some(group.this)
 }
@@ -428,17 +429,17 @@ async fn dial_one(
     if addresses.is_empty() {
         anyhow::bail!("the configuration names no namenode");
     }
-    // All at once: one that is gone is given up only after a while.
+    // All simultaneously, since an unreachable one times out only after a while.
     let dial = |address: &SocketAddr| Box::pin(endpoint.connect(*address, namenode, DIAL_DEADLINE));
     let (connection, _) = select_ok(addresses.iter().map(dial))
         .await
         .context("cannot reach the namenode (is the cluster running? `harvestfs up`)")?;
-    // Notices are for clients that cache; an operator gets none.
+    // Only clients that cache get notices; an operator does not.
     let (notices, _) = mpsc::channel(1);
     Ok(RpcClient::start(connection, notices).await?)
 }
 
-/// The namenode answered something else.
+/// Error for an answer of the wrong type.
 pub fn unexpected() -> anyhow::Error {
     anyhow::anyhow!("the namenode answered something else than what was asked for")
 }
@@ -479,14 +480,14 @@ mod tests {
         let mut namenodes = Namenodes::new(vec![at(1)]);
         namenodes.learn(&group(7, &[at(1), at(2), at(3)]));
         assert_eq!(namenodes.all(), [at(1), at(2), at(3)]);
-        // One that was removed since.
+        // Reported by a namenode that has been removed since.
         namenodes.learn(&group(6, &[at(1), at(4), at(5)]));
         assert_eq!(namenodes.all(), [at(1), at(2), at(3)]);
         let everywhere = (Ipv4Addr::UNSPECIFIED, 9).into();
         namenodes.learn(&group(8, &[at(3), everywhere]));
         assert_eq!(namenodes.all(), [at(1), at(3)]);
         namenodes.hinted(at(3));
-        // One that takes part in nothing knows who they were, and one that is new knows nobody.
+        // A former member knows only the former members, and a new namenode knows none.
         for (condition, members) in [
             (Condition::Left, &[at(1), at(6), at(6)][..]),
             (Condition::New, &[]),

@@ -1,5 +1,5 @@
-//! `harvestfs admin maintenance`: lets servers, or racks, be away for a while without their blocks being
-//! repaired.
+//! `harvestfs admin maintenance`: lets servers or racks be offline for a while without repairing their
+//! blocks.
 
 use std::time::Duration;
 

@@ -1,4 +1,4 @@
-//! `harvestfs admin`: for the operator.
+//! `harvestfs admin`: commands for the operator.
 
 mod backup;
 mod balance;
@@ -361,7 +361,7 @@ impl Verdict {
             return Self::Healthy;
         }
         let of_files = report.lost_blocks + report.missing_replicas + report.excess_replicas;
-        // Others come first in a list that is cut.
+        // Other findings come first in a truncated list.
         let is_all_unused = report.findings.iter().all(|it| it.message.contains(UNUSED));
         if of_files == 0 && is_all_unused {
             Self::IsRemoving
@@ -430,7 +430,7 @@ mod tests {
         let unused: &str = &format!("dn-1 has a replica of block 7, {UNUSED} (any more)");
         let other = "of another kind";
         assert_eq!(verdict(true, [0; 4], &[]), Verdict::Healthy);
-        // What is in quarantine is found, too.
+        // Quarantined replicas are among the findings, too.
         assert_eq!(verdict(true, [0; 4], &[other]), Verdict::Healthy);
         assert_eq!(verdict(false, [0; 4], &[other]), Verdict::NotHealthy);
         // Not all of them are listed.

@@ -1,4 +1,4 @@
-//! `harvestfs admin namenode`: the namenodes that agree.
+//! `harvestfs admin namenode`: the members of the group of namenodes.
 
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -139,7 +139,7 @@ async fn change(
             return Ok(());
         };
         let now = list(link).await?;
-        // Also when it is refused, since the one that was asked before may have made it.
+        // Even if the change was refused now, since the previous leader may have made it.
         if !now.is_changing && is_made(&before, &now) {
             return Ok(());
         }
@@ -169,7 +169,7 @@ async fn transfer(link: &AdminLink, to: Option<SocketAddr>) -> anyhow::Result<()
             term: status.term,
         },
         Ok(_) => return Err(unexpected()),
-        // It led no more before its answer was sent: what came of it is seen below.
+        // It lost leadership before it sent its answer; the outcome is determined below.
         Err(error) if error.is::<RpcError>() => HandsOver {
             which: Which::At(link.connected_to()),
             term: before.term,

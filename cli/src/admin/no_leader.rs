@@ -1,41 +1,41 @@
-//! That no namenode leads: which of them run, what they say of themselves, and what an operator can do about it.
+//! The error that no namenode leads: which namenodes run, the state that each reports, and what an operator can do.
 
 use std::fmt;
 use std::net::SocketAddr;
 
 use harvestfs_protocol::group::{Condition, GroupStatus};
 
-/// What helps when most of them do not run.
+/// Advice for when most of them do not run.
 pub const ADVICE: &str = "start the others, and look at the logs of those that run. Only when most are lost for \
     good, or were put back to copies, stop what is left and have one go on alone, on its machine, with \
     `harvestfs admin namenode recover --accept-loss DIR`";
 
-/// What a namenode that was asked does.
+/// The state of a namenode that was queried.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Standing {
     /// It leads, and serves.
     Leads,
-    /// It runs, and does not lead or does not reach the others.
+    /// It runs, but does not lead or does not reach the others.
     Runs,
-    /// It runs, and takes part in nothing.
+    /// It runs, but does not take part in the group.
     Outside(Condition),
-    /// It is not reached.
+    /// It is unreachable.
     Away,
 }
 
-/// What a namenode said that was asked.
+/// The result of querying a namenode.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Asked {
-    /// Where it listens.
+    /// Its address.
     pub addr: SocketAddr,
-    /// What it does.
+    /// Its state.
     pub standing: Standing,
-    /// The term and the number of its last record: the greatest is that of the one that has most.
+    /// Term and number of its last record: the namenode with the greatest has the most complete journal.
     pub last: Option<(u64, u64)>,
 }
 
 impl Asked {
-    /// What a namenode says; none: it says nothing.
+    /// Interprets a namenode's answer; `None` if there was none.
     pub fn new(addr: SocketAddr, answer: Option<&GroupStatus>) -> Self {
         let standing = match answer {
             Some(group) if group.leader == Some(group.this) => Standing::Leads,
@@ -52,7 +52,7 @@ impl Asked {
         }
     }
 
-    /// One that is not reached.
+    /// A namenode that is unreachable.
     pub fn away(addr: SocketAddr) -> Self {
         Self {
             addr,
@@ -65,13 +65,13 @@ impl Asked {
 /// No namenode leads.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NoLeader {
-    /// Those that are known.
+    /// The known namenodes.
     pub namenodes: Vec<Asked>,
-    /// The one that others still take for the leader.
+    /// The namenode that others still consider the leader.
     pub awaited: Option<SocketAddr>,
 }
 
-/// What is said of one, and of several, in the order in which they are named.
+/// Descriptions of one and of several namenodes in a state, in the order in which they are listed.
 const STANDINGS: [(Standing, &str, &str); 7] = [
     (Standing::Runs, "which runs", "which run"),
     (
@@ -106,19 +106,19 @@ const STANDINGS: [(Standing, &str, &str); 7] = [
     ),
 ];
 
-/// Members that must not vote any more.
+/// States of members that must not vote any more.
 const COPIES: [Standing; 2] = [
     Standing::Outside(Condition::Copy),
     Standing::Outside(Condition::Forgetful),
 ];
-/// Those that are no members.
+/// States of namenodes that are not members.
 const NO_MEMBERS: [Standing; 2] = [
     Standing::Outside(Condition::New),
     Standing::Outside(Condition::Left),
 ];
 
 impl NoLeader {
-    /// What is wrong, without what to do.
+    /// Describes the problem, without advice.
     pub fn what(&self) -> String {
         let mut text = "no namenode leads, and most of them have to work for that".to_owned();
         let named = STANDINGS.iter().filter_map(|(standing, one, several)| {
@@ -142,14 +142,14 @@ impl NoLeader {
         text
     }
 
-    /// What to do.
+    /// Advises what to do.
     pub fn advice(&self) -> String {
         let members = self.members();
         let away = self.count(&[Standing::Away]);
         let mut lost = self.count(&COPIES);
         let founding = self.count(&[Standing::Outside(Condition::Founding)]);
         if away == 0 && founding < members {
-            // They wait for what the others know already: they were put back to how they began.
+            // They wait for a founding that the others have already completed: they were reset to their initial state.
             lost += founding;
         }
         if members == 0 && !self.namenodes.is_empty() {
@@ -178,13 +178,13 @@ impl NoLeader {
         )
     }
 
-    /// None will lead, however long one waits: most are copies, and take part in nothing.
+    /// Whether waiting is pointless: at least half of the members are copies, which do not take part.
     pub fn needs_operator(&self) -> bool {
         let copies = self.count(&COPIES);
         copies > 0 && copies * 2 >= self.members()
     }
 
-    /// How many of those that are known are in the group, or were.
+    /// Number of known namenodes that are or were in the group.
     fn members(&self) -> usize {
         self.namenodes.len() - self.count(&NO_MEMBERS)
     }
@@ -221,7 +221,7 @@ mod tests {
         (Ipv4Addr::LOCALHOST, port).into()
     }
 
-    /// With last records 10, 20 and so on of one term, but for the first one, which has less of a later one.
+    /// Namenodes whose last records are 10, 20 and so on in one term, except that the first has fewer, in a later term.
     fn none(standings: &[Standing]) -> NoLeader {
         let asked = (1..).zip(standings).map(|(port, standing)| Asked {
             addr: at(port),
@@ -267,7 +267,7 @@ mod tests {
                 COPY,
                 Standing::Outside(Condition::Forgetful),
             ],
-            // What the others know already, it waits for in vain.
+            // They wait in vain for a founding that the other one has completed.
             &[Standing::Runs, FOUNDING, FOUNDING],
             &[
                 COPY,
@@ -292,7 +292,7 @@ mod tests {
                 &[COPY, COPY, Standing::Runs, Standing::Runs, Standing::Away],
                 false,
             ),
-            // One has begun already, and the others are about to.
+            // One has already completed the founding, and the others are about to.
             (&[Standing::Runs, FOUNDING, FOUNDING], false),
             (&[Standing::Away], false),
         ] {

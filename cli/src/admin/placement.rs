@@ -1,4 +1,4 @@
-//! `harvestfs admin placement | policy | repair | safe-to-reimage | quota`
+//! `harvestfs admin placement | policy | repair | safe-to-reimage | quota`.
 
 use std::time::{Duration, Instant};
 
@@ -256,7 +256,7 @@ pub(super) async fn ask(
             Ok(AdminReply::Placement(reply)) => return Ok(reply),
             Ok(_) => return Err(link::unexpected()),
             Err(error) => match error.downcast_ref() {
-                // The namenode has just started, or begun to lead.
+                // The namenode has just started, or has just become the leader.
                 Some(FsError::Busy { retry_after_ms }) if start.elapsed() < REPORTED_WITHIN => {
                     tokio::time::sleep(Duration::from_millis((*retry_after_ms).into())).await;
                 }
@@ -297,7 +297,7 @@ pub(super) async fn wait_until_safe(
             return Err(link::unexpected());
         };
         let timed_out = timeout.is_some_and(|timeout| start.elapsed() >= timeout);
-        // A hold waits until every block is complete elsewhere, and not only out of danger.
+        // A hold waits until every block has all its replicas elsewhere, not just until none is in danger.
         if !hold || timed_out || (impact.is_safe() && impact.waiting == 0) {
             return Ok(impact);
         }

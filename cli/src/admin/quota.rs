@@ -1,4 +1,4 @@
-//! What a server's owner lets the file system use.
+//! Quotas: the space that a server's owner lets the file system use.
 
 use std::time::{Duration, Instant};
 
@@ -12,10 +12,10 @@ use super::placement::POLL_INTERVAL;
 use super::{DEADLINE, placement};
 use crate::units::{self, Size};
 
-/// How long a datanode may take to confirm a quota: some heartbeats.
+/// Maximum time for a datanode to confirm a quota: several heartbeats.
 const QUOTA_CONFIRM_DEADLINE: Duration = Duration::from_secs(30);
 
-/// Sets what a server's owner lets the file system use, and waits until its datanode has confirmed that.
+/// Sets the quota of a server, and waits until its datanode has confirmed it.
 pub(super) async fn set(
     link: &AdminLink,
     server: &str,
@@ -56,7 +56,7 @@ pub(super) async fn set(
     }
 }
 
-/// What one volume may use and uses, or all of a server.
+/// Quota and use of one volume, or of all volumes of a server.
 #[derive(Clone, Copy, Debug, Default)]
 struct Space {
     volumes: u64,
@@ -76,7 +76,7 @@ impl Space {
             })
     }
 
-    /// Whether the datanode has this quota. The share of each volume is rounded down, to less than a byte less.
+    /// Whether the datanode has applied this quota. The share of each volume is rounded down, by less than a byte.
     fn is_confirmed(self, asked_bytes: u64) -> bool {
         let missing_bytes = asked_bytes.checked_sub(self.quota_bytes);
         missing_bytes.is_some_and(|bytes| bytes < self.volumes.max(1))
@@ -90,7 +90,7 @@ mod tests {
     #[test]
     fn shares_that_are_rounded_down_are_what_was_asked_for() {
         for volumes in [1, 2, 16, 17, 64] {
-            // The worst that can be: all but one byte of a whole round is lost.
+            // The worst case of rounding: the remainder is one byte less than the number of volumes.
             let asked_bytes = volumes * 1000 + volumes - 1;
             let space = |share_bytes| Space {
                 volumes,

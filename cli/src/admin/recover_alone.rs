@@ -1,4 +1,4 @@
-//! `harvestfs admin namenode recover`: one of several namenodes goes on alone, when most are lost.
+//! `harvestfs admin namenode recover`: lets one of several namenodes continue alone when most are lost.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{Ipv4Addr, SocketAddr};
@@ -64,12 +64,12 @@ async fn check_stopped(cluster: &ClusterArgs, directory: &Path) -> anyhow::Resul
         Err(error) if cluster.config_file().is_some() => return Err(error),
         access => access.ok(),
     };
-    // What `init` makes lies beside the data.
+    // `init` creates the identity next to the data.
     let own_directory = directory.join("../identity");
     let own = Identity::load(&own_directory).ok();
     let configured = configured.filter(|it| is_of_cluster(it, own.as_ref()));
     let (identity, namenodes) = match (configured, own) {
-        // That of an operator, to whom a namenode says who is in its group.
+        // An operator's identity, to which a namenode reveals the members of its group.
         (Some(access), _) => (access.identity, access.config.namenodes),
         (None, Some(own)) => (own, Vec::new()),
         (None, None) => {
@@ -147,7 +147,7 @@ async fn ask_all(
             Said::Group(group) => group.members.as_slice(),
             _ => &[],
         });
-        // One that listens on all addresses says nothing about where it is reached.
+        // A namenode that listens on all addresses does not reveal the one at which it is reachable.
         let new = members.filter(|it| !it.addr.ip().is_unspecified() && !asked.contains(&it.addr));
         let room = ASKED_MAX.saturating_sub(asked.len());
         next = new

@@ -1,5 +1,5 @@
-//! `harvestfs admin recover`, `quarantine` and `fsck --recover`: after a namenode was put back from a
-//! copy that lacks what was written since.
+//! `harvestfs admin recover`, `quarantine` and `fsck --recover`: for a namenode that was restored from
+//! a copy which lacks later changes.
 
 use std::io::Write;
 use std::path::{Path, PathBuf};
@@ -99,7 +99,7 @@ async fn quarantined(link: &AdminLink) -> anyhow::Result<Vec<QuarantinedBlock>> 
 /// cannot be written to.
 pub async fn read_back(link: &AdminLink, directory: &Path) -> anyhow::Result<()> {
     let blocks = quarantined(link).await?;
-    // Nobody else may look into what was in files of others.
+    // The blocks contain data of users' files, so no other user may read them.
     durable::create_directories(directory, 0o700)
         .with_context(|| format!("cannot make {}", directory.display()))?;
     let mut failed = 0;
@@ -179,7 +179,7 @@ async fn read_replica(
         pending.file().write_all(&data)?;
         at += data.len() as u64;
     }
-    // The last packet ends with a whole chunk.
+    // The last packet is padded to a whole chunk.
     pending.file().set_len(it.length_bytes)?;
     pending.install(true)?;
     Ok(())

@@ -1,4 +1,4 @@
-//! `harvestfs admin upgrade`: which versions the parts have, and raising the version of the cluster.
+//! `harvestfs admin upgrade`: shows the versions of the parts, and raises that of the cluster.
 
 use std::collections::BTreeMap;
 
@@ -91,7 +91,7 @@ fn print(status: &UpgradeStatus) {
             print_part(kind, &part.name, part);
         }
     }
-    // A machine may have thousands of commands connected, and namenodes of 0.2.0 tell of each.
+    // A machine may have thousands of connected commands, and namenodes of 0.2.0 list each of them.
     let mut clients: BTreeMap<(&str, String), (usize, &UpgradePart)> = BTreeMap::new();
     for client in &status.clients {
         let release = client.release.clone().unwrap_or_default();

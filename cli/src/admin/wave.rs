@@ -1,4 +1,4 @@
-//! `harvestfs admin safe-to-reimage --plan`: a plan of days on which servers are reimaged together.
+//! `harvestfs admin safe-to-reimage --plan`: plans the days on which servers are reimaged together.
 
 use std::collections::BTreeMap;
 use std::fs;

@@ -68,7 +68,7 @@ pub fn run(args: &CheckpointArgs, command: &BenchArgs) -> anyhow::Result<()> {
     let store = args.store()?;
     let interrupted = interrupts()?;
     let mut records = Vec::new();
-    // The table comes when all is measured; until then, this shows what is measured already.
+    // The table is printed at the end; until then, this shows what has been measured so far.
     let mut measured = |record: Record| {
         let (suspend_s, resume_s) = (record.suspend_s, record.resume_s);
         eprintln!("  suspended in {suspend_s:.2} s, resumed in {resume_s:.2} s");
@@ -283,7 +283,7 @@ impl<'a> Filled<'a> {
         let directory = tempfile::Builder::new()
             .prefix("harvestfs-checkpoint-fill-")
             .tempdir()?;
-        // A session of its own: CRIU restores no part of ours.
+        // In a session of its own, since CRIU cannot restore part of ours.
         let mut child = Command::new("setsid")
             .arg(std::env::current_exe()?)
             .args(["checkpoint", "fill", &size.to_string()])
@@ -362,11 +362,11 @@ impl<'a> Filled<'a> {
 
 impl Drop for Filled<'_> {
     fn drop(&mut self) {
-        // It was never suspended.
+        // Present only if it was never suspended.
         if let Some(mut child) = self.child.take() {
             end(&mut child);
         }
-        // Whatever it has started is ended with it; it may have been ended before.
+        // Everything that it has started is ended with it. It may have ended already.
         if let Ok(tree) = self.tree.again() {
             let _ = tree.end();
         }
@@ -374,7 +374,7 @@ impl Drop for Filled<'_> {
 }
 
 fn end(child: &mut Child) {
-    // It may have ended.
+    // It may have ended already.
     let _ = child.kill();
     let _ = child.wait();
 }

@@ -80,7 +80,7 @@ pub enum Afterwards {
 
 /// Runs it.
 pub fn run(args: &CheckpointArgs, command: &DumpArgs) -> anyhow::Result<()> {
-    // First, for it says that root is needed.
+    // First, as it reports that root is needed.
     let runner = args.runner()?;
     let job = args.job(&command.job)?;
     let keep = args.keep()?;
@@ -188,10 +188,10 @@ pub fn dump(
     refuse_directories(job)?;
     let lock = job.lock()?;
     let _turn = runner.node.enter(tree.memory_bytes())?;
-    // Afresh: its turn may have been long in coming.
+    // Read again: it may have waited long for its turn.
     let tree = tree.again()?;
     let tracking = runner.node.tracking()?;
-    // Forgotten before anything can fail.
+    // Removes the record before anything can fail.
     let tracked = tracking.take(&tree)?;
     let mut draft = job.begin(&lock, &draft_maker())?;
     let parent = parent(job, how.full, &draft);
@@ -204,12 +204,12 @@ pub fn dump(
     if track_mem && !track {
         eprintln!("harvestfs: this kernel does not track changes: all memory is compared");
     }
-    // Once more: to remove a draft may have taken long, too.
+    // Read once more: removing an old draft may have taken long, too.
     let tree = tree.again()?;
     let guard = match Guard::start(&tree) {
         Ok(guard) => guard,
         Err(error) => {
-            // This is why, if it has ended.
+            // If the job has ended, that is the reason.
             tree.again()?;
             return Err(error).context("cannot start what watches over the job");
         }
@@ -225,7 +225,7 @@ pub fn dump(
 
     let cpu_ms = tree.cpu_ms();
     let started = Instant::now();
-    // CRIU leaves them stopped when it succeeds. They go on if a later step fails.
+    // CRIU leaves the processes stopped when it succeeds. They continue if a later step fails.
     let mut stopped = Stopped(Some(tree));
     let mut changes = None;
     if let Some(parent) = parent.as_ref().filter(|_| track && tracked_since) {
@@ -235,7 +235,7 @@ pub fn dump(
                 eprintln!(
                     "harvestfs: all memory is compared, as its changes are not known: {error:#}"
                 );
-                // What failed may be only what came after CRIU, which would store them as stopped.
+                // CRIU itself may have succeeded and left them stopped; the next dump would store them as stopped.
                 stopped.let_go_on()?;
                 draft = job.begin(&lock, &draft_maker())?;
             }
@@ -309,7 +309,7 @@ fn parent(job: &Job, is_full: bool, draft: &Draft) -> Option<Checkpoint> {
         }
     };
     let number = newest.manifest.number;
-    // A clone is made of it without a look at its bytes: what is lost of it would be lost of the new one.
+    // It is cloned without reading its bytes: what it has lost would be missing in the new one, too.
     match locations::has_lost_memory(&newest, draft.directory()) {
         Ok(false) => Some(newest),
         Ok(true) => {

@@ -1,7 +1,7 @@
 //! `harvestfs checkpoint fill`: a process with memory to checkpoint, for measurements and tests.
 //!
-//! It counts in `DIR/count`, so that one sees it go on, and does what `DIR/ask` says: a number that
-//! grows and a command. What it did is in `DIR/done`: the number, and the answer.
+//! It counts in `DIR/count`, which shows that it makes progress, and executes the requests in `DIR/ask`: an
+//! increasing number and a command. It answers in `DIR/done` with the number and a result.
 
 use std::fs;
 use std::path::{Path, PathBuf};

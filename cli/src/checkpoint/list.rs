@@ -57,7 +57,7 @@ pub fn list(args: &CheckpointArgs, command: &ListArgs) -> anyhow::Result<()> {
     let mut unusable = 0;
     for job in jobs(args, command.job.as_ref())? {
         let numbers = match job.numbers() {
-            // It was removed since.
+            // It has been removed since it was listed.
             Err(StoreError::NoJob(_)) if command.job.is_none() => continue,
             numbers => numbers?,
         };
@@ -78,7 +78,7 @@ fn read_manifests(job: &Job, numbers: &[u32], manifests: &mut Vec<Manifest>) -> 
     for &number in numbers {
         match job.checkpoint(number) {
             Ok(checkpoint) => manifests.push(checkpoint.manifest),
-            // It was removed since.
+            // It has been removed since it was listed.
             Err(StoreError::NoCheckpoint { .. }) => {}
             Err(error) => {
                 eprintln!("harvestfs: {error}");
@@ -113,7 +113,7 @@ fn table(manifests: &[Manifest]) -> Table {
 /// Runs `rm`.
 pub fn remove(args: &CheckpointArgs, command: &RmArgs) -> anyhow::Result<()> {
     let job = args.job(&command.job)?;
-    // Taking the lock would make the directory of a job that there is not.
+    // Taking the lock would create the directory of a job that does not exist.
     job.numbers()?;
     let lock = job.lock()?;
     match command.number {
@@ -139,9 +139,9 @@ pub fn collect(args: &CheckpointArgs, command: &GcArgs) -> anyhow::Result<()> {
             continue;
         };
         match error.downcast_ref::<StoreError>() {
-            // It was removed since.
+            // It has been removed since it was listed.
             Some(StoreError::NoJob(_)) => {}
-            // A dump collects its job itself.
+            // A dump collects its own job.
             Some(StoreError::Locked(_)) => {
                 println!("{}: left to the command that works on it", job.name());
             }
@@ -157,7 +157,7 @@ pub fn collect(args: &CheckpointArgs, command: &GcArgs) -> anyhow::Result<()> {
 }
 
 fn collect_job(job: &Job, keep: usize, depth: u32) -> anyhow::Result<()> {
-    // Taking the lock would make the directory of a job that there is not.
+    // Taking the lock would create the directory of a job that does not exist.
     job.numbers()?;
     let lock = job.lock()?;
     let removed = job.collect(&lock, &draft_maker(), keep)?;
@@ -229,7 +229,7 @@ mod tests {
         let job = store.job("job".parse().expect("a name"));
         dump(&job);
         let mut manifests = Vec::new();
-        // The second one was there when they were numbered.
+        // As if the second one had existed when they were listed.
         assert_eq!(read_manifests(&job, &[1, 2], &mut manifests), 0);
         assert_eq!(manifests.len(), 1);
         let path = directory.path().to_str().expect("text");

@@ -1,4 +1,4 @@
-//! Where the bytes of images are, as the namenode tells it.
+//! Finds out from the namenode where the bytes of images are.
 
 use std::fs::{self, File};
 use std::path::Path;
@@ -10,13 +10,13 @@ use rustix::io::Errno;
 
 use crate::locations::{self, CUT_OFF, Location};
 
-/// Most bytes of what is told of a file.
+/// Maximum length in bytes of the list of a file's locations.
 const LOCATIONS_BYTES_MAX: usize = 1 << 20;
 
-/// What the namenode says of a file.
+/// The namenode's answer about a file.
 struct Told {
     extents: Vec<Location>,
-    /// Whether that is all of the file.
+    /// Whether the extents cover the whole file.
     is_complete: bool,
 }
 
@@ -29,7 +29,7 @@ impl Told {
         }
     }
 
-    /// How far a file of `size_bytes` is told: to its end unless the answer was cut off.
+    /// Length of the prefix of a file of `size_bytes` that the answer covers: all of it, unless the answer was cut off.
     fn told_bytes(&self, size_bytes: u64) -> u64 {
         if self.is_complete {
             return size_bytes;
@@ -38,7 +38,8 @@ impl Told {
         last.map_or(0, |it| it.end().min(size_bytes))
     }
 
-    /// Bytes of a file of `size_bytes` of which a datanode has no replica. What is not told is taken to be elsewhere.
+    /// Bytes of a file of `size_bytes` of which a datanode has no replica. Bytes not covered by the answer count as
+    /// missing.
     fn missing_in(&self, datanode: &str, size_bytes: u64) -> u64 {
         let lacking = |it: &&Location| it.datanodes.iter().all(|name| name != datanode);
         let missing = self.extents.iter().filter(lacking);
@@ -46,13 +47,13 @@ impl Told {
         missing_bytes + (size_bytes - self.told_bytes(size_bytes))
     }
 
-    /// Whether there is an extent that no datanode has.
+    /// Whether there is an extent without a replica on any datanode.
     fn names_nobody(&self) -> bool {
         self.extents.iter().any(|it| it.datanodes.is_empty())
     }
 }
 
-/// Asks the namenode. None: the file is on another file system.
+/// Asks the namenode. Returns `None` when the file is on another file system.
 fn ask(path: &Path) -> anyhow::Result<Option<Told>> {
     let mut told = vec![0; LOCATIONS_BYTES_MAX];
     match rustix::fs::getxattr(path, locations::ATTRIBUTE, &mut told[..]) {
@@ -61,14 +62,14 @@ fn ask(path: &Path) -> anyhow::Result<Option<Told>> {
             Ok(Some(Told::parse(&text)))
         }
         Err(Errno::NODATA | Errno::NOTSUP) => Ok(None),
-        // Too many pieces to tell.
+        // The file has too many pieces to list.
         Err(Errno::RANGE | Errno::TOOBIG) => Ok(Some(Told::parse(CUT_OFF))),
         Err(error) => Err(error).with_context(|| format!("cannot ask where {} is", path.display())),
     }
 }
 
-/// Bytes of a checkpoint of which a datanode has no replica. On another file system it is not known
-/// where its bytes are, and nothing is missing.
+/// Bytes of a checkpoint of which a datanode has no replica. On another file system, the locations are
+/// unknown, and nothing counts as missing.
 pub fn missing_bytes(checkpoint: &Checkpoint, datanode: &str) -> anyhow::Result<u64> {
     let mut missing_bytes = 0;
     for image in &checkpoint.manifest.images {
@@ -80,16 +81,16 @@ pub fn missing_bytes(checkpoint: &Checkpoint, datanode: &str) -> anyhow::Result<
     Ok(missing_bytes)
 }
 
-/// Whether parts of a checkpoint's memory are on no datanode that runs. `work` is a directory on the same mount:
-/// files that are made there are gone when this returns.
+/// Whether parts of a checkpoint's memory are on no running datanode. `work` is a directory on the same mount for
+/// temporary files, which are removed when this returns.
 pub fn has_lost_memory(checkpoint: &Checkpoint, work: &Path) -> anyhow::Result<bool> {
     let images = checkpoint.manifest.images.iter();
     let memory = images.filter(|image| image.has_pages());
     is_any_partly_lost(checkpoint, memory.map(|it| it.name.clone()), Some(work))
 }
 
-/// Whether anything that a restore of a checkpoint needs is on no datanode that runs. `work` is as above; without one,
-/// no file is made, and what the namenode cuts off of its answers is taken to be there.
+/// Whether anything that a restore of a checkpoint needs is on no running datanode. `work` is as above; without it,
+/// no file is created, and anything beyond a cut-off answer is assumed to be available.
 pub fn has_lost_parts(checkpoint: &Checkpoint, work: Option<&Path>) -> anyhow::Result<bool> {
     let images = checkpoint.manifest.images.iter();
     let names = images.flat_map(|image| {
@@ -127,10 +128,10 @@ fn is_partly_lost(path: &Path, size_bytes: u64, work: Option<&Path>) -> anyhow::
     };
     let mut part_bytes = told.told_bytes(size_bytes);
     let mut done_bytes = part_bytes;
-    // What was cut off is asked of clones, which begin where the answer before ended.
+    // Asks for the rest with clones, which begin where the previous answer ended.
     while done_bytes < size_bytes {
         anyhow::ensure!(part_bytes > 0, "{} is in too many pieces", path.display());
-        // As much as fits, and more where the pieces are larger.
+        // As much as fits into one answer, or more if the pieces become larger.
         let length_bytes = part_bytes.saturating_mul(2).min(size_bytes - done_bytes);
         let clone = tempfile::Builder::new()
             .prefix(PROBE_PREFIX)
@@ -192,7 +193,7 @@ mod tests {
             }
             told => told.expect("it is ours"),
         }
-        // No file can be made here, so that whoever tries fails.
+        // No file can be created here, so any attempt fails.
         let nowhere = directory.path().join("nowhere");
         is_partly_lost(&path, 200, Some(&nowhere)).expect_err("the rest is asked of a file");
         assert!(!is_partly_lost(&path, 200, None).expect("it is asked once"));

@@ -1,5 +1,5 @@
-//! `harvestfs checkpoint`: suspends jobs with CRIU, keeps their images as files, resumes them
-//! anywhere.
+//! `harvestfs checkpoint`: suspends jobs with CRIU, stores their images as files, and resumes them
+//! on any node.
 
 mod bench;
 mod dump;
@@ -79,7 +79,7 @@ enum Command {
 
 /// Runs `harvestfs checkpoint`.
 pub fn run(args: &CheckpointArgs) -> anyhow::Result<()> {
-    // Images hold the memory of processes, and are trusted only while no other user can write them.
+    // Images contain the memory of processes, and are trusted only if no other user can write them.
     rustix::process::umask(rustix::fs::Mode::from_raw_mode(0o077));
     match &args.command {
         Command::Dump(command) => dump::run(args, command),

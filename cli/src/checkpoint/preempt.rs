@@ -1,4 +1,4 @@
-//! `harvestfs checkpoint preempt`: Algorithm 1 on the jobs of this node.
+//! `harvestfs checkpoint preempt`: applies Algorithm 1 to the jobs of this node.
 
 use std::path::Path;
 use std::str::FromStr;
@@ -94,7 +94,7 @@ pub fn run(args: &CheckpointArgs, command: &PreemptArgs) -> anyhow::Result<()> {
     let runner = args.runner()?;
     let store = args.store()?;
     let keep = args.keep()?;
-    // A dry run changes nothing; and a store was judged only if something may be stored in it.
+    // A dry run changes nothing; and the store is checked for trust only if something may be stored in it.
     let stores = command.policy != Policy::Kill && !command.dry_run;
     let work = stores.then(|| store.directory());
     let mut running: Vec<Running> = Vec::new();
@@ -106,7 +106,7 @@ pub fn run(args: &CheckpointArgs, command: &PreemptArgs) -> anyhow::Result<()> {
         match Tree::of(candidate.pid) {
             Ok(tree) => {
                 refuse_own(&tree)?;
-                // Their memory would count twice.
+                // Memory that they have in common would count twice.
                 if let Some(other) = running.iter().find(|it| it.tree.overlaps(&tree)) {
                     anyhow::bail!(
                         "{}={} and {}={} have processes in common: name only one of them",
@@ -127,7 +127,7 @@ pub fn run(args: &CheckpointArgs, command: &PreemptArgs) -> anyhow::Result<()> {
     let queue_s = waiting_s();
     order_victims(&mut running, |it| it.victim.cost_s(&bandwidth, queue_s));
     let mut freed_bytes = 0;
-    // Of checkpoints that are only said to be made.
+    // Seconds of checkpoints that a dry run only announces.
     let mut planned_s = 0.0;
     let mut failed: Vec<String> = Vec::new();
     for it in running {
@@ -188,17 +188,17 @@ pub fn run(args: &CheckpointArgs, command: &PreemptArgs) -> anyhow::Result<()> {
         };
         match done {
             Ok(()) => {}
-            // By itself: what it had is free.
+            // It has ended by itself, so its memory is free.
             Err(error) if it.tree.has_ended() => println!("{}: {error:#}", it.job.name()),
             Err(error) => {
                 let name = it.job.name().to_string();
                 let is_of_job = is_of_job(&error);
                 let error = error.context(format!("cannot preempt job {name}"));
-                // A store that is full, or the like, would have the other jobs stopped for nothing, too.
+                // With a full store, for example, the other jobs would be stopped in vain, too.
                 if !is_of_job {
                     return Err(error);
                 }
-                // Others may have what is needed.
+                // Other jobs may have the memory that is needed.
                 output::complain(&error);
                 failed.push(name);
                 continue;
@@ -223,8 +223,8 @@ pub fn run(args: &CheckpointArgs, command: &PreemptArgs) -> anyhow::Result<()> {
 
 /// Ends the processes of a job, unless another command works on it: a dump would be lost half-way.
 fn kill(job: &Job, tree: &Tree) -> anyhow::Result<()> {
-    // What others may write to is nothing to go by, and to lock a job that has no directory would make one. Nothing
-    // else that is wrong with a store keeps memory from being freed.
+    // A directory that others can write to is not trusted, and locking a job without a directory would create one. No
+    // other fault of the store prevents memory from being freed.
     let _lock = if refuse_directories(job).is_ok() {
         match job.numbers().and_then(|_| job.lock()) {
             Err(error @ StoreError::Locked(_)) => return Err(error.into()),
@@ -272,12 +272,12 @@ fn look_again(node: &Node, work: Option<&Path>, before: Running) -> anyhow::Resu
 /// Files that this takes are made in `work` and are gone when it returns; without one, less is known.
 fn look_at(node: &Node, work: Option<&Path>, job: Job, tree: Tree) -> anyhow::Result<Running> {
     let memory_bytes = tree.memory_bytes();
-    // One that cannot be used costs a whole checkpoint; `dump` says why. Nothing counts as stored by it: whoever is
-    // killed could not be restored from it.
+    // With an unusable one, the next checkpoint is a full one; `dump` reports why. Its progress does not count as
+    // stored, since a killed job could not be restored from it.
     let last = job.newest().ok().flatten();
     let last = last.filter(|last| matches!(has_lost_parts(last, work), Ok(false)));
     let went_on = node.went_on()?;
-    // A process that was restored, or got the id of another one, has stored nothing of what it did.
+    // A process that was restored, or has reused the id of another one, has stored none of its own work.
     let stored_ms = last
         .as_ref()
         .filter(|last| last.manifest.pid == tree.root() && went_on.is_of(last))
@@ -285,7 +285,7 @@ fn look_at(node: &Node, work: Option<&Path>, job: Job, tree: Tree) -> anyhow::Re
     let last = last.map(|last| last.manifest);
     let sent_share = match &last {
         None => 1.0,
-        // What the job changes between two checkpoints is not known before the second one.
+        // How much the job changes between two checkpoints is unknown before the second one.
         Some(last) if last.parent.is_none() => 1.0,
         Some(last) => last.sent_bytes() as f64 / last.size_bytes().max(1) as f64,
     };
@@ -335,7 +335,7 @@ mod tests {
         let directory = tempfile::tempdir().expect("a directory");
         let node = Node::open(&directory.path().join("node")).expect("it is made");
         let store = Store::open(directory.path().to_owned()).expect("it is there");
-        // Not for ever, should this fail.
+        // Limited, in case the test fails.
         let mut process = Command::new("sh")
             .args(["-c", "ulimit -t 60; while :; do :; done"])
             .spawn()

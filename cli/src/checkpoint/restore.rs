@@ -61,12 +61,12 @@ pub fn find(job: &Job, number: Option<u32>) -> anyhow::Result<Checkpoint> {
 pub fn restore(runner: &Runner, job: &Job, number: Option<u32>) -> anyhow::Result<(u32, i32)> {
     let size_bytes = find(job, number)?.manifest.size_bytes();
     let user = rustix::process::geteuid().as_raw();
-    // Before anything is made in them.
+    // Before anything is created in them.
     trust::refuse_directories(job, user)
         .with_context(|| format!("no checkpoint of job {} is restored", job.name()))?;
     let _lock = job.lock()?;
     let _turn = runner.node.enter(size_bytes)?;
-    // Afresh: its turn may have been long in coming, and another node have stored a newer one meanwhile.
+    // Read again: it may have waited long for its turn, and another node may have stored a newer one in the meantime.
     let checkpoint = &find(job, number)?;
     let manifest = &checkpoint.manifest;
     let started = Instant::now();
@@ -81,12 +81,12 @@ pub fn restore(runner: &Runner, job: &Job, number: Option<u32>) -> anyhow::Resul
     trust::refuse_what_others_could_write(job, &checkpoint.directory, user)
         .with_context(refused)?;
     image::verify_state(checkpoint).with_context(refused)?;
-    // The id of a process that has ended is in use until its parent has taken note of that. CRIU says
-    // so when it takes too long.
+    // The id of a process that has ended stays in use until its parent has reaped it. CRIU reports an
+    // error if that takes too long.
     wait_while(|| Tree::of(manifest.pid).is_ok_and(|tree| tree.has_ended()));
     let work = Runner::work_directory()?;
     let pid_file = work.path().join("pid");
-    // Memory is verified while CRIU loads it, from the kernel's cache for the second to come.
+    // Memory is verified while CRIU loads it; whichever comes second reads from the page cache.
     let verdict = Verdict::pending(work.path()).context("cannot hold the job back")?;
     let mut child = runner.criu.restore(
         &checkpoint.directory,
@@ -100,7 +100,7 @@ pub fn restore(runner: &Runner, job: &Job, number: Option<u32>) -> anyhow::Resul
         .and_then(|()| verdict.whole().context("cannot let the job go"));
     let status = child.wait().context("cannot wait for CRIU")?;
     if verified.is_err() {
-        // CRIU has killed what it restored; the id is needed for the checkpoint before.
+        // CRIU has killed what it restored; the process id is needed to restore an earlier checkpoint.
         wait_while(|| Tree::of(manifest.pid).is_ok());
     }
     verified?;

@@ -1,4 +1,4 @@
-//! `harvestfs checkpoint resume`: Algorithm 2, with the replicas where they really are.
+//! `harvestfs checkpoint resume`: Algorithm 2, with the actual locations of the replicas.
 
 use std::io::{Read, Seek, Write};
 use std::path::Path;
@@ -130,13 +130,13 @@ pub fn bandwidth(runner: &Runner, store: &Path) -> anyhow::Result<Bandwidth> {
     Ok(Bandwidth {
         write_bytes_per_s,
         read_bytes_per_s,
-        // What was read came through the network wherever its replicas were not here.
+        // Reads already came over the network wherever there was no local replica.
         network_bytes_per_s: read_bytes_per_s,
     })
 }
 
 fn probe(store: &Path) -> anyhow::Result<(Duration, Duration)> {
-    // A name that nobody can guess, and by which nothing is opened again: others may put links into the store.
+    // The name cannot be guessed, and is never opened again: others may be able to create links in the store.
     tempfile::Builder::new()
         .prefix(PROBE_PREFIX)
         .tempfile_in(store)

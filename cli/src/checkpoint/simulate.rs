@@ -1,4 +1,4 @@
-//! `harvestfs checkpoint simulate`: the figures of the paper, with its numbers beside ours.
+//! `harvestfs checkpoint simulate`: the figures of the paper, with its numbers next to ours.
 
 use std::fs;
 use std::path::PathBuf;

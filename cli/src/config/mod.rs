@@ -1,4 +1,4 @@
-//! Configuration files (TOML). Flags win over environment variables, these over the file.
+//! Configuration files (TOML). Flags override environment variables, which override the file.
 
 mod primary;
 #[cfg(test)]
@@ -30,53 +30,53 @@ pub struct NamenodeConfig {
     pub listen: SocketAddr,
     /// Directory of the certificate; relative to this file.
     pub identity: PathBuf,
-    /// Directory of the journal and of the keys that sign block tokens; relative to this file.
+    /// Directory of the journal and the keys that sign block tokens; relative to this file.
     pub data: PathBuf,
-    /// Which servers replicas go to: `stock`, `greedy`, `history` or `harvest`.
+    /// Placement policy that chooses the servers of replicas: `stock`, `greedy`, `history` or `harvest`.
     #[serde(default)]
     pub policy: PolicyKind,
-    /// Whether `harvest` puts the first replica on the writer's server: `prefer` (when that is in
+    /// Whether `harvest` places the first replica on the writer's server: `prefer` (if that is in
     /// the grid), `require` (whenever it can take one) or `off`.
     #[serde(default)]
     pub locality: Locality,
-    /// Replicas that a block must have to be written while datanodes are away.
+    /// Minimum number of replicas with which a block can be written while datanodes are unavailable.
     #[serde(default = "default_min_write_replicas")]
     pub min_write_replicas: NonZero<u8>,
-    /// Budgets of repair.
+    /// Limits of repair.
     #[serde(default)]
     pub repair: RepairConfig,
-    /// Seconds for which replicas of blocks are kept that a namenode which knew more may have
-    /// allocated.
+    /// Quarantine in seconds: how long to keep replicas of unknown blocks that a namenode with a longer
+    /// journal may have allocated.
     #[serde(default = "default_quarantine")]
     pub quarantine_s: u64,
-    /// Where metrics and the page can be looked at; nowhere if absent.
+    /// Address of the metrics and the page; they are not served if absent.
     pub http: Option<HttpConfig>,
 }
 
-/// `[repair]` in `namenode.toml`; what is absent is as usual.
+/// The section `[repair]` in `namenode.toml`; absent keys have their default.
 #[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct RepairConfig {
-    /// Repairs per hour and server, as source and as target each.
+    /// Maximum repairs per hour and server, counted separately as source and as target.
     pub per_hour: Option<u32>,
-    /// The same for blocks whose last replica is left.
+    /// The same for blocks with only one replica left.
     pub urgent_per_hour: Option<u32>,
     /// The same for replicas that are moved because they are misplaced.
     pub moves_per_hour: Option<u32>,
-    /// Repairs per hour that one volume serves.
+    /// Maximum repairs per hour that one volume serves.
     pub per_volume_per_hour: Option<u32>,
-    /// Repairs at a time per server, as source and as target each.
+    /// Maximum simultaneous repairs per server, counted separately as source and as target.
     pub at_once: Option<u32>,
-    /// Seconds for which a datanode that stopped in good order is waited for before its blocks are
-    /// repaired; 0 for no longer than any that is silent.
+    /// Seconds to wait for a datanode that stopped in good order before its blocks are repaired; with 0,
+    /// no longer than for any silent datanode.
     pub restart_wait_s: Option<u32>,
-    /// Replicas move to emptier servers when a volume is fuller than a server by more than this share of
-    /// their quotas; 0 for never.
+    /// Difference in use, in percent of their quotas, between a volume and an emptier server from which on
+    /// replicas move to that server; 0 for never.
     pub balance_spread_percent: Option<u32>,
 }
 
 impl RepairConfig {
-    /// Puts what is given in the place of the usual.
+    /// Overrides the defaults in `options` with the configured values.
     pub fn apply(&self, options: &mut ClusterOptions) {
         for (limit, given) in [
             (&mut options.repairs_per_window, self.per_hour),
@@ -120,10 +120,10 @@ pub struct DatanodeConfig {
     /// Bytes per second that the scrubber reads.
     #[serde(default = "default_scrub_rate")]
     pub scrub_bytes_per_s: Size,
-    /// Least seconds from the start of one round of the scrubber to the start of the next.
+    /// Minimum seconds from the start of one round of the scrubber to the start of the next.
     #[serde(default = "default_scrub_interval")]
     pub scrub_every_s: NonZero<u32>,
-    /// Bytes per second of replicas that it deletes because the namenode says so, unless space is short;
+    /// Bytes per second of replicas that it deletes on the namenode's orders, unless space is short;
     /// 0 for no limit.
     #[serde(default = "default_removal_rate")]
     pub removal_bytes_per_s: Size,
@@ -133,9 +133,9 @@ pub struct DatanodeConfig {
     /// The primary tenant of the server.
     #[serde(default)]
     pub primary: PrimaryConfig,
-    /// Where metrics can be looked at; nowhere if absent.
+    /// Address of the metrics; they are not served if absent.
     pub http: Option<HttpConfig>,
-    /// What the owner lets us use.
+    /// The disk space that the owner lets us use.
     #[serde(rename = "volume")]
     pub volumes: Vec<VolumeConfig>,
 }
@@ -144,12 +144,12 @@ pub struct DatanodeConfig {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Priority {
-    /// It runs when no other program wants to.
+    /// It runs only when no other program wants to.
     #[default]
     Idle,
     /// It yields, as `nice -n 19` does.
     Low,
-    /// As any other process.
+    /// It competes like any other process.
     Normal,
 }
 
@@ -172,16 +172,16 @@ impl FromStr for Priority {
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct VolumeConfig {
-    /// Directory; relative to the file.
+    /// Directory of the volume; relative to this file.
     pub path: PathBuf,
-    /// Most bytes that we use there.
+    /// Maximum number of bytes that we use there.
     pub quota: Size,
-    /// What its disk is: `disk`, `ssd` or `memory`.
+    /// Kind of storage: `disk`, `ssd` or `memory`.
     #[serde(default)]
     pub class: Class,
 }
 
-/// [`StorageClass`] as a file spells it.
+/// [`StorageClass`] as written in a configuration file.
 #[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Class {
@@ -209,25 +209,25 @@ pub struct ClientConfig {
     pub namenodes: Vec<SocketAddr>,
     /// Directory of the certificate; relative to this file.
     pub identity: PathBuf,
-    /// Most bytes written but not yet on datanodes.
+    /// Maximum number of bytes that are written but not yet on datanodes.
     #[serde(default = "default_dirty")]
     pub dirty: Size,
-    /// Seconds that an operation waits for a namenode or datanodes that do not answer, or `forever`.
+    /// Seconds that an operation waits for an unresponsive namenode or datanodes, or `forever`.
     #[serde(default = "default_unreachable_timeout")]
     pub unreachable_timeout_s: Wait,
-    /// Bytes per second that a mount copies in the background to get the space of mostly unused
-    /// blocks back; 0 for none.
+    /// Bytes per second that a mount copies in the background to reclaim the space of mostly unused
+    /// blocks; 0 to disable this.
     #[serde(default = "default_compaction")]
     pub compaction_bytes_per_s: Size,
     /// Checkpoints of jobs.
     #[serde(default)]
     pub checkpoint: CheckpointConfig,
-    /// Where metrics of a mount can be looked at; nowhere if absent.
+    /// Address of a mount's metrics; they are not served if absent.
     pub http: Option<HttpConfig>,
 }
 
 impl ClientConfig {
-    /// With the usual values for the rest.
+    /// A configuration with defaults for everything else.
     pub fn new(namenodes: Vec<SocketAddr>, identity: PathBuf) -> Self {
         Self {
             namenodes,
@@ -241,7 +241,7 @@ impl ClientConfig {
     }
 }
 
-/// `[checkpoint]` in `client.toml`; what is absent is as usual.
+/// The section `[checkpoint]` in `client.toml`; absent keys have their default.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct CheckpointConfig {
@@ -249,32 +249,32 @@ pub struct CheckpointConfig {
     pub store: Option<PathBuf>,
     /// The CRIU to run.
     pub criu: Option<PathBuf>,
-    /// How many checkpoints of each job are kept.
+    /// Number of checkpoints kept for each job.
     pub keep: Option<usize>,
 }
 
-/// 8 MiB/s: a terabyte in a day and a half, and a hundredth of one disk.
+/// 8 MiB/s: reads a terabyte in a day and a half, and uses a hundredth of one disk.
 pub fn default_scrub_rate() -> Size {
     Size(8 << 20)
 }
 
-/// Does not delay an owner's syncs noticeably on a disk that learns at each commit what became free.
+/// 400 MiB/s: does not noticeably delay an owner's syncs on a disk that is notified of freed space at each commit.
 pub fn default_removal_rate() -> Size {
     Size(400 << 20)
 }
 
-/// Seven days: somebody notices, and has the time to read back what is missing.
+/// Seven days: enough for an operator to notice, and to recover what is missing.
 pub fn default_quarantine() -> u64 {
     7 * 24 * 3600
 }
 
-/// Two: a disk may fail before repair makes the others.
+/// Two: a disk may fail before repair has created the other replicas.
 pub fn default_min_write_replicas() -> NonZero<u8> {
     const USUAL: NonZero<u8> = NonZero::new(MIN_WRITE_REPLICAS).unwrap();
     USUAL
 }
 
-/// Six hours: a small volume is not read again all the time.
+/// Six hours, so that a small volume is not read continuously.
 pub fn default_scrub_interval() -> NonZero<u32> {
     const SIX_HOURS_S: NonZero<u32> = NonZero::new(6 * 3600).unwrap();
     SIX_HOURS_S
@@ -290,7 +290,7 @@ fn default_dirty() -> Size {
     Size(256 << 20)
 }
 
-/// As the scrubber: so little that it is not noticed.
+/// 8 MiB/s, as for the scrubber: too little to be noticed.
 fn default_compaction() -> Size {
     Size(8 << 20)
 }
@@ -320,7 +320,7 @@ pub fn store<T: Serialize>(path: &Path, config: &T) -> anyhow::Result<()> {
         .with_context(|| format!("cannot write {}", path.display()))
 }
 
-/// A path of a configuration file is relative to that file.
+/// Resolves a path in a configuration file, which is relative to that file.
 #[must_use]
 pub fn beside(config: &Path, path: &Path) -> PathBuf {
     match config.parent() {

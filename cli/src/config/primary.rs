@@ -1,4 +1,4 @@
-//! `[primary]` in `datanode.toml`: where the primary tenant's use is read, and how much is left to it.
+//! The section `[primary]` in `datanode.toml`: the source of the primary tenant's use, and how much is left to it.
 
 use std::path::PathBuf;
 use std::str::FromStr;
@@ -6,22 +6,22 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-/// `[primary]` in `datanode.toml`
+/// The section `[primary]` in `datanode.toml`.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 #[serde(try_from = "RawPrimary", into = "RawPrimary")]
 pub struct PrimaryConfig {
-    /// Where its use is read.
+    /// Source of its use.
     pub source: PrimarySourceConfig,
-    /// How much is left to it.
+    /// Resources left to it.
     pub gate: GateConfig,
 }
 
-/// Where the use of the primary tenant is read.
+/// Source of the primary tenant's use.
 #[derive(Clone, Debug, PartialEq)]
 pub enum PrimarySourceConfig {
-    /// Nowhere.
+    /// None.
     None,
-    /// The machine less HarvestFS's own processes, or the cgroup that they are in.
+    /// The machine, minus HarvestFS's own processes or the cgroup that they are in.
     Machine { own_cgroup: Option<PathBuf> },
     /// A cgroup.
     Cgroup {
@@ -38,18 +38,18 @@ impl Default for PrimarySourceConfig {
     }
 }
 
-/// Which series is replayed, and how fast.
+/// A recorded series to replay, and its speed.
 #[derive(Clone, Debug, PartialEq)]
 pub struct TraceConfig {
-    /// The file; relative to the configuration file.
+    /// The trace; relative to the configuration file.
     pub file: PathBuf,
     /// Name of the series, or its number from 1.
     pub series: Option<String>,
-    /// Times as fast as it was recorded.
+    /// Factor by which the replay is faster than the recording.
     pub speed: f64,
 }
 
-/// How much of the server is left to the primary tenant on top of what it uses.
+/// Resources of the server that are left to the primary tenant in addition to what it uses.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct GateConfig {
     reserve_cpu_percent: Option<Percent>,
@@ -69,7 +69,7 @@ impl GateConfig {
         self.reserve_memory_percent.map(|percent| percent.0 / 100.0)
     }
 
-    /// Most time that its tasks may wait; for a cgroup only.
+    /// Maximum share of time that its tasks may wait; only for a cgroup.
     pub fn stalled_max_share(&self) -> Option<f64> {
         self.stalled_max_percent.map(|percent| percent.0 / 100.0)
     }
@@ -81,7 +81,7 @@ impl GateConfig {
     }
 }
 
-/// From 0 to 100.
+/// A percentage from 0 to 100.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(try_from = "f64", into = "f64")]
 struct Percent(f64);
@@ -104,7 +104,7 @@ impl From<Percent> for f64 {
     }
 }
 
-/// At most an hour.
+/// A number of seconds, at most an hour.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(try_from = "f64", into = "f64")]
 struct Seconds(f64);
@@ -127,7 +127,7 @@ impl From<Seconds> for f64 {
     }
 }
 
-/// `[primary]` as it is written.
+/// `[primary]` as written in the file.
 #[derive(Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 struct RawPrimary {
@@ -143,13 +143,13 @@ struct RawPrimary {
     settle_s: Option<Seconds>,
 }
 
-/// Where the use of the primary tenant is read, by name.
+/// Name of a source of the primary tenant's use.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum SourceName {
-    /// Nowhere: the server is never busy.
+    /// None: the server is never busy.
     None,
-    /// The whole machine, less HarvestFS's own processes.
+    /// The whole machine, minus HarvestFS's own processes.
     #[default]
     Machine,
     /// A control group.

@@ -1,5 +1,5 @@
-//! Configuration files as users wrote them for each release, in `tests/fixtures/<release>/config`: they
-//! are read by every later release.
+//! Tests that every release reads the configuration files that users wrote for earlier ones, in
+//! `tests/fixtures/<release>/config`.
 
 use harvestfs_protocol::identity::{Identity, Role};
 
@@ -90,7 +90,7 @@ fn identities_of_releases_are_read() {
             let entry = entry.unwrap();
             let to = directory.path().join(entry.file_name());
             std::fs::copy(entry.path(), &to).unwrap();
-            // A repository does not keep who may read them.
+            // A repository does not preserve read permissions.
             let private = std::os::unix::fs::PermissionsExt::from_mode(0o600);
             std::fs::set_permissions(to, private).unwrap();
         }
@@ -100,7 +100,7 @@ fn identities_of_releases_are_read() {
     }
 }
 
-/// Writes the identity of a client of a cluster that never was.
+/// Writes the identity of a client of a fictitious cluster.
 fn record_identity(to: &Path) {
     use harvestfs_protocol::identity::CertificateAuthority;
 

@@ -296,7 +296,7 @@ mod tests {
             giant.reason.as_deref(),
             Some("1 tasks of 13 cores and 1 MiB do not fit")
         );
-        // Losing one rack of two is much more than losing one of twenty.
+        // Losing one rack of two costs much more than losing one of twenty.
         let rarely = plan(&PLAN.replace("1e-6", "1e-5"));
         let cores = |packing| admit(&rarely, packing).unwrap().reserved_cores;
         let (first_fit, spread) = (cores(PackingArg::FirstFit), cores(PackingArg::Spread));

@@ -1,4 +1,4 @@
-//! `harvestfs cycles classes`: which servers are used alike, and what is left to jobs.
+//! `harvestfs cycles classes`: shows which servers have similar use, and what is left to jobs.
 
 use std::time::{Duration, UNIX_EPOCH};
 

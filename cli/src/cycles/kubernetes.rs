@@ -1,4 +1,4 @@
-//! `harvestfs cycles kubernetes`: the same for the nodes of a Kubernetes cluster, as labels and extended resources.
+//! `harvestfs cycles kubernetes`: controls the nodes of a Kubernetes cluster, with labels and extended resources.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -127,7 +127,7 @@ impl KubernetesNode {
             cores: number(capacity, "cpu")?.floor() as u32,
             memory_mib: (number(capacity, "memory")? / f64::from(1 << 20)).floor() as u64,
         };
-        // Both are told: where they differ, one was lost.
+        // Both are set to the same value: if they differ, one was lost.
         let offered = |name| {
             let told = [capacity, allocatable].map(|from| number(from, name).unwrap_or(0.0));
             (told[0] == told[1]).then_some(told[0])
@@ -204,7 +204,7 @@ fn patch(action: Action) -> (String, Value) {
                 CORES: capacity.cores.to_string(),
                 MEMORY_MIB: capacity.memory_mib.to_string(),
             });
-            // The kubelet copies one to the other, but not before some seconds have passed.
+            // The kubelet copies the capacity to the allocatable resources, but only after some seconds.
             let status = json!({ "status": { "capacity": &offered, "allocatable": &offered } });
             (format!("{}/status", path(&node)), status)
         }
@@ -365,7 +365,7 @@ pub fn run(args: &KubernetesArgs) -> anyhow::Result<()> {
         )
     };
     let (kubernetes, jobs) = (kubernetes(), kubernetes());
-    // What is wrong here stays wrong.
+    // Fails early, since errors in the arguments are permanent.
     kubernetes.client()?;
     let owners = Namenode::new(&args.cluster);
     link::block_on(async {

@@ -1,4 +1,4 @@
-//! `harvestfs cycles`: what the spare cycles of a cluster are good for.
+//! `harvestfs cycles`: harvests the spare cycles of a cluster.
 
 mod admit;
 mod classes;

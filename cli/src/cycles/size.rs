@@ -79,7 +79,7 @@ fn measure(nodes: &Nodes, workload: &Workload, rates: &Rates, goal: Goal, name: 
         .iter()
         .map(|it| it.length_s)
         .fold(f64::INFINITY, f64::min);
-    // A deadline is given as a share of what volunteers can gain.
+    // A deadline is given as a share of the time that volunteers can save.
     let goal = match goal {
         Goal::Deadline(share) => Goal::Deadline(least_s + share * (tried[0].length_s - least_s)),
         other => other,

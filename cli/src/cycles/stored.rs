@@ -1,4 +1,4 @@
-//! Files of these commands: JSON, by names.
+//! Files of these commands: JSON objects, keyed by name.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -9,10 +9,10 @@ use harvestfs_protocol::durable;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
-/// What a file has; nothing where there is none.
+/// Reads a file; the result is empty if the file does not exist.
 ///
 /// # Errors
-/// When it cannot be read, or holds something else.
+/// When it cannot be read, or has other content.
 pub fn load<T: DeserializeOwned>(path: &Path) -> anyhow::Result<BTreeMap<String, T>> {
     let shown = path.display();
     match fs::read(path) {
@@ -22,7 +22,7 @@ pub fn load<T: DeserializeOwned>(path: &Path) -> anyhow::Result<BTreeMap<String,
     }
 }
 
-/// Replaces what a file has; it is for its owner only.
+/// Replaces the content of a file, which only its owner can access.
 ///
 /// # Errors
 /// When it cannot be written.

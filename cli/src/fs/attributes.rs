@@ -1,4 +1,4 @@
-//! `harvestfs fs` on attributes: `chmod`, `chown`, `touch`, `setrep`.
+//! `harvestfs fs` commands that change attributes: `chmod`, `chown`, `touch`, `setrep`.
 
 use std::cell::RefCell;
 use std::ffi::OsString;
@@ -181,7 +181,7 @@ impl Files {
     /// Sets the number of replicas, and may wait until they are there.
     pub(super) async fn setrep(&self, args: &SetrepArgs) -> anyhow::Result<()> {
         let value = args.replication.to_string();
-        // What is waited for. Another walk would say once more what may not be listed.
+        // The files to wait for. Another walk would report unreadable directories again.
         let files = RefCell::new(Vec::new());
         for path in &args.paths {
             let set = self.for_each(path, args.recursive, async |path, attr| {
@@ -199,12 +199,12 @@ impl Files {
             });
             self.or_next(set.await)?;
         }
-        // A time that is longer than the clock counts is no limit.
+        // A timeout beyond the range of the clock is no limit.
         let deadline = args.timeout.and_then(|it| Instant::now().checked_add(it));
         for (path, ino) in files.into_inner() {
             let waited = self.wait_for_replicas(&path, ino, args.replication, deadline);
             match waited.await {
-                // It was removed meanwhile.
+                // It has been removed in the meantime.
                 Err(error) if is_gone(&error) => {}
                 waited => waited.with_context(|| String::from_utf8_lossy(&path).into_owned())?,
             }
@@ -236,7 +236,7 @@ impl Files {
                 }
             }
             let why = || {
-                // An absolute path, which ours need not be.
+                // The hint needs an absolute path, and this one may lack the leading slash.
                 let slash: &[u8] = if path.starts_with(b"/") { b"" } else { b"/" };
                 let path = names::harmless(&[slash, path].concat());
                 let path = quoted(path.as_bytes());

@@ -1,4 +1,4 @@
-//! What fails, and whether the rest is done.
+//! Classifies failures, and decides whether a command continues with its other paths.
 
 use std::{fmt, io};
 
@@ -9,7 +9,7 @@ use rustix::io::Errno;
 use super::Files;
 use crate::output;
 
-/// Something could not be done or shown, which was said: exit status 1, and nothing more to say.
+/// Something could not be done or shown, which has already been reported: exit status 1, without a message.
 #[derive(Debug)]
 pub(crate) struct Incomplete;
 
@@ -21,7 +21,7 @@ impl fmt::Display for Incomplete {
 
 impl std::error::Error for Incomplete {}
 
-/// What is said of a path that fails, for a reason that other paths need not share.
+/// The message for a path that fails for a reason that may not apply to other paths.
 #[derive(Debug)]
 pub(super) struct OfItsPath(pub String);
 
@@ -34,13 +34,13 @@ impl fmt::Display for OfItsPath {
 impl std::error::Error for OfItsPath {}
 
 impl Files {
-    /// Says what could not be done. The command goes on, and fails at its end.
+    /// Reports what could not be done. The command continues, and fails at its end.
     pub(super) fn could_not(&self, error: &anyhow::Error) {
         output::complain(error);
         self.is_incomplete.set(true);
     }
 
-    /// Goes on behind a path that failed for a reason of its own, which is said.
+    /// Reports a failure that concerns only one path, so that the command continues with the next.
     pub(super) fn or_next(&self, done: anyhow::Result<()>) -> anyhow::Result<()> {
         match done {
             Err(error) if is_of_its_path(&error) => {
@@ -51,7 +51,7 @@ impl Files {
         }
     }
 
-    /// At the end of a command: whether it could do everything.
+    /// Fails, at the end of a command, if it could not do everything.
     pub(super) fn all_is_done(&self) -> anyhow::Result<()> {
         if self.is_incomplete.get() {
             return Err(Incomplete.into());
@@ -60,13 +60,13 @@ impl Files {
     }
 }
 
-/// Whether it failed since what it was about is not there, or not any more.
+/// Whether an operation failed because its file does not exist, or no longer exists.
 pub(super) fn is_gone(error: &anyhow::Error) -> bool {
     error.downcast_ref().is_some_and(ClientError::is_gone)
 }
 
-/// Whether it failed since no namenode answers: none will answer the next question soon. Datanodes may refuse something
-/// though one does.
+/// Whether an operation failed because no namenode answers, so that the next request would not be answered soon either.
+/// A refusal by datanodes does not imply that.
 pub(super) fn is_unanswered(error: &anyhow::Error) -> bool {
     matches!(
         error.downcast_ref::<ClientError>(),
@@ -74,7 +74,7 @@ pub(super) fn is_unanswered(error: &anyhow::Error) -> bool {
     )
 }
 
-/// Whether it failed for a reason that other paths need not share.
+/// Whether an operation failed for a reason that may not apply to other paths.
 pub(super) fn is_of_its_path(error: &anyhow::Error) -> bool {
     if error.is::<OfItsPath>() {
         return true;
@@ -111,17 +111,17 @@ pub(super) fn is_of_its_path(error: &anyhow::Error) -> bool {
     )
 }
 
-/// What the cluster refused it with, or would have.
+/// The reason for which the cluster refused an operation, or would have refused it.
 fn refusal(error: &anyhow::Error) -> Option<&FsError> {
     match error.downcast_ref::<ClientError>() {
         Some(ClientError::Fs(reason)) => Some(reason),
         Some(_) => None,
-        // A name may be one that nothing can have.
+        // An invalid name is refused before it is sent.
         None => error.downcast_ref::<FsError>(),
     }
 }
 
-/// What this machine refused it with.
+/// The reason for which this machine refused an operation.
 fn local_reason(error: &anyhow::Error) -> Option<Errno> {
     if let Some(errno) = error.downcast_ref::<Errno>() {
         return Some(*errno);
@@ -148,7 +148,7 @@ mod tests {
         assert!(refused(FsError::QuotaExceeded));
         assert!(!refused(FsError::NoSpace));
         assert!(!of_its_path(ClientError::Closed));
-        // What is no name is refused before it is sent.
+        // An invalid name is refused before it is sent.
         assert!(of_its_path(FsError::InvalidArgument("..".into())));
         assert!(of_its_path(OfItsPath("it exists".into())));
         assert!(of_its_path(Errno::ACCESS));

@@ -1,4 +1,4 @@
-//! `harvestfs fs` on what is there: `du`, `find`, `test`.
+//! `harvestfs fs` commands that examine existing files: `du`, `find`, `test`.
 
 use std::ffi::OsString;
 use std::fmt;

@@ -1,4 +1,4 @@
-//! What `harvestfs fs` shows: `ls`, `stat`, `df`, `locations`.
+//! `harvestfs fs` commands that show information: `ls`, `stat`, `df`, `locations`.
 
 use std::ffi::OsString;
 use std::io::Write;
@@ -245,7 +245,7 @@ fn show(out: &mut impl Write, args: &LsArgs, name: &[u8], attr: &Attr) -> anyhow
             attr.nlink,
             attr.uid,
             attr.gid,
-            // That of a directory is how many entries it has.
+            // The size of a directory is its number of entries.
             size(
                 attr.size_bytes,
                 args.human_readable && attr.kind != FileKind::Directory

@@ -1,4 +1,4 @@
-//! Trees of which a user may not see everything.
+//! Walks trees that a user may be unable to list completely.
 
 use std::ffi::OsString;
 use std::os::unix::ffi::OsStrExt;
@@ -11,18 +11,18 @@ use harvestfs_protocol::types::FileKind;
 
 use super::{Files, below, names};
 
-/// A walk over a tree that says which directories may not be listed, and goes on behind them.
+/// A walk over a tree that reports directories that cannot be listed, and continues after them.
 pub(super) struct Listing<'a> {
     files: &'a Files,
     walk: Walk,
-    /// The path where it starts.
+    /// The path at which it starts.
     start: OsString,
-    /// The directory that it lists, below the start.
+    /// The directory being listed, relative to the start.
     directory: Vec<u8>,
 }
 
 impl Files {
-    /// Everything at and below an inode that is found at a path.
+    /// Walks everything at and below an inode, which was found at `path`.
     pub(super) fn listing(&self, path: &OsString, start: InodeId) -> Listing<'_> {
         Listing {
             files: self,
@@ -32,7 +32,7 @@ impl Files {
         }
     }
 
-    /// Says of a directory that it may not be listed. The command goes on, and fails at its end.
+    /// Reports a directory that cannot be listed. The command continues, and fails at its end.
     pub(super) fn cannot_list(&self, path: &[u8], error: &ClientError) {
         let path = names::harmless(path);
         self.could_not(&anyhow!("cannot list {path}: {error}"));
@@ -40,7 +40,7 @@ impl Files {
 }
 
 impl Listing<'_> {
-    /// The next entry; none at the end.
+    /// The next entry; `None` at the end.
     pub async fn next(&mut self) -> anyhow::Result<Option<WalkEntry>> {
         loop {
             let found = self.walk.next().await;
@@ -62,7 +62,7 @@ impl Listing<'_> {
     }
 }
 
-/// The directory that a walk lists behind an entry. If it was the last one of its directory, that is one above.
+/// The directory that a walk lists after an entry. After the last entry of a directory, it is actually one further up.
 fn directory_of(entry: &WalkEntry) -> Vec<u8> {
     if entry.attr.kind == FileKind::Directory {
         return entry.path.clone();

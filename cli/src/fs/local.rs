@@ -1,8 +1,8 @@
-//! What `harvestfs fs get` makes on this machine.
+//! Creates the files of `harvestfs fs get` on this machine.
 //!
-//! The names in a tree of the cluster were given by its users, and what lies at the destination may be of somebody
-//! else. So each name is made in the directory that was opened for it: no symlink that has it leads elsewhere. And
-//! nobody else can look into what is not copied as a whole, as its mode may not let them later.
+//! The names in a tree of the cluster were chosen by its users, and files at the destination may belong to other users.
+//! So each name is created relative to its open parent directory, and no symlink of that name is followed. And until
+//! a copy is complete, other users cannot read it, since its final mode may deny them access.
 
 use std::ffi::{OsStr, OsString};
 use std::fs::{File, Permissions};
@@ -18,10 +18,11 @@ use rustix::io::Errno;
 
 use super::failures::OfItsPath;
 
-/// Who may read, write and execute a file. Neither a set-user-id nor a set-group-id bit is copied, in any direction: the
-/// copy belongs to whoever makes it.
+/// The permission bits of a file. Set-user-id and set-group-id bits are not copied in either direction, since the copy
+/// belongs to the user who makes it.
 pub const FILE_BITS: u16 = 0o777;
-/// With the bit that keeps users of a shared directory from removing what others have in it.
+/// The permission bits of a directory, with the sticky bit, which prevents users of a shared directory from removing
+/// each other's files.
 pub const DIRECTORY_BITS: u16 = 0o1777;
 
 const EXISTS: &str = "it exists; replace it with -f";
@@ -30,12 +31,13 @@ const EXISTS: &str = "it exists; replace it with -f";
 #[derive(Debug)]
 pub struct Directory {
     fd: OwnedFd,
-    /// What it gets when everything is in it. None: it has it, or it was there before, and stays as it is.
+    /// The mode that it gets once its contents are complete; `None` if it has that already, or existed before and is
+    /// left unchanged.
     mode: Option<Mode>,
 }
 
 impl Directory {
-    /// The one in which a path is that the user names: symlinks on the way to it are followed.
+    /// Opens the parent directory of a path that the user names; symlinks in the parent's path are followed.
     pub fn above(path: &Path) -> anyhow::Result<Self> {
         let parent = match path.parent() {
             Some(parent) if !parent.as_os_str().is_empty() => parent,
@@ -47,9 +49,9 @@ impl Directory {
         Ok(Self { fd, mode: None })
     }
 
-    /// Makes a directory in it, or opens the one that is there.
+    /// Creates a subdirectory, or opens an existing one.
     pub fn directory(&self, name: &OsStr, mode: u16) -> anyhow::Result<Self> {
-        // Everything can be made in it, also if nothing can once it has its mode.
+        // Its contents can be created even if its final mode denies that.
         let is_made = match mkdirat(&self.fd, name, Mode::RWXU) {
             Err(Errno::EXIST) => false,
             made => {
@@ -57,7 +59,7 @@ impl Directory {
                 true
             }
         };
-        // Only what is read can be given a mode.
+        // fchmod needs a descriptor that is open for reading.
         let access = if is_made {
             OFlags::RDONLY
         } else {
@@ -77,7 +79,7 @@ impl Directory {
         }
     }
 
-    /// Gives it its mode, if it was made: the end of what is made in it.
+    /// Sets its final mode, if it was created here, after which nothing more is created in it.
     pub fn finish(&mut self) -> io::Result<()> {
         match self.mode.take() {
             Some(mode) => Ok(fchmod(&self.fd, mode)?),
@@ -85,7 +87,7 @@ impl Directory {
         }
     }
 
-    /// Makes a symlink in it. What has the name is replaced, if it may be.
+    /// Creates a symlink in it, replacing an existing entry of that name if `replace` is set.
     pub fn symlink(&self, name: &OsStr, target: &[u8], replace: bool) -> anyhow::Result<()> {
         let target = OsStr::from_bytes(target);
         match symlinkat(target, &self.fd, name) {
@@ -97,13 +99,13 @@ impl Directory {
         symlinkat(target, &self.fd, &temporary)?;
         let replaced = renameat(&self.fd, &temporary, &self.fd, name);
         if replaced.is_err() {
-            // What it failed with is said.
+            // The original error is reported instead.
             let _ = unlinkat(&self.fd, &temporary, AtFlags::empty());
         }
         Ok(replaced?)
     }
 
-    /// Begins a file in it. What has the name is replaced by the whole file, if it may be.
+    /// Begins a file in it. With `replace`, the complete file replaces an existing entry of that name.
     pub fn file(&self, name: &OsStr, replace: bool) -> anyhow::Result<PendingCopy<'_>> {
         let written = if replace {
             temporary_name()
@@ -126,9 +128,9 @@ impl Directory {
 }
 
 impl Drop for Directory {
-    /// The copy may end before everything is in it, which need not stay as closed as it was until then.
+    /// Sets its mode even if the copy ends early: it need not stay closed to others.
     fn drop(&mut self) {
-        // What the copy failed with is said.
+        // The copy's own error is reported instead.
         let _ = self.finish();
     }
 }
@@ -144,7 +146,7 @@ fn temporary_name() -> OsString {
     OsString::from(format!(".harvestfs-get.{random:016x}.tmp"))
 }
 
-/// A file that is being copied. Dropped before it is whole, it is removed.
+/// A file that is being copied; it is removed when this is dropped before it is finished.
 #[derive(Debug)]
 pub struct PendingCopy<'a> {
     directory: &'a Directory,
@@ -157,12 +159,12 @@ pub struct PendingCopy<'a> {
 }
 
 impl PendingCopy<'_> {
-    /// Its content.
+    /// The file, for writing its content.
     pub fn content(&mut self) -> &mut File {
         &mut self.file
     }
 
-    /// Gives it its mode and its name.
+    /// Sets its mode and gives it its name.
     pub fn finish(mut self, mode: u16) -> io::Result<()> {
         let mode = Permissions::from_mode(u32::from(mode & FILE_BITS));
         self.file.set_permissions(mode)?;
@@ -178,7 +180,7 @@ impl PendingCopy<'_> {
 impl Drop for PendingCopy<'_> {
     fn drop(&mut self) {
         if !self.is_finished {
-            // What is in it is of no use, and this may fail too.
+            // The partial content is of no use. This may fail, too.
             let _ = unlinkat(&self.directory.fd, &self.written, AtFlags::empty());
         }
     }
@@ -245,7 +247,7 @@ mod tests {
         made.symlink("l".as_ref(), b"f", false).unwrap();
         let mut shared = made.directory("shared".as_ref(), 0o1777).unwrap();
         shared.finish().unwrap();
-        // One in which not everything is.
+        // One whose contents are incomplete.
         drop(made.directory("part".as_ref(), 0o755).unwrap());
         made.finish().unwrap();
         assert_eq!(mode(&at("d/f")), 0o755);
@@ -254,11 +256,11 @@ mod tests {
         assert_eq!(mode(&at("d")), 0o500);
         assert_eq!(fs::read_link(at("d/l")).unwrap(), Path::new("f"));
 
-        // What was there stays as it is.
+        // An existing directory is left unchanged.
         let mut again = here.directory("d".as_ref(), 0o777).unwrap();
         again.finish().unwrap();
         assert_eq!(mode(&at("d")), 0o500);
-        // Only root removes what is in it as it is.
+        // With its mode, only root could remove its contents.
         fs::set_permissions(at("d"), Permissions::from_mode(0o700)).unwrap();
     }
 

@@ -323,13 +323,13 @@ fn execute(args: &FsArgs) -> anyhow::Result<()> {
         };
         let result = interruption.unless(files.execute(&args.command)).await;
         let finished = files.finish(&result).await;
-        // What was written must be there even when something else failed.
+        // Written data must be stored even if something else failed.
         let closed = files.client.close().await.context("cannot end the session");
-        // Of that nothing more is said: it comes last.
+        // Checked last: `Incomplete` prints nothing, so it must not hide another error.
         let done = result.and(finished).and(closed);
         done.and_then(|()| files.all_is_done())
     }));
-    // A thread of it may wait for a pipe, a terminal or a disk, which is of no use any more: it is not waited for.
+    // One of its threads may block on a pipe, a terminal or a disk; its result is no longer needed, so do not wait.
     runtime.shutdown_background();
     done
 }

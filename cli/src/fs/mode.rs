@@ -1,4 +1,4 @@
-//! Modes as `chmod` takes them: `755`, `u+x,go-w`, `a=rX`.
+//! Modes as accepted by `chmod`: `755`, `u+x,go-w`, `a=rX`.
 
 use std::str::FromStr;
 
@@ -8,23 +8,23 @@ const ALL_BITS: u16 = 0o7777;
 /// A change of a mode.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum ModeChange {
-    /// To this mode.
+    /// Sets this mode.
     To(u16),
-    /// By these clauses, one after the other.
+    /// Applies these clauses in order.
     By(Vec<Clause>),
 }
 
 /// One part of a symbolic change, such as `go-w`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Clause {
-    /// The bits of the classes that it is about.
+    /// The bits of the classes that it changes.
     classes: u16,
     action: Action,
-    /// The bits, in each class.
+    /// The permission bits, for all classes.
     bits: u16,
-    /// `X`: execution, for directories and what somebody may execute already.
+    /// `X`: execution, for directories and for files that already have an execute bit.
     search: bool,
-    /// No class is named: `+` and `-` leave the bits of the umask alone, and `=` does not set them.
+    /// No class was named: `+` and `-` do not change the bits of the umask, and `=` does not set them.
     spares_umask: bool,
 }
 
@@ -36,7 +36,7 @@ enum Action {
 }
 
 impl ModeChange {
-    /// What becomes of a mode, changed by somebody with this umask.
+    /// The mode after the change, made by a user with this umask.
     pub fn apply(&self, mode: u16, is_directory: bool, umask: u16) -> u16 {
         match self {
             Self::To(mode) => *mode,
@@ -121,7 +121,7 @@ impl Clause {
     }
 }
 
-/// A mode in octal digits. No sign, which would be read as well.
+/// Parses a mode in octal digits. Rejects a sign, which the standard library accepts.
 fn octal(text: &str) -> Option<u16> {
     if !text.bytes().all(|byte| byte.is_ascii_digit()) {
         return None;

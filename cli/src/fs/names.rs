@@ -1,4 +1,4 @@
-//! Names as they are printed. Their users gave them, and they can have every byte but `/` and NUL.
+//! Prints names. Users choose them, and they can contain every byte except `/` and NUL.
 
 use std::borrow::Cow;
 use std::io::IsTerminal;
@@ -6,10 +6,10 @@ use std::sync::LazyLock;
 
 use serde_json::{Value, json};
 
-/// Whether standard output is a terminal, which obeys control characters.
+/// Whether standard output is a terminal, which interprets control characters.
 static IS_TERMINAL: LazyLock<bool> = LazyLock::new(|| std::io::stdout().is_terminal());
 
-/// What is printed for a name or path: itself, or on a terminal what is safe there.
+/// The form in which a name or path is printed: unchanged, or on a terminal without control characters.
 pub fn printed(name: &[u8]) -> Cow<'_, [u8]> {
     if *IS_TERMINAL {
         harmless(name).into_bytes().into()
@@ -18,12 +18,12 @@ pub fn printed(name: &[u8]) -> Cow<'_, [u8]> {
     }
 }
 
-/// As [`printed`], in a line of text.
+/// Same as [`printed`], for a line of text.
 pub fn text(name: &[u8]) -> String {
     String::from_utf8_lossy(&printed(name)).into_owned()
 }
 
-/// With `?` for what a terminal could obey, as `ls -q` has it.
+/// Replaces control characters and invalid UTF-8 with `?`, as `ls -q` does.
 pub fn harmless(name: &[u8]) -> String {
     let mut shown = String::with_capacity(name.len());
     for chunk in name.utf8_chunks() {
@@ -34,7 +34,7 @@ pub fn harmless(name: &[u8]) -> String {
     shown
 }
 
-/// Puts a name or path into an object: as text and, where that is not all of it, as hexadecimal digits in `KEY_bytes`.
+/// Adds a name or path to a JSON object: as text and, if that is lossy, also as hexadecimal digits in `KEY_bytes`.
 pub fn insert(object: &mut Value, key: &str, name: &[u8]) {
     object[key] = json!(String::from_utf8_lossy(name));
     if str::from_utf8(name).is_err() {
@@ -43,8 +43,8 @@ pub fn insert(object: &mut Value, key: &str, name: &[u8]) {
     }
 }
 
-/// JSON for one line. It escapes the rest of what a terminal could obey, too: DEL and the control characters behind it,
-/// which JSON may have as they are.
+/// Formats JSON as one line. This also escapes DEL and the control characters after it, which JSON allows unescaped but
+/// a terminal may interpret.
 pub fn json_line(value: &Value) -> String {
     let mut line = String::new();
     for letter in value.to_string().chars() {

@@ -135,7 +135,7 @@ impl Files {
                 .await;
         }
         match self.client.removexattr(&self.credentials, ino, name).await {
-            // There was none.
+            // There was no quota.
             Err(ClientError::Fs(FsError::NoAttribute)) => Ok(()),
             done => done,
         }

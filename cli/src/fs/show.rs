@@ -1,4 +1,4 @@
-//! `harvestfs fs` on the content of files: `cat`, `tail`.
+//! `harvestfs fs` commands that print the content of files: `cat`, `tail`.
 
 use std::ffi::OsString;
 use std::io::Write;
@@ -69,23 +69,23 @@ impl Files {
         loop {
             tokio::time::sleep(FOLLOW_INTERVAL).await;
             let found = match self.find(&args.path).await {
-                // What has no name any more, or none that may be looked up, is there for as long as it is open.
+                // A file that has lost its name, or whose name may not be looked up any more, exists while it is open.
                 Err(error) if is_of_its_path(&error) => ino,
                 found => found?.ino,
             };
-            // Data that another client has flushed is seen by an `open` after that.
+            // An `open` sees data that another client has flushed before it.
             file = self.open_to_read(ino).await.with_context(context)?;
             let now = file.attr().await.with_context(context)?;
             if now.size_bytes < offset {
                 eprintln!("harvestfs: {path} was cut; what is in it now follows");
-                // As tail(1): what was written since would be left out otherwise.
+                // Like tail(1): otherwise, what has been written since would be skipped.
                 offset = 0;
             }
             offset = print(&file, offset, &mut out).await.with_context(context)?;
-            // `fs put -f` puts another file in its place. What was written to this one before has been printed.
+            // `fs put -f` replaces the file with another one. The content of the old one has been printed.
             if found != ino {
                 match self.open_to_read(found).await {
-                    // It may not be read, or something is in its place already.
+                    // It may be unreadable, or replaced again already.
                     Err(error) if is_of_its_path(&error) => {}
                     opened => {
                         file = opened.with_context(context)?;
@@ -135,7 +135,7 @@ async fn start_of_lines(file: &File, size_bytes: u64, lines: u64) -> anyhow::Res
                 .read_pieces(start + chunk.len() as u64, missing)
                 .await?;
             if pieces.is_empty() {
-                // It became shorter meanwhile.
+                // The file has become shorter in the meantime.
                 break;
             }
             pieces
@@ -144,7 +144,7 @@ async fn start_of_lines(file: &File, size_bytes: u64, lines: u64) -> anyhow::Res
         }
         for (at, _) in chunk.iter().enumerate().rev().filter(|it| *it.1 == b'\n') {
             let after = start + at as u64 + 1;
-            // The end of the last line begins no further one.
+            // No line begins after the newline at the end of the file.
             if after == size_bytes {
                 continue;
             }

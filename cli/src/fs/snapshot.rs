@@ -1,4 +1,4 @@
-//! `harvestfs fs snapshot`: directories as they were.
+//! `harvestfs fs snapshot`: snapshots of directories.
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
@@ -153,7 +153,7 @@ impl Files {
             {
                 names.push(quoted(name.as_bytes()));
             }
-            // None is left if the last one was removed meanwhile.
+            // None is left if the last one has been removed in the meantime.
             if !names.is_empty() {
                 let path = below(path.as_bytes(), &entry.path);
                 found.push(format!(
@@ -200,7 +200,7 @@ impl Files {
         let mut entries = self.client.entries(&self.credentials, directory);
         while let Some((name, attr)) = entries.next().await? {
             match self.used_bytes(&attr).await {
-                // It was removed meanwhile.
+                // It has been removed in the meantime.
                 Err(error) if error.is_gone() => {}
                 used_bytes => all.push((name, attr, used_bytes?)),
             }
@@ -239,7 +239,7 @@ impl Files {
             None => self.find(path).await?.ino,
         };
         let after = self.tree(path, after).await?;
-        // What is in a directory that only one of them lists would be shown as added or removed.
+        // The contents of a directory that could be listed in only one of them would be shown as added or removed.
         self.all_is_done()?;
         let mut out = crate::output::stdout();
         for (sign, path) in differences(&before, &after) {

@@ -1,8 +1,8 @@
-//! What `harvestfs fs put` reads on this machine.
+//! Reads the sources of `harvestfs fs put` on this machine.
 //!
-//! A tree may be of somebody who changes it while it is copied. So what has a name in a directory is opened in the
-//! directory that was opened before it, no symlink that has taken the name is followed, and nothing is waited for
-//! that has. What the user names is followed.
+//! A tree may belong to a user who changes it while it is copied. So each entry is opened relative to its open parent
+//! directory, a symlink that has replaced an entry is not followed, and opening a FIFO that has replaced one does not
+//! block. Symlinks that the user names are followed.
 
 use std::ffi::OsStr;
 use std::fs::{self, File, Metadata};
@@ -13,29 +13,29 @@ use std::path::Path;
 use rustix::fs::{AtFlags, Dir, FileType, Mode, OFlags, fcntl_setfl, openat, readlinkat, statat};
 use rustix::io::Errno;
 
-/// A FIFO is opened without a writer.
+/// Flags for opening; with NONBLOCK, opening a FIFO does not wait for a writer.
 const READ: OFlags = OFlags::RDONLY
     .union(OFlags::NONBLOCK)
     .union(OFlags::NOCTTY)
     .union(OFlags::CLOEXEC);
 
-/// What has a name.
+/// A file or directory to be copied.
 #[derive(Debug)]
 pub enum Source {
     /// A directory.
     Directory(File, Metadata),
     /// A regular file.
     File(File, Metadata),
-    /// Where a symlink leads.
+    /// A symlink, with its target.
     Symlink(Vec<u8>),
-    /// Something without content of its own.
+    /// Something without content of its own, such as a device.
     Other,
 }
 
 impl Source {
-    /// What the user names: symlinks are followed.
+    /// Opens a path that the user names; symlinks are followed.
     pub fn named(path: &Path) -> io::Result<Self> {
-        // A device may do something when it is opened.
+        // Opening a device may have side effects.
         let metadata = fs::metadata(path)?;
         if !metadata.is_file() && !metadata.is_dir() {
             return Ok(Self::Other);
@@ -43,7 +43,7 @@ impl Source {
         Self::opened(rustix::fs::open(path, READ, Mode::empty())?)
     }
 
-    /// What has this name in a directory.
+    /// Opens an entry of a directory, without following symlinks.
     pub fn within(directory: &File, name: &OsStr) -> io::Result<Self> {
         let stat = statat(directory, name, AtFlags::SYMLINK_NOFOLLOW)?;
         match FileType::from_raw_mode(stat.st_mode) {
@@ -52,7 +52,7 @@ impl Source {
             _ => return Ok(Self::Other),
         }
         match openat(directory, name, READ | OFlags::NOFOLLOW, Mode::empty()) {
-            // It has taken the place of what was there a moment ago.
+            // A symlink has replaced the entry since it was examined.
             Err(Errno::LOOP) => Self::symlink(directory, name),
             opened => Self::opened(opened?),
         }
@@ -72,13 +72,13 @@ impl Source {
         if !metadata.is_file() {
             return Ok(Self::Other);
         }
-        // Its content is waited for.
+        // Reads may block.
         fcntl_setfl(&file, OFlags::empty())?;
         Ok(Self::File(file, metadata))
     }
 }
 
-/// The names in a directory.
+/// Lists the names in a directory.
 pub fn names(directory: &File) -> io::Result<Vec<Vec<u8>>> {
     let mut names = Vec::new();
     for entry in Dir::new(directory.try_clone()?)? {
@@ -103,14 +103,14 @@ mod tests {
 
     const ROUNDS: usize = 20_000;
 
-    /// Looks often at `a` in a directory, while something else exchanges it with `b` all the time.
+    /// Repeatedly opens `a` in a directory, while another thread keeps exchanging it with `b`.
     fn look_while_exchanged(path: &Path, mut look: impl FnMut(Source) + Send) {
         let directory = File::open(path).unwrap();
         thread::scope(|scope| {
             let looking = scope.spawn(|| {
                 let mut finds = 0;
                 for _ in 0..ROUNDS {
-                    // What was a symlink is none any more, or the other way round.
+                    // Fails if a symlink was exchanged between the two system calls.
                     if let Ok(found) = Source::within(&directory, "a".as_ref()) {
                         look(found);
                         finds += 1;

@@ -1,4 +1,4 @@
-//! `harvestfs fs put` and `get`: between this machine and the cluster.
+//! `harvestfs fs put` and `get`: copy between this machine and the cluster.
 
 use std::ffi::{OsStr, OsString};
 use std::fs::{self, File as LocalFile, Metadata};
@@ -27,25 +27,25 @@ use super::local::{Directory, FILE_BITS};
 use super::source::{self, Source};
 use super::{Files, Target, below, last_component};
 
-/// Bytes asked for at a time: enough that the client reads ahead.
+/// Size of a read request in bytes: large enough that the client reads ahead.
 pub const READ_BYTES: usize = 1 << 20;
 
 /// How files are copied.
 #[derive(Clone, Copy)]
 struct Copying<'a> {
-    /// Directories with everything below.
+    /// Also copies directories, with everything below them.
     recursive: bool,
-    /// Files that are there already.
+    /// Replaces existing files.
     replace: bool,
     progress: &'a ProgressBar,
 }
 
-/// What is copied into the cluster.
+/// An entry that is being copied into the cluster.
 struct Copied {
-    /// Where it is on this machine, for messages.
+    /// Its path on this machine, for messages.
     path: PathBuf,
     target: Target,
-    /// The device of the directory above: a mount of the cluster may be anywhere below the source.
+    /// The device of its parent directory: the cluster may be mounted anywhere below the source.
     device_above: Option<u64>,
 }
 
@@ -57,7 +57,7 @@ impl Files {
         recursive: bool,
         replace: bool,
     ) -> anyhow::Result<()> {
-        // A large tree takes long to look at, which only a bar needs.
+        // Scanning a large tree takes long, and is needed only for a progress bar.
         let total_bytes = shows_progress().then(|| total_bytes_here(sources, recursive));
         let progress = progress(total_bytes.flatten());
         let how = Copying {
@@ -69,7 +69,7 @@ impl Files {
             let cannot_copy = || format!("cannot copy {}", source.display());
             let name = name_of(source).with_context(cannot_copy)?;
             let target = self.place_for(&name, destination).await?;
-            // What is in a directory has a longer path.
+            // The target in an existing directory would have a longer path.
             if sources.len() > 1 && target.path == destination.as_bytes() {
                 bail!(
                     "{} is not a directory, so that only one source can go there",
@@ -92,7 +92,7 @@ impl Files {
         self.put_entries(source, target, how).await
     }
 
-    /// What the user names and, in a directory, everything below.
+    /// Copies what the user names and, if it is a directory, everything below it.
     async fn put_entries(
         &self,
         source: &Path,
@@ -155,7 +155,7 @@ impl Files {
         }
     }
 
-    /// What would be made in the directory that is copied would be found there, and copied again, without end.
+    /// Refuses to copy a directory into itself: the copies would be found there and copied again, forever.
     async fn refuse_into_itself(
         &self,
         directory: &LocalFile,
@@ -189,7 +189,7 @@ impl Files {
         .await
     }
 
-    /// Which file of the cluster an open file of this machine is, if it is one that is seen through a mount.
+    /// The inode in the cluster of an open file on this machine, if the file is on a mount of the cluster.
     fn seen_through_mount(&self, file: &impl AsFd) -> anyhow::Result<Option<InodeId>> {
         let stat = fstat(file)?;
         let device = format!("{}:{}", major(stat.st_dev), minor(stat.st_dev));
@@ -248,7 +248,7 @@ impl Files {
         Ok(())
     }
 
-    /// Where a copy starts, and how many bytes it has, as far as somebody sees that.
+    /// The start of a copy, and its length in bytes, which is counted only if a progress bar is shown.
     async fn start_of(&self, source: &OsString, recursive: bool) -> anyhow::Result<(Attr, u64)> {
         let attr = self.find(source).await?;
         let shown = || source.to_string_lossy().into_owned();
@@ -266,7 +266,7 @@ impl Files {
             return Ok((attr, 0));
         }
         let bytes = match self.total_bytes_below(attr.ino).await {
-            // It is said when it would be copied.
+            // This is reported when it would be copied.
             Err(error) if error.is_gone() => 0,
             below => below.with_context(shown)?,
         };
@@ -280,14 +280,14 @@ impl Files {
             match walk.next().await {
                 Ok(Some(entry)) => total_bytes += entry.attr.size_bytes,
                 Ok(None) => return Ok(total_bytes),
-                // It is said when it would be copied.
+                // This is reported when it would be copied.
                 Err(ClientError::Fs(FsError::PermissionDenied)) => {}
                 Err(error) => return Err(error),
             }
         }
     }
 
-    /// To a path that the user names: what that leads to is meant, as for cp(1).
+    /// Copies to a path that the user names, following symlinks like cp(1).
     async fn get_as(
         &self,
         source: &OsString,
@@ -300,7 +300,7 @@ impl Files {
             if !how.replace {
                 bail!("{} exists; write to it with -f", path.display());
             }
-            // A device or a pipe: it has no content to be replaced, and a mode that is not ours to change.
+            // A device or a pipe: it has no content to replace, and its mode is not ours to change.
             let mut special = LocalFile::options().write(true).open(path)?;
             return self.get_content(attr, &mut special, how).await;
         }
@@ -308,7 +308,7 @@ impl Files {
         self.get_one(source, attr, &path, how).await
     }
 
-    /// A file, or everything at and below a directory. What already has the name is not followed.
+    /// Copies a file, or everything at and below a directory. An existing symlink of the target's name is not followed.
     async fn get_one(
         &self,
         source: &OsString,
@@ -327,9 +327,9 @@ impl Files {
         {
             bail!("it would be copied into itself, to {}", target.display());
         }
-        // The directory above the target, and those from the target to where the walk is.
+        // The parent of the target, and the directories from the target to the current position of the walk.
         let mut within = vec![above];
-        // How deep the directory is that could not be made. What is below it in the cluster has no place here.
+        // Depth of a directory that could not be created. Its contents in the cluster are skipped.
         let mut unmade: Option<usize> = None;
         let mut walk = self.listing(source, attr.ino);
         while let Some(entry) = walk.next().await? {
@@ -338,7 +338,7 @@ impl Files {
             } else {
                 target.join(OsStr::from_bytes(&entry.path))
             };
-            // The walk comes to a directory before it comes to what is in it.
+            // The walk visits a directory before its contents.
             let names = entry.path.split(|&byte| byte == b'/');
             let depth = names.filter(|name| !name.is_empty()).count();
             if unmade.is_some_and(|above| depth > above) {
@@ -352,7 +352,7 @@ impl Files {
             let got = self.get_entry(&entry.attr, above, &path, how).await;
             match got.with_context(|| format!("cannot copy to {}", path.display())) {
                 Ok(directory) => within.extend(directory),
-                // There is nothing else than what is below it.
+                // There is nothing to copy besides its contents.
                 Err(error) if depth == 0 => return Err(error),
                 failed => {
                     self.or_next(failed.map(drop))?;
@@ -368,7 +368,7 @@ impl Files {
         Ok(())
     }
 
-    /// Makes what has this path in the directory `above`. Returns it if it is a directory itself.
+    /// Creates the entry at `path` in its parent `above`. Returns the new directory if the entry is one.
     async fn get_entry(
         &self,
         attr: &Attr,
@@ -419,7 +419,7 @@ impl Files {
     }
 }
 
-/// Writes all that can be read, and waits until it is on stable storage: a command that says nothing has succeeded.
+/// Copies the whole source, and waits until it is on stable storage, since a command without a message has succeeded.
 async fn write_all(
     file: &File,
     mut source: impl Read + Send + 'static,
@@ -427,7 +427,7 @@ async fn write_all(
 ) -> anyhow::Result<()> {
     let mut offset = 0;
     loop {
-        // Apart: a signal has to be heard while a pipe or a terminal is waited for.
+        // On another thread, so that a signal is noticed while a pipe or a terminal blocks.
         let read = move || {
             let mut buffer = Vec::with_capacity(READ_BYTES);
             let mut part = source.by_ref().take(READ_BYTES as u64);
@@ -446,14 +446,14 @@ async fn write_all(
     }
 }
 
-/// A path that ends with the name that a source has where it is copied to.
+/// A path that ends with the name that the copy of a source gets.
 fn name_of(source: &Path) -> io::Result<OsString> {
     if source == Path::new("-") {
         return Ok("stdin".into());
     }
     match source.file_name() {
         Some(name) => Ok(name.to_owned()),
-        // `.`, `..` and what ends with that; only the root has no name.
+        // `.`, `..` and paths that end with these; only the root has no name.
         None => Ok(fs::canonicalize(source)?.into_os_string()),
     }
 }
@@ -466,12 +466,12 @@ fn mode_of(metadata: &Metadata) -> u16 {
     (metadata.permissions().mode() & 0o7777) as u16
 }
 
-/// None when it cannot be known before.
+/// Total length in bytes of the sources; `None` when it cannot be determined in advance.
 fn total_bytes_here(sources: &[PathBuf], recursive: bool) -> Option<u64> {
     let mut total_bytes = 0;
     let mut pending = sources.to_vec();
     while let Some(path) = pending.pop() {
-        // What cannot be read fails when it is copied, with its name.
+        // What cannot be read is reported, with its name, when it is copied.
         let Ok(metadata) = fs::symlink_metadata(&path) else {
             return None;
         };
@@ -488,12 +488,12 @@ fn total_bytes_here(sources: &[PathBuf], recursive: bool) -> Option<u64> {
     Some(total_bytes)
 }
 
-/// Whether somebody sees a bar.
+/// Whether a progress bar is visible.
 fn shows_progress() -> bool {
     io::stderr().is_terminal()
 }
 
-/// A bar on standard error, where somebody sees it.
+/// A progress bar on standard error, hidden if that is not a terminal.
 pub fn progress(total_bytes: Option<u64>) -> ProgressBar {
     if !shows_progress() {
         return ProgressBar::hidden();

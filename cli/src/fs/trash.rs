@@ -1,4 +1,4 @@
-//! `harvestfs fs trash`: what was removed and can be restored.
+//! `harvestfs fs trash`: removed files and directories that can be restored.
 
 use std::ffi::OsString;
 use std::os::unix::ffi::OsStrExt;
@@ -110,7 +110,7 @@ impl Files {
                 };
                 for place in places {
                     match self.purge(&place).await {
-                        // Its time was over meanwhile.
+                        // It has expired in the meantime.
                         Err(error) if *all && is_gone(&error) => {}
                         purged => {
                             let Place { uid, name, .. } = &place;
@@ -131,7 +131,7 @@ impl Files {
             .await;
         let directory = match found {
             Ok(attr) => attr.ino,
-            // Nothing was ever removed to it.
+            // Nothing was ever moved to the trash.
             Err(ClientError::Fs(FsError::NotFound)) => return Ok(Vec::new()),
             Err(error) => return Err(error).context(DIRECTORY),
         };
@@ -184,7 +184,7 @@ impl Files {
         let mut all = Vec::new();
         for place in self.places().await? {
             match self.describe(place).await {
-                // Its time was over meanwhile, or somebody purged it.
+                // It has expired or was purged in the meantime.
                 Err(error) if is_gone(&error) => {}
                 trashed => all.push(trashed?),
             }
@@ -203,7 +203,7 @@ impl Files {
                 .getxattr(&self.credentials, attr.ino, attribute)
                 .await;
             match value {
-                // Those of others need not tell.
+                // The attributes of other users' entries may be inaccessible.
                 Err(ClientError::Fs(FsError::NoAttribute | FsError::PermissionDenied)) => {
                     Ok(Vec::new())
                 }
@@ -230,7 +230,7 @@ impl Files {
     async fn list_trash(&self, json: bool) -> anyhow::Result<()> {
         let entries = self.trashed().await?;
         if json {
-            // Null rather than a part of it, which a program would take for all.
+            // Null rather than a partial sum, which a program would take for the total.
             let used_bytes: Option<u64> = entries.iter().map(|it| it.used_bytes).sum();
             let shown = |trashed: &Trashed| {
                 let mut object = json!({

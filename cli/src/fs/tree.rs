@@ -1,4 +1,4 @@
-//! `harvestfs fs` on the tree of names: `cp`, `mv`, `rm`, `mkdir`.
+//! `harvestfs fs` commands that change the directory tree: `cp`, `mv`, `rm`, `mkdir`.
 
 use std::collections::HashMap;
 use std::ffi::OsString;
@@ -21,17 +21,17 @@ use super::{Files, Target, below, trash};
 /// How `fs rm` removes.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Removal {
-    /// Directories with everything below.
+    /// Also removes directories, with everything below them.
     pub recursive: bool,
-    /// What does not exist is no error.
+    /// Does not fail if the path does not exist.
     pub force: bool,
-    /// For good.
+    /// Removes permanently.
     pub skip_trash: bool,
 }
 
-/// What the owner of a directory needs to make something in it.
+/// The permissions that the owner of a directory needs to create something in it.
 const OWNER_BITS: u16 = 0o700;
-/// In a directory that has it, only the owners of a file and of the directory give the file's name to another one.
+/// The sticky bit: in such a directory, only the owner of a file or of the directory can replace the file.
 const STICKY: u16 = 0o1000;
 
 fn exists(target: &Target) -> String {
@@ -66,13 +66,13 @@ impl Files {
         self.clone_file(&from, &target, replace).await
     }
 
-    /// Whether a directory is another one, or below it.
+    /// Whether `directory` is `other` or is below it.
     pub(super) async fn is_within(
         &self,
         directory: InodeId,
         other: InodeId,
     ) -> Result<bool, ClientError> {
-        // The way up needs no permission to list what is on it.
+        // As root, since walking up must not require permission to list the directories.
         let root = Credentials::root();
         let mut at = directory;
         while at != other {
@@ -158,7 +158,7 @@ impl Files {
         .await
     }
 
-    /// Makes something that is no directory and has no content. What has its name is replaced, if it may be.
+    /// Creates an entry that is not a directory and has no content, replacing an existing one if `replace` is set.
     async fn make(
         &self,
         target: &Target,
@@ -177,8 +177,8 @@ impl Files {
         .await
     }
 
-    /// Makes a file with what `fill` writes to it, durable when this returns. What has its name is replaced by the whole
-    /// file, if it may be and is not the one that is copied.
+    /// Creates a file with the content that `fill` writes, durable when this returns. With `replace`, the complete file
+    /// replaces an existing one, unless that is the one being copied.
     pub(super) async fn make_file(
         &self,
         target: &Target,
@@ -202,7 +202,7 @@ impl Files {
         .await
     }
 
-    /// Refuses what could not get its name in the end, before its content is copied.
+    /// Refuses, before any content is copied, a copy that could not get its name in the end.
     async fn refuse_early(
         &self,
         target: &Target,
@@ -220,7 +220,7 @@ impl Files {
         if !replace {
             bail!(exists(target));
         }
-        // The name may be another one of what is copied.
+        // The target may be a hard link to the source.
         if Some(there.ino) == copied {
             bail!("{target} is the same file");
         }
@@ -239,8 +239,8 @@ impl Files {
         Ok(())
     }
 
-    /// Makes something under a name of its own, and gives it its name when it is whole. What had that name before has it
-    /// until then, and keeps it if the copy does not come to its end.
+    /// Creates something under a temporary name, and renames it once it is complete. An existing file of the final name
+    /// is kept until then, and remains if the copy fails.
     async fn make_whole(
         &self,
         target: &Target,
@@ -250,7 +250,7 @@ impl Files {
         let parent = target.parent;
         let random = rand::random::<u64>();
         let temporary = Name::new(format!(".harvestfs-copy.{random:016x}.tmp").as_bytes())?;
-        // Before it is asked for: a signal may come before the answer.
+        // Recorded before the request: a signal may arrive before the answer.
         *self.half.borrow_mut() = Some(Half {
             parent,
             name: temporary.clone(),
@@ -274,7 +274,7 @@ impl Files {
             )
             .await;
         match renamed {
-            // Something has taken the name meanwhile.
+            // Something has taken the name in the meantime.
             Err(ClientError::Fs(FsError::Exists)) => bail!(exists(target)),
             renamed => renamed.with_context(|| format!("cannot make {target}"))?,
         };
@@ -282,7 +282,7 @@ impl Files {
         Ok(())
     }
 
-    /// Makes a directory for a copy, or finds the one that is there. One that is made is open to its owner until
+    /// Creates a directory for a copy, or finds an existing one. A new one is accessible to its owner until
     /// the command ends: see [`Files::finish`].
     pub(super) async fn directory(&self, target: &Target, mode: u16) -> anyhow::Result<InodeId> {
         let Target { parent, name, .. } = target;
@@ -303,7 +303,7 @@ impl Files {
                 let attr = created.with_context(|| format!("cannot make {target}"))?;
                 let added = OWNER_BITS & !mode;
                 if added != 0 {
-                    // It may have the set-group-id bit of the directory above.
+                    // It may have inherited the set-group-id bit of its parent.
                     let finished = (attr.ino, attr.permission_bits() & !added);
                     self.made.borrow_mut().push(finished);
                 }
@@ -382,7 +382,7 @@ impl Files {
                 .with_context(context)?;
             return Ok(());
         }
-        // Before anything is removed: they would keep the directory, with nothing in it.
+        // Checked before anything is removed: snapshots would keep the directory, emptied.
         let snapshots = self.removals_of_snapshots_below(attr.ino, path).await;
         if let Some(commands) = snapshots.with_context(context)? {
             bail!(OfItsPath(format!(
@@ -407,7 +407,7 @@ impl Files {
 
     /// Removes everything below a directory, deepest first.
     pub(super) async fn empty(&self, directory: InodeId) -> Result<(), ClientError> {
-        // The directories above the one that is being emptied, with their names in it.
+        // The path to the directory that is being emptied: each parent, with the name of its child.
         let mut above: Vec<(InodeId, Name)> = Vec::new();
         let mut current = directory;
         loop {
@@ -466,7 +466,7 @@ impl Files {
                 .mkdir(&self.credentials, directory, &name, mode)
                 .await
             {
-                // A symlink to a directory is as good as one.
+                // A symlink to a directory is accepted, too.
                 Err(ClientError::Fs(FsError::Exists)) => {
                     self.client.resolve(&self.credentials, &so_far).await
                 }

@@ -1,4 +1,4 @@
-//! What a command has begun to make in the cluster, when it ends.
+//! Completes or removes, at the end of a command, what it has begun to create in the cluster.
 
 use std::time::Duration;
 
@@ -13,31 +13,31 @@ use tokio::time::timeout;
 use super::failures::is_unanswered;
 use super::{Files, Interrupted, names};
 
-/// How long a command that a signal ends waits for its copy to be removed. It has a little more time, in which it says
-/// that the copy is left.
+/// Maximum time that a command that a signal ends waits for its copy to be removed. A little time remains after that,
+/// in which it reports that the copy is left.
 const INTERRUPTED_WAIT: Duration = Duration::from_millis(1800);
 
-/// Directories that get their modes at the same time: a signal leaves little time for thousands of them.
+/// Number of directories whose modes are set concurrently: a signal leaves little time for thousands of them.
 const DIRECTORIES_AT_A_TIME: usize = 64;
 
-/// What is being made, until it is whole.
+/// A file that is being created, until it is complete.
 #[derive(Debug)]
 pub(super) struct Half {
-    /// The directory that it is in.
+    /// Its directory.
     pub parent: InodeId,
-    /// Nothing else has that name.
+    /// Its temporary name, which nothing else has.
     pub name: Name,
     /// Its path, for messages.
     pub path: Vec<u8>,
 }
 
 impl Files {
-    /// Ends what the command has begun: of what is half copied, nothing stays, and directories get their modes.
+    /// Finishes what the command has begun: removes a partial copy, and sets the modes of directories.
     pub(super) async fn finish(&self, done: &anyhow::Result<()>) -> anyhow::Result<()> {
         if let Err(error) = done {
-            // As long as its directory is open.
+            // Before directories get their modes, which may deny this.
             let is_answered = self.remove_half(error).await;
-            // Another question would wait for as long as the one before.
+            // Another request would also wait until its timeout.
             if !is_answered {
                 return Ok(());
             }
@@ -45,7 +45,7 @@ impl Files {
         self.finish_directories().await
     }
 
-    /// Removes what a command that fails has copied half, which is of no use. Returns whether a namenode answers.
+    /// Removes the partial copy of a command that failed, which is of no use. Returns whether a namenode answers.
     async fn remove_half(&self, failed: &anyhow::Error) -> bool {
         let is_answered = !is_unanswered(failed);
         let Some(half) = self.half.take() else {
@@ -71,7 +71,7 @@ impl Files {
             Ok(_) => true,
             Err(error) if error.is_gone() => true,
             Err(ClientError::Fs(_)) => {
-                // Who refuses that may have refused to make it, too.
+                // The namenode may have refused to create it, too.
                 let found = self
                     .client
                     .lookup(&self.credentials, half.parent, &half.name)
@@ -88,8 +88,8 @@ impl Files {
         }
     }
 
-    /// Gives directories that were made for a copy their modes: the end of what is made in them, also where something
-    /// could not be copied.
+    /// Sets the modes of directories that were created for a copy, after which nothing can be created in some of them.
+    /// This happens even if something could not be copied.
     async fn finish_directories(&self) -> anyhow::Result<()> {
         let mut finished = Ok(());
         let changes = stream::iter(self.made.take()).map(|(ino, mode)| {
@@ -103,12 +103,12 @@ impl Files {
         while let Some(changed) = changed.next().await {
             match changed {
                 Ok(_) => {}
-                // It was removed meanwhile.
+                // It has been removed in the meantime.
                 Err(error) if error.is_gone() => {}
                 Err(error) => {
                     let is_answered = matches!(error, ClientError::Fs(_));
                     finished = finished.and(Err(error));
-                    // Nobody would answer for the others either.
+                    // There would be no answer for the others either.
                     if !is_answered {
                         break;
                     }
@@ -124,7 +124,7 @@ fn tell_left(half: &Half) {
     eprintln!("harvestfs: {path} may be left: remove it if it is there");
 }
 
-/// The path of what has this name in the same directory as what is at `path`.
+/// The path of `name` in the directory that contains `path`.
 pub(super) fn beside(path: &[u8], name: &Name) -> Vec<u8> {
     let slashes = path.iter().rev().take_while(|&&byte| byte == b'/').count();
     let trimmed = &path[..path.len() - slashes];

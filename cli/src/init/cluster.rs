@@ -1,5 +1,5 @@
-//! Making a cluster. It is made beside the places where its parts belong and then moved there, the authority last: an attempt
-//! that is interrupted leaves no cluster that lacks something.
+//! Creates a cluster. Its parts are created in a temporary directory and then moved to their places, the authority
+//! last, so that an interrupted attempt never leaves an incomplete cluster.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -22,19 +22,19 @@ use super::{
 };
 use crate::config::{self, NamenodeConfig, RepairConfig};
 
-/// The authority: where it is, there is a cluster.
+/// Name of the authority's directory, whose existence marks a complete cluster.
 const AUTHORITY: &str = "ca";
-/// What is being made.
+/// Name of the directory in which the parts are created.
 const MAKING: &str = ".making";
-/// What is made, and has still to be moved to its place.
+/// Name of the directory of complete parts that are yet to be moved to their places.
 const MADE: &str = ".made";
 
-/// Makes a cluster: `ca/`, `namenode/`, `admin/` and `client/` below `data`. What an attempt that was interrupted has
-/// begun is made anew, or finished if it was being moved to its place. Returns where its namenodes listen: elsewhere when
-/// another attempt had been told so.
+/// Creates a cluster: `ca/`, `namenode/`, `admin/` and `client/` below `data`. An interrupted attempt is started from
+/// scratch, or completed if its parts were already being moved. Returns the addresses of the namenodes, which differ
+/// from `listen` if the completed attempt had others.
 ///
 /// # Errors
-/// When there is one already, or something cannot be written.
+/// When there is a cluster already, or something cannot be written.
 pub fn cluster(
     data: &Path,
     listen: &[SocketAddr],
@@ -60,10 +60,10 @@ pub fn cluster(
     addresses(data)
 }
 
-/// Where the namenodes of a cluster listen.
+/// The addresses of a cluster's namenodes.
 ///
 /// # Errors
-/// When the configuration of one cannot be read.
+/// When the configuration of a namenode cannot be read.
 pub fn addresses(data: &Path) -> anyhow::Result<Vec<SocketAddr>> {
     let configs = (0..).map(|at| data.join(namenode_directory(at)).join("namenode.toml"));
     let made = configs.take_while(|it| it.exists());
@@ -84,7 +84,7 @@ fn remove(directory: &Path) -> anyhow::Result<()> {
     }
 }
 
-/// Whether some of what was made is in its place already.
+/// Whether some of the created parts have already been moved.
 fn is_being_moved(data: &Path, made: &Path) -> anyhow::Result<bool> {
     let entries = match entries_of(made) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(false),
@@ -94,7 +94,7 @@ fn is_being_moved(data: &Path, made: &Path) -> anyhow::Result<bool> {
     Ok(!entries.contains(&made.join(namenode_directory(0))))
 }
 
-/// The parts of a cluster in the order in which they are moved: the authority is the last.
+/// The parts of a cluster in the order in which they are moved: the first namenode first, the authority last.
 fn entries_of(made: &Path) -> io::Result<Vec<PathBuf>> {
     let entries: io::Result<Vec<PathBuf>> = fs::read_dir(made)?.map(|it| Ok(it?.path())).collect();
     let mut entries = entries?;
@@ -111,7 +111,7 @@ fn put_in_place(data: &Path, made: &Path) -> io::Result<()> {
     fs::remove_dir(made)
 }
 
-/// A cluster whose authority is kept elsewhere, say.
+/// Refuses to overwrite existing parts, for example of a cluster whose authority is kept elsewhere.
 fn refuse_what_is_in_the_way(data: &Path, namenodes: usize) -> anyhow::Result<()> {
     let namenodes = (0..namenodes).map(namenode_directory);
     for name in namenodes.chain(["admin", "client"].map(str::to_owned)) {
@@ -214,7 +214,7 @@ pub(super) fn configure(
 }
 
 fn check_addresses(listen: &[SocketAddr], http: &[SocketAddr]) -> anyhow::Result<()> {
-    // What clients and datanodes are told to dial.
+    // Clients and datanodes are configured with these addresses.
     for address in listen {
         refuse_unspecified("namenode", *address)?;
     }
@@ -310,7 +310,7 @@ mod tests {
     fn an_attempt_that_was_interrupted_anywhere_is_repeated() {
         let dir = tempfile::tempdir().unwrap();
         let data = dir.path().join("data");
-        // While it was being made: anything may be missing.
+        // Interrupted while parts were created: any of them may be missing.
         for kept in 0..6 {
             let making = data.join(MAKING);
             make(&making, &three(1), &[], &LAYOUT).unwrap();
@@ -321,7 +321,7 @@ mod tests {
             check_whole(&data);
             fs::remove_dir_all(&data).unwrap();
         }
-        // While it was being moved.
+        // Interrupted while parts were moved.
         for moved in 0..6 {
             let made = data.join(MADE);
             make(&made, &three(1), &[], &LAYOUT).unwrap();

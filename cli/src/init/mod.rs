@@ -1,4 +1,4 @@
-//! `harvestfs init`: certificates, configuration and directories of a cluster and of its parts.
+//! `harvestfs init`: creates the certificates, configuration and directories of a cluster and its parts.
 
 mod cluster;
 

@@ -193,7 +193,7 @@ pub fn run(args: &ClusterArgs) -> anyhow::Result<()> {
     };
     let next = AtomicU64::new(seeds.start);
     let failed = Mutex::new(Vec::new());
-    // A part that panics ends its simulation, and is reported like a promise that was broken.
+    // A panic of a part ends its simulation, and is reported like a broken promise.
     std::thread::scope(|scope| {
         let work = || -> anyhow::Result<()> {
             loop {
@@ -208,7 +208,7 @@ pub fn run(args: &ClusterArgs) -> anyhow::Result<()> {
                 match keeps_promises(args, &options) {
                     Ok(true) => {}
                     Ok(false) => failed.lock().push(seed),
-                    // It is said below.
+                    // The interruption is reported below.
                     Err(_) if interrupted.load(Ordering::Relaxed) => return Ok(()),
                     Err(error) => return Err(error),
                 }
@@ -235,7 +235,7 @@ pub fn run(args: &ClusterArgs) -> anyhow::Result<()> {
 fn keeps_promises(args: &ClusterArgs, options: &Options) -> anyhow::Result<bool> {
     let seed = options.seed;
     let began = Instant::now();
-    // First: a part that panics ends the simulation.
+    // Printed first, since a panic of a part ends the simulation.
     eprintln!("seed {seed}: to run it again: {}", args.again(options));
     let simulated = simulate(options).with_context(|| format!("seed {seed} cannot run"));
     let mut report = simulated?;
@@ -248,7 +248,7 @@ fn keeps_promises(args: &ClusterArgs, options: &Options) -> anyhow::Result<bool>
                 print(seed, &its_report, began.elapsed());
                 report = its_report;
             }
-            // What was broken is printed above.
+            // Broken promises have been printed above.
             Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
             Err(error) => return Err(error.into()),
         }

@@ -1,4 +1,4 @@
-//! `harvestfs simulate`: years of a datacentre with the production engine, and minutes of a whole cluster.
+//! `harvestfs simulate`: simulates years of a datacentre with the production engine, and minutes of a whole cluster.
 
 mod availability;
 mod characterise;

@@ -1,4 +1,4 @@
-//! What `up` puts where, and what it remembers of how the cluster was made.
+//! Layout of the files and directories of `up`, and the recorded parameters with which the cluster was created.
 
 use std::ffi::OsString;
 use std::fs::Permissions;
@@ -22,26 +22,26 @@ use crate::init::{self, LayoutArgs};
 use crate::primary::Cast;
 use crate::units::{self, Size};
 
-/// Nine, so that each cell of the grid has a tenant.
+/// Default number of datanodes: nine, so that each cell of the grid has a tenant.
 const DATANODES: u16 = 9;
-/// Most that a datanode may use by default.
+/// Maximum of the default quota of a datanode, in bytes.
 const QUOTA_MAX_BYTES: u64 = 64 << 30;
-/// What the cluster was made as: [`Made`].
+/// Name of the file with the parameters of the cluster: [`Made`].
 const MADE_FILE: &str = "up.toml";
-/// Holds the path of the mount while it is ready.
+/// Name of the file with the path of the mount, while that is ready.
 const READY_FILE: &str = "up.ready";
-/// Holds what went wrong in the last `up`, once that has ended.
+/// Name of the file with the error of the last `up`, once that has ended.
 const END_FILE: &str = "up.end";
-/// What that file says until then.
+/// Content of that file until then.
 const RUNNING: &str = "running";
-/// Less than this cannot hold the blocks being written.
+/// Minimum quota of a datanode in bytes: less cannot hold the blocks being written.
 const QUOTA_MIN_BYTES: u64 = 64 << 20;
 
-/// `up.toml`: decided when the cluster was made, and never changed by a later `up`.
+/// Content of `up.toml`: parameters of the cluster, set at its creation and never changed by a later `up`.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Made {
-    /// One where the file does not say: before there were groups.
+    /// One if absent: the file predates groups.
     #[serde(default = "one_namenode")]
     namenodes: usize,
     datanodes: u16,
@@ -57,22 +57,22 @@ fn one_namenode() -> usize {
 /// A namenode of the cluster.
 #[derive(Debug)]
 pub struct Namenode {
-    /// Its name among the parts, and its directory's.
+    /// Its name among the parts, and the name of its directory.
     pub name: String,
     directory: PathBuf,
     listen: SocketAddr,
-    /// Where its page is, and how it is protected.
+    /// Address and protection of its page.
     page: HttpConfig,
 }
 
 impl Namenode {
-    /// Its configuration.
+    /// Path of its configuration.
     pub fn config(&self) -> PathBuf {
         self.directory.join("namenode.toml")
     }
 
-    /// Sets the policy, and a page that needs the token. The page shows all names that root sees, and other users of
-    /// this machine can reach it.
+    /// Sets the policy, and protects the page with a token: the page shows all names that root sees, and other users
+    /// of this machine can reach it.
     fn configure(data: &Path, at: usize, args: &UpArgs) -> anyhow::Result<Self> {
         let name = init::namenode_directory(at);
         let directory = data.join(&name);
@@ -94,7 +94,7 @@ impl Namenode {
         })
     }
 
-    /// As it was configured.
+    /// Reads the namenode's existing configuration.
     fn made(data: &Path, at: usize) -> anyhow::Result<Self> {
         let name = init::namenode_directory(at);
         let directory = data.join(&name);
@@ -129,22 +129,22 @@ impl Namenode {
     }
 }
 
-/// A cluster's directories on this machine.
+/// The directories of a cluster on this machine.
 #[derive(Debug)]
 pub struct Layout {
-    /// Everything is below it, but perhaps the mount.
+    /// Directory that contains everything, except perhaps the mount.
     pub data: PathBuf,
-    /// Where it is mounted.
+    /// Directory on which the cluster is mounted.
     pub mount: PathBuf,
-    /// One, or those that agree.
+    /// The only namenode, or the members of the group.
     pub namenodes: Vec<Namenode>,
     made: Made,
-    /// What the datanodes replay as their primary tenants, if anything.
+    /// The traces that the datanodes replay as their primary tenants, if any.
     pub cast: Option<Cast>,
 }
 
 impl Layout {
-    /// Makes the cluster if there is none, and its configuration.
+    /// Creates the cluster, if it does not exist, and its configuration.
     pub fn prepare(args: &UpArgs) -> anyhow::Result<Self> {
         let data = super::data_directory(args.data.as_deref())?;
         let mount = match &args.mount {
@@ -152,7 +152,7 @@ impl Layout {
             None => data.join("mnt"),
         };
         if data.is_dir() {
-            // What one left that was killed while it wrote.
+            // Cleans up after a process that was killed while it wrote.
             durable::recover(&data).with_context(|| format!("in {}", data.display()))?;
         }
         let made_path = data.join(MADE_FILE);
@@ -181,7 +181,7 @@ impl Layout {
                     data.display()
                 );
             }
-            // Last: a cluster without it was interrupted while it was made, and is finished now.
+            // Written last: a cluster without this file was interrupted while it was created, and is completed now.
             config::store(&made_path, &made)?;
             made
         };
@@ -200,8 +200,8 @@ impl Layout {
         Ok(layout)
     }
 
-    /// Closes the directory of a cluster of ours to others, and that of its logs: earlier releases made them open to
-    /// everybody. What is no cluster yet is the user's own, and stays as it is.
+    /// Removes others' access to the directory of our cluster and to that of its logs, which earlier releases created
+    /// open to everybody. A directory without a cluster is the user's own, and is left unchanged.
     pub fn close_to_others(data: &Path) -> anyhow::Result<()> {
         if !data.join(MADE_FILE).exists() {
             return Ok(());
@@ -224,7 +224,7 @@ impl Layout {
         Ok(())
     }
 
-    /// The file whose lock says that a cluster is running, and which process to stop.
+    /// The file that is locked while a cluster is running, and contains the id of the process to stop.
     pub fn lock_path(data: &Path) -> PathBuf {
         data.join("up.pid")
     }
@@ -234,41 +234,41 @@ impl Layout {
         data.join(END_FILE)
     }
 
-    /// The file that namenodes and datanodes hold locked as long as one of them runs.
+    /// The file that stays locked as long as a namenode or datanode runs.
     pub fn servers_lock_path(data: &Path) -> PathBuf {
         data.join("servers.lock")
     }
 
-    /// The file that the mount holds locked as long as it runs. The servers start before it is free:
+    /// The file that stays locked as long as the mount runs. The servers start before it is unlocked, as
     /// the mount of a killed cluster may need them to write back.
     pub fn mount_lock_path(data: &Path) -> PathBuf {
         data.join("mount.lock")
     }
 
-    /// Where the parts log.
+    /// Directory of the parts' logs.
     pub fn log_directory(data: &Path) -> PathBuf {
         data.join("log")
     }
 
-    /// Exists while the mount is ready.
+    /// The file that exists while the mount is ready.
     pub fn ready_path(&self) -> PathBuf {
         self.data.join(READY_FILE)
     }
 
-    /// Says that the mount is ready, and where it is.
+    /// Announces that the mount is ready, and its path.
     pub fn announce_ready(&self) -> anyhow::Result<()> {
         let path = self.ready_path();
-        // A process that finds the file reads it at once: it has to be complete then.
+        // A process may read the file as soon as it exists, so it must be complete by then.
         durable::replace_file(&path, self.mount.as_os_str().as_bytes(), 0o644)
             .with_context(|| format!("cannot write {}", path.display()))
     }
 
-    /// Says that this `up` has not ended, which is left of one that is killed.
+    /// Records that this `up` has not ended. This remains if it is killed.
     pub fn announce_begin(data: &Path) -> anyhow::Result<()> {
         Self::write_end(data, RUNNING)
     }
 
-    /// Says how this `up` ended, for `down`.
+    /// Records how this `up` ended, for `down`.
     pub fn announce_end(data: &Path, ended: &anyhow::Result<()>) -> anyhow::Result<()> {
         let failed = match ended {
             Ok(()) => String::new(),
@@ -283,24 +283,25 @@ impl Layout {
             .with_context(|| format!("cannot write {}", path.display()))
     }
 
-    /// What went wrong in the `up` that has ended in a directory; empty if nothing did. None: it did not say.
+    /// The error of the last `up` that has ended in a directory; empty if it had none. `None` if it did not record how
+    /// it ended.
     pub fn failed_in(data: &Path) -> anyhow::Result<Option<String>> {
         let path = Self::end_path(data);
         match std::fs::read_to_string(&path) {
             Ok(text) => Ok((text != RUNNING).then_some(text)),
-            // One of a program that never said so.
+            // Left by a release that did not record this.
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(Some(String::new())),
             Err(error) => Err(error).with_context(|| format!("cannot read {}", path.display())),
         }
     }
 
-    /// Where the cluster that runs in a directory is mounted, if it is.
+    /// Path of the mount of the cluster that runs in a directory, if it is mounted.
     pub fn ready_mount(data: &Path) -> Option<PathBuf> {
         let path = std::fs::read(data.join(READY_FILE)).ok()?;
         Some(OsString::from_vec(path).into())
     }
 
-    /// The configuration of each datanode.
+    /// Name and configuration of each datanode.
     pub fn datanodes(&self) -> impl Iterator<Item = (String, PathBuf)> {
         (1..=self.made.datanodes).map(|number| {
             let name = datanode_name(number);
@@ -309,7 +310,7 @@ impl Layout {
         })
     }
 
-    /// What to tell the user when everything runs.
+    /// The message for the user once everything runs.
     ///
     /// # Errors
     /// When the token of a page cannot be read.
@@ -327,10 +328,10 @@ impl Layout {
         ))
     }
 
-    /// As [`Layout::page_addresses`], of the cluster that runs in a directory.
+    /// Same as [`Layout::page_addresses`], for the cluster that runs in a directory.
     ///
     /// # Errors
-    /// When it is only being made, or something cannot be read.
+    /// When the cluster is still being created, or a file cannot be read.
     pub fn page_addresses_of(data: &Path, shows_token: bool) -> anyhow::Result<String> {
         let made: Made = config::load(&data.join(MADE_FILE))?;
         let namenodes = (0..made.namenodes).map(|at| Namenode::made(data, at));
@@ -338,7 +339,8 @@ impl Layout {
         addresses_of_pages(&namenodes, shows_token)
     }
 
-    /// The address of the namenode's page, with the token; of several namenodes, one a line with where each listens.
+    /// The address of the namenode's page, with the token; for several namenodes, one line each with the address on
+    /// which it listens.
     ///
     /// # Errors
     /// When a token cannot be read.
@@ -346,8 +348,8 @@ impl Layout {
         addresses_of_pages(&self.namenodes, true)
     }
 
-    /// Before a start: somebody else may listen where a namenode did, so it moves. What a group agreed on are the
-    /// addresses of its members: they do not move, and most of them have to be free.
+    /// Moves a namenode to another address before a start if another program uses its address. The members of a group
+    /// have agreed on their addresses, so they do not move, and a majority of the addresses must be free.
     pub fn move_if_address_is_taken(&mut self) -> anyhow::Result<()> {
         for namenode in &mut self.namenodes {
             namenode.move_page_if_address_is_taken()?;
@@ -373,7 +375,7 @@ impl Layout {
         Ok(())
     }
 
-    /// Where clients and datanodes find the namenodes.
+    /// The addresses at which clients and datanodes find the namenodes.
     fn addresses(&self) -> Vec<SocketAddr> {
         self.namenodes.iter().map(|it| it.listen).collect()
     }
@@ -417,7 +419,7 @@ impl Layout {
                     scrub_bytes_per_s: config::default_scrub_rate(),
                     scrub_every_s: config::default_scrub_interval(),
                     removal_bytes_per_s: config::default_removal_rate(),
-                    // The cluster is its user's own, and so is the machine.
+                    // Both the cluster and the machine are the user's own.
                     priority: Priority::Normal,
                     primary: PrimaryConfig {
                         source: PrimarySourceConfig::None,
@@ -492,10 +494,10 @@ impl Made {
     }
 }
 
-/// What is said when other programs listen where some of a group do.
+/// Reports namenodes of a group whose addresses are used by other programs.
 ///
 /// # Errors
-/// When those are too many for the others to go on without them.
+/// When too many are affected for the others to form a majority.
 fn check_taken(taken: &[&Namenode], all: usize) -> anyhow::Result<()> {
     for (number, namenode) in taken.iter().enumerate() {
         let what = format!(
@@ -526,7 +528,7 @@ fn datanode_name(number: u16) -> String {
     format!("datanode-{number}")
 }
 
-/// Distinct ones: all are in use until the last is found.
+/// Finds distinct free addresses, keeping all of them in use until the last one is found.
 fn free_addresses(count: usize) -> anyhow::Result<Vec<SocketAddr>> {
     let sockets: std::io::Result<Vec<UdpSocket>> =
         (0..count).map(|_| UdpSocket::bind("127.0.0.1:0")).collect();
@@ -535,14 +537,14 @@ fn free_addresses(count: usize) -> anyhow::Result<Vec<SocketAddr>> {
         .context("no free port on 127.0.0.1")
 }
 
-/// A browser remembers the page under it.
+/// Finds a free address for the page. It is stored, as a browser remembers the page by its address.
 fn free_page_address() -> anyhow::Result<SocketAddr> {
     TcpListener::bind("127.0.0.1:0")
         .and_then(|listener| listener.local_addr())
         .context("no free port on 127.0.0.1")
 }
 
-/// A fifth of the disk stays free for the machine's owner.
+/// Default quota of each datanode in bytes, which leaves a fifth of the disk free for the machine's owner.
 fn default_quota_bytes(data: &Path, datanodes: u16) -> anyhow::Result<u64> {
     let existing = data
         .ancestors()

@@ -1,4 +1,4 @@
-//! Locks on what a cluster needs to itself.
+//! Locks on resources that a cluster needs exclusively.
 
 use std::fs::{self, File};
 use std::io;
@@ -13,15 +13,16 @@ use rustix::io::{FdFlags, fcntl_setfd};
 use rustix::process::Pid;
 use tokio::time::{Instant, sleep};
 
-/// Longer than an orderly end of a part, which a mount needs when it cannot write back.
+/// Maximum wait for an inherited lock: longer than the orderly end of a part, such as of a mount that cannot write
+/// back.
 const INHERITED_DEADLINE: Duration = Duration::from_secs(90);
 
-/// A lock that parts inherit, so that it is free when the last of them has ended. Those of a killed
-/// `up` end by themselves, but until then they hold their directories and addresses.
+/// A lock that parts inherit, so that it is released when the last of them has ended. The parts of a killed
+/// `up` end by themselves, but occupy their directories and addresses until then.
 pub struct Inherited(File);
 
 impl Inherited {
-    /// Waits until nobody has it any more.
+    /// Waits until no process holds the lock, and takes it.
     pub async fn wait(path: &Path) -> anyhow::Result<Self> {
         let lock = open_lock(path)?;
         if try_lock(&lock) {
@@ -41,7 +42,7 @@ impl Inherited {
         Ok(Self(lock))
     }
 
-    /// What `spawn` starts inherits the lock.
+    /// Runs `spawn`, whose child process inherits the lock.
     pub fn hand_on<T>(&self, spawn: impl FnOnce() -> std::io::Result<T>) -> std::io::Result<T> {
         fcntl_setfd(&self.0, FdFlags::empty())?;
         let spawned = spawn();
@@ -50,7 +51,7 @@ impl Inherited {
     }
 }
 
-/// Opens a lock, which need not be free. Who can open it can lock it, so nobody else can.
+/// Opens a lock's file, which may be locked. As opening the file is enough to lock it, only its owner may open it.
 pub fn open_lock(path: &Path) -> anyhow::Result<File> {
     File::options()
         .create(true)
@@ -62,7 +63,7 @@ pub fn open_lock(path: &Path) -> anyhow::Result<File> {
         .with_context(|| format!("cannot open {}", path.display()))
 }
 
-/// The lock at a path that this process got as its standard input from the one that took it.
+/// The lock at a path, if the process that took it passed it to this process as standard input.
 pub fn handed_on(path: &Path) -> anyhow::Result<Option<File>> {
     let input = std::io::stdin();
     let (Ok(ours), Ok(there)) = (fstat(&input), stat(path)) else {
@@ -74,15 +75,15 @@ pub fn handed_on(path: &Path) -> anyhow::Result<Option<File>> {
     Ok(Some(input.as_fd().try_clone_to_owned()?.into()))
 }
 
-/// Takes it, if it is free.
+/// Takes the lock if it is free. Returns whether it did.
 pub fn try_lock(lock: &File) -> bool {
     flock(lock, FlockOperation::NonBlockingLockExclusive).is_ok()
 }
 
-/// Whether a process has the file of a lock open.
+/// Whether a process has a lock's file open.
 ///
 /// # Errors
-/// When another user's process does not show what it has open.
+/// When the open files of another user's process cannot be read.
 pub fn is_open_in(lock: &File, pid: Pid) -> anyhow::Result<bool> {
     let ours = fstat(lock)?;
     let directory = format!("/proc/{}/fd", pid.as_raw_nonzero());
@@ -90,7 +91,7 @@ pub fn is_open_in(lock: &File, pid: Pid) -> anyhow::Result<bool> {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(false),
         entries => entries.with_context(|| format!("cannot read {directory}"))?,
     };
-    // What it closes meanwhile is none that it keeps locked.
+    // A file that it closes in the meantime is not one that it keeps locked.
     let mut open = entries.filter_map(|entry| stat(entry.ok()?.path()).ok());
     Ok(open.any(|it| (it.st_dev, it.st_ino) == (ours.st_dev, ours.st_ino)))
 }

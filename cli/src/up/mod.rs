@@ -114,13 +114,13 @@ pub fn up(args: &UpArgs) -> anyhow::Result<()> {
     let data = data_directory(args.data.as_deref())?;
     let is_new = !data.exists();
     init::make_private_directory(&data)?;
-    // Before its lock is taken: others may hold that as long as they can enter.
+    // Before taking its lock, since other users can hold that as long as they have access.
     Layout::close_to_others(&data)?;
-    // First: what is made and changed is that of one `up` at a time, and of none that runs.
+    // Before anything else: only one `up` at a time may create or change files, and none while a cluster runs.
     let lock = take_lock(&data)?;
     let prepared = Layout::announce_begin(&data).and_then(|()| Layout::prepare(args));
     if prepared.is_err() && is_new {
-        // Only what is empty but for what was written above.
+        // Removes the directory only if it contains nothing but what was written above.
         let _ = std::fs::remove_file(Layout::end_path(&data));
         let _ = std::fs::remove_file(Layout::lock_path(&data));
         let _ = std::fs::remove_dir(&data);
@@ -130,9 +130,9 @@ pub fn up(args: &UpArgs) -> anyhow::Result<()> {
         return detach(args, &layout, lock);
     }
     let result = supervisor::run(&mut layout);
-    // As long as the lock is held, which `down` waits for.
+    // While the lock is still held, as `down` waits for that.
     let announced = Layout::announce_end(&data, &result);
-    // What it says is nobody's number any more. The file stays: another one may wait for its lock.
+    // The process id in it is no longer valid. The file stays, as another process may be waiting for its lock.
     let emptied = lock.set_len(0);
     drop(lock);
     result
@@ -157,14 +157,14 @@ pub fn down(args: &DownArgs) -> anyhow::Result<()> {
     })?;
     let pid = loop {
         if try_lock(&lock) {
-            // One that is starting would take it for that of another one.
+            // An `up` that is starting would mistake it for the lock of another one.
             drop(lock);
             bail!("no cluster is running in {}", data.display());
         }
-        // One that is starting has the lock before it has written its number.
+        // An `up` that is starting takes the lock before it writes its process id.
         let text = std::fs::read_to_string(&lock_path)?;
         let pid = text.trim().parse().ok();
-        // The number may be that of one that was killed, and some other process may have it now.
+        // The id may be that of a killed `up`, and may have been reused by another process.
         if let Some(pid) = pid.and_then(Pid::from_raw)
             && lock::is_open_in(&lock, pid)?
         {
@@ -243,24 +243,24 @@ fn detach(args: &UpArgs, layout: &Layout, lock: File) -> anyhow::Result<()> {
         .enable_all()
         .build()
         .context("cannot start the runtime")?;
-    // Before there is a process in the background that would go on starting.
+    // Before there is a background process that would continue starting.
     let mut ending = {
         let _context = runtime.enter();
         Ending::listen().context("cannot wait for signals")?
     };
-    // `down` waits for the number of the one that stays.
+    // `down` waits for the process id of the background process.
     lock.set_len(0)?;
     let mut child = command
         .envs([crate::logging::environment()])
-        // It is in the configuration by now, or a flag was typed instead.
+        // The policy is in the configuration by now, or overridden by a flag.
         .env_remove("HARVESTFS_POLICY")
         .stdin(lock)
-        // What it prints is printed below, and has no place in a log: the page's token is in it.
+        // Its output is printed below, and does not belong in a log, since it contains the page's token.
         .stdout(Stdio::null())
         .stderr(log)
         .spawn()
         .context("cannot start the background process")?;
-    // It is locked as long as anybody has it.
+    // The lock is held as long as any process has the file open.
     drop(command);
     runtime.block_on(async {
         let signal = tokio::select! {
@@ -309,7 +309,7 @@ async fn wait_until_ready(
 /// Has what starts in the background stop, and waits for that, unless another signal comes.
 async fn give_up(child: &mut Child, ending: &mut Ending, log_path: &Path) {
     eprintln!("Stopping what has started ...");
-    // It may have ended meanwhile, which is what the signal is for.
+    // It may have ended already, which is what the signal is for.
     let _ = kill_process(Pid::from_child(child), Signal::TERM);
     let stopped = async {
         while matches!(child.try_wait(), Ok(None)) {
@@ -385,7 +385,7 @@ fn take_lock(data: &Path) -> anyhow::Result<File> {
         None => open_lock(&path)?,
     };
     let deadline = Instant::now() + LOCK_PATIENCE;
-    // `down` has it for a moment.
+    // `down` holds it only briefly.
     while !try_lock(&lock) {
         if Instant::now() > deadline {
             bail!(already_running(data));
@@ -394,7 +394,7 @@ fn take_lock(data: &Path) -> anyhow::Result<File> {
     }
     lock.set_len(0)?;
     let number = format!("{}\n", std::process::id());
-    // Who had it before may have written, too, at the place that both share.
+    // A process that held it before has written at the file offset that both share.
     std::os::unix::fs::FileExt::write_all_at(&lock, number.as_bytes(), 0)?;
     Ok(lock)
 }

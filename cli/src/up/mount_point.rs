@@ -1,4 +1,4 @@
-//! Where a cluster is mounted: what may be there before, and what may not be there when it is unmounted.
+//! The mount point of a cluster: checks before it is mounted, and before it is unmounted.
 
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
@@ -10,20 +10,20 @@ use harvestfs_fuse_mount::remove_dead;
 use super::layout::Layout;
 use crate::cluster;
 
-/// Makes the directory to mount on. Refuses one that has something in it, since a mount would hide what programs wrote
-/// while nothing was mounted there, and one that shows another cluster.
+/// Creates the directory to mount on. Refuses one that is not empty, since a mount would hide what programs wrote while
+/// nothing was mounted there, and one on which another cluster is mounted.
 pub fn make(layout: &Layout) -> anyhow::Result<()> {
     let mount = &layout.mount;
     let own = source(&layout.data)?;
     let mut seen = seen_at(mount)?;
     if seen.as_ref().is_some_and(|it| *it != own) {
-        // What a cluster left that was killed, and perhaps removed, is in nobody's way.
+        // The dead mount of a cluster that was killed, and perhaps removed, must not be in the way.
         remove_dead(mount).with_context(|| format!("cannot mount on {}", mount.display()))?;
         seen = seen_at(mount)?;
     }
     if let Some(seen) = seen {
         if seen == own {
-            // A mount that was left by a killed cluster, and answers nobody until its servers run.
+            // A mount left by a killed cluster, which does not respond until its servers run.
             return Ok(());
         }
         bail!(
@@ -49,7 +49,8 @@ pub fn make(layout: &Layout) -> anyhow::Result<()> {
     }
 }
 
-/// Another file system that is mounted in ours, or over it, is its owner's: it may hold what exists nowhere else.
+/// Refuses to continue if another file system is mounted in ours or over it: it may contain data that exists nowhere
+/// else.
 pub fn refuse_if_mounted_below(data: &Path) -> anyhow::Result<()> {
     let Some(mount) = Layout::ready_mount(data) else {
         return Ok(());
@@ -58,7 +59,7 @@ pub fn refuse_if_mounted_below(data: &Path) -> anyhow::Result<()> {
         return Ok(());
     };
     let mounts = mount_table::mounts().context("cannot tell what is mounted")?;
-    // Who cannot read the cluster's identity, as when its key was moved away, can still stop it.
+    // If the cluster's identity cannot be read, for example because its key was moved away, it can still be stopped.
     let source = source(data).ok();
     let below = others_below(&mounts, &directory, source.as_deref());
     if below.is_empty() {
@@ -71,8 +72,8 @@ pub fn refuse_if_mounted_below(data: &Path) -> anyhow::Result<()> {
     )
 }
 
-/// Where other file systems are mounted in or over that of a cluster, in the order in which they have to be unmounted.
-/// `source`: what a mount of the cluster is called. Without it, the first one of HarvestFS there counts as the cluster's.
+/// Paths of other file systems mounted in or over that of a cluster, in the order in which they have to be unmounted.
+/// `source` is the source of the cluster's mount; without it, the first HarvestFS mount there counts as the cluster's.
 fn others_below(mounts: &[MountEntry], directory: &Path, source: Option<&str>) -> Vec<String> {
     let is_own = |it: &&MountEntry| {
         it.mount_point == directory
@@ -89,13 +90,13 @@ fn others_below(mounts: &[MountEntry], directory: &Path, source: Option<&str>) -
         .collect()
 }
 
-/// What a mount of the cluster in a directory is called in the kernel's table.
+/// The source of the cluster's mount in the kernel's mount table; `data` is the cluster's directory.
 fn source(data: &Path) -> anyhow::Result<String> {
     let access = cluster::access(&data.join("client/client.toml"))?;
     Ok(mount_table::source_of(&access.identity.cluster()))
 }
 
-/// What the mount is called that a directory shows, if that is one of HarvestFS.
+/// The source of the mount at a directory, if that is a HarvestFS mount.
 fn seen_at(mount: &Path) -> anyhow::Result<Option<String>> {
     let Some(directory) = canonical(mount)? else {
         return Ok(None);
@@ -107,8 +108,8 @@ fn seen_at(mount: &Path) -> anyhow::Result<Option<String>> {
         .map(|it| it.source.clone()))
 }
 
-/// The path of a mount as the kernel's table has it. None: even what should be above it is gone, so nothing is mounted
-/// there.
+/// The path of a mount as in the kernel's mount table. `None` if its parent directory does not exist, so that nothing
+/// can be mounted there.
 fn canonical(mount: &Path) -> anyhow::Result<Option<PathBuf>> {
     match mount_table::canonical(mount) {
         Ok(path) => Ok(Some(path)),
@@ -154,7 +155,7 @@ mod tests {
         assert_eq!(Layout::ready_mount(data).unwrap(), mount);
         refuse_if_mounted_below(data).unwrap();
         remove_dead(&mount).unwrap();
-        // Whose cluster it is cannot be read, since nothing is configured here.
+        // Which cluster it is cannot be determined, since nothing is configured here.
         std::fs::create_dir_all(&mount).unwrap();
         refuse_if_mounted_below(data).unwrap();
     }

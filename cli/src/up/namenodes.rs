@@ -1,4 +1,4 @@
-//! What the namenodes that `up` started are asked before the other parts are ready.
+//! Queries to the namenodes that `up` started, until the other parts are ready.
 
 use std::cell::Cell;
 use std::convert::Infallible;
@@ -11,9 +11,9 @@ use super::layout::Layout;
 use crate::admin::link::{AdminLink, unexpected};
 use crate::cluster;
 
-/// How often several namenodes are asked whether one of them leads.
+/// Interval at which several namenodes are asked whether one of them leads.
 const LEADER_TICK: Duration = Duration::from_millis(100);
-/// How often it is asked for recovery. Parts are mostly ready before it is asked once.
+/// Interval at which to ask whether the namenode is in recovery. Parts are usually ready before the first time.
 const RECOVERY_TICK: Duration = Duration::from_secs(1);
 const STATUS_DEADLINE: Duration = Duration::from_secs(10);
 
@@ -21,11 +21,11 @@ async fn connect(layout: &Layout) -> anyhow::Result<AdminLink> {
     AdminLink::connect(&cluster::access(&layout.data.join("admin/client.toml"))?).await
 }
 
-/// Waits until one of several namenodes leads. Without a leader the other parts would wait, and could not say what is
-/// wrong with the namenodes.
+/// Waits until one of several namenodes leads. Without a leader the other parts would wait, and could not report what
+/// is wrong with the namenodes.
 ///
 /// # Errors
-/// When none does within `deadline`, and at once when most are copies.
+/// When none does within `deadline`, and immediately when most are copies.
 pub async fn wait_for_leader(layout: &Layout, deadline: Duration) -> anyhow::Result<()> {
     let link = connect(layout).await?;
     let end = Instant::now() + deadline;
@@ -42,16 +42,16 @@ pub async fn wait_for_leader(layout: &Layout, deadline: Duration) -> anyhow::Res
     result
 }
 
-/// How long parts are waited for: while the namenode is in recovery, without an end, since an operator decides then, and
-/// needs it to run.
+/// Limits the wait for parts. While the namenode is in recovery, the wait has no limit, since an operator has to
+/// decide, and needs the namenode to run.
 pub struct Patience {
     deadline: Duration,
-    /// When the namenode was in recovery for the last time.
+    /// Last time that the namenode was seen in recovery.
     in_recovery: Cell<Option<Instant>>,
 }
 
 impl Patience {
-    /// Ends after `deadline`, but for recoveries.
+    /// A limit of `deadline`, not counting recoveries.
     pub fn new(deadline: Duration) -> Self {
         Self {
             deadline,
@@ -59,7 +59,7 @@ impl Patience {
         }
     }
 
-    /// Returns when nothing was to be waited for as long as the deadline.
+    /// Returns once `deadline` has passed without a recovery.
     pub async fn ends(&self) {
         let mut waiting_since = Instant::now();
         loop {
@@ -71,7 +71,7 @@ impl Patience {
         }
     }
 
-    /// Notes whether the namenode is in recovery, and says so once, with what to do.
+    /// Records whether the namenode is in recovery, and reports it once, with what to do.
     pub async fn watch(&self, layout: &Layout) -> Infallible {
         loop {
             sleep(RECOVERY_TICK).await;

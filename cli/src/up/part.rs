@@ -18,11 +18,11 @@ use tokio::time::{Instant, timeout};
 use super::lock::Inherited;
 use crate::daemon;
 
-/// A part that ran this long before it ended is started again at once.
+/// A part that ran for at least this long is restarted after the minimum delay.
 const STABLE: Duration = Duration::from_secs(60);
 const RESTART_DELAY_MIN: Duration = Duration::from_millis(200);
 const RESTART_DELAY_MAX: Duration = Duration::from_secs(10);
-/// How long what was killed is waited for. The kernel may keep it, for a disk that does not answer, say.
+/// Maximum wait for a killed process. The kernel may keep it, for example while a disk does not respond.
 const KILL_DEADLINE: Duration = Duration::from_secs(5);
 
 /// One process of the cluster, which is started again when it ends.
@@ -37,7 +37,7 @@ pub struct Part {
 }
 
 impl Part {
-    /// A part that is not started yet.
+    /// Creates a part without starting it.
     pub fn new(
         name: &str,
         arguments: Vec<std::ffi::OsString>,
@@ -55,27 +55,27 @@ impl Part {
         }
     }
 
-    /// Its name.
+    /// The part's name.
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// Where it logs.
+    /// Path of its log.
     pub fn log(&self) -> &Path {
         &self.log
     }
 
-    /// Starts it, and returns when it says that it is ready, or when `patience` ends. When this is given up, it starts
-    /// nevertheless.
+    /// Starts the process, and returns when it reports that it is ready, or when `patience` ends. If this future is
+    /// dropped, the process keeps starting.
     pub async fn start(&mut self, patience: impl Future<Output = ()>) -> anyhow::Result<()> {
-        // Before anything can fail: what cannot be started has not run since the last attempt.
+        // Before anything can fail: a failed start must not count as running since the last successful one.
         self.started = Instant::now();
         let log = File::options()
             .create(true)
             .append(true)
             .open(&self.log)
             .with_context(|| format!("cannot open {}", self.log.display()))?;
-        // This program as it runs, even if its file has been replaced meanwhile.
+        // The running binary, even if its file has been replaced in the meantime.
         let mut command = Command::new("/proc/self/exe");
         command
             .arg0(daemon::PROGRAM)
@@ -83,7 +83,7 @@ impl Part {
             .arg(std::process::id().to_string())
             .args(&self.arguments)
             .envs([crate::logging::environment()])
-            // Ctrl-C is for the supervisor alone: it stops the parts in their order.
+            // Ctrl-C must reach only the supervisor, which stops the parts in order.
             .process_group(0)
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
@@ -100,7 +100,8 @@ impl Part {
         let stdout = stdout.context("the pipe that was asked for is missing")?;
         let mut lines = BufReader::new(stdout).lines();
         let (is_ready, ready) = oneshot::channel();
-        // Apart: it says so also when nobody waits for it any more, and must not end for that.
+        // In a task of its own: the part prints this even if nobody waits for it any more, and must not fail because
+        // of that.
         tokio::spawn(async move {
             while let Ok(Some(line)) = lines.next_line().await {
                 if line.starts_with(READY) {
@@ -130,18 +131,18 @@ impl Part {
         }
     }
 
-    /// Returns when it has no process any more, with how that ended. None: it could not be started.
+    /// Waits until the process has ended, and returns its status; `None` if there is no process.
     pub async fn ended(&mut self) -> std::io::Result<Option<ExitStatus>> {
         let Some(child) = &mut self.child else {
             return Ok(None);
         };
         let status = child.wait().await?;
-        // It has not failed while it stopped, which `finish` says.
+        // This was not a failure during a stop, which `finish` reports.
         self.child = None;
         Ok(Some(status))
     }
 
-    /// How long to wait before the next start; grows while it keeps ending.
+    /// Delay before the next start; it grows while the part keeps ending early.
     pub fn next_restart_delay(&mut self) -> Duration {
         if self.started.elapsed() > STABLE {
             self.restart_delay = RESTART_DELAY_MIN;
@@ -168,10 +169,12 @@ impl Part {
         self.judge(status?)
     }
 
-    /// Whether it ended in good order when it was to end. It is forgotten, so that nothing is told twice.
+    /// Checks that the process ended in good order when it was stopped. Forgets the process, so that an error is
+    /// reported only once.
     fn judge(&mut self, status: ExitStatus) -> anyhow::Result<()> {
         self.child = None;
-        // A part listens for the signal first: one that ends by it has nothing to put in order.
+        // A part first sets up its signal handling: if the signal kills it, it has not begun anything that needs
+        // cleanup.
         let had_not_begun = status.signal() == Some(Signal::TERM.as_raw());
         if !status.success() && !had_not_begun {
             bail!(
@@ -183,7 +186,7 @@ impl Part {
         Ok(())
     }
 
-    /// Kills the process, if there is one; then the error says why.
+    /// Kills the process, if there is one, and then returns `why` as an error.
     pub async fn kill(&mut self, why: &str) -> anyhow::Result<()> {
         let Some(child) = &mut self.child else {
             return Ok(());
@@ -214,7 +217,7 @@ impl Part {
             .and_then(|pid| i32::try_from(pid).ok())
             .and_then(Pid::from_raw);
         if let Some(pid) = pid {
-            // It may have ended meanwhile, which is what the signal is for.
+            // It may have ended already, which is what the signal is for.
             let _ = kill_process(pid, signal);
         }
     }
@@ -230,13 +233,13 @@ mod tests {
         Part::new("part", Vec::new(), directory, &Rc::new(lock))
     }
 
-    /// Gives it a process that does not end when it is told to.
+    /// Gives the part a process that ignores requests to end.
     fn hang(part: &mut Part) {
         let child = Command::new("sleep").arg("60").spawn().unwrap();
         let stat = format!("/proc/{}/stat", child.id().unwrap());
         part.child = Some(child);
         part.signal(Signal::STOP);
-        // Until it has stopped, it would end.
+        // Before it has stopped, it would still end.
         while !std::fs::read_to_string(&stat).unwrap().contains(") T ") {
             std::thread::yield_now();
         }

@@ -1,4 +1,4 @@
-//! Starts the parts in their order, starts again what ends by itself, and stops all of it.
+//! Starts the parts in order, restarts those that end by themselves, and stops all of them.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::pin::pin;
@@ -19,11 +19,11 @@ use super::namenodes::{self, Patience};
 use super::part::Part;
 use crate::daemon::StopSignal;
 
-/// Longest start of one part. A namenode replays its journal in this time.
+/// Maximum time for the start of one part, in which a namenode replays its journal.
 const PART_START_DEADLINE: Duration = Duration::from_secs(60);
-/// How much longer those namenodes are waited for that are not needed.
+/// Additional time to wait for namenodes that are not needed for a majority.
 const OTHERS_GRACE: Duration = Duration::from_secs(10);
-/// Longest orderly stop of one part; a mount writes back what is dirty in this time.
+/// Maximum time for the orderly stop of one part, in which a mount writes back dirty data.
 const PART_STOP_DEADLINE: Duration = Duration::from_secs(65);
 
 /// Runs the cluster until SIGINT, SIGTERM or SIGHUP.
@@ -37,7 +37,7 @@ pub fn run(layout: &mut Layout) -> anyhow::Result<()> {
 
 async fn supervise(layout: &mut Layout) -> anyhow::Result<()> {
     let mut signals = StopSignal::listen()?;
-    // That of one that was killed.
+    // Left by an `up` that was killed.
     super::remove_if_there(&layout.ready_path())?;
     let lock_path = Layout::servers_lock_path(&layout.data);
     let lock = tokio::select! {
@@ -48,12 +48,12 @@ async fn supervise(layout: &mut Layout) -> anyhow::Result<()> {
     let mut parts = servers(layout, &Rc::new(lock));
     let started = tokio::select! {
         biased;
-        // First: it would be taken for a further one below.
+        // First, as it would otherwise be taken for a second signal below.
         () = signals.received() => return finish(&mut parts, layout, &mut signals).await,
         started = start(&mut parts, layout) => started,
     };
     if let Err(error) = started {
-        // What went wrong first is what the user needs to read.
+        // The user needs to see the first error.
         let _ = finish(&mut parts, layout, &mut signals).await;
         return Err(error);
     }
@@ -62,7 +62,7 @@ async fn supervise(layout: &mut Layout) -> anyhow::Result<()> {
     println!("Stop it with Ctrl-C.");
     tokio::select! {
         biased;
-        // First: of what has ended just now, nothing is started again.
+        // First, so that nothing that has just ended is restarted.
         () = signals.received() => {}
         _ = join_all(parts.all().map(keep)) => {}
     }
@@ -71,8 +71,8 @@ async fn supervise(layout: &mut Layout) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Starts the part again whenever it ends or could not be started, without an end of its own. Each part has its own
-/// keeper: one that is slow to get ready does not keep another one down.
+/// Restarts a part, forever, whenever it ends or could not be started. Each part has its own keeper, so that a slow one
+/// does not delay the restart of another.
 async fn keep(part: &mut Part) {
     loop {
         let status = match part.ended().await {
@@ -96,11 +96,11 @@ async fn keep(part: &mut Part) {
 
 const MOUNT: &str = "mount";
 
-/// In the order in which they are started: all of a step at once.
+/// The parts in the order in which they are started; those of a step start simultaneously.
 struct Parts {
     namenodes: Vec<Part>,
     datanodes: Vec<Part>,
-    /// None before the servers run.
+    /// Empty until the servers run.
     mount: Option<Part>,
 }
 
@@ -158,13 +158,13 @@ async fn start_others(
 ) -> anyhow::Result<()> {
     start_all(&mut parts.datanodes, patience).await?;
     let lock = Rc::new(Inherited::wait(&Layout::mount_lock_path(&layout.data)).await?);
-    // Programs may have gone on when the mount of before went away.
+    // Programs may have continued to write when the previous mount ended.
     mount_point::make(layout)?;
     let mount = parts.mount.insert(mount(layout, &lock));
     mount.start(patience.ends()).await
 }
 
-/// Starts the namenodes at once. Most of a group are enough: the others are started again until they run.
+/// Starts the namenodes simultaneously. A majority of the group is enough: the others are restarted until they run.
 async fn start_namenodes(namenodes: &mut [Part], patience: &Patience) -> anyhow::Result<()> {
     let starting = namenodes.iter_mut().map(|part| part.start(patience.ends()));
     for (at, error) in most_started(starting.collect()).await? {
@@ -182,8 +182,8 @@ async fn start_namenodes(namenodes: &mut [Part], patience: &Patience) -> anyhow:
     Ok(())
 }
 
-/// Waits until most of those that start have done so, and a while longer for the others. Returns which of them have not,
-/// and why, if that is known.
+/// Waits until a majority has started, and a while longer for the others. Returns those that have not started, each
+/// with the reason, if known.
 async fn most_started(
     starting: Vec<impl Future<Output = anyhow::Result<()>>>,
 ) -> anyhow::Result<Vec<(usize, Option<anyhow::Error>)>> {
@@ -228,7 +228,7 @@ async fn most_started(
     Ok(others.map(|at| (at, failed.remove(&at))).collect())
 }
 
-/// Starts all parts of a step at once.
+/// Starts all parts of a step simultaneously.
 async fn start_all(step: &mut [Part], patience: &Patience) -> anyhow::Result<()> {
     let starting = step.iter_mut().map(|part| part.start(patience.ends()));
     futures::future::try_join_all(starting).await?;
@@ -248,8 +248,8 @@ fn mount(layout: &Layout, lock: &Rc<Inherited>) -> Part {
     Part::new(MOUNT, arguments, &Layout::log_directory(&layout.data), lock)
 }
 
-/// Stops everything, or kills what is left at a further Ctrl-C: not at SIGTERM, which each `down` sends. The error names
-/// all that failed, each in a line.
+/// Stops everything, or kills what is left at another Ctrl-C, but not at SIGTERM, which each `down` sends. The error
+/// lists all failures, one per line.
 async fn finish(
     parts: &mut Parts,
     layout: &Layout,
@@ -279,8 +279,8 @@ async fn finish(
     Ok(())
 }
 
-/// The mount first, so that it can still write back; the namenodes last. What has failed by then is told also when
-/// this is given up.
+/// Stops the mount first, so that it can still write back, and the namenodes last. Failures are added to `results` as
+/// they occur, so that they are known even if this future is dropped.
 async fn stop_in_order(parts: &mut Parts, layout: &Layout, results: &mut Vec<anyhow::Result<()>>) {
     stop(parts.mount.as_mut_slice(), results).await;
     results.push(remove_mount(layout));
@@ -288,12 +288,12 @@ async fn stop_in_order(parts: &mut Parts, layout: &Layout, results: &mut Vec<any
     stop(&mut parts.namenodes, results).await;
 }
 
-/// One that was killed is still mounted, and answers nobody.
+/// Unmounts what a killed mount process has left, which no longer responds.
 fn remove_mount(layout: &Layout) -> anyhow::Result<()> {
     remove_dead(&layout.mount).context("cannot unmount what was left of the mount")
 }
 
-/// Stops all parts of a step at once, and adds to the results as each of them ends.
+/// Stops all parts of a step simultaneously, and adds to `results` as each of them ends.
 pub(super) async fn stop(parts: &mut [Part], results: &mut Vec<anyhow::Result<()>>) {
     for part in parts.iter() {
         part.terminate();
@@ -323,10 +323,10 @@ mod tests {
         std::fs::create_dir(&log).unwrap();
         assert!(part.start(std::future::pending()).await.is_err());
         let started = async {
-            // It is tried in vain meanwhile, too.
+            // Attempts before this fail.
             sleep(Duration::from_millis(500)).await;
             std::fs::remove_dir(&log).unwrap();
-            // What is started is the program of this test, which does not know what a part is told, and says so.
+            // The started program is this test's binary, which does not know a part's arguments, and prints that.
             while std::fs::read(&log).unwrap_or_default().is_empty() {
                 sleep(Duration::from_millis(10)).await;
             }
@@ -375,7 +375,7 @@ mod tests {
         assert!(only.await.is_err());
         let two = most_started(vec![fails(1), starts(3, Ok(())), fails(2)]);
         assert!(two.await.is_err());
-        // Late is not never: each says itself when it has waited for too long.
+        // Each start has its own limit, so a slow one is not taken for a failed one.
         let slow = most_started(vec![fails(1), starts(3, Ok(())), starts(50, Ok(()))]);
         assert_eq!(slow.await.expect("most start").len(), 1);
     }

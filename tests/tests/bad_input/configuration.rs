@@ -1,4 +1,4 @@
-//! Configuration and identities that cannot be used.
+//! Invalid configurations and identities.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
@@ -27,7 +27,7 @@ fn an_error_in_a_configuration_file_names_file_and_line_and_what_is_accepted() {
     let namenode = cluster.path("namenode/namenode.toml");
     let datanode = cluster.path("datanode-1/datanode.toml");
     let client = cluster.path("client/client.toml");
-    // Part, file, what its first line that starts so becomes, and what is said of it.
+    // Part, file, the start of the line to replace, its replacement, and text in the error message.
     for (part, path, start, line, accepted) in [
         (
             "namenode",
@@ -90,7 +90,7 @@ fn an_error_in_a_configuration_file_names_file_and_line_and_what_is_accepted() {
     let (status, said) = refused(&cluster, "namenode", &cluster.path("no-such.toml"));
     assert_eq!(status, 2, "{said}");
     assert!(said.contains("no-such.toml"), "{said}");
-    // None of it has left anything behind.
+    // None of these attempts has left anything behind.
     cluster.start_namenode();
     cluster.start_datanode(1);
 }

@@ -1,4 +1,4 @@
-//! What disks do to replicas and volumes.
+//! Damage by disks to replicas and volumes.
 
 use std::fs::{self, File, OpenOptions};
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
@@ -13,7 +13,7 @@ use crate::{assert_serves, files_below};
 
 /// A replica file's header: a page that no other replica of the block shares.
 const HEADER_BYTES: usize = 4096;
-/// Where a replica file's first chunk is.
+/// Offset of the first chunk in a replica file.
 const FIRST_CHUNK: u64 = 8192;
 const FILE_BYTES: usize = 3 << 20;
 
@@ -27,12 +27,12 @@ fn sealed_replicas(cluster: &Cluster, number: usize) -> Vec<PathBuf> {
     files
 }
 
-/// How many of the datanodes have the block in the file called `name` with exactly this content.
+/// Number of datanodes that have the block in the file `name` with exactly this content.
 fn good_replicas(cluster: &Cluster, datanodes: usize, name: &Path, content: &[u8]) -> usize {
     (1..=datanodes)
         .flat_map(|number| sealed_replicas(cluster, number))
         .filter(|path| path.file_name() == name.file_name())
-        // It may be removed meanwhile.
+        // It may have been removed in the meantime.
         .filter_map(|path| fs::read(path).ok())
         .filter(|bytes| bytes.get(HEADER_BYTES..) == Some(&content[HEADER_BYTES..]))
         .count()
@@ -60,7 +60,7 @@ fn damaged_replicas_are_never_read_and_are_replaced() {
     }) else {
         return;
     };
-    // Enough that the first datanode has five replicas, wherever they are placed.
+    // Enough files that the first datanode has five replicas, wherever they are placed.
     let file_names: Vec<String> = (0..12).map(|number| format!("f{number}")).collect();
     for (seed, name) in (0..).zip(&file_names) {
         let path = mount.join(name);
@@ -78,9 +78,9 @@ fn damaged_replicas_are_never_read_and_are_replaced() {
         .take(5)
         .map(|path| fs::read(path).expect("a replica"))
         .collect();
-    // While it runs, a bit of data.
+    // While it runs: flips a bit of data.
     flip(&replicas[0], FIRST_CHUNK + 100);
-    // While it does not: a bit of data further on, a checksum, the end, all of it.
+    // While it is stopped: damages a later bit of data, a checksum, the end, and a whole file.
     cluster.stop(&Cluster::datanode(1));
     let last = contents[1].len() as u64 - 1;
     flip(&replicas[1], last);
@@ -93,8 +93,8 @@ fn damaged_replicas_are_never_read_and_are_replaced() {
     cluster.start_datanode(1);
     cluster.wait_alive(3, Duration::from_secs(30));
 
-    // Each client may choose the good replicas; sooner or later one meets the bad ones, or the
-    // scrubber does. What is read is right in any case.
+    // Clients may choose the good replicas; sooner or later one reads the bad ones, or the scrubber
+    // does. Data that is read is correct in any case.
     wait_until("good replicas only", Duration::from_secs(60), || {
         for (seed, name) in (0..).zip(&file_names) {
             let path = format!("/{name}");
@@ -115,7 +115,7 @@ fn damaged_replicas_are_never_read_and_are_replaced() {
     assert_serves(&mut cluster, &mount, 5);
 }
 
-/// The disk is a pipe, which has nothing to read as long as its other end is open.
+/// The disk is a pipe, which blocks readers as long as its other end is open.
 #[test]
 fn a_datanode_ends_in_good_order_while_a_disk_does_not_answer_at_the_start() {
     let mut cluster = Cluster::start(&ClusterOptions {
@@ -135,7 +135,7 @@ fn a_datanode_ends_in_good_order_while_a_disk_does_not_answer_at_the_start() {
     wait_until("it waits for the disk", deadline, || {
         let mut options = OpenOptions::new();
         options.write(true);
-        // Fails as long as nobody reads.
+        // This fails until there is a reader.
         options.custom_flags(OFlags::NONBLOCK.bits().cast_signed());
         silent = options.open(&version).ok();
         silent.is_some()

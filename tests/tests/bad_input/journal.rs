@@ -1,4 +1,4 @@
-//! What disks and crashes do to the namenode's journal.
+//! Damage by disks and crashes to the namenode's journal.
 
 use std::fs::{self, File, OpenOptions};
 use std::os::unix::fs::FileExt;
@@ -10,8 +10,8 @@ use rand::{Rng, SeedableRng};
 
 use crate::{assert_serves, refused, wait_for_log};
 
-/// Where a segment's first record is, and the size of a record's header, whose first 4 bytes are
-/// the length of what follows it.
+/// Offset of a segment's first record, and the size of a record's header, whose first 4 bytes are
+/// the length of the data that follows it.
 const FIRST_RECORD: u64 = 4096;
 const RECORD_HEADER_BYTES: u64 = 28;
 
@@ -25,7 +25,7 @@ fn last_segment(cluster: &Cluster) -> PathBuf {
         .expect("there is one")
 }
 
-/// Where each record of a segment starts, and where the last one ends.
+/// Offsets at which the records of a segment start, and at which the last one ends.
 fn records(segment: &File) -> Vec<u64> {
     let mut offsets = vec![FIRST_RECORD];
     let mut offset = FIRST_RECORD;
@@ -66,7 +66,7 @@ fn a_torn_tail_is_dropped_and_damage_is_refused_and_nothing_acknowledged_is_lost
     files(&mount, 0..30, false);
     cluster.kill("namenode");
 
-    // What a crash leaves behind: the beginning of records that were never acknowledged.
+    // The remains of a crash: the beginning of records that were never acknowledged.
     let path = last_segment(&cluster);
     let segment = OpenOptions::new()
         .read(true)
@@ -89,7 +89,7 @@ fn a_torn_tail_is_dropped_and_damage_is_refused_and_nothing_acknowledged_is_lost
     files(&mount, 30..60, false);
     cluster.kill("namenode");
 
-    // Not a crash: a bit in the middle of what was acknowledged.
+    // Not a crash: a flipped bit in the middle of acknowledged records.
     let path = last_segment(&cluster);
     let segment = OpenOptions::new()
         .read(true)
@@ -115,7 +115,7 @@ fn a_torn_tail_is_dropped_and_damage_is_refused_and_nothing_acknowledged_is_lost
         );
         assert!(said.contains("does not start"), "{said}");
     }
-    // Refusing has changed nothing: with the bit as it was, all is there.
+    // The refusal has changed nothing: with the bit restored, everything is there.
     segment.write_all_at(&byte, place).expect("write");
     drop(segment);
     cluster.start_namenode();

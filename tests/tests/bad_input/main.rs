@@ -1,5 +1,5 @@
-//! Bad input of every kind, against real processes: each gets a clear, typed error, nothing panics,
-//! nothing that was acknowledged is lost, and everybody else is served on.
+//! Invalid input of every kind, sent to real processes: each gets a clear, typed error, nothing panics,
+//! nothing acknowledged is lost, and all others continue to be served.
 
 mod configuration;
 mod damage;
@@ -16,7 +16,7 @@ use std::time::Duration;
 
 use harvestfs_tests::{Cluster, Pattern, harvestfs, wait_until};
 
-/// Makes sure that a cluster with the mount `mount` is as good as new: it takes and gives data, fsck
+/// Checks that a cluster with the mount `mount` works perfectly: it stores and returns data, fsck
 /// is healthy, every process that was started still runs, and none has panicked.
 fn assert_serves(cluster: &mut Cluster, mount: &Path, running: usize) {
     let pattern = Pattern { seed: 77 };
@@ -32,7 +32,7 @@ fn assert_serves(cluster: &mut Cluster, mount: &Path, running: usize) {
     assert_no_panic(cluster);
 }
 
-/// No part of the cluster has panicked.
+/// Checks that no part of the cluster has panicked.
 fn assert_no_panic(cluster: &mut Cluster) {
     for part in cluster.running() {
         let log = cluster.log(&part);
@@ -40,7 +40,7 @@ fn assert_no_panic(cluster: &mut Cluster) {
     }
 }
 
-/// Runs a part that must refuse to start. Returns its exit status and what it said.
+/// Runs a part that must refuse to start. Returns its exit status and output.
 fn refused(cluster: &Cluster, part: &str, config: &Path) -> (i32, String) {
     let said = cluster.path("refused.log");
     let mut child = Command::new(harvestfs())
@@ -81,7 +81,7 @@ fn files_below(directory: &Path) -> Vec<PathBuf> {
     let mut found = Vec::new();
     let mut pending = vec![directory.to_owned()];
     while let Some(directory) = pending.pop() {
-        // What a running datanode moves or removes meanwhile is not there.
+        // A running datanode may move or remove files in the meantime.
         for entry in fs::read_dir(&directory).into_iter().flatten().flatten() {
             match entry.file_type() {
                 Ok(kind) if kind.is_dir() => pending.push(entry.path()),

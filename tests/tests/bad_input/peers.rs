@@ -1,4 +1,4 @@
-//! Members of the cluster that ask for what is not theirs.
+//! Members of the cluster that request what they are not allowed to have.
 
 use std::fs;
 use std::path::PathBuf;
@@ -85,11 +85,11 @@ fn a_certificate_allows_its_role_only() {
         }
         // Nor may it register as another server.
         assert_denied(&datanode.call(&register(Cluster::datanode(2))).await);
-        // Without having registered it says nothing.
+        // Before it has registered, its heartbeat is refused.
         let early = datanode.call(&heartbeat).await;
         assert!(matches!(early, Err(FsError::Protocol(_))), "{early:?}");
 
-        // No namenode dials a datanode.
+        // A namenode never connects to a datanode.
         let target = wire::datanode(&cluster, 1);
         // It may be closed before or after the handshake is done on this side.
         let closed = match wire::try_connect(&cluster, "namenode/identity", &target).await {
@@ -193,7 +193,7 @@ async fn ask<M: serde::de::DeserializeOwned>(connection: &Connection, request: D
     answer.expect("one before the end").0
 }
 
-/// What a datanode says to each kind of request with a token.
+/// The errors of a datanode for each kind of request with a token.
 async fn errors_with(
     connection: &Connection,
     block: BlockId,
@@ -236,7 +236,7 @@ async fn errors_with(
     errors
 }
 
-/// The key that the namenode signs with, from its own file: a version byte, then keys.
+/// The key with which the namenode signs, read from its own file: a version byte, then keys.
 fn signing_key(cluster: &Cluster) -> TokenKey {
     let bytes = fs::read(cluster.path("namenode/data/token-keys")).expect("the keys");
     let (_version, keys): (u8, Vec<(TokenKey, u64)>) =
@@ -273,7 +273,7 @@ fn a_token_that_is_forged_of_another_block_or_expired_opens_nothing() {
         for index in 0..good.len() {
             let mut bytes = good.clone();
             bytes[index] ^= 1;
-            // Some changes make no token at all: a message that the stream refuses.
+            // Some changes result in no token at all, but a message that the stream refuses.
             if let Ok(token) = postcard::from_bytes::<BlockToken>(&bytes) {
                 forged.push(token);
             }
@@ -287,7 +287,7 @@ fn a_token_that_is_forged_of_another_block_or_expired_opens_nothing() {
                 );
             }
         }
-        // Rights that are real, but not these.
+        // Valid rights, but to other blocks or operations.
         for (block, token, to_write) in [
             (secret.block, mine.token, false),
             (mine.block, other.token, false),
@@ -297,7 +297,7 @@ fn a_token_that_is_forged_of_another_block_or_expired_opens_nothing() {
                 assert!(matches!(error, DataError::BadToken(_)), "{error:?}");
             }
         }
-        // Rights that were.
+        // Rights that have expired.
         let signer = TokenSigner::new(&signing_key(&cluster));
         for right in [Right::Read, Right::Write] {
             let token = signer.sign(secret.block, right, now_unix_ms - 1);
@@ -306,7 +306,7 @@ fn a_token_that_is_forged_of_another_block_or_expired_opens_nothing() {
             assert!(expired, "{errors:?}");
         }
 
-        // And with the real one, it opens.
+        // And the real token gives access.
         let request = DataRequest::Read(ReadRequest {
             block: secret.block,
             token: secret.token,

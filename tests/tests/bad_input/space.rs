@@ -1,4 +1,4 @@
-//! Space that runs out, was never there, or goes away; and names and paths that are too long.
+//! Space that runs out, never existed, or disappears; and names and paths that are too long.
 
 use std::fs::{self, File};
 use std::io::{ErrorKind, Write};
@@ -28,7 +28,7 @@ fn check(path: &Path, seed: u64) {
 fn bytes_below(directory: &Path) -> u64 {
     files_below(directory)
         .iter()
-        // It may be removed meanwhile.
+        // It may have been removed in the meantime.
         .filter_map(|path| fs::metadata(path).ok())
         .map(|metadata| metadata.len())
         .sum()
@@ -60,7 +60,7 @@ fn a_full_cluster_says_so_keeps_its_quotas_and_what_it_has() {
         assert!(written < 200, "a full cluster refuses");
     };
     assert_eq!(refused.kind(), ErrorKind::StorageFull, "{refused}");
-    // A third of the space would be too little to call it full.
+    // With less than a third of the space in use, it must not count as full.
     assert!(written >= 16, "full with {written} files of 1 MiB");
     for number in 1..=3 {
         let used = bytes_below(&volume(&cluster, number));
@@ -69,7 +69,7 @@ fn a_full_cluster_says_so_keeps_its_quotas_and_what_it_has() {
     for seed in 0..written {
         check(&file(seed), seed);
     }
-    // Names need no space on the datanodes; what is there can be removed, and makes room.
+    // Names need no space on the datanodes; existing files can be removed, which makes room.
     fs::create_dir(mount.join("directory")).expect("mkdir");
     fs::rename(file(0), mount.join("directory/f0")).expect("rename");
     fs::remove_file(file(written)).ok();
@@ -106,7 +106,7 @@ fn a_quota_of_zero_takes_nothing_and_harms_nobody() {
     }
     assert_eq!(cluster.node_status(4)["replicas"], 0);
     assert_serves(&mut cluster, &mount, 6);
-    // The other datanodes are gone: writes wait for them, and `doctor` says so.
+    // The other datanodes have failed: writes wait for them, and `doctor` reports that.
     for number in 1..=3 {
         cluster.kill(&Cluster::datanode(number));
     }
@@ -115,7 +115,7 @@ fn a_quota_of_zero_takes_nothing_and_harms_nobody() {
         let told = "a write needs 2 datanodes, and 0 can take it now: 3 are silent, 1 is full";
         String::from_utf8_lossy(&doctor.stdout).contains(told)
     });
-    // A clear refusal, not a wait without end.
+    // A clear refusal instead of an endless wait.
     let impatient = cluster.mount_with("impatient", &["--unreachable-timeout", "2"]);
     let error = write_synced(&impatient.join("nowhere"), 1).expect_err("there is no room");
     assert_eq!(
@@ -152,7 +152,7 @@ fn a_volume_that_is_lost_takes_only_its_own_replicas_down() {
             .iter()
             .all(|volume| !files_below(&volume.join("sealed")).is_empty())
     });
-    // The disk under one of them is not what it was: its file of identity is garbage.
+    // The disk under one of them has changed: its identity file is garbage.
     cluster.stop(&Cluster::datanode(1));
     fs::write(second.join("VERSION"), "no volume").expect("write");
     cluster.start_datanode(1);
@@ -162,7 +162,7 @@ fn a_volume_that_is_lost_takes_only_its_own_replicas_down() {
     for seed in 0..24 {
         check(&mount.join(format!("f{seed}")), seed);
     }
-    // Its replicas are made again elsewhere.
+    // Its replicas are created again elsewhere.
     assert_serves(&mut cluster, &mount, 5);
     let replicas = cluster.node_status(1)["replicas"].as_u64();
     assert!(replicas > Some(0), "{replicas:?}");
@@ -227,7 +227,7 @@ fn a_disk_that_is_fuller_than_its_quota_is_written_around() {
         check(&mount.join(format!("f{seed}")), seed);
     }
     assert_serves(&mut cluster, &mount, 5);
-    // The datanode lets go of its disk before that goes, and that goes before the directory it is in.
+    // The datanode must release its disk before that is unmounted, and that before its directory is removed.
     cluster.stop(&Cluster::datanode(1));
     drop(disk);
 }
@@ -270,7 +270,7 @@ fn names_and_paths_that_are_too_long_are_refused() {
     let said = String::from_utf8_lossy(&output.stderr).into_owned();
     assert!(said.contains("name") && said.contains("long"), "{said}");
 
-    // Step by step, deeper than any path of PATH_MAX can say, until it is refused.
+    // Step by step, deeper than a path of PATH_MAX can express, until it is refused.
     let mode = Mode::from_raw_mode(0o755);
     let mut parent = directory(&top, ".").expect("the top");
     let mut depth = 0;
@@ -283,7 +283,7 @@ fn names_and_paths_that_are_too_long_are_refused() {
         assert!(depth <= 5000, "there is no end");
     };
     assert_eq!((refused, depth), (Errno::NAMETOOLONG, 4096));
-    // Every level of it is there, and can be removed from the bottom.
+    // Every level exists, and can be removed from the bottom up.
     for _ in 0..depth {
         let above = directory(&parent, "..").expect("its parent");
         unlinkat(&above, "d", AtFlags::REMOVEDIR).expect("it is empty");

@@ -1,4 +1,4 @@
-//! Bytes that are no protocol, and peers that do not belong to the cluster.
+//! Bytes that do not follow the protocol, and peers that do not belong to the cluster.
 
 use std::net::UdpSocket;
 use std::path::PathBuf;
@@ -52,18 +52,18 @@ fn random_datagrams() {
             let mut datagram = vec![0; length];
             rng.fill_bytes(&mut datagram);
             if round % 2 == 0 && length > 5 {
-                // Looks like the first packet of a connection of QUIC version 1.
+                // Looks like the first packet of a QUIC version 1 connection.
                 datagram[0] |= 0xc0;
                 datagram[1..5].copy_from_slice(&1_u32.to_be_bytes());
             }
-            // A full queue of the socket drops what comes, as networks do.
+            // A full socket queue drops datagrams, as networks do.
             let _ = socket.send_to(&datagram, target.addr);
         }
     }
     assert_serves(&mut cluster, &mount, 4);
 }
 
-/// What is no stream, with what it shows.
+/// Invalid streams, each with a description.
 fn broken_streams(kind: u8) -> Vec<(&'static str, Vec<u8>)> {
     let prefix = |header_len: usize, data_len: usize| {
         let mut bytes = vec![kind];
@@ -100,7 +100,7 @@ async fn send(
 ) -> (quinn::Connection, quinn::RecvStream) {
     let connection = wire::raw_after_hello(cluster, target, &wire::good_hello()).await;
     let (mut sender, receiver) = connection.open_bi().await.expect("a stream");
-    // The other side may have ended the connection before it read everything.
+    // The peer may have closed the connection before it read everything.
     let _ = sender.write_all(bytes).await;
     let _ = sender.finish();
     (connection, receiver)
@@ -139,7 +139,7 @@ fn broken_frames_to_the_namenode_end_the_connection_with_a_reason() {
     assert_serves(&mut cluster, &mount, 4);
 }
 
-/// A request that only a peer without our `Name` type can make.
+/// A request that only a peer without our `Name` type can create.
 fn request_with_too_long_a_name() -> Vec<u8> {
     let request = RequestFrame {
         id: 1,
@@ -248,7 +248,7 @@ fn without_a_certificate_of_the_cluster_nobody_gets_in() {
                 };
                 assert!(said.contains(reason), "{said}");
             }
-            // The other way round: a client of another cluster notices where it is.
+            // Conversely, a client of another cluster notices that this is not its own.
             let error = wire::endpoint(&cluster, "foreign", TransportOptions::default())
                 .connect(target.addr, &target.peer, wire::DEADLINE)
                 .await

@@ -1,4 +1,4 @@
-//! Connections that send any bytes that a test wants.
+//! Connections that send arbitrary bytes.
 
 use std::net::SocketAddr;
 use std::path::Path;
@@ -22,7 +22,7 @@ use harvestfs_tests::Cluster;
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 
-/// More than any answer takes on a loaded machine.
+/// Longer than any answer takes on a loaded machine.
 pub const DEADLINE: Duration = Duration::from_secs(15);
 
 /// A part of the cluster to talk to.
@@ -52,7 +52,7 @@ pub fn datanode(cluster: &Cluster, number: usize) -> Target {
     }
 }
 
-/// Runs what is asynchronous.
+/// Runs a future to completion.
 pub fn block_on<F: Future>(future: F) -> F::Output {
     tokio::runtime::Builder::new_current_thread()
         .enable_all()
@@ -67,13 +67,13 @@ pub fn endpoint(cluster: &Cluster, directory: &str, options: TransportOptions) -
     Endpoint::bind(any_address(), &identity, options).expect("an endpoint")
 }
 
-/// A connection as `directory` proves it.
+/// Connects with the identity in `directory`.
 pub async fn connect(cluster: &Cluster, directory: &str, target: &Target) -> Connection {
     let connection = try_connect(cluster, directory, target).await;
     connection.expect("a connection")
 }
 
-/// As [`connect`], where a refusal is expected.
+/// Same as [`connect`], where a refusal is expected.
 pub async fn try_connect(
     cluster: &Cluster,
     directory: &str,
@@ -84,7 +84,7 @@ pub async fn try_connect(
         .await
 }
 
-/// The other side ended a connection because this side may not do what it did.
+/// Checks that the peer closed a connection because this side did something forbidden.
 pub fn assert_not_allowed(end: &TransportError) {
     let code = CloseCode::NOT_ALLOWED;
     assert!(
@@ -100,10 +100,10 @@ pub struct Rpc {
 }
 
 impl Rpc {
-    /// Connects as `directory` proves it.
+    /// Connects with the identity in `directory`.
     pub async fn connect(cluster: &Cluster, directory: &str) -> Self {
         let connection = connect(cluster, directory, &namenode(cluster)).await;
-        // Nobody takes notices: the namenode ends this session if it ever waits for an answer.
+        // Notices are not handled: the namenode ends this session if it ever waits for an answer.
         let (notices, _) = tokio::sync::mpsc::channel(1);
         let client = RpcClient::start(connection, notices).await;
         Self {
@@ -156,7 +156,7 @@ impl Rpc {
         self.call(&Request::Meta(call)).await
     }
 
-    /// Ends the session, so that nothing of it is left.
+    /// Ends the session, so that it leaves nothing behind.
     pub async fn close(self) {
         let closed = self.call(&Request::CloseSession).await;
         assert_eq!(closed, Ok::<_, FsError>(Reply::Done));
@@ -201,7 +201,7 @@ pub async fn raw(
     Ok(connecting.await?)
 }
 
-/// A QUIC connection with the cluster's client certificate, after `hello` was said.
+/// A QUIC connection with the cluster's client certificate, on which `hello` has been sent.
 pub async fn raw_after_hello(
     cluster: &Cluster,
     target: &Target,

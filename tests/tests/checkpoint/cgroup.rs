@@ -8,11 +8,11 @@ use harvestfs_tests::skip;
 
 use crate::DEADLINE;
 
-/// A cgroup of this test; gone when it is dropped.
+/// A cgroup of this test, removed when it is dropped.
 pub struct Cgroup(pub PathBuf);
 
 impl Cgroup {
-    /// Skips when none can be made.
+    /// Creates a cgroup; skips when that is not possible.
     pub fn new() -> Option<Self> {
         let mounted = Path::new("/sys/fs/cgroup");
         let freezer = mounted.join("freezer");
@@ -28,12 +28,12 @@ impl Cgroup {
 
 impl Drop for Cgroup {
     fn drop(&mut self) {
-        // A test that failed may have left it frozen, and what is frozen does not end.
+        // A failed test may have left it frozen, and frozen processes do not end.
         for (file, thawed) in [("freezer.state", "THAWED"), ("cgroup.freeze", "0")] {
             let _ = fs::write(self.0.join(file), thawed);
         }
-        // The job was killed, or has ended; its cgroup is not empty until it is gone. No panic: a
-        // test may be failing.
+        // The job was killed or has ended; its cgroup is not empty until it has been reaped. Does not
+        // panic, since a test may be failing.
         let end = Instant::now() + DEADLINE;
         while let Err(error) = fs::remove_dir(&self.0) {
             if Instant::now() > end {

@@ -1,4 +1,4 @@
-//! A process to suspend and resume, and the commands that do it.
+//! A process to suspend and resume, and the commands that do this.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -12,10 +12,10 @@ use crate::{DEADLINE, MEMORY_BYTES};
 
 const STORE: &str = "checkpoints";
 
-/// A process that counts, has memory full of what is random, and does what it is asked.
+/// A process that counts, has memory full of random data, and executes requests.
 pub struct Job {
     pub pid: i32,
-    /// Until it was suspended for the first time.
+    /// The child process, until it was suspended for the first time.
     child: Option<Child>,
     directory: tempfile::TempDir,
     asked: u64,
@@ -98,7 +98,7 @@ impl Drop for Job {
     }
 }
 
-/// The directory of the checkpoints, made as its documentation says.
+/// Creates the directory of the checkpoints as documented.
 pub fn make_store(mount: &Path) {
     fs::create_dir(mount.join(STORE)).expect("the file system is mounted");
 }
@@ -110,7 +110,7 @@ pub struct Checkpoints {
 }
 
 impl Checkpoints {
-    /// Skips when there is no CRIU.
+    /// Prepares the commands; skips when there is no CRIU.
     pub fn new() -> Option<Self> {
         if !can_mount() {
             return None;
@@ -142,7 +142,7 @@ impl Checkpoints {
         String::from_utf8(output.stdout).expect("text")
     }
 
-    /// What it says when it fails.
+    /// The output of a command that must fail.
     pub fn refusal(&self, mount: &Path, arguments: &[&str]) -> String {
         let output = self.output(mount, arguments);
         assert!(!output.status.success(), "{arguments:?}: {output:?}");

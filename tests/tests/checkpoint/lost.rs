@@ -1,4 +1,4 @@
-//! Checkpoints of which datanodes have taken something with them.
+//! Checkpoints of which parts are lost with their datanodes.
 
 use std::fs;
 use std::path::Path;
@@ -8,7 +8,7 @@ use harvestfs_tests::wait_until;
 use crate::job::{Checkpoints, Job};
 use crate::{DEADLINE, on_two_mounts};
 
-/// Chance puts all of about one dump in a hundred on a single datanode: then another one is made.
+/// Maximum number of dumps: about one in a hundred is by chance on a single datanode, and is then repeated.
 const DUMPS_MAX: usize = 5;
 
 /// The datanodes of each extent of a file.
@@ -32,7 +32,7 @@ fn nothing_lost_is_shared_with_a_new_checkpoint_or_counts_as_stored() {
     let pid = job.pid.to_string();
     let dump = ["dump", &pid, "--job", "job"];
     let full = [&dump[..], &["--leave-running", "--full"]].concat();
-    // Not a datanode that has the manifest, too: without that, nothing is compared anyway.
+    // Not a datanode that also has the manifest: without that, nothing is compared anyway.
     let found = (1..=DUMPS_MAX).find_map(|number| {
         checkpoints.run(&here, &full);
         let directory = here.join(format!("checkpoints/job/{number:06}"));
@@ -48,7 +48,7 @@ fn nothing_lost_is_shared_with_a_new_checkpoint_or_counts_as_stored() {
         datanodes(&pages).iter().any(Vec::is_empty)
     });
 
-    // Nothing of what it did is safe, so that it is not killed, and all of it is stored.
+    // None of its work is stored safely, so it is not killed, but stored completely.
     let measured = r#"{"write_bytes_per_s":1e15,"read_bytes_per_s":1e15}"#;
     fs::write(checkpoints.node.path().join("measured.json"), measured).expect("written");
     let candidate = format!("job={pid}");

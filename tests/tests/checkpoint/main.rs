@@ -1,4 +1,4 @@
-//! Jobs that are suspended on one mount and resumed from another. Needs root and CRIU; the one of
+//! Jobs that are suspended on one mount and resumed from another. Needs root and CRIU, for which that of
 //! `tests/criu-root.sh` is used.
 
 mod cgroup;
@@ -31,14 +31,14 @@ fn sent_bytes(manifest: &Value) -> u64 {
     sent.map(|bytes| bytes.expect("a number")).sum()
 }
 
-/// What the datanodes store.
+/// Bytes stored by the datanodes.
 fn stored_bytes(cluster: &Cluster, datanodes: usize) -> u64 {
     fn below(directory: &Path) -> u64 {
         let entries = fs::read_dir(directory).expect("a volume").flatten();
         let bytes = entries.map(|entry| match entry.metadata() {
             Ok(metadata) if metadata.is_dir() => below(&entry.path()),
             Ok(metadata) => metadata.blocks() * 512,
-            // It was removed meanwhile.
+            // It has been removed in the meantime.
             Err(_) => 0,
         });
         bytes.sum()
@@ -65,7 +65,7 @@ fn a_job_goes_on_from_another_mount_and_is_stored_incrementally() {
     assert_eq!(job.ask("digest"), digest);
     assert!(job.count() > count, "it started again");
 
-    // Together and all over the memory, each a tenth.
+    // Changes a tenth, first contiguous and then scattered over the memory.
     for how in ["together", "scattered"] {
         job.ask(&format!("change 10 {how}"));
         let digest = job.ask("digest");
@@ -87,7 +87,7 @@ fn a_job_goes_on_from_another_mount_and_is_stored_incrementally() {
         assert_eq!(job.ask("digest"), digest, "{how}");
     }
 
-    // The two newest are kept, and stored whole they are what they were.
+    // The two newest are kept, and are unchanged when stored whole.
     let numbers: Vec<Value> = checkpoints
         .list(&here)
         .iter()
@@ -98,7 +98,7 @@ fn a_job_goes_on_from_another_mount_and_is_stored_incrementally() {
     checkpoints.dump(&here, &mut job);
     let said = checkpoints.run(&here, &["gc", "--keep", "1", "--depth", "0"]);
     assert!(said.contains("stored whole"), "{said}");
-    // Of some blocks a replica is gone with its datanode.
+    // Some blocks have lost a replica with this datanode.
     cluster.kill("datanode-1");
     checkpoints.restore(&there, &job);
     assert_eq!(job.ask("digest"), digest);
@@ -107,7 +107,7 @@ fn a_job_goes_on_from_another_mount_and_is_stored_incrementally() {
     assert!(checkpoints.list(&here).is_empty());
 }
 
-/// Where the kernel tracks what is changed and it is asked for, CRIU uses that; elsewhere all memory is
+/// Where the kernel tracks changes and this is requested, CRIU uses that; elsewhere all memory is
 /// compared.
 #[test]
 fn a_job_that_goes_on_is_stored_incrementally() {
@@ -149,7 +149,7 @@ fn a_job_that_goes_on_is_stored_incrementally() {
         job.goes_on();
     }
 
-    // What another dump has the kernel forget is compared.
+    // All memory is compared when another dump has made the kernel forget changes.
     job.ask("change 1 together");
     let other = [
         "dump",
@@ -208,7 +208,7 @@ fn criu_alone_works_on_the_mount() {
     let pages = there.join("images/pages-1.img");
     let held_bytes = || fs::metadata(&pages).expect("it is there").blocks() * 512;
     assert!(held_bytes() >= MEMORY_BYTES);
-    // Makes a hole of each page that is in the memory again.
+    // Punches a hole for each page that has been restored.
     criu(
         &["restore", "--restore-detached", "--auto-dedup"],
         &there.join("images"),
@@ -268,7 +268,7 @@ fn what_fails_leaves_the_job_and_the_last_checkpoint() {
     );
     job.goes_on();
 
-    // The mount goes away in the middle: the datanodes are paused, so the dump cannot end before.
+    // The mount fails in the middle: the datanodes are paused, so the dump cannot end before.
     for number in 1..=3 {
         cluster.pause(&Cluster::datanode(number));
     }
@@ -278,7 +278,7 @@ fn what_fails_leaves_the_job_and_the_last_checkpoint() {
         .spawn()
         .expect("the binary runs");
     wait_until("the dump has begun", DEADLINE, || {
-        // Its pages need not be there: to compare with, it may have to read what the datanodes have.
+        // Its pages may not exist yet: for the comparison, it may first have to read from the datanodes.
         let mut entries = fs::read_dir(there.join("checkpoints/job")).expect("it is there");
         let has_draft = entries.any(|entry| {
             let name = entry.expect("a name").file_name();
@@ -333,9 +333,9 @@ fn a_datanode_that_goes_in_the_middle_of_a_restore_is_passed_over() {
     let digest = job.ask("digest");
     checkpoints.dump(&here, &mut job);
     cluster.wait_healthy();
-    // So that this mount has the manifest, which comes before the node's queue.
+    // So that this mount has cached the manifest, which is read before the node's queue is entered.
     checkpoints.run(&there, &["list"]);
-    // While they are paused, the restore cannot end before one of them is gone.
+    // While they are paused, the restore cannot end before one of them is removed.
     for number in 1..=3 {
         cluster.pause(&Cluster::datanode(number));
     }
@@ -379,7 +379,7 @@ fn a_dump_that_is_interrupted_or_killed_lets_the_job_go_on() {
             .spawn()
             .expect("the binary runs");
         wait_until("CRIU has the job", DEADLINE, || job.is_held());
-        // As a terminal does it.
+        // As a terminal does.
         kill_process_group(Pid::from_child(&dump), signal).expect("it is ours");
         for number in 1..=3 {
             cluster.resume(&Cluster::datanode(number));
@@ -388,7 +388,7 @@ fn a_dump_that_is_interrupted_or_killed_lets_the_job_go_on() {
         job.goes_on();
         assert_eq!(job.ask("digest"), digest);
     }
-    // Nothing of it is in the way, and what is stored next is no stopped job.
+    // It leaves nothing in the way, and the next checkpoint is not one of a stopped job.
     checkpoints.dump(&here, &mut job);
     checkpoints.restore(&here, &job);
     assert_eq!(job.ask("digest"), digest);
@@ -403,7 +403,7 @@ fn a_restore_that_is_interrupted_leaves_no_process() {
     let mut job = Job::start();
     let digest = job.ask("digest");
     checkpoints.dump(&here, &mut job);
-    // So that CRIU finds the state at once, and waits for the memory.
+    // So that CRIU reads the state immediately, and waits for the memory.
     for entry in fs::read_dir(there.join("checkpoints/job/000001")).expect("it is there") {
         let path = entry.expect("a name").path();
         if !path.ends_with("pages-1.img") {
@@ -420,7 +420,7 @@ fn a_restore_that_is_interrupted_leaves_no_process() {
         .expect("the binary runs");
     let process = PathBuf::from(format!("/proc/{}", job.pid));
     wait_until("CRIU restores", DEADLINE, || process.exists());
-    // As a terminal does it.
+    // As a terminal does.
     kill_process_group(Pid::from_child(&restore), Signal::INT).expect("it is ours");
     assert!(!restore.wait().expect("it ends").success());
     for number in 1..=3 {
@@ -470,7 +470,7 @@ fn thousands_of_images_are_made_linked_and_removed() {
         fs::hard_link(&image, here.join("second").join(name(number))).expect("linked");
     }
     fs::remove_dir_all(here.join("first")).expect("removed");
-    // Where CRIU looks for what a checkpoint shares with the one before.
+    // CRIU looks here for the pages that a checkpoint shares with its predecessor.
     std::os::unix::fs::symlink("../second", here.join("parent")).expect("a symlink");
     assert_eq!(
         fs::read_link(there.join("parent")).expect("a symlink"),
@@ -491,7 +491,7 @@ fn without_privilege_it_is_said_what_is_missing() {
     if !rustix::process::geteuid().is_root() {
         return skip("root gives its privilege up: run it as root");
     }
-    // Where everybody may run it.
+    // In a place where every user can run it.
     let directory = tempfile::tempdir().expect("a directory");
     let everybody = fs::Permissions::from_mode(0o755);
     fs::set_permissions(directory.path(), everybody).expect("chmod");
@@ -517,7 +517,7 @@ fn the_cheaper_way_of_preempting_is_taken() {
     let mut cluster = Cluster::start(&ClusterOptions::default());
     let mount = cluster.mount("mnt");
     make_store(&mount);
-    // A storage so slow that killing costs less, and one so fast that it never does.
+    // Storage so slow that killing costs less, and then so fast that it never does.
     let measured = |bytes_per_s: f64| {
         let path = checkpoints.node.path().join("measured.json");
         let text =

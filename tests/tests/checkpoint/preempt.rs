@@ -1,4 +1,4 @@
-//! What `preempt` says is free.
+//! What `preempt` reports as freed.
 
 use std::process::Command;
 
@@ -35,7 +35,7 @@ fn a_job_that_criu_refuses_keeps_no_other_one() {
     let mut cluster = Cluster::start(&ClusterOptions::default());
     let mount = cluster.mount("mnt");
     make_store(&mount);
-    // Of the session of this test, and with so little memory and work that it comes first.
+    // In the session of this test, and with so little memory and work that it is the first victim.
     let sleep = Command::new("sleep").arg("600").spawn();
     let mut sleep = KillOnDrop(sleep.expect("sleep"));
     let refused = format!("refused={}", sleep.0.id());

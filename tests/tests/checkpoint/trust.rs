@@ -1,4 +1,4 @@
-//! Directories in which others could exchange images.
+//! Directories in which other users could replace images.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
@@ -27,7 +27,7 @@ fn no_job_is_ended_for_a_checkpoint_that_is_not_restored() {
     }
     assert!(!store.join("job").exists(), "something was made there");
 
-    // As it says.
+    // Follows the advice in the message.
     let said = checkpoints.refusal(&here, &dump);
     let hint = said.split('`').nth(1).expect("a command");
     let status = Command::new("sh").args(["-c", hint]).status();

@@ -1,4 +1,4 @@
-//! What is stored while a command waits for its turn on its node.
+//! A checkpoint is stored while another command waits for its turn on its node.
 
 use std::fs::File;
 use std::process::Stdio;

@@ -6,15 +6,15 @@ use std::path::Path;
 /// A code block.
 #[derive(Debug)]
 pub struct Block {
-    /// Document and line, for messages.
+    /// Document and line of the block, for messages.
     pub place: String,
-    /// The text behind the opening fence; empty for a block that is indented.
+    /// The text after the opening fence; empty for an indented block.
     pub label: String,
     pub lines: Vec<String>,
 }
 
 impl Block {
-    /// The machines that its commands are run on, none for the cluster of `harvestfs up`; `None` if they
+    /// The machines on which its commands are run, empty for the cluster of `harvestfs up`; `None` if they
     /// are not run.
     pub fn machines(&self) -> Option<Vec<&str>> {
         let machines = self.label.strip_prefix("sh run")?;
@@ -26,7 +26,7 @@ impl Block {
     }
 }
 
-/// The blocks of a document, named by its path in the repository, in their order.
+/// The blocks of a document, given by its path in the repository, in order.
 pub fn blocks_of(document: &str) -> Vec<Block> {
     let path = Path::new(env!("CARGO_MANIFEST_DIR"))
         .join("..")

@@ -1,6 +1,6 @@
-//! Several machines, as far as commands can tell: each is a directory that holds what the documents have
-//! in `/etc`, `/var/lib` and so on, and listens on addresses of its own of the loopback network.
-//! `systemctl` and `scp` have stand-ins; everything else is what it is.
+//! Several simulated machines: each is a directory with the contents that the documents have in `/etc`,
+//! `/var/lib` and so on, and listens on its own addresses of the loopback network. `systemctl` and `scp`
+//! have stand-ins; everything else is real.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
@@ -12,7 +12,7 @@ use tempfile::TempDir;
 use crate::blocks::Block;
 use crate::{bash, make_programs};
 
-/// Paths in the documents that are a machine's own.
+/// Paths in the documents that exist on each machine.
 const PATHS: [&str; 6] = [
     "/var/lib/harvestfs",
     "/etc/",
@@ -21,12 +21,12 @@ const PATHS: [&str; 6] = [
     "/mnt/",
     "/backup/",
 ];
-/// The network of the documents.
+/// The network in the documents.
 const NETWORK: &str = "192.0.2.";
-/// What is given to `init datanode` beside what the documents say: other tests keep this machine busy.
+/// Additional arguments of `init datanode`, since other tests keep this machine busy.
 const BESIDE_OTHER_TESTS: &str = "--primary-source none --priority normal --volume";
 
-/// The machines. What runs on them ends when they are dropped.
+/// The machines. Their processes end when this is dropped.
 pub struct Machines {
     directory: TempDir,
     names: &'static [&'static str],
@@ -59,7 +59,7 @@ impl Machines {
                 fs::create_dir_all(directory.path().join(name).join(below)).expect("a directory");
             }
         }
-        // Not those of another test that runs at the same time.
+        // Avoids the addresses of another test that runs at the same time.
         let number = std::process::id();
         let network = format!("127.{}.{}.", 1 + (number >> 8) % 250, number & 0xff);
         Self {
@@ -97,7 +97,7 @@ impl Machines {
         self.directory.path().join(machine)
     }
 
-    /// A script with the paths and addresses of a machine of ours.
+    /// Rewrites a script with the paths and addresses of a simulated machine.
     fn on(&self, machine: &str, script: &str) -> String {
         let root = self.root(machine);
         let units = Path::new(env!("CARGO_MANIFEST_DIR")).join("../packaging/systemd");

@@ -1,6 +1,6 @@
-//! The commands in the documents are run: blocks that are fenced as `sh run`, those of one document in
-//! their order and in one shell; and those that are fenced as `sh run MACHINE...` in their order on several
-//! machines. Of every other command, `reasons.rs` says why it is not run.
+//! Runs the commands in the documents: blocks that are fenced as `sh run`, those of one document in
+//! order and in one shell; and those that are fenced as `sh run MACHINE...`, in order on several
+//! machines. For every other command, `reasons.rs` contains the reason why it is not run.
 
 mod blocks;
 mod machines;
@@ -16,7 +16,7 @@ use harvestfs_tests::{can_mount, harvestfs, have_program, skip};
 use self::blocks::blocks_of;
 use self::machines::Machines;
 
-/// Longest that the commands of one document, or of one block on a machine, may take, in seconds.
+/// Maximum time in seconds for the commands of one document, or of one block on a machine.
 const DEADLINE_S: &str = "300";
 
 /// A shell in an empty directory, with `harvestfs` in its path and a data directory of its own.
@@ -44,12 +44,12 @@ impl Shell {
 
 impl Drop for Shell {
     fn drop(&mut self) {
-        // Fails when the commands have stopped the cluster themselves.
+        // This fails if the commands have stopped the cluster themselves.
         self.run("harvestfs down 2>/dev/null || true");
     }
 }
 
-/// Makes the directory of programs that scripts find first, with `harvestfs` in it.
+/// Creates the directory that is first in the PATH of scripts, with `harvestfs` in it.
 fn make_programs(directory: &Path) -> PathBuf {
     let programs = directory.join("bin");
     fs::create_dir(&programs).expect("a directory");
@@ -57,7 +57,7 @@ fn make_programs(directory: &Path) -> PathBuf {
     programs
 }
 
-/// A script that runs in a directory below the one with the programs.
+/// A command that runs a script in a directory, with that of the programs first in its PATH.
 fn bash(script: &str, directory: &Path, below: &str) -> Command {
     let path = std::env::var("PATH").expect("a path");
     let programs = directory.join("bin");
@@ -70,7 +70,7 @@ fn bash(script: &str, directory: &Path, below: &str) -> Command {
     command
 }
 
-/// The commands of a document that need one machine, each block behind a line that says where it is.
+/// The commands of a document that need one machine, each block after a line with its place.
 fn script_of(document: &str) -> String {
     let mut script = String::new();
     for block in blocks_of(document) {
@@ -108,7 +108,7 @@ fn the_commands_of_operations_work() {
     }
     if can_mount() {
         let shell = Shell::new();
-        // The document is about a cluster that runs.
+        // The document assumes a running cluster.
         check(&shell, "harvestfs up --detach");
         check(&shell, &script_of("docs/OPERATIONS.md"));
     }

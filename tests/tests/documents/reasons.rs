@@ -1,11 +1,11 @@
-//! Why some commands of the documents are not run from there.
+//! Reasons why some commands in the documents are not run.
 
 use std::fs;
 use std::path::Path;
 
 use crate::blocks::{Block, blocks_of};
 
-/// Document, how the line begins, and the reason.
+/// Document, beginning of the line, and the reason.
 const NOT_RUN: &[(&str, &str, &str)] = &[
     (
         "README.md",
@@ -122,7 +122,7 @@ const NOT_RUN: &[(&str, &str, &str)] = &[
     ),
 ];
 
-/// How lines with a command begin.
+/// Beginnings of lines with a command.
 const BEGINNINGS: [&str; 15] = [
     "harvestfs ",
     "cargo ",

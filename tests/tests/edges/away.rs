@@ -1,4 +1,4 @@
-//! What programs on a mount see while datanodes or the namenode do not answer.
+//! Behavior of programs on a mount while datanodes or the namenode do not answer.
 
 use std::fs::{self, File, OpenOptions, Permissions};
 use std::io::{BufRead, BufReader, Write};
@@ -15,7 +15,7 @@ use rustix::process::Signal;
 
 use crate::{is_root, signal, small};
 
-/// How long a program may still be there after it was killed.
+/// Maximum time for a killed program to end.
 const KILLED_MAX: Duration = Duration::from_secs(2);
 
 /// A shell command that waits for the cluster.
@@ -29,7 +29,7 @@ fn waiting(command: &str, mount: &Path) -> KillOnDrop {
     KillOnDrop(shell.expect("a shell"))
 }
 
-/// Kills what waits, and waits for its end.
+/// Kills waiting programs, and waits for their end.
 fn end_at_once(programs: &mut [(&str, KillOnDrop)], by: Signal) {
     thread::sleep(Duration::from_millis(500));
     for (command, program) in &mut *programs {
@@ -58,7 +58,7 @@ fn a_killed_program_ends_at_once_whoever_does_not_answer() {
     }
     let other = cluster.mount("other");
     fs::read_dir(&other).expect("it is mounted");
-    // The datanodes, of what only they have.
+    // Pauses the datanodes: programs wait for data that only these have.
     for number in 1..=3 {
         cluster.pause(&Cluster::datanode(number));
     }
@@ -67,15 +67,15 @@ fn a_killed_program_ends_at_once_whoever_does_not_answer() {
     for number in 1..=3 {
         cluster.resume(&Cluster::datanode(number));
     }
-    // The namenode, of which a mount may not even know yet that it is gone; then it does. Of the directory
-    // that this mount made, it knows what is in it: only changes have to be asked for.
+    // Pauses the namenode, first before and then after the mount has noticed. The mount knows the contents of
+    // the directory that it created: only changes need a request.
     let of_namenode = [
         "exec cat ../not-known",
         "exec ls -l ../not-known/below",
         "exec cp small copy",
         "exec mv small moved",
         "exec mkdir directory",
-        // Ends with what it wrote not stored.
+        // Ends without storing what it wrote.
         "echo more >> small; exec sleep 100",
     ];
     for (round, by) in [("1", Signal::KILL), ("2", Signal::TERM)] {
@@ -92,7 +92,7 @@ fn a_killed_program_ends_at_once_whoever_does_not_answer() {
     cluster.start_namenode();
     for round in ["1", "2"] {
         let directory = mount.join(round);
-        // What was under way happened, or did not.
+        // The interrupted operation has either happened or not.
         let names = ["small", "moved"].map(|name| directory.join(name).exists());
         assert!(names[0] != names[1], "{names:?}");
         fs::write(directory.join("new"), "again").expect("write");
@@ -140,7 +140,7 @@ fn a_mount_waits_for_the_namenode_as_long_as_it_was_told() {
     let error = held.sync_all().expect_err("it cannot be stored");
     assert_ne!(error.kind(), std::io::ErrorKind::StorageFull, "{error}");
 
-    // The first operations after it is back find it, and datanodes to write to.
+    // The first operations after its return find it, and datanodes to write to.
     let waits = thread::spawn(move || {
         fs::create_dir(patient.join("e"))?;
         let mut file = File::create(patient.join("e/file"))?;
@@ -156,7 +156,7 @@ fn a_mount_waits_for_the_namenode_as_long_as_it_was_told() {
     held.sync_all().expect("it is stored now");
 }
 
-/// With each write of somebody else than root the kernel wants the set-id bits of the file gone.
+/// With each write by a user other than root, the kernel requests to clear the file's set-id bits.
 #[test]
 fn what_others_than_root_append_while_the_namenode_is_away_is_taken_in_once() {
     const LONGER_THAN_THE_LEASE: Duration = Duration::from_secs(12);
@@ -169,7 +169,7 @@ fn what_others_than_root_append_while_the_namenode_is_away_is_taken_in_once() {
     let Some((mut cluster, mount)) = Cluster::mounted(&small()) else {
         return;
     };
-    // The temporary directory that all is in may be root's only.
+    // The temporary directory may be accessible only to root.
     fs::set_permissions(cluster.path(""), Permissions::from_mode(0o755)).expect("chmod");
     let path = mount.join("log");
     fs::write(&path, "first\n").expect("write");
@@ -179,7 +179,7 @@ fn what_others_than_root_append_while_the_namenode_is_away_is_taken_in_once() {
     let fifo = cluster.path("written");
     let made = Command::new("mkfifo").arg("--mode=666").arg(&fifo).status();
     assert!(made.expect("mkfifo runs").success());
-    // Another process, and one that closes nothing on the way: whoever closes a file waits for the namenode.
+    // Another process, which does not close any file: closing one waits for the namenode.
     let mut writer = Command::new("tee")
         .arg("-a")
         .args([&path, &fifo])
@@ -197,7 +197,7 @@ fn what_others_than_root_append_while_the_namenode_is_away_is_taken_in_once() {
         lines.try_for_each(|line| written.send(line))
     });
     let mut write = |line: &str| {
-        // At once: it writes what it has read.
+        // In a single write, since `tee` writes what it has read at a time.
         lines
             .write_all(format!("{line}\n").as_bytes())
             .expect("it reads");

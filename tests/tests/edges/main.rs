@@ -1,4 +1,4 @@
-//! Where a mount begins and ends, what it does while the namenode is away, and what nobody reads.
+//! Edge cases: the start and end of a mount, an unavailable namenode, and output without a reader.
 
 mod away;
 
@@ -102,7 +102,7 @@ fn a_mount_says_whose_it_is_and_gives_nobody_rights() {
     if !is_root() {
         return skip("only root's mount can give rights");
     }
-    // Another mount, of what asks for it.
+    // Another mount, with the flags that allow this.
     let other = cluster.mount_with("with-rights", &["--suid", "--dev"]);
     let (options, ..) = mounted_on(&other).expect("it is mounted");
     assert!(
@@ -112,7 +112,7 @@ fn a_mount_says_whose_it_is_and_gives_nobody_rights() {
     cluster.stop("with-rights");
 }
 
-/// A mount that the cluster does not know of, and that may not be ready.
+/// Starts a mount that the cluster does not manage, and that may not be ready.
 fn mounts_on(directory: &Path, cluster: &Cluster) -> KillOnDrop {
     let process = Command::new(harvestfs())
         .args(["mount".as_ref(), directory.as_os_str(), "--config".as_ref()])
@@ -174,7 +174,7 @@ fn a_mount_in_use_ends_when_it_is_told_and_writes_back_what_it_has() {
         return;
     };
     let _user = user_of(&mount);
-    // It ends well, or this panics.
+    // This panics unless the mount ends in good order.
     cluster.stop("mnt");
     assert!(mounted_on(&mount).is_none(), "nothing is left");
     let mount = cluster.mount("again");
@@ -183,18 +183,19 @@ fn a_mount_in_use_ends_when_it_is_told_and_writes_back_what_it_has() {
 
 #[test]
 fn a_mount_that_cannot_write_back_can_be_killed_and_leaves_nobody_waiting() {
-    // Later the mount has to ask, and who unmounts waits for its answer until the mount is killed.
+    // After the longer time, the mount has to ask the namenode, and unmounting waits for its answer until the mount is
+    // killed.
     for away in [Duration::ZERO, Duration::from_secs(12)] {
         let Some((mut cluster, mount)) = Cluster::mounted(&small()) else {
             return;
         };
         let mut user = user_of(&mount);
-        // What is dirty cannot be written back from here on, and the mount cannot end in an orderly way.
+        // From here on, dirty data cannot be written back, and the mount cannot end in good order.
         cluster.pause("namenode");
         thread::sleep(away);
         cluster.signal("mnt", Signal::TERM);
         thread::sleep(Duration::from_secs(1));
-        // As from the kernel when the parent of a part ends, too.
+        // The kernel also sends this when the parent of a part ends.
         cluster.signal("mnt", Signal::TERM);
         thread::sleep(Duration::from_secs(1));
         assert!(
@@ -214,7 +215,7 @@ fn a_mount_that_cannot_write_back_can_be_killed_and_leaves_nobody_waiting() {
     }
 }
 
-/// Another mount changed what is being read here: the kernel is dropping pages, and waits for the read.
+/// Another mount has changed a file that is being read here: the kernel drops pages, and waits for the read.
 #[test]
 fn a_mount_that_is_killed_while_the_kernel_waits_for_it_leaves_nobody_waiting() {
     let Some((mut cluster, mount)) = Cluster::mounted(&small()) else {
@@ -255,7 +256,7 @@ fn a_mount_that_is_killed_while_the_kernel_waits_for_it_leaves_nobody_waiting() 
     assert_eq!(fs::read(mount.join("file")).expect("read").len(), 4 << 20);
 }
 
-/// Numbers of devices are used again at once.
+/// Device numbers are reused immediately.
 #[test]
 fn a_guard_that_comes_late_leaves_the_next_mount_alone() {
     if !is_root() {
@@ -356,11 +357,11 @@ fn a_mount_that_is_told_to_end_unmounts_what_is_below_first() {
     assert_ne!(fs::metadata(&below).expect("it is there").dev(), device);
     cluster.stop("mnt");
     assert!(mounted_on(&below).is_none() && mounted_on(&mount).is_none());
-    // Not a dead one either.
+    // There is no dead mount either.
     assert_eq!(fs::read_dir(&mount).expect("an empty directory").count(), 0);
 }
 
-/// As by `mount --bind`: the table of mounts has the device once more, behind the mount itself.
+/// As with `mount --bind`: the mount table contains the device a second time, after the mount itself.
 #[test]
 fn a_mount_that_is_bound_elsewhere_too_loses_nothing_and_leaves_nothing() {
     if !is_root() {
@@ -380,7 +381,7 @@ fn a_mount_that_is_bound_elsewhere_too_loses_nothing_and_leaves_nothing() {
         rustix::mount::mount("none", &below, "tmpfs", MountFlags::empty(), None).expect("a tmpfs");
         let _user = is_used.then(|| user_of(&bound));
         fs::write(bound.join("last"), name).expect("write");
-        // It ends well, or this panics.
+        // This panics unless the mount ends in good order.
         cluster.stop(name);
         for left in [&below, &bound, &mount] {
             assert_eq!(mounted_on(left), None, "{}", left.display());
@@ -392,7 +393,7 @@ fn a_mount_that_is_bound_elsewhere_too_loses_nothing_and_leaves_nothing() {
     }
 }
 
-/// As where `/` is shared, and a part of it is bound elsewhere before: unmounting one of the two unmounts the other.
+/// As where `/` is shared, and part of it was bound elsewhere before: unmounting one of the two unmounts the other.
 #[test]
 fn a_mount_that_propagates_loses_nothing_and_leaves_nothing() {
     if !is_root() {
@@ -415,11 +416,11 @@ fn a_mount_that_propagates_loses_nothing_and_leaves_nothing() {
     let propagated = other.join("mnt");
     assert!(mounted_on(&propagated).is_some(), "it propagates");
     let _user = user_of(&mount);
-    // It ends well, or this panics.
+    // This panics unless the mount ends in good order.
     cluster.stop("one/mnt");
     let are_left = || [&mount, &propagated].map(|it| mounted_on(it).is_some());
     assert_eq!(are_left(), [false; 2]);
-    // Now nobody uses it.
+    // Now it is unused.
     cluster.mount("one/mnt");
     assert_eq!(fs::read(mount.join("held")).expect("read"), b"data\n");
     cluster.stop("one/mnt");
@@ -448,7 +449,7 @@ fn a_reader_that_has_seen_enough_ends_a_command_quietly() {
             .expect("the binary runs");
         let error = String::from_utf8_lossy(&output.stderr);
         assert_eq!(error, "", "{arguments:?}");
-        // 0: it had nothing to say.
+        // Status 0 if it had nothing to print.
         assert!(
             matches!(output.status.code(), Some(0 | 141)),
             "{arguments:?}: {}",

@@ -1,4 +1,4 @@
-//! Many small changes on both mounts, beside programs that sync or watch everything.
+//! Many small changes on both mounts, concurrently with programs that sync or watch everything.
 
 use std::fs::{self, File};
 use std::io::{self, ErrorKind, Read, Write};
@@ -19,20 +19,20 @@ use crate::logs::Step;
 use crate::worker::{Said, Worker};
 
 const LASTS: Duration = Duration::from_secs(3);
-/// The longest that a step may take.
+/// Maximum duration of a step.
 const STEP_MAX: Duration = Duration::from_secs(5);
-/// The same while the namenode is started again.
+/// The same while the namenode is restarted.
 const STEP_WITH_RESTART_MAX: Duration = Duration::from_secs(30);
-/// Leaves the processor to the programs that make files to be synced.
+/// Yields the processor to the programs that create files to be synced.
 const SYNC_PAUSE: Duration = Duration::from_millis(1);
-/// Beside a listener, steps before it counts how many were not permitted.
+/// With a listener, the number of steps before denied ones are counted.
 const STEPS_BEFORE_COUNTED: u32 = 20;
-/// How long a listener waits for events in a step.
+/// Milliseconds for which a listener waits for events in a step.
 const POLL_MS: u8 = 20;
-/// What all workers of a mount have in common: a directory whose names they take from each other.
+/// Number of names in the directory that the workers share, and in which they replace each other's files.
 const NAMES: u64 = 8;
 
-/// A step makes, replaces, renames, links and removes files that others do the same with.
+/// A step creates, replaces, renames, links and removes files, concurrently with other workers.
 pub fn churn(place: &str, seed: u64) -> Step {
     let place = Path::new(place).to_owned();
     let mut done = seed;
@@ -42,7 +42,7 @@ pub fn churn(place: &str, seed: u64) -> Step {
         let own = place.join(format!("own-{}", std::process::id()));
         fs::write(&own, vec![b'x'; (done * 701 % 9000) as usize])?;
         fs::rename(&own, path(done))?;
-        // Pages of a mapping are stored later: when the file is synced, with its name or without.
+        // Pages of a mapping are stored later, when the file is synced, whether or not it still has a name.
         match File::options().read(true).write(true).open(path(done)) {
             Ok(file) if file.metadata()?.len() > 0 => write_through_mapping(&file)?,
             Ok(_) => {}
@@ -63,7 +63,7 @@ pub fn churn(place: &str, seed: u64) -> Step {
     })
 }
 
-/// What another one did to the name; see also the exceptions in SEMANTICS.
+/// Whether an error is the expected result of another worker's change; see also the exceptions in SEMANTICS.
 fn is_expected(kind: ErrorKind) -> bool {
     matches!(
         kind,
@@ -74,9 +74,9 @@ fn is_expected(kind: ErrorKind) -> bool {
     )
 }
 
-/// A step of [`churn`] beside [`listen`]. The kernel opens a file for the listener before it opens it for
-/// who wanted to open it; when that fails, since the file is gone, it does not permit it (`EPERM`). Most steps
-/// are permitted all the same.
+/// A step of [`churn`] while [`listen`] runs. The kernel opens a file for the listener before it opens it for the
+/// caller; if that fails because the file has been removed, it denies access (`EPERM`). Most steps are permitted
+/// nevertheless.
 pub fn churn_watched(place: &str, seed: u64) -> Step {
     let mut step = churn(place, seed);
     let mut done = seed;
@@ -112,8 +112,8 @@ fn write_through_mapping(file: &File) -> io::Result<()> {
             0,
         )?
     };
-    // The kernel writes to it: should the file be empty by now, that is an error, and no signal.
-    // SAFETY: it was just mapped for writing, with this length, and is used by nobody else.
+    // The kernel writes to it, so that an error, not a signal, results if the file is empty by now.
+    // SAFETY: it was just mapped for writing, with this length, and has no other user.
     let result = reader.read(unsafe { std::slice::from_raw_parts_mut(address.cast::<u8>(), 1) });
     // SAFETY: nothing refers to it any more.
     unsafe { rustix::mm::munmap(address, 1)? };
@@ -135,7 +135,7 @@ pub fn sync(place: &str) -> io::Result<Step> {
     }))
 }
 
-/// A step looks at what is done with the files of a file system, and permits what wants to be permitted.
+/// A step reads the events of a file system, and grants all permission requests.
 pub fn listen(place: &str) -> io::Result<Step> {
     let listener = Fanotify::init(
         InitFlags::FAN_CLASS_CONTENT | InitFlags::FAN_CLOEXEC,
@@ -166,7 +166,7 @@ pub fn listen(place: &str) -> io::Result<Step> {
             let Some(file) = event.fd() else { continue };
             let wants_permission = MaskFlags::FAN_OPEN_PERM | MaskFlags::FAN_ACCESS_PERM;
             if event.mask().intersects(wants_permission) {
-                // The process that asked may have been killed meanwhile.
+                // The process that asked may have been killed in the meantime.
                 let _ = listener.write_response(FanotifyResponse::new(file, Response::FAN_ALLOW));
             } else {
                 rustix::fs::fstat(file)?;
@@ -194,7 +194,7 @@ fn churning(role: &str, mounts: [&Path; 2]) -> Vec<Worker> {
     workers
 }
 
-/// No worker failed, and none had to wait for long.
+/// Checks that no worker failed, and none had to wait for long.
 fn finish(workers: Vec<Worker>, began: Instant, step_max: Duration) {
     for worker in workers {
         let name = worker.name.clone();

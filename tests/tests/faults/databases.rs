@@ -1,4 +1,4 @@
-//! SQLite and PostgreSQL: rows whose transaction was acknowledged.
+//! SQLite and PostgreSQL: rows of acknowledged transactions must be preserved.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, File};
@@ -13,10 +13,10 @@ use rustix::process::{Pid, Signal, kill_process};
 use crate::Workload;
 use crate::worker::{Said, Script, Worker};
 
-/// How long a transaction waits for another one.
+/// Milliseconds for which a transaction waits for another one.
 const BUSY_TIMEOUT_MS: u32 = 60_000;
 const SERVER_DEADLINE: Duration = Duration::from_secs(60);
-/// The user that runs PostgreSQL if the test is root, as which it refuses to run.
+/// The user that runs PostgreSQL if the test runs as root, as which PostgreSQL refuses to run.
 const NOBODY: u32 = 65_534;
 
 fn text_of(output: &std::process::Output) -> String {
@@ -24,13 +24,13 @@ fn text_of(output: &std::process::Output) -> String {
     String::from_utf8(output.stdout.clone()).expect("text")
 }
 
-/// How much a row is filled with, so that rows are of many sizes.
+/// Length of the filler of a row, so that rows have many sizes.
 fn filler_bytes(number: u64) -> u64 {
     number * 97 % 2000
 }
 
-/// Some writers, each with rows that are numbered from 0. The numbers of those that were not acknowledged are
-/// not used again: they may be there.
+/// Starts writers, each with rows numbered from 0. The numbers of unacknowledged rows are not reused, since these
+/// rows may exist.
 fn writers(
     database: &str,
     count: usize,
@@ -53,7 +53,7 @@ fn writers(
         .collect()
 }
 
-/// Checks that what was acknowledged is among the rows, which are `WRITER NUMBER` each.
+/// Checks that all acknowledged rows exist. Each row is `WRITER NUMBER`.
 fn check_rows(database: &str, rows: &str, said: &BTreeMap<String, Vec<Said>>) {
     let rows: BTreeSet<&str> = rows.lines().collect();
     for (writer, said) in said {
@@ -150,7 +150,7 @@ pub struct PostgreSql {
     mount: PathBuf,
     /// The directory of its programs.
     programs: PathBuf,
-    /// Outside of the mount: sockets and logs.
+    /// Directory outside the mount, for sockets and logs.
     local: PathBuf,
     server: Option<Child>,
     starts: u32,
@@ -194,7 +194,7 @@ impl PostgreSql {
         self.local.join(format!("postgres-{}.log", self.starts))
     }
 
-    /// The server has complained of nothing since it was started.
+    /// Checks that the server has logged no errors since it was started.
     fn check_log(&self) {
         let log = fs::read_to_string(self.log()).expect("its log");
         let mut lines = log.lines();
@@ -222,7 +222,7 @@ impl PostgreSql {
         });
     }
 
-    /// SIGINT: in an orderly way. SIGQUIT: at once, as a crash leaves it.
+    /// Stops the server: with SIGINT in good order, with SIGQUIT immediately, as in a crash.
     fn stop_server(&mut self, signal: Signal) {
         let Some(mut server) = self.server.take() else {
             return;
@@ -276,7 +276,7 @@ impl Workload for PostgreSql {
         arguments.extend(small);
         self.run("initdb", &arguments);
         let socket_directory = self.local.display();
-        // Small, so that it writes, renames and checkpoints all the time; and it says what happens to it.
+        // Small limits, so that it constantly writes, renames and checkpoints; and verbose logs.
         let settings = format!(
             "listen_addresses = ''\nunix_socket_directories = '{socket_directory}'\n\
              shared_buffers = 1MB\nmax_connections = 10\nwal_level = minimal\nmax_wal_senders = 0\n\

@@ -13,19 +13,19 @@ use rustix::fs::{FlockOperation, fcntl_lock, flock};
 use crate::Workload;
 use crate::worker::{Said, Worker, last_of};
 
-/// One step of a worker; returns the number that it answers with.
+/// One step of a worker; returns the number with which it answers.
 pub type Step = Box<dyn FnMut() -> io::Result<u64>>;
 
 const PAGE_BYTES: usize = 8192;
 const RECORD_BYTES: usize = 100;
 const RECORDS_PER_PAGE: usize = PAGE_BYTES / RECORD_BYTES;
-/// The first part of a shared log is there before, and overwritten; then the log grows.
+/// Number of pages of a shared log that exist before, and are overwritten; after that, the log grows.
 const PAGES_BEFORE: usize = 16;
-/// A shared log is opened again after so many records of a writer.
+/// Number of records after which a writer reopens a shared log.
 const REOPENED_AFTER: u64 = 37;
-/// How long an open descriptor may show what another mount changed before (SEMANTICS, "Consistency").
+/// Time within which an open descriptor shows changes by another mount (SEMANTICS, "Consistency").
 const FOLLOWS_WITHIN: Duration = Duration::from_secs(2);
-/// How often a log is looked at.
+/// Interval at which a log is polled.
 const FOLLOWS_EVERY: Duration = Duration::from_millis(10);
 
 fn record(number: u64) -> [u8; RECORD_BYTES] {
@@ -48,11 +48,11 @@ fn wrong(what: String) -> io::Error {
     io::Error::new(io::ErrorKind::InvalidData, what)
 }
 
-/// As group commit in a database works: under a lock, each writer adds its record to the last page, which
-/// all share, and writes that page; `fdatasync` comes after the lock.
+/// Works like group commit in a database: under a lock, each writer adds its record to the last page, which
+/// all share, and writes that page; `fdatasync` follows after the lock is released.
 pub struct SharedLog {
     pub mount: PathBuf,
-    /// Of the writers: where their last page is, outside of the mount.
+    /// Directory of the writers' last page, outside the mount.
     pub local: PathBuf,
     /// `flock` or `fcntl`.
     pub lock: &'static str,
@@ -161,7 +161,7 @@ fn followed(mount: &Path) -> PathBuf {
     mount.join("work/followed.log")
 }
 
-/// Each record is appended by a write of its own, and synced. Says how many there are.
+/// Appends each record with a write of its own, and syncs it. Reports the number of records.
 pub struct Appends {
     pub mount: PathBuf,
 }
@@ -214,7 +214,7 @@ pub fn append(place: &str, acknowledged: u64) -> io::Result<Step> {
     }))
 }
 
-/// Reads what is appended on the other mount, through one descriptor. Says how many records it has seen.
+/// Reads the records appended on the other mount, through one descriptor. Reports how many it has seen.
 pub struct Follows {
     pub mount: PathBuf,
 }
@@ -235,7 +235,7 @@ impl Workload for Follows {
     }
 }
 
-/// The steps of [`Follows`]: each record is seen whole, once, and in its turn, or it fails.
+/// The steps of [`Follows`], which fail unless each record is seen completely, once, and in order.
 pub fn follow(place: &str, mut seen: u64) -> io::Result<Step> {
     let log = File::open(place)?;
     Ok(Box::new(move || {
@@ -243,7 +243,7 @@ pub fn follow(place: &str, mut seen: u64) -> io::Result<Step> {
         let mut content = [0; 100 * RECORD_BYTES];
         let length = match log.read_at(&mut content, seen * RECORD_BYTES as u64) {
             Ok(length) => length,
-            // It changes faster than can be found out what it is; see the exceptions in SEMANTICS.
+            // The file changes too fast to be opened consistently; see the exceptions in SEMANTICS.
             Err(error) if error.kind() == io::ErrorKind::Interrupted => 0,
             Err(error) => return Err(error),
         };
@@ -257,8 +257,8 @@ pub fn follow(place: &str, mut seen: u64) -> io::Result<Step> {
     }))
 }
 
-/// The longest time from when a record was acknowledged to when it was seen on the other mount. What happens
-/// while something is `disturbed` counts from when that is over.
+/// Checks the longest time from the acknowledgement of a record to its appearance on the other mount. Records
+/// acknowledged during a fault (`disturbed`) count from its end.
 pub fn check_followed(appended: &[Said], seen: &[Said], disturbed: &[(Instant, Instant)]) {
     let mut seen = seen.iter();
     let mut latest = Duration::ZERO;

@@ -1,5 +1,5 @@
-//! Databases and logs on a mount while its cluster is disturbed: what was acknowledged is there, and no program
-//! was told of an error.
+//! Databases and logs on a mount whose cluster has faults: everything acknowledged is preserved, and no program
+//! gets an error.
 
 mod churn;
 mod databases;
@@ -25,30 +25,30 @@ use self::logs::{Appends, Follows, SharedLog};
 use self::meddler::Meddler;
 use self::worker::{DONE, PLACE, ROLE, Said, Worker};
 
-/// How long a program may have to wait for a fault to be over: leases and the patience of clients end before.
+/// Maximum time for a program to make progress after a fault: leases and clients' timeouts end before.
 const PROGRESS_DEADLINE: Duration = Duration::from_secs(60);
 const DATANODES: usize = 3;
 
-/// Programs that work on a mount, and tell with a growing number what they have done.
+/// Programs that work on a mount, and report their progress with increasing numbers.
 trait Workload {
     fn name(&self) -> String;
 
-    /// Where they work: mount `one` or `other`.
+    /// The mount on which they work: `one` or `other`.
     fn mount(&self) -> &'static str;
 
-    /// Before the first start.
+    /// Called before the first start.
     fn prepare(&mut self) {}
 
-    /// Starts them; `said` is what they said before the mount was killed.
+    /// Starts them; `said` contains their reports from before the mount was killed.
     fn start(&mut self, said: &BTreeMap<String, Vec<Said>>) -> Vec<Worker>;
 
-    /// Nothing may have gone wrong until now.
+    /// Checks that nothing has failed so far.
     fn before_the_mount_is_killed(&self) {}
 
-    /// The mount was killed.
+    /// Called after the mount was killed.
     fn end_without_mount(&mut self) {}
 
-    /// After the end: what they `said` holds.
+    /// Checks, at the end, that what they reported (`said`) is preserved.
     fn check(&self, _mounts: [&Path; 2], _said: &BTreeMap<String, Vec<Said>>) {}
 }
 
@@ -86,7 +86,7 @@ enum Fault {
     Hangs(&'static str),
 }
 
-/// A datanode, whichever.
+/// Any datanode.
 const DATANODE: &str = "datanode";
 
 const FAULTS: [Fault; 8] = [
@@ -106,12 +106,12 @@ struct Disturbed {
     cluster: Cluster,
     running: Vec<Running>,
     random: StdRng,
-    /// When faults were going on.
+    /// Begin and end of each fault.
     disturbed: Vec<(Instant, Instant)>,
 }
 
 impl Disturbed {
-    /// Waits until each workload, of those on a mount if one is given, has got on.
+    /// Waits until each workload, or each on the given mount, has made progress.
     fn wait_for_progress(&mut self, what: &str, mount: Option<&str>) {
         let concerned = |it: &&mut Running| mount.is_none_or(|mount| it.workload.mount() == mount);
         let mut before = Vec::new();
@@ -163,7 +163,7 @@ impl Disturbed {
             Fault::Hangs(name) => {
                 self.cluster.pause(&part(name));
                 match name {
-                    // Nobody waits for these for long.
+                    // A hang of these delays the others only briefly.
                     DATANODE | "other" => self.wait_for_progress("a part hangs", Some("one")),
                     _ => sleep(pause * 3),
                 }
@@ -205,7 +205,7 @@ impl Disturbed {
             .expect("it is there")
     }
 
-    /// Ends a workload with one worker; gives what that said.
+    /// Ends a workload with one worker; returns what that reported.
     fn end(&mut self, name: &str) -> Vec<Said> {
         let running = self.running_mut(name);
         running.end(Worker::finish);
@@ -218,7 +218,7 @@ fn setting(name: &str, default: u64) -> u64 {
     value.map_or(default, |value| value.parse().expect("a number"))
 }
 
-/// Each round has all faults, in another order. Longer, and otherwise:
+/// Each round has all faults, in a different order. For longer and different runs:
 ///
 ///     HARVESTFS_FAULTS_ROUNDS=20 HARVESTFS_FAULTS_SEED=2 cargo test --workspace --test faults -- --nocapture
 #[test]
@@ -226,7 +226,7 @@ fn databases_and_logs_keep_what_they_acknowledged_whatever_is_killed_or_hangs() 
     let Some((cluster, one, other)) = Cluster::with_two_mounts() else {
         return;
     };
-    // The temporary directory that all is in may be root's only.
+    // The temporary directory may be accessible only to root.
     fs::set_permissions(cluster.path(""), Permissions::from_mode(0o755)).expect("chmod");
     let local = cluster.path("local");
     fs::create_dir(&local).expect("mkdir");
@@ -284,7 +284,7 @@ fn databases_and_logs_keep_what_they_acknowledged_whatever_is_killed_or_hangs() 
     disturbed.check();
 }
 
-/// No test by itself: what a [`Worker::of_this_test`] does, a step for each line that it reads.
+/// Not a test by itself, but the code of a [`Worker::of_this_test`], which does a step for each line that it reads.
 #[test]
 fn works_as_told() {
     let Ok(role) = std::env::var(ROLE) else {

@@ -1,4 +1,4 @@
-//! What another mount does to files that are in use: their modes, times, attributes, and names of and around
+//! Changes by another mount to files that are in use: modes, times, attributes, and names of the files and next to
 //! them.
 
 use std::cmp::Reverse;
@@ -17,14 +17,14 @@ use crate::logs::Step;
 use crate::worker::{Said, Worker, last_of};
 
 const PAUSE: Duration = Duration::from_millis(5);
-/// So many files that were changed last are meddled with,
+/// Number of most recently changed files that are modified.
 const FILES: usize = 40;
-/// and after so many steps it is looked which these are.
+/// Number of steps after which these files are determined again.
 const STEPS_BEFORE_LOOKING: u64 = 200;
-/// What it makes for a moment beside others.
+/// Prefix of the names of files that it briefly creates next to others.
 const OWN: &str = "meddled";
 
-/// Says how many steps it did.
+/// Modifies files, and reports its number of steps.
 pub struct Meddler {
     pub mount: PathBuf,
 }
@@ -57,7 +57,7 @@ pub fn meddle(place: &str, mut done: u64) -> Step {
         done += 1;
         let file = &files[usize::try_from(done).expect("it fits") % files.len()];
         match change(file, done) {
-            // It is removed and replaced as it is used; see also the exceptions in SEMANTICS.
+            // The file is removed and replaced by its user; see also the exceptions in SEMANTICS.
             Err(error) if is_gone(&error) => {}
             result => result?,
         }
@@ -93,7 +93,7 @@ fn changed_last(place: &Path) -> io::Result<Vec<PathBuf>> {
 }
 
 fn change(file: &Path, number: u64) -> io::Result<()> {
-    // Another process did a step of this number if its mount was killed then.
+    // Another process may have begun the step with this number when its mount was killed.
     let own = format!("{OWN}-{}-{number}", std::process::id());
     let beside = file.with_file_name(&own);
     let moved = file.with_file_name(own + "-moved");

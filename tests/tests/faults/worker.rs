@@ -1,4 +1,4 @@
-//! A program that works on a mount step by step, and what it said that it has done.
+//! A program that works on a mount step by step, and its reports.
 
 use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader, Read, Write};
@@ -12,43 +12,43 @@ use std::time::{Duration, Instant};
 use harvestfs_tests::wait_until;
 use parking_lot::{Mutex, MutexGuard};
 
-/// How long a program may take to end, also when its mount is gone.
+/// Maximum time for a program to end, even when its mount has been killed.
 const END_DEADLINE: Duration = Duration::from_secs(60);
 
-/// A number that a program said when a step was done, and when.
+/// A number that a program reported after a step, and when.
 pub type Said = (u64, Instant);
 
-/// The last number that a program said; 0 before its first.
+/// The last number that a program reported; 0 before its first.
 pub fn last_of(said: &BTreeMap<String, Vec<Said>>, program: &str) -> u64 {
     let last = said.get(program).and_then(|said| said.last());
     last.map_or(0, |&(number, _)| number)
 }
 
-/// Set for the processes of this test that are workers: what they do. See `works_as_told`.
+/// Environment variable with the role of processes of this test that are workers. See `works_as_told`.
 pub const ROLE: &str = "HARVESTFS_TESTS_ROLE";
-/// Where they do it.
+/// Environment variable with the path on which they work.
 pub const PLACE: &str = "HARVESTFS_TESTS_PLACE";
-/// What they have done before, if they are started again.
+/// Environment variable with their previous progress, if they are restarted.
 pub const DONE: &str = "HARVESTFS_TESTS_DONE";
 
-/// What a worker gets at its standard input.
+/// The standard input of a worker.
 pub struct Script {
-    /// Makes it answer `ready`.
+    /// Text to which it answers `ready`.
     pub greeting: String,
     /// The number of the first step.
     pub first: u64,
-    /// Has it do a step with a number, and answer with a number when that is done.
+    /// Text that makes it do the step with a number, and answer with a number when that is done.
     pub step: Box<dyn Fn(u64) -> String + Send>,
 }
 
-/// A process of its own: one that has files open on a mount cannot start the parts of a cluster, since its
-/// children close these files first, and one that waits for a part that hangs cannot let it go on.
+/// A worker in a separate process: a process with open files on a mount cannot start parts of a cluster, since its
+/// children first close these files, and one that waits for a hung part cannot let that continue.
 pub struct Worker {
     pub name: String,
     process: Child,
     said: Arc<Mutex<Vec<Said>>>,
     end: Arc<AtomicBool>,
-    /// Gives the answer that was none, if there was one.
+    /// Returns the first answer that was not a number, if there was one.
     conversation: Option<JoinHandle<Option<String>>>,
     complaints: Option<JoinHandle<String>>,
 }
@@ -126,7 +126,7 @@ impl Worker {
         self.said().clone()
     }
 
-    /// Waits until it has noticed that its mount is gone.
+    /// Waits until it has noticed that its mount was killed.
     pub fn end_without_mount(mut self) -> Vec<Said> {
         self.wait();
         self.said().clone()
@@ -139,7 +139,7 @@ impl Worker {
         });
     }
 
-    /// What it said beside numbers. It has ended.
+    /// Its other output, after it has ended.
     fn last_words(&mut self) -> String {
         let answer = self.conversation.take().map(|it| it.join().expect("joins"));
         let complaints = self.complaints.take().map(|it| it.join().expect("joins"));
@@ -155,8 +155,8 @@ impl Drop for Worker {
     }
 }
 
-/// Has a program do steps until it is time to end, or it answers with something else than a number.
-/// Returns that.
+/// Makes a program do steps until it is time to end, or its answer is not a number, which is then
+/// returned.
 fn converse(
     mut stdin: ChildStdin,
     stdout: ChildStdout,
@@ -167,14 +167,14 @@ fn converse(
     let mut answers = BufReader::new(stdout).lines().map_while(Result::ok);
     let mut tell = |text: String| stdin.write_all(text.as_bytes()).ok();
     tell(script.greeting.clone())?;
-    // The test's own program says other things first.
+    // The test binary first prints other lines.
     answers.find(|line| line == "ready")?;
     for number in script.first.. {
         if end.load(Ordering::Relaxed) {
             break;
         }
         tell((script.step)(number))?;
-        // After a minute, the test's own program says that it runs for long.
+        // After a minute, the test binary prints that it has been running for long.
         let answer = answers.find(|line| !line.starts_with("test "))?;
         let Ok(number) = answer.trim().parse() else {
             return Some(answer);
@@ -183,7 +183,7 @@ fn converse(
         said.lock().push((number, now));
     }
     drop(stdin);
-    // What it says at its end must not block it.
+    // Its final output must not block it.
     answers.for_each(drop);
     None
 }

@@ -1,4 +1,4 @@
-//! `harvestfs up` with several namenodes, several times at once.
+//! Several simultaneous `harvestfs up` with several namenodes.
 
 use std::fs;
 use std::process::{Child, Command, Output, Stdio};
@@ -9,7 +9,7 @@ fn ok(output: &Output) {
     assert!(output.status.success(), "{output:?}");
 }
 
-/// How a program that was started in the background ended, and what it said.
+/// Whether a program that was started in the background succeeded, and its output.
 fn end(child: Child) -> (bool, String) {
     let output = child.wait_with_output().expect("it ends");
     let said = [output.stdout, output.stderr].concat();

@@ -1,5 +1,5 @@
-//! What others send to the namenodes of a group, or play to them: certificates of other parts, messages that no leader can
-//! have sent, those of a member that was removed, and datagrams that were recorded.
+//! Attacks on the namenodes of a group: with certificates of other parts, with messages that no leader can have sent,
+//! with messages of a removed member, and by replaying recorded datagrams.
 
 use std::net::SocketAddr;
 use std::path::Path;
@@ -23,9 +23,9 @@ const NAMENODES: usize = 3;
 const DEADLINE: Duration = Duration::from_secs(60);
 /// Longer than an answer or a handshake takes on a loaded machine.
 const ANSWERED_WITHIN: Duration = Duration::from_secs(15);
-/// For so long an attacker waits for somebody to come.
+/// Time for which an attacker waits for a connection.
 const LISTENED: Duration = Duration::from_secs(4);
-/// As far in the future as terms and records go.
+/// A term or record number far in the future.
 const FUTURE: u64 = 1 << 40;
 
 fn start() -> Cluster {
@@ -49,7 +49,7 @@ fn endpoint(identity: &Path, listen: SocketAddr) -> Endpoint {
     Endpoint::bind(listen, &identity, TransportOptions::default()).expect("an endpoint")
 }
 
-/// What speaks to a namenode, with a certificate.
+/// A client of a namenode, with a certificate.
 struct Attacker {
     client: RpcClient<Request, Response, Notice>,
     from: u64,
@@ -107,7 +107,7 @@ fn vote(term: u64, candidate: u64, last: Option<Place>) -> PeerRequest {
         ballot: ballot(term, candidate, false),
         last,
         is_trial: false,
-        // Whoever leads: it asked for it.
+        // As if the leader had requested it, whichever that is.
         is_transfer: true,
     }
 }
@@ -127,7 +127,7 @@ fn append(
     }
 }
 
-/// The group, and that it is what it was.
+/// The state of the group before an attack, to check that it has not changed.
 struct Before {
     term: u64,
     leader: Value,
@@ -203,7 +203,7 @@ fn only_who_shows_the_certificate_of_a_namenode_is_heard_as_one() {
             });
         }
     }
-    // One of another authority is not even heard.
+    // A certificate of another authority is rejected before any request.
     let other = stranger.path("namenode/identity");
     for namenode in cluster.namenodes() {
         let attacker = block_on(Attacker::connect(&other, *namenode, leader));
@@ -304,7 +304,7 @@ fn messages_that_no_leader_can_have_sent_and_those_of_one_that_was_removed_chang
         block_on(async {
             let attacker = Attacker::connect(&identity, namenode, id).await;
             let attacker = attacker.expect("its certificate is good");
-            // What it could have sent then, or what was recorded of the leader then.
+            // A message that it could have sent then, or one recorded from the leader then.
             for candidate in [id, of_leader] {
                 let request = append(old_term, candidate, old, vec![], old);
                 let answer = attacker.ask(request).await;
@@ -315,7 +315,7 @@ fn messages_that_no_leader_can_have_sent_and_those_of_one_that_was_removed_chang
                 to: id,
                 last: None,
             };
-            // Whatever is answered, nothing comes of it.
+            // Whatever the answer, it has no effect.
             let _ = attacker.ask(transfer).await;
             // Its own log is older than the entry with which it left, whatever the term.
             for term in [old_term, before.term + 7, FUTURE] {
@@ -344,7 +344,7 @@ fn messages_that_no_leader_can_have_sent_and_those_of_one_that_was_removed_chang
 #[test]
 fn datagrams_between_namenodes_that_are_played_again_later_do_nothing() {
     let mut cluster = start();
-    // From here on they reach each other through what records it.
+    // From here on, they communicate through recording proxies.
     let mut proxies = Vec::new();
     for number in 1..=NAMENODES {
         cluster.stop(&Cluster::namenode_name(number));
@@ -360,13 +360,13 @@ fn datagrams_between_namenodes_that_are_played_again_later_do_nothing() {
     let recorded: usize = proxies.iter().map(Proxy::recorded).sum();
     assert!(recorded > 100, "{recorded} datagrams");
 
-    // To those who had them, on the connections on which they came and on others.
+    // Replayed to their original receivers, on the original connections and on others.
     let before = Before::of(&cluster);
     for proxy in &proxies {
         assert!(proxy.replay() > 0);
     }
     before.check(&cluster, "live");
-    // And to one that has forgotten all connections.
+    // And to a namenode that has forgotten all connections.
     let follower = (1..=NAMENODES).find(|it| *it != cluster.leader());
     let follower = follower.expect("two follow");
     cluster.kill(&Cluster::namenode_name(follower));

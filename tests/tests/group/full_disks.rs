@@ -1,4 +1,4 @@
-//! The disks of most namenodes are full, the leader's among them, and then space is made.
+//! The disks of a majority of namenodes, including the leader's, are full, and then space is freed.
 
 use std::collections::BTreeSet;
 use std::fs::{self, File};
@@ -24,9 +24,9 @@ const DISK_BYTES: u64 = 256 << 20;
 /// Large records, so that a segment ends soon.
 const ATTRIBUTE_BYTES: usize = 60_000;
 const PROGRAMS: u64 = 4;
-/// Nothing is acknowledged for so long: the disks are full.
+/// Time without an acknowledgement after which the disks count as full.
 const STUCK: Duration = Duration::from_secs(4);
-/// Less than programs on a mount wait before they are told that it does not go on.
+/// Time for which the disks are full: less than the timeout of programs on a mount.
 const FULL_FOR: Duration = Duration::from_secs(10);
 
 /// A small disk, mounted until it is dropped.
@@ -78,8 +78,8 @@ impl Drop for Disk {
     }
 }
 
-/// Programs that create files with large attributes, and say which of them are safe: a name, and the number
-/// that the attribute is made of.
+/// Programs that create files with large attributes, and report which of them are durable: a name, and the number
+/// from which the attribute is generated.
 struct Programs {
     stop: Arc<AtomicBool>,
     safe: Arc<AtomicU64>,
@@ -130,13 +130,13 @@ impl Programs {
     }
 }
 
-/// Starts again what has ended, as systemd does.
+/// Restarts parts that have ended, as systemd does.
 fn revive(cluster: &mut Cluster) {
     let running = cluster.running();
     for number in 1..=NAMENODES {
         let name = Cluster::namenode_name(number);
         if !running.contains(&name) {
-            // What has ended is buried.
+            // Reaps the process that has ended.
             cluster.kill(&name);
             cluster.begin_namenode(number);
         }
@@ -148,7 +148,7 @@ fn when_most_disks_were_full_the_group_goes_on_by_itself_and_nothing_is_lost() {
     if !rustix::process::geteuid().is_root() {
         return skip("only root mounts small disks: run it as root");
     }
-    // They go after the cluster.
+    // They must outlive the cluster.
     let mut disks = Vec::new();
     let Some((mut cluster, mount)) = Cluster::mounted(&ClusterOptions {
         datanodes: 3,

@@ -1,4 +1,4 @@
-//! One namenode becomes three, and the configurations of operators name the first one only.
+//! One namenode becomes three, while operators' configurations contain only the first one.
 
 use std::fs;
 use std::thread;
@@ -9,7 +9,7 @@ use harvestfs_tests::{Cluster, ClusterOptions, wait_until};
 use super::{address, begin, hand_over, name_namenodes};
 
 const DEADLINE: Duration = Duration::from_secs(60);
-/// As an operator may who wants to know what is wrong.
+/// Maximum time for an operator to wait for a diagnosis.
 const TOLD_WITHIN: Duration = Duration::from_secs(30);
 
 /// The first namenode leads a group of three; operators know only that one.
@@ -42,7 +42,7 @@ fn operators_who_know_one_namenode_hand_leadership_over_and_back() {
     }
 }
 
-/// A command that takes long goes on at the next leader.
+/// A long command continues with the next leader.
 #[test]
 fn a_command_outlives_the_one_namenode_that_it_knows() {
     let mut cluster = grown();

@@ -1,4 +1,4 @@
-//! Making three namenodes is interrupted.
+//! The creation of a cluster with three namenodes is interrupted.
 
 use std::fs;
 use std::path::Path;
@@ -14,9 +14,9 @@ use rustix::process::{Pid, Signal, kill_process};
 use super::stderr;
 
 const CLUSTERS: u64 = 3;
-/// Attempts of each that are interrupted before one is left alone.
+/// Number of attempts for each cluster that are interrupted before one is not.
 const INTERRUPTED: usize = 4;
-/// All of it is made, and its parts start, within this.
+/// Milliseconds within which a cluster is created and its parts start.
 const MADE_WITHIN_MS: u64 = 4_000;
 const MAKE: [&str; 7] = [
     "up",
@@ -28,7 +28,7 @@ const MAKE: [&str; 7] = [
     "1GiB",
 ];
 
-/// Begins to make a cluster, and interrupts that at a random time. Says when and how.
+/// Begins to create a cluster, and interrupts that at a random time. Returns when and how.
 fn interrupt(data: &Path, rng: &mut StdRng) -> String {
     let mut up = Command::new(harvestfs())
         .args(MAKE)
@@ -38,7 +38,7 @@ fn interrupt(data: &Path, rng: &mut StdRng) -> String {
         .stderr(Stdio::null())
         .spawn()
         .expect("the binary runs");
-    // Most of what can go wrong is at the beginning.
+    // Most failures are possible near the beginning.
     let after_ms = match rng.random_range(0..3) {
         0 => rng.random_range(0..MADE_WITHIN_MS),
         _ => rng.random_range(0..MADE_WITHIN_MS / 8),
@@ -70,7 +70,7 @@ fn what_is_interrupted_while_it_is_made_is_gone_on_with() {
             .collect();
         println!("{attempts:#?}");
         if data.is_dir() {
-            // As one leaves it that is killed while it writes.
+            // As left by a process that was killed while it wrote.
             fs::write(data.join(".up.toml.0123456789abcdef.tmp"), "half").expect("write");
         }
         let made = run_on(&data, &[&MAKE[..], &["--detach"]].concat());

@@ -1,4 +1,4 @@
-//! The namenode that leads goes away while an operator changes the members: the command goes on with the next one.
+//! The leader fails while an operator changes the members: the command continues with the next leader.
 
 use std::process::Output;
 use std::thread;
@@ -9,10 +9,10 @@ use harvestfs_tests::{Cluster, ClusterOptions};
 use super::{address, begin, hand_over, stderr, voters};
 
 const NAMENODES: usize = 3;
-/// From when the command begins.
+/// Delays in milliseconds from the start of the command.
 const KILLED_AFTER_MS: [u64; 4] = [30, 90, 200, 400];
 
-/// Runs `harvestfs admin namenode COMMAND ADDRESS`, and kills the leader meanwhile.
+/// Runs `harvestfs admin namenode COMMAND ADDRESS`, and kills the leader during the command.
 fn change(cluster: &mut Cluster, command: &str, which: usize, killed_after: Duration) -> Output {
     let leader = cluster.leader();
     let to = address(cluster, which);
@@ -44,7 +44,7 @@ fn a_change_of_the_members_is_made_though_its_leader_is_killed() {
         }
         let removed = change(&mut cluster, "remove", new, after);
         if !removed.status.success() {
-            // It is the next leader.
+            // It has become the next leader.
             let said = stderr(&removed);
             assert!(said.contains("the namenode that leads cannot"), "{said}");
             hand_over(&cluster, 1);

@@ -1,5 +1,5 @@
-//! Several namenodes as an operator has them: all are replaced while programs go on, what cannot be a
-//! member is refused, and what is interrupted is gone on with.
+//! Groups of namenodes from an operator's point of view: all members are replaced while programs run, invalid
+//! members are refused, and interrupted changes are continued.
 
 mod at_once;
 mod attacks;
@@ -26,7 +26,7 @@ fn stderr(output: &Output) -> String {
     String::from_utf8_lossy(&output.stderr).into_owned()
 }
 
-/// Runs a command that is to fail, and gives what it says.
+/// Runs a command that must fail, and returns its output.
 fn fails(cluster: &Cluster, arguments: &[&str]) -> String {
     let output = cluster.command(arguments);
     assert!(!output.status.success(), "{arguments:?}: {output:?}");
@@ -37,7 +37,7 @@ fn address(cluster: &Cluster, number: usize) -> String {
     cluster.namenodes()[number - 1].to_string()
 }
 
-/// Begins a command, which is looked at while it runs.
+/// Starts a command that is observed while it runs.
 fn begin(cluster: &Cluster, arguments: &[&str]) -> Child {
     Command::new(harvestfs())
         .args(arguments)
@@ -49,7 +49,7 @@ fn begin(cluster: &Cluster, arguments: &[&str]) -> Child {
         .expect("the binary runs")
 }
 
-/// Where those listen that have a vote.
+/// Addresses of the members that have a vote.
 fn voters(cluster: &Cluster) -> Vec<SocketAddr> {
     let group = cluster.group();
     let members = group["members"].as_array().expect("members").iter();
@@ -67,8 +67,8 @@ fn voters(cluster: &Cluster) -> Vec<SocketAddr> {
     addrs
 }
 
-/// Has a namenode lead. It may have to be reached first, if it has just been started, and another one may be quicker on a
-/// machine that is busy: then the operator is told to try again. Returns what the command said in the end.
+/// Makes a namenode the leader. It may first have to be reached, if it has just been started, and another one may be
+/// faster on a busy machine: then the operator has to try again. Returns the final output of the command.
 fn hand_over(cluster: &Cluster, number: usize) -> String {
     let to = address(cluster, number);
     let mut said = String::new();
@@ -80,7 +80,7 @@ fn hand_over(cluster: &Cluster, number: usize) -> String {
     said
 }
 
-/// Changes which namenodes a configuration names.
+/// Replaces the namenodes in a configuration.
 fn name_namenodes(config: &Path, namenodes: &[SocketAddr]) {
     let text = fs::read_to_string(config).expect("a configuration");
     let named: Vec<String> = namenodes.iter().map(|it| format!("\"{it}\"")).collect();

@@ -1,4 +1,4 @@
-//! Most namenodes are gone: what operators are told, and that nobody gives up too early.
+//! A majority of namenodes has failed: tests what operators learn, and that nothing gives up too early.
 
 use std::thread;
 use std::time::{Duration, Instant};
@@ -8,11 +8,11 @@ use harvestfs_tests::{Cluster, ClusterOptions};
 use super::{address, begin, fails, stderr};
 
 const NAMENODES: usize = 3;
-/// A leader may take longer than this to come, on a machine that starts with many files.
+/// Time without a leader. The start of a namenode with many files may take longer.
 const AWAY: Duration = Duration::from_secs(15);
-/// How long a leader takes to know that the others are gone: a lease, and some time.
+/// Time for a leader to notice that the others have failed: a lease, and some reserve.
 const NOTICED_WITHIN: Duration = Duration::from_secs(1);
-/// What says what is wrong does not wait for what does not answer.
+/// Maximum time of a diagnosis, which must not wait for unresponsive parts.
 const TOLD_WITHIN: Duration = Duration::from_secs(60);
 const RECOVER: &str = "harvestfs admin namenode recover --accept-loss";
 
@@ -37,7 +37,7 @@ fn start_others(cluster: &mut Cluster, left: usize) {
     }
 }
 
-/// What an operator sees who asks for help.
+/// Checks what an operator who needs help sees.
 fn check_advice(cluster: &Cluster, left: usize) {
     let began = Instant::now();
     let doctor = cluster.command(&["admin", "doctor"]);
@@ -76,7 +76,7 @@ fn without_most_namenodes_an_operator_is_told_what_to_do_also_beside_a_mount_tha
         "{said}"
     );
 
-    // A leader comes late, and is waited for.
+    // The leader appears late, and the command waits for it.
     let asking = begin(&cluster, &["admin", "status"]);
     thread::sleep(AWAY);
     start_others(&mut cluster, left);
@@ -93,7 +93,7 @@ fn a_leader_without_the_others_keeps_no_operator_waiting() {
     let mut cluster = Cluster::start(&options());
     let leader = cluster.leader();
     leave(&mut cluster, leader);
-    // Until it notices it would say what is wrong with the address.
+    // Before it notices, it would complain about the address instead.
     thread::sleep(NOTICED_WITHIN);
     // It would take as long as a namenode may take to catch up.
     let began = Instant::now();

@@ -1,4 +1,4 @@
-//! Between namenodes: passes datagrams on, records them, and plays them again.
+//! A proxy between namenodes, which forwards, records and replays datagrams.
 
 use std::collections::BTreeMap;
 use std::net::{SocketAddr, UdpSocket};
@@ -10,11 +10,11 @@ use std::time::Duration;
 use parking_lot::Mutex;
 
 const DATAGRAM_BYTES_MAX: usize = 65_535;
-/// How long it takes until a thread sees that it is to end.
+/// Time for a thread to notice that it has to end.
 const POLL: Duration = Duration::from_millis(100);
-/// More are not recorded.
+/// Maximum number of recorded datagrams.
 const RECORDED_MAX: usize = 20_000;
-/// Between two of those that are played again: all at once, the kernel would drop most.
+/// Pause between replayed datagrams: without it, the kernel would drop most of them.
 const PAUSE: Duration = Duration::from_micros(50);
 
 /// A proxy in front of one namenode. Ends when it is dropped.
@@ -23,18 +23,18 @@ pub struct Proxy {
 }
 
 struct Shared {
-    /// Where the others send to.
+    /// Socket to which the others send.
     front: UdpSocket,
     behind: Mutex<SocketAddr>,
-    /// The sockets that speak to the namenode, by whom they speak for.
+    /// The sockets for sending to the namenode, by original sender.
     callers: Mutex<BTreeMap<SocketAddr, Arc<UdpSocket>>>,
-    /// What was sent to the namenode, and on which socket.
+    /// The datagrams sent to the namenode, each with its socket.
     recorded: Mutex<Vec<(Arc<UdpSocket>, Vec<u8>)>>,
     is_over: AtomicBool,
 }
 
 impl Proxy {
-    /// Passes on what comes for an address to another one, and back.
+    /// Forwards datagrams for one address to another, and back.
     pub fn start(at: SocketAddr, behind: SocketAddr) -> Self {
         let front = UdpSocket::bind(at).expect("the address of one that was stopped");
         front.set_read_timeout(Some(POLL)).expect("a time-out");
@@ -50,7 +50,7 @@ impl Proxy {
         Self { shared }
     }
 
-    /// The namenode is elsewhere from now on.
+    /// Changes the address of the namenode.
     pub fn lead_to(&self, behind: SocketAddr) {
         *self.shared.behind.lock() = behind;
     }
@@ -60,7 +60,8 @@ impl Proxy {
         self.shared.recorded.lock().len()
     }
 
-    /// Sends everything that was recorded again: as it came, and from elsewhere. Says how many datagrams that were.
+    /// Replays everything that was recorded, from the original sockets and from others. Returns the number of
+    /// datagrams.
     pub fn replay(&self) -> usize {
         let recorded = self.shared.recorded.lock().clone();
         let behind = *self.shared.behind.lock();
@@ -94,7 +95,7 @@ impl Shared {
             };
             let socket = self.socket_of(caller);
             let datagram = &buffer[..length];
-            // One that is killed refuses.
+            // A killed namenode refuses it.
             let _ = socket.send_to(datagram, *self.behind.lock());
             let mut recorded = self.recorded.lock();
             if recorded.len() < RECORDED_MAX {
@@ -120,7 +121,7 @@ impl Shared {
         let mut buffer = vec![0; DATAGRAM_BYTES_MAX];
         while !self.is_over() {
             if let Ok(length) = answers.recv(&mut buffer) {
-                // It may be gone.
+                // The caller may have ended.
                 let _ = self.front.send_to(&buffer[..length], caller);
             }
         }

@@ -1,4 +1,4 @@
-//! What cannot be a member of the group.
+//! Namenodes that must not become members of the group.
 
 use std::fs;
 use std::net::UdpSocket;
@@ -10,7 +10,7 @@ use harvestfs_tests::{Cluster, ClusterOptions, copy_directory, harvestfs, wait_u
 use super::{address, fails, stderr, voters};
 
 const NAMENODES: usize = 3;
-/// An operator does not wait longer to hear that nobody answers.
+/// Maximum time until an operator learns that nobody answers.
 const ANSWERED_WITHIN: Duration = Duration::from_secs(30);
 const DEADLINE: Duration = Duration::from_secs(60);
 
@@ -37,7 +37,7 @@ fn what_cannot_be_a_member_is_refused_with_the_reason_and_the_group_goes_on() {
         assert!(said.contains("is a member already"), "{said}");
     }
 
-    // One that does not answer, one that nobody listens for, and a part that is no namenode.
+    // An address that does not answer, one on which nothing listens, and a part that is not a namenode.
     let silent = UdpSocket::bind("127.0.0.1:0").expect("a port");
     let silent = silent.local_addr().expect("an address").to_string();
     let datanode = cluster.node_status(1)["server"]["data_addr"].clone();
@@ -62,7 +62,7 @@ fn what_cannot_be_a_member_is_refused_with_the_reason_and_the_group_goes_on() {
     let said = fails(&cluster, &["admin", "namenode", "remove", &of_leader]);
     assert!(said.contains("transfer"), "{said}");
 
-    // One of another cluster, which has an authority of its own.
+    // A namenode of another cluster, which has its own authority.
     let other = Cluster::start(&ClusterOptions {
         datanodes: 0,
         ..options(1)
@@ -71,13 +71,13 @@ fn what_cannot_be_a_member_is_refused_with_the_reason_and_the_group_goes_on() {
     assert!(said.contains("certificate"), "{said}");
     drop(other);
 
-    // One of this authority that was made for another cluster.
+    // A namenode of this authority that was created for another cluster.
     let number = cluster.make_namenode_of("00000000000000000000000000000bad");
     let said = add(&cluster, &address(&cluster, number));
     assert!(said.contains("bad"), "{said}");
     cluster.stop(&Cluster::namenode_name(number));
 
-    // A copy of a member, beside it: what it has is that one's, and it takes part in nothing.
+    // A copy of a member, alongside it: its identity is that of the member, and it does not take part.
     let name = Cluster::namenode_name(follower);
     cluster.stop(&name);
     let copied = cluster.path("copied");
@@ -97,7 +97,7 @@ fn what_cannot_be_a_member_is_refused_with_the_reason_and_the_group_goes_on() {
         "{said}"
     );
 
-    // After all that, any of them may go.
+    // After all that, any member may fail.
     cluster.output_of(&["fs", "mkdir", "/before"]);
     let leader = cluster.leader();
     cluster.kill(&Cluster::namenode_name(leader));
@@ -142,7 +142,7 @@ fn a_namenode_whose_vote_is_damaged_does_not_start_and_says_what_to_do() {
     }
     cluster.output_of(&["fs", "mkdir", "/without"]);
 
-    // And that is what helps, at the same address.
+    // And that is the remedy, at the same address.
     fs::rename(&directory, cluster.path("aside")).expect("it is ours");
     let at = address(&cluster, damaged);
     let out = directory.to_string_lossy();
@@ -204,7 +204,7 @@ fn parts_that_are_told_wrong_addresses_too_find_the_namenodes() {
     });
     let silent = UdpSocket::bind("127.0.0.1:0").expect("a port");
     let silent = silent.local_addr().expect("an address");
-    // One of the three is enough, whatever else is named.
+    // One of the three is sufficient, whatever else is configured.
     let named = [silent, stranger.namenode(), cluster.namenodes()[2]];
     for config in ["admin/client.toml", "client/client.toml"] {
         super::name_namenodes(&cluster.path(config), &named);

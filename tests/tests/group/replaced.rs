@@ -1,4 +1,4 @@
-//! All namenodes are replaced, one after the other, and what runs hears of it.
+//! All namenodes are replaced one after the other, and running parts learn about it.
 
 use std::fs::{self, File};
 use std::io::Write;
@@ -15,11 +15,11 @@ use super::{address, name_namenodes, voters};
 const NAMENODES: usize = 3;
 const DATANODES: usize = 3;
 const DEADLINE: Duration = Duration::from_secs(120);
-/// Longer than this, and a program would have been told that it does not go on.
+/// Maximum duration of an operation; after a longer time, a program would get an error.
 const OPERATION_WITHIN: Duration = Duration::from_secs(30);
 const FILE_BYTES: usize = 20_000;
 
-/// A program that creates, syncs, reads back and removes files until it is told to end.
+/// A program that creates, syncs, reads back and removes files until it is stopped.
 struct Program {
     stop: Arc<AtomicBool>,
     thread: thread::JoinHandle<(u64, Duration)>,
@@ -52,7 +52,7 @@ impl Program {
         Self { stop, thread }
     }
 
-    /// How many files it wrote, none of which took too long.
+    /// Stops it. Returns the number of files that it wrote, none of which took too long.
     fn end(self) -> u64 {
         self.stop.store(true, Ordering::Relaxed);
         let (files, longest) = self.thread.join().expect("nothing failed");
@@ -68,7 +68,7 @@ fn change_members(cluster: &Cluster, command: &str, which: usize) {
     cluster.output_of(&["admin", "namenode", command, &addr]);
 }
 
-/// Takes a new namenode into the group, and has an old one leave.
+/// Adds a new namenode to the group, and removes an old one.
 fn replace(cluster: &mut Cluster, old: usize) -> usize {
     let new = cluster.make_namenode();
     change_members(cluster, "add", new);
@@ -101,7 +101,7 @@ fn mounts_and_datanodes_go_on_when_all_namenodes_that_they_knew_are_gone() {
         replace(&mut cluster, number);
     }
     let mut new = cluster.namenodes()[NAMENODES..].to_vec();
-    // Only an operator's new commands have to be told.
+    // Only an operator's new commands have to be configured.
     for config in ["admin/client.toml", "client/client.toml"] {
         name_namenodes(&cluster.path(config), &new);
     }
@@ -112,7 +112,7 @@ fn mounts_and_datanodes_go_on_when_all_namenodes_that_they_knew_are_gone() {
     assert_eq!(voters(&cluster), new);
     cluster.wait_alive(DATANODES as u64, DEADLINE);
 
-    // What the mount and the datanodes heard is enough for another one to take over.
+    // What the mount and the datanodes have learned is sufficient for a failover.
     let leader = cluster.leader();
     cluster.kill(&Cluster::namenode_name(leader));
     let written = directory.join("after");
@@ -136,7 +136,7 @@ fn mounts_and_datanodes_go_on_when_all_namenodes_that_they_knew_are_gone() {
         assert!(read == expected, "file-{number} has other bytes");
     }
     cluster.wait_healthy();
-    // Datanodes hear of it with a heartbeat, and on no link to what is gone was it all the time said that it is.
+    // Datanodes learn of it with a heartbeat, and do not keep logging that a removed namenode is unreachable.
     let said = |number| {
         let log = cluster.log(&Cluster::datanode(number));
         log.matches("in the group no more").count()

@@ -1,4 +1,4 @@
-//! A snapshot on its way to another namenode is cut off.
+//! The transfer of a snapshot to another namenode is interrupted.
 
 use std::fs;
 use std::path::Path;
@@ -13,13 +13,13 @@ use super::{address, stderr, voters};
 
 const NAMENODES: usize = 3;
 const DEADLINE: Duration = Duration::from_secs(120);
-/// Files with an attribute as large as one may be, so that the snapshot takes a while.
+/// Number of files with an attribute of maximum size, so that the snapshot takes a while.
 const FILES: usize = 400;
 const ATTRIBUTE_BYTES: usize = 60_000;
-/// Snapshots that may arrive as a whole before the one that sends them is killed.
+/// Number of attempts, as a snapshot may arrive completely before its sender is killed.
 const ATTEMPTS: usize = 5;
 
-/// How much of a snapshot has come from another namenode, and is none yet.
+/// Bytes of an incomplete snapshot that have arrived from another namenode.
 fn received_bytes(data: &Path) -> Option<u64> {
     let entries = fs::read_dir(data.join("journal")).ok()?;
     let received = entries.flatten().find(|entry| {
@@ -64,9 +64,9 @@ fn a_learner_whose_snapshot_is_cut_off_catches_up_from_the_next_leader() {
             thread::sleep(Duration::from_micros(200));
         }
         cluster.kill(&Cluster::namenode_name(leader));
-        // What is not whole is never used: it is there until the next one comes.
+        // An incomplete snapshot is never used, and remains until the next one arrives.
         cut_bytes = received_bytes(&data);
-        // The command may go on with the next leader, or say what to do.
+        // The command may continue with the next leader, or print what to do.
         let said = adding.wait_with_output_within(DEADLINE);
         println!("attempt {attempt}: cut off at {cut_bytes:?}; {said}");
         if cut_bytes.is_some() && !said.contains("exit status: 0") {
@@ -87,7 +87,7 @@ fn a_learner_whose_snapshot_is_cut_off_catches_up_from_the_next_leader() {
         cluster.start_namenode_number(leader);
         wait_until("all have everything", DEADLINE, || cluster.all_follow());
         if cut_bytes.is_some() {
-            // It leads with what it has.
+            // It leads with the state that it received.
             wait_until("the new one leads", DEADLINE, || {
                 let to = address(&cluster, new);
                 cluster.command(&["admin", "namenode", "transfer", &to]);
@@ -115,7 +115,7 @@ trait WaitWithin {
 }
 
 impl WaitWithin for std::process::Child {
-    /// How it ended and what it said.
+    /// Its exit status and output.
     fn wait_with_output_within(&mut self, deadline: Duration) -> String {
         let mut status = None;
         wait_until("the command ends", deadline, || {

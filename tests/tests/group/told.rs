@@ -1,4 +1,4 @@
-//! What operators are told of a group that is not as it should be, and that what they are told to do helps.
+//! Tests what operators learn about a group with problems, and that the given advice works.
 
 use std::fs;
 use std::time::{Duration, Instant};
@@ -9,7 +9,7 @@ use super::{address, voters};
 
 const NAMENODES: usize = 3;
 const DEADLINE: Duration = Duration::from_secs(60);
-/// An operator does not wait longer to hear what is wrong.
+/// Maximum time until an operator learns what is wrong.
 const TOLD_WITHIN: Duration = Duration::from_secs(30);
 
 fn options(namenodes: usize) -> ClusterOptions {
@@ -20,7 +20,7 @@ fn options(namenodes: usize) -> ClusterOptions {
     }
 }
 
-/// What a command says, whether or not it fails.
+/// The output of a command, whether or not it fails.
 fn heard(cluster: &Cluster, arguments: &[&str]) -> String {
     let began = Instant::now();
     let output = cluster.command(arguments);
@@ -49,8 +49,8 @@ fn an_even_number_of_namenodes_is_said_to_survive_as_many_failures_as_it_does() 
     }
 }
 
-/// Has all namenodes start with copies of their directories, which are of different ages. Gives the number of the one
-/// that knows most.
+/// Starts all namenodes with copies of their directories, of different ages. Returns the number of the one with the
+/// most complete journal.
 fn put_all_back(cluster: &mut Cluster) -> usize {
     let data = |cluster: &Cluster, number| {
         let name = Cluster::namenode_name(number);
@@ -59,7 +59,7 @@ fn put_all_back(cluster: &mut Cluster) -> usize {
             cluster.path(&format!("{name}-aside")),
         )
     };
-    // The first copy lacks what the others have.
+    // The first copy lacks changes that the others have.
     for (at, number) in [2, 1, 3].into_iter().enumerate() {
         cluster.output_of(&["fs", "mkdir", &format!("/before-{at}")]);
         cluster.stop(&Cluster::namenode_name(number));
@@ -98,7 +98,7 @@ fn a_group_of_copies_is_told_what_it_is_and_goes_on_with_the_newest_of_them() {
         assert!(!said.contains("start the others"), "{said}");
     }
 
-    // And that is what helps.
+    // And that is the remedy.
     for number in 1..=NAMENODES {
         cluster.stop(&Cluster::namenode_name(number));
     }
@@ -142,7 +142,7 @@ fn one_that_was_removed_is_added_again_with_its_directory() {
         cluster.output_of(&["admin", "namenode", "add", &at]);
         assert!(began.elapsed() < TOLD_WITHIN, "{:?}", began.elapsed());
         assert_eq!(voters(&cluster).len(), NAMENODES);
-        // It counts: without one of the others, changes are committed with it.
+        // It counts as a member: without one of the others, changes are committed with it.
         let other = (1..=NAMENODES).find(|it| *it != removed && *it != cluster.leader());
         let other = other.expect("one of three");
         cluster.kill(&Cluster::namenode_name(other));

@@ -1,4 +1,4 @@
-//! What commands of `harvestfs fs` say, and how they end.
+//! Output and exit status of `harvestfs fs` commands.
 
 use std::fs;
 use std::io::{BufRead, BufReader, Write};
@@ -68,7 +68,7 @@ fn what_is_not_shown_of_a_file_is_no_success() {
     }
 }
 
-/// Has commands wait for a namenode for so long.
+/// Sets how long commands wait for a namenode.
 fn give_up_after(cluster: &Cluster, seconds: u32) {
     let config = cluster.path("client/client.toml");
     let text = fs::read_to_string(&config).expect("its configuration");
@@ -140,7 +140,7 @@ fn what_may_not_be_listed_is_named_and_the_rest_is_done() {
     // Its own attributes can be set.
     run(&["chmod", "300", "/mine/tree/closed"]);
     did(&["setrep", "-R", "-w", "2", "/mine/tree"]);
-    // So that it can be removed by others than root.
+    // So that users other than root can remove it.
     let closed = here.join("tree/closed");
     fs::set_permissions(closed, fs::Permissions::from_mode(0o700)).expect("chmod");
 }
@@ -312,7 +312,7 @@ fn a_file_that_is_followed_may_be_cut_and_replaced() {
     let (printed, lines) = mpsc::channel();
     let reader = thread::spawn(move || {
         for line in BufReader::new(stdout).lines() {
-            // The test may have failed meanwhile.
+            // The test may have failed in the meantime.
             let _ = printed.send(line.expect("text"));
         }
     });
@@ -320,13 +320,13 @@ fn a_file_that_is_followed_may_be_cut_and_replaced() {
     let before = [next(), next()];
     fs::write(&log, "third\n").expect("write");
     let third = next();
-    // For a while it has no such name, and then there is no way to it.
+    // For a while, it does not have this name, and then there is no path to it.
     fs::rename(mount.join("d"), mount.join("moved")).expect("rename");
     fs::write(mount.join("d"), "").expect("write");
     thread::sleep(Duration::from_secs(2));
     fs::remove_file(mount.join("d")).expect("rm");
     fs::rename(mount.join("moved"), mount.join("d")).expect("rename");
-    // What is written to it right before it is replaced.
+    // Written right before it is replaced.
     fs::write(mount.join("other"), "fifth, in another file\n").expect("write");
     let mut replaced = fs::File::options().append(true).open(&log).expect("open");
     replaced.write_all(b"fourth\n").expect("write");
@@ -377,7 +377,7 @@ fn a_command_that_gets_a_signal_leaves_nothing_half_copied() {
         let names = entries.map(|entry| entry.expect("an entry").file_name());
         names.collect::<Vec<_>>()
     };
-    // It cannot go on.
+    // With these paused, it cannot continue.
     for number in 1..=3 {
         cluster.pause(&Cluster::datanode(number));
     }
@@ -401,7 +401,7 @@ fn a_command_that_gets_a_signal_leaves_nothing_half_copied() {
     assert_eq!(names(), ["f"]);
     assert_eq!(fs::read(at("copies/f")).expect("read"), b"old");
 
-    // What a script starts in the background does not end with the script's terminal.
+    // A process that a script starts in the background does not end with Ctrl-C in the terminal.
     let mut child = start("trap '' INT; exec \"$@\"", &get);
     wait_until("it has begun", DEADLINE, || names().len() == 2);
     kill_process(Pid::from_child(&child), Signal::INT).expect("it runs");
@@ -410,7 +410,7 @@ fn a_command_that_gets_a_signal_leaves_nothing_half_copied() {
     assert_eq!(end(&mut child, Signal::TERM), Some(15));
     assert_eq!(names(), ["f"]);
 
-    // Directories get their modes all the same.
+    // Directories get their modes nevertheless.
     fs::create_dir_all(at("tree/closed")).expect("mkdir");
     fs::write(at("tree/closed/f"), "x").expect("write");
     let set_mode = |mode| {
@@ -424,7 +424,7 @@ fn a_command_that_gets_a_signal_leaves_nothing_half_copied() {
         let stat: Option<serde_json::Value> = serde_json::from_slice(&output.stdout).ok();
         stat.and_then(|stat| stat["size_bytes"].as_u64())
     };
-    // There are 2 s for that, in which a busy disk may not write the removal and then the mode.
+    // There are 2 s for that, which may be too short on a busy disk for the removal and then the mode.
     let is_in_time = || {
         cluster.output_of(&["fs", "rm", "-rf", "--skip-trash", "/tree"]);
         let mut child = start("exec \"$@\"", &["put", "-r", &tree, "/"]);
@@ -433,14 +433,14 @@ fn a_command_that_gets_a_signal_leaves_nothing_half_copied() {
         entries() == Some(0) && mode_of(&cluster, "/tree/closed") == "0555"
     };
     assert!((0..5).any(|_| is_in_time()));
-    // So that it can be removed by others than root.
+    // So that users other than root can remove it.
     set_mode(0o755);
     for number in 1..=3 {
         cluster.resume(&Cluster::datanode(number));
     }
 
-    // Nor is the end of its input waited for. What has its name in the cluster keeps it, also if another command made
-    // that meanwhile.
+    // Nor does it wait for the end of its input. An existing file of its name in the cluster remains, even if another
+    // command has created it in the meantime.
     let listed = || cluster.output_of(&["fs", "ls", "/"]);
     let start_put = |arguments: &[&str]| {
         let child = start("exec \"$@\"", arguments);
@@ -484,7 +484,7 @@ fn what_cannot_be_removed_of_a_copy_is_named() {
         listed.contains(".harvestfs-copy.")
     });
     cluster.kill("namenode");
-    // The end of what is copied.
+    // Ends the data that is copied.
     drop(put.stdin.take());
     let output = put.wait_with_output().expect("it ends");
     let said = String::from_utf8_lossy(&output.stderr);

@@ -1,4 +1,4 @@
-//! Copies that would destroy what they copy, or would have no end.
+//! Copies that would destroy their source, or would never end.
 
 use std::fs;
 use std::os::unix::fs::symlink;
@@ -31,12 +31,12 @@ fn a_copy_onto_itself_does_not_empty_a_file() {
     for target in ["/d/a", "/d/link", "/d", "/d/../d/a"] {
         refused(&["cp", "-f", "/d/a", target]);
     }
-    // The same file is a file of this machine, too, where it is mounted.
+    // Through the mount, the same file is also a file on this machine.
     let (here, directory) = (file.to_string_lossy(), mount.join("d"));
     refused(&["put", "-f", &here, "/d/link"]);
     refused(&["put", "-rf", &directory.to_string_lossy(), "/"]);
 
-    // Another file is replaced, and stays what it was where it has another name.
+    // A different file is replaced, and unchanged under its other names.
     fs::write(mount.join("other"), "changed").expect("write");
     let other = mount.join("other");
     cluster.output_of(&["fs", "put", "-f", &other.to_string_lossy(), "/d/a"]);
@@ -56,7 +56,7 @@ fn a_file_that_its_owner_may_not_write_to_is_replaced_and_a_directory_is_not() {
     let source = user.path("f");
     let here = source.to_string_lossy();
     let put = ["put", "-f", &here, "/mine"];
-    // No name is so long that there is none for what is half copied.
+    // Even the longest name leaves room for a temporary name.
     let long = format!("/mine/{}", "x".repeat(255));
     let cp = ["cp", "-f", "/mine/f", &long];
     for content in ["old", "new"] {
@@ -102,7 +102,7 @@ fn a_file_of_another_user_in_a_sticky_directory_is_not_replaced_and_not_copied_i
     let said = String::from_utf8_lossy(&cp.stderr);
     assert_eq!(cp.status.code(), Some(1), "{said}");
     assert!(said.contains("in a sticky directory"), "{said}");
-    // It does not wait for the end of what it would copy.
+    // It does not wait for the end of its input.
     let mut put = user.fs(&["put", "-f", "-", "/shared/f"]);
     let mut put = KillOnDrop(put.stdin(Stdio::piped()).spawn().expect("it runs"));
     let mut status = None;
@@ -113,7 +113,7 @@ fn a_file_of_another_user_in_a_sticky_directory_is_not_replaced_and_not_copied_i
     assert_eq!(status.and_then(|status| status.code()), Some(1));
     assert_eq!(cluster.output_of(&["fs", "cat", "/shared/f"]), "");
 
-    // A file of one's own is replaced there, and any one by the owner of the directory.
+    // Users can replace their own files there, and the owner of the directory any file.
     for name in ["/shared/own", "/mine/f"] {
         for _ in 0..2 {
             user.output_of(&["put", "-f", &here, name]);
@@ -124,7 +124,7 @@ fn a_file_of_another_user_in_a_sticky_directory_is_not_replaced_and_not_copied_i
     user.output_of(&["put", "-f", &here, "/mine/f"]);
 }
 
-/// Directories, and places in them.
+/// Directories, and targets in them.
 const INTO_ITSELF: [(&str, &str); 5] = [
     ("/a", "/a/new"),
     ("/a", "/a"),
@@ -147,7 +147,7 @@ fn a_directory_is_not_copied_into_itself() {
         assert!(said.contains("into itself"), "{source} to {target}: {said}");
         assert_eq!(run(&["find", "/"]), before, "{source} to {target}");
     }
-    // Beside it, and from it to the directory above, it can be copied.
+    // It can be copied next to itself, and from it to its parent.
     run(&["cp", "-r", "/a", "/ab"]);
     run(&["cp", "-r", "/a/b", "/a/new"]);
     let after = run(&["find", "/"]);
@@ -181,7 +181,7 @@ fn a_directory_is_not_copied_into_itself_through_a_mount() {
         }
         assert_eq!(run(&["find", "/"]), before, "{source} to {target}");
     }
-    // Beside it, and from it to the directory above, it can be copied.
+    // It can be copied next to itself, and from it to its parent.
     run(&["put", "-r", &here("/a"), "/ab"]);
     run(&["put", "-r", &here("/a/b"), "/a/put"]);
     run(&["get", "-r", "/a/b", &here("/a/got")]);
@@ -190,7 +190,7 @@ fn a_directory_is_not_copied_into_itself_through_a_mount() {
         assert!(after.lines().any(|line| line == copy), "{after}");
     }
 
-    // What is copied may only have the cluster mounted in it.
+    // The source may merely contain a mount of the cluster.
     let home = cluster.path("home");
     refused(&["put", "-r", &home.to_string_lossy(), "/up"]);
     let after = run(&["find", "/up"]);

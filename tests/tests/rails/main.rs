@@ -1,4 +1,4 @@
-//! What keeps users from harming each other and themselves, on real mounts.
+//! Guard rails that keep users from harming each other and themselves, on real mounts.
 
 mod commands;
 mod copies;
@@ -22,8 +22,8 @@ use rustix::process::umask;
 const DEADLINE: Duration = Duration::from_secs(60);
 
 fn cluster() -> Cluster {
-    // Whatever it is where the tests are run. They expect the modes that this one leaves, of what they make themselves
-    // and of what commands make.
+    // Set explicitly: the tests expect the modes that result from this umask, for the files that they create themselves
+    // and those that commands create.
     umask(Mode::from_raw_mode(0o022));
     Cluster::start(&ClusterOptions {
         datanodes: 3,
@@ -80,14 +80,14 @@ fn a_quota_ends_in_edquot_and_holds_after_a_restart() {
 
     put(&limited.join("a"), 600 << 10).expect("below the quota");
     assert_eq!(put(&limited.join("b"), 600 << 10), Err(Errno::DQUOT));
-    // The file is there, without what it had no quota for. (The kernel of this mount goes by what was
-    // written until the file is opened again.)
+    // The file exists, without the data that exceeded its quota. (On this mount, the kernel assumes the
+    // written length until the file is opened again.)
     let stat = cluster.output_of(&["fs", "stat", "--json", "/limited/b"]);
     let stat: serde_json::Value = serde_json::from_str(&stat).expect("JSON");
     assert_eq!(stat["size_bytes"], 0);
     fs::remove_file(limited.join("b")).expect("rm");
     put(&limited.join("b"), 400 << 10).expect("below the quota");
-    // The namenode hears a little later that the removed file is not open.
+    // The namenode learns a little later that the removed file is no longer open.
     let statfs = || rustix::fs::statvfs(&limited).expect("statfs");
     wait_until("it counts no more", DEADLINE, || statfs().f_favail == 1);
     let room = statfs();
@@ -141,7 +141,7 @@ fn what_was_removed_counts_and_is_private_until_its_space_is_free() {
     drop(nameless);
     wait_until("it counts no more", DEADLINE, || used(&cluster) == 0);
 
-    // In the trash, where only its user gets at it.
+    // In the trash, where only its user has access to it.
     let home = limited.join("home");
     fs::create_dir(&home).expect("mkdir");
     fs::set_permissions(&home, fs::Permissions::from_mode(0o700)).expect("chmod");
@@ -165,7 +165,7 @@ fn what_was_removed_counts_and_is_private_until_its_space_is_free() {
     wait_until("it counts no more", DEADLINE, || used(&cluster) == 0);
     put(&limited.join("more"), 700 << 10).expect("there is room again");
 
-    // What replaces what was removed this moment has its room.
+    // A file that replaces a just removed one can use its space.
     quota(&cluster, &["/limited", "--bytes", "1MiB", "--files", "1"]);
     for _ in 0..5 {
         fs::remove_file(limited.join("more")).expect("rm");
@@ -189,7 +189,7 @@ fn the_doctor_finds_what_is_wrong_and_says_what_to_do() {
         let checked = diagnosis["checked"].as_array().map(Vec::len);
         assert_eq!(checked, Some(11), "every area: {diagnosis}");
         let findings = diagnosis["findings"].as_array().expect("findings");
-        // Other tests on this machine may break mounts.
+        // Other tests on this machine may have broken mounts.
         findings.iter().all(|finding| finding["area"] == "mounts")
     });
 
@@ -219,7 +219,7 @@ fn the_doctor_finds_what_is_wrong_and_says_what_to_do() {
     assert!(said.contains("ERROR: namenode: "), "{said}");
 }
 
-/// Has a directory keep for so long what is removed from it.
+/// Sets how long a directory keeps what is removed from it.
 fn keep_removed(directory: &Path, seconds: &str) {
     let (name, flags) = ("user.harvestfs.trash_s", rustix::fs::XattrFlags::empty());
     rustix::fs::setxattr(directory, name, seconds.as_bytes(), flags).expect("xattr");
@@ -256,7 +256,7 @@ fn what_is_removed_can_be_restored_until_it_expires() {
     assert_eq!(restored.expect("read"), "kept");
     assert!(trashed(&cluster).is_empty());
 
-    // Through the mount, where a directory asks for it.
+    // Through the mount, in a directory with that setting.
     let keep = |seconds| keep_removed(&mount.join("tree"), seconds);
     keep("3600");
     fs::remove_dir_all(mount.join("tree/below")).expect("rm -r");
@@ -270,7 +270,7 @@ fn what_is_removed_can_be_restored_until_it_expires() {
     cluster.output_of(&["fs", "trash", "restore", name]);
     assert!(mount.join("tree/below/f").exists(), "with its directory");
 
-    // Expired, and gone by itself; what is open stays readable.
+    // After it has expired, it is removed automatically; an open file stays readable.
     keep("1");
     let open = File::open(mount.join("tree/below/f")).expect("open");
     fs::remove_file(mount.join("tree/below/f")).expect("rm");
@@ -298,7 +298,7 @@ fn a_snapshot_shows_a_directory_as_it_was_until_it_is_removed() {
     fs::create_dir_all(tree.join("below")).expect("mkdir");
     put(&tree.join("below/f"), 3 << 20).expect("write");
     put(&tree.join("g"), 100).expect("write");
-    // Both mounts have seen that there is none, and everything that is listed.
+    // Both mounts have cached that there is none, and all listed entries.
     for mount in [&mount, &other] {
         assert!(!mount.join("tree/.snapshot").exists());
         assert_eq!(fs::read_dir(mount.join("tree")).expect("ls").count(), 2);
@@ -344,7 +344,7 @@ fn a_snapshot_shows_a_directory_as_it_was_until_it_is_removed() {
     let read_only = fs::Permissions::from_mode(0o400);
     refused(fs::set_permissions(kept.join("g"), read_only));
 
-    // What is taken out of it is a file like any other.
+    // A copy from it is an ordinary file.
     fs::copy(kept.join("below/f"), tree.join("back")).expect("cp");
     put(&tree.join("back"), 10).expect("write");
     cluster.kill("namenode");
@@ -368,7 +368,7 @@ fn a_snapshot_shows_a_directory_as_it_was_until_it_is_removed() {
         fsck["lost_blocks"] == 0 && trashed(&cluster).is_empty()
     });
     cluster.output_of(&["fs", "rm", "-r", "--skip-trash", "/tree"]);
-    // A block stays for as long as a mount may write to it.
+    // A block is kept as long as a mount may write to it.
     cluster.stop("mount");
     cluster.stop("other");
     wait_until("all blocks are removed", 2 * DEADLINE, || {
@@ -383,7 +383,7 @@ fn what_has_snapshots_is_not_removed_for_good() {
     let run = |arguments: &[&str]| cluster.output_of(&[&["fs"], arguments].concat());
     run(&["mkdir", "-p", "/tree/a/my own", "/tree/b"]);
     run(&["touch", "/tree/f", "/tree/a/f", "/tree/a/my own/f"]);
-    // The whole path of what is in the way, and not its last part.
+    // The message contains the whole path of the conflicting file, not just its last component.
     let output = cluster.command(&["fs", "cp", "-r", "/tree/a", "/tree/b"]);
     assert!(output.status.success(), "{output:?}");
     let output = cluster.command(&["fs", "cp", "/tree/a/f", "/tree/b/a"]);
@@ -422,7 +422,7 @@ fn what_has_snapshots_is_not_removed_for_good() {
     assert!(!run(&["find", "/"]).contains("tree"));
 }
 
-/// Small files are committed after they were closed; a question about one waits for that.
+/// Small files are committed after they were closed; a query about one waits for that.
 #[test]
 fn what_was_closed_is_whole_in_snapshots_and_in_the_trash() {
     const FILES: usize = 100;
@@ -461,7 +461,7 @@ fn what_was_closed_is_whole_in_snapshots_and_in_the_trash() {
         let removed = reader.join(".trash").join(entry);
         check(&removed, round + 1);
         check(&removed.join(".snapshot").join(&name), round);
-        // With its snapshot, which goes in the background.
+        // This includes its snapshot, which is removed in the background.
         cluster.output_of(&["fs", "trash", "purge", "--all"]);
         wait_until("the trash is empty", DEADLINE, || {
             trashed(&cluster).is_empty()
@@ -469,7 +469,7 @@ fn what_was_closed_is_whole_in_snapshots_and_in_the_trash() {
     }
 }
 
-/// What goes while it is listed is not there; it is no error.
+/// An entry that is removed while it is listed is omitted, without an error.
 #[test]
 fn what_is_purged_meanwhile_does_not_break_a_list() {
     const FILES: usize = 400;
@@ -525,7 +525,7 @@ fn a_copy_to_this_machine_has_the_modes_of_the_tree_and_follows_no_symlink_in_it
     // So that it can be removed.
     set_mode("copy/closed", 0o700);
 
-    // What somebody else may have made where it is copied to.
+    // Another user may have created these at the destination.
     fs::create_dir_all(at("shared/tree")).expect("mkdir");
     fs::create_dir(at("elsewhere")).expect("mkdir");
     symlink("../../elsewhere", at("shared/tree/closed")).expect("symlink");
@@ -535,7 +535,7 @@ fn a_copy_to_this_machine_has_the_modes_of_the_tree_and_follows_no_symlink_in_it
     assert!(said.contains("is not a directory"), "{said}");
     assert_eq!(fs::read_dir(at("elsewhere")).expect("ls").count(), 0);
 
-    // What the user names is meant, also where it leads elsewhere.
+    // A symlink that the user names is followed.
     let file = "/tree/closed/f";
     fs::write(at("old"), "old").expect("write");
     symlink("old", at("link")).expect("symlink");

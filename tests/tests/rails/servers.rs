@@ -1,4 +1,4 @@
-//! Servers that come and go in good order.
+//! Servers that are taken out of service and back in good order.
 
 use std::fs;
 
@@ -6,7 +6,7 @@ use harvestfs_tests::{Cluster, ClusterOptions, can_mount, wait_until};
 
 use crate::{DEADLINE, put};
 
-/// A healthy cluster without a mount. Skips, without any, where FUSE cannot be used.
+/// A healthy cluster without a mount. Skips the test and returns `None` if FUSE cannot be used.
 fn with_blocks_of_two_replicas() -> Option<Cluster> {
     let (mut cluster, mount) = Cluster::mounted(&ClusterOptions {
         replication: 2,
@@ -84,7 +84,7 @@ fn a_server_in_maintenance_is_away_without_repair_until_the_time_is_over() {
         let all = [&["admin", "maintenance"], arguments].concat();
         cluster.command(&all)
     };
-    // A block with two replicas has one of them elsewhere, but not in four racks of four.
+    // A block with two replicas has one of them in another rack, but not if all four racks are named.
     let racks = ["1", "2", "3", "4"].map(|number| format!("--rack=rack-{number}"));
     let all = [&["start"], &racks.each_ref().map(String::as_str)[..]].concat();
     let refused = admin(&cluster, &all);
@@ -95,7 +95,7 @@ fn a_server_in_maintenance_is_away_without_repair_until_the_time_is_over() {
     let begun = admin(&cluster, &["start", "--rack", &rack, "--for", "1h"]);
     assert!(begun.status.success(), "{begun:?}");
     cluster.kill(&server);
-    // Long silent, and the namenode has forgotten where blocks are.
+    // It has long been silent, and the namenode has forgotten the locations of blocks.
     cluster.kill("namenode");
     cluster.start_namenode();
     let status = |cluster: &Cluster| -> serde_json::Value {
@@ -126,7 +126,7 @@ fn a_server_in_maintenance_is_away_without_repair_until_the_time_is_over() {
     put(&mount.join("new"), 1 << 20).expect("the others take it");
     cluster.stop("mount");
 
-    // Over, and still away: its blocks are repaired.
+    // The maintenance is over, but the server still away: its blocks are repaired.
     let begun = admin(&cluster, &["start", &server, "--for", "1h"]);
     assert!(begun.status.success(), "{begun:?}");
     cluster.kill(&server);
@@ -143,7 +143,7 @@ fn what_is_left_of_removed_files_is_told_from_harm() {
     let Some(cluster) = with_blocks_of_two_replicas() else {
         return;
     };
-    // Nobody removes it.
+    // With these paused, nothing removes it.
     for number in 1..=4 {
         cluster.pause(&Cluster::datanode(number));
     }
@@ -193,7 +193,7 @@ fn an_empty_server_gets_its_share() {
     };
     assert_eq!(balance(&cluster, &["off"])["pause"], "Off");
     run(&cluster, &["decommission", "stop", "datanode-4"]);
-    // An operator's choice outlives the namenode.
+    // An operator's choice survives a restart of the namenode.
     cluster.kill("namenode");
     cluster.start_namenode();
     cluster.wait_alive(4, DEADLINE);
@@ -216,7 +216,7 @@ fn an_empty_server_gets_its_share() {
         (&on["spread_permille"], &on["pause"]),
         (&100.into(), &serde_json::Value::Null)
     );
-    // A tenth of the quota, and what is on its way.
+    // Within a tenth of the quota, plus data in flight.
     wait_until("all are about as full", 4 * DEADLINE, || {
         let used = [1, 2, 3, 4].map(|number| used(&cluster, number));
         let spread = used.iter().max().unwrap_or(&0) - used.iter().min().unwrap_or(&0);

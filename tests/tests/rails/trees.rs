@@ -1,4 +1,4 @@
-//! Trees that are copied, as they are and while somebody changes them.
+//! Copies of trees, unchanged and while they are modified.
 
 use std::fs::{self, File};
 use std::os::unix::fs::{PermissionsExt, symlink};
@@ -14,10 +14,10 @@ use crate::{cluster, mode_of};
 
 const COPIES: usize = 8;
 
-/// How long one copy of a few bytes may take: it waits for nothing.
+/// Maximum time for a copy of a few bytes, which never blocks.
 const COPY_DEADLINE: Duration = Duration::from_secs(120);
 
-/// Copies a directory in which two names are exchanged all the time.
+/// Copies a directory in which two names are constantly exchanged.
 fn copy_exchanged(cluster: &Cluster, tree: &Path, target: &str) {
     let directory = File::open(tree).expect("a directory");
     let put = Command::new(harvestfs())
@@ -32,7 +32,7 @@ fn copy_exchanged(cluster: &Cluster, tree: &Path, target: &str) {
         .spawn();
     let mut put = KillOnDrop(put.expect("the binary runs"));
     let end = Instant::now() + COPY_DEADLINE;
-    // It may fail when something is another thing than it was a moment ago.
+    // It may fail if an entry has changed its type since it was examined.
     while put.0.try_wait().expect("it is our child").is_none() {
         assert!(Instant::now() < end, "{target} is waited for");
         renameat_with(&directory, "a", &directory, "b", RenameFlags::EXCHANGE).expect("exchange");
@@ -74,7 +74,7 @@ fn what_takes_the_place_of_a_file_while_a_tree_is_copied_is_neither_followed_nor
     assert!(files > 0);
 }
 
-/// What root copies is root's.
+/// A copy made by root belongs to root.
 #[test]
 fn a_copy_has_no_bits_that_let_others_run_it_as_its_owner() {
     let cluster = cluster();
@@ -108,7 +108,7 @@ fn directories_are_copied_under_their_names() {
     }
     let run = |arguments: &[&str]| cluster.output_of(&[&["fs"], arguments].concat());
     run(&["mkdir", "/photos", "/d"]);
-    // One of several has the name of the directory that they go to.
+    // One of several sources has the same name as the target directory.
     run(&["put", "-r", &at("music"), &at("photos"), "/photos"]);
     assert_eq!(run(&["ls", "/photos"]), "music\nphotos\n");
     run(&["touch", "/f"]);
@@ -118,7 +118,7 @@ fn directories_are_copied_under_their_names() {
         let said = String::from_utf8_lossy(&output.stderr);
         assert!(said.contains("is not a directory"), "{file}: {said}");
     }
-    // A directory that has no name of its own has the one where it is.
+    // For a path without a name of its own, the name of the directory itself is used.
     run(&["put", "-r", &at("photos/../music/."), "/d"]);
     run(&["put", "-r", &at("music/../photos/../music/.."), "/d"]);
     let name = here.path().file_name().expect("a name").to_string_lossy();
@@ -131,7 +131,7 @@ fn directories_are_copied_under_their_names() {
     assert_eq!(names.len(), 2, "{names:?}");
 }
 
-/// A tree in which nothing can be made where it is.
+/// A tree whose directories are not writable.
 #[test]
 fn a_user_copies_directories_that_nobody_may_write_to() {
     let cluster = cluster();
@@ -152,7 +152,7 @@ fn a_user_copies_directories_that_nobody_may_write_to() {
         let content = user.output_of(&["cat", &format!("{copy}/closed/below/f")]);
         assert_eq!(content, "kept");
     }
-    // Also where something cannot be copied.
+    // The same if something cannot be copied.
     let part = user.path("part");
     fs::create_dir_all(part.join("closed")).expect("mkdir");
     fs::write(part.join("closed/secret"), "").expect("write");
@@ -163,7 +163,7 @@ fn a_user_copies_directories_that_nobody_may_write_to() {
     let output = user.command(&["put", "-r", &part.to_string_lossy(), "/mine"]);
     assert!(!output.status.success(), "{output:?}");
     assert_eq!(mode_of(&cluster, "/mine/part/closed"), "0555");
-    // So that it can be removed by others than root.
+    // So that users other than root can remove it.
     for name in ["tree/closed", "tree/closed/below", "part/closed"] {
         let mode = fs::Permissions::from_mode(0o700);
         fs::set_permissions(user.path(name), mode).expect("chmod");
@@ -182,7 +182,7 @@ fn a_tree_is_copied_again_over_itself_with_force() {
     let tree = File::open(at("tree")).expect("a directory");
     mknodat(&tree, "fifo", FileType::Fifo, Mode::RWXU, 0).expect("mkfifo");
     let run = |arguments: &[&str]| cluster.output_of(&[&["fs"], arguments].concat());
-    // What is no file is left out, and the rest is copied.
+    // Special files are left out, and the rest is copied.
     run(&["put", "-r", &path("tree"), "/"]);
     assert_eq!(
         run(&["find", "/tree"]),
@@ -212,7 +212,7 @@ fn a_tree_is_copied_again_over_itself_with_force() {
     let leads_to = fs::read_link(at("back/tree/link")).expect("a symlink");
     assert_eq!(leads_to, Path::new("new"));
 
-    // A file takes the place of a symlink, and not of what that leads to.
+    // A file replaces a symlink, not its target.
     run(&["touch", "/tree/new", "/all/tree/new"]);
     fs::remove_file(at("tree/link")).expect("rm");
     fs::write(at("tree/link"), "a file").expect("write");
@@ -241,7 +241,7 @@ fn what_has_no_place_on_this_machine_is_left_out_with_all_below_and_the_rest_is_
     for file in ["f", "m/below/f", "m/f", "n/f", "z"] {
         user.output_of(&["touch", &format!("/mine/t/{file}")]);
     }
-    // The name of a directory is a file's here, and one of a file is a directory's.
+    // On this machine, a directory's name is taken by a file, and a file's by a directory.
     let here = user.path("here");
     fs::create_dir_all(here.join("t/f")).expect("mkdir");
     fs::write(here.join("t/m"), "kept").expect("write");
@@ -249,7 +249,7 @@ fn what_has_no_place_on_this_machine_is_left_out_with_all_below_and_the_rest_is_
         fs::set_permissions(directory, fs::Permissions::from_mode(0o777)).expect("chmod");
     }
     let to = here.to_string_lossy();
-    // Nor has what has no name of its own.
+    // The root has no name of its own.
     let get = ["get", "-rf", "/", "/mine/t", &to];
     user.fails_at(&get, &["cannot copy /: ", "t/f", "t/m"]);
     assert_eq!(fs::read(here.join("t/m")).expect("read"), b"kept");
@@ -261,7 +261,7 @@ fn what_has_no_place_on_this_machine_is_left_out_with_all_below_and_the_rest_is_
     names.sort();
     assert_eq!(names, ["f", "f", "m", "n", "z"]);
 
-    // What is there is not replaced, and a directory is not copied, without being asked for.
+    // Existing files are not replaced without -f, and directories are not copied without -r.
     user.fails_at(&["get", "-r", "/mine/t", &to], &["t/f", "t/m", "n/f", "z"]);
     let get = ["get", "/mine/t/n", "/mine/t/z", &to];
     user.fails_at(&get, &["/mine/t/n is a directory"]);

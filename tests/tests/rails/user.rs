@@ -1,4 +1,4 @@
-//! Another user of a cluster than the one who made it.
+//! A user other than the one that created the cluster.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
@@ -12,18 +12,18 @@ use tempfile::TempDir;
 /// A user without privileges that every system has.
 pub const NOBODY: u32 = 65_534;
 
-/// Somebody without privileges, who owns the directory `/mine` of the cluster. If the tests are not root's, they are
-/// this user's.
+/// A user without privileges that owns the directory `/mine` in the cluster. If the tests do not run as root, it is
+/// the user that runs them.
 pub struct User(TempDir);
 
 impl User {
-    /// With a certificate for a cluster.
+    /// Creates the user, with a certificate for a cluster.
     pub fn of(cluster: &Cluster) -> Self {
         let directory = tempfile::tempdir().expect("a directory");
         let open = || fs::Permissions::from_mode(0o755);
         fs::set_permissions(directory.path(), open()).expect("chmod");
         let user = Self(directory);
-        // Where the tests are built may be closed to others.
+        // The user may have no access to the build directory.
         let binary = user.path("harvestfs");
         fs::copy(harvestfs(), &binary).expect("a copy of the binary");
         fs::set_permissions(&binary, open()).expect("chmod");
@@ -66,7 +66,7 @@ impl User {
         self.fs(arguments).output().expect("the binary runs")
     }
 
-    /// What it prints though it fails, with one error for each of these parts of paths.
+    /// The output of a command that must fail, with one error for each of these parts of paths.
     pub fn fails_at(&self, arguments: &[&str], paths: &[&str]) -> String {
         let output = self.command(arguments);
         let said = String::from_utf8_lossy(&output.stderr);

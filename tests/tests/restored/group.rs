@@ -1,4 +1,4 @@
-//! Several namenodes of which most are lost, or all.
+//! Groups of namenodes of which a majority, or all, are lost.
 
 use std::fs;
 use std::net::SocketAddr;
@@ -26,13 +26,13 @@ fn content(seed: u64, blocks: usize) -> Vec<u8> {
     Pattern { seed }.bytes(blocks * BLOCK_BYTES)
 }
 
-/// The namenodes as the one that leads sees them.
+/// The namenodes as seen by the leader.
 fn list(cluster: &Cluster) -> Value {
     let status = cluster.output_of(&["admin", "namenode", "list", "--json"]);
     serde_json::from_str(&status).expect("JSON")
 }
 
-/// Those that follow, by their numbers from 1, when they have all that the one that leads has.
+/// The followers, by their numbers from 1, once they have everything that the leader has.
 fn followers(cluster: &Cluster) -> Vec<usize> {
     let mut followers = Vec::new();
     wait_until("the others have everything", DEADLINE, || {
@@ -62,7 +62,7 @@ fn data_of(number: usize) -> String {
     format!("{}/data", Cluster::namenode_name(number))
 }
 
-/// Takes a backup and gives what is said of it.
+/// Takes a backup, and returns the description that is printed.
 fn backup(cluster: &Cluster, file: &Path, more: &[&str]) -> Value {
     let file = file.to_string_lossy();
     let said = cluster.output_of(&[&["admin", "backup", "--json", &file][..], more].concat());
@@ -143,7 +143,7 @@ fn a_backup_brings_back_what_it_has_when_all_namenodes_are_lost() {
     }
     let lost: Vec<_> = on_disks.difference(&replicas(&cluster)).cloned().collect();
     assert!(lost.is_empty(), "{lost:?}");
-    // And that is all that it has to be told.
+    // And no further command is needed.
     let before = obeyed(&cluster);
     cluster.stop("namenode");
     cluster.start_namenode();
@@ -151,7 +151,7 @@ fn a_backup_brings_back_what_it_has_when_all_namenodes_are_lost() {
     assert!(status(&cluster)["recovery"].is_null());
 }
 
-/// What no backup is written for, and what that leaves: nothing.
+/// Checks when no backup is written, and that nothing is left behind then.
 fn check_refusals(cluster: &Cluster, file: &Path) {
     let mode = fs::metadata(file)
         .expect("it is there")
@@ -185,7 +185,7 @@ fn check_refusals(cluster: &Cluster, file: &Path) {
     assert!(!nobody.status.success());
 }
 
-/// What is no whole backup of this cluster is not taken for one.
+/// Checks that only a complete backup of this cluster is accepted.
 fn check_damage(cluster: &Cluster, good: &Path, data: &Path) {
     let whole = cluster.output_of(&["admin", "backup", "--check", &good.to_string_lossy()]);
     assert!(
@@ -232,7 +232,7 @@ fn one_that_is_left_goes_on_alone_when_an_operator_says_so() {
     let [gone, left] = followers(&cluster)[..] else {
         panic!("two follow");
     };
-    // Its journal names others then, who are lost.
+    // Its journal then contains other members, which are lost.
     let address = cluster.namenodes()[gone - 1].to_string();
     cluster.output_of(&["admin", "namenode", "remove", &address]);
     let data = cluster.path(&data_of(left));
@@ -243,7 +243,7 @@ fn one_that_is_left_goes_on_alone_when_an_operator_says_so() {
         "--accept-loss",
         &data.to_string_lossy(),
     ];
-    // Not while others work.
+    // Refused while other namenodes work.
     cluster.kill(&Cluster::namenode_name(left));
     let refused = cluster.command(&recover);
     assert!(
@@ -255,7 +255,7 @@ fn one_that_is_left_goes_on_alone_when_an_operator_says_so() {
         cluster.kill(&Cluster::namenode_name(number));
         fs::remove_dir_all(cluster.path(&data_of(number))).expect("it is there");
     }
-    // Not while it runs, and waits for the others.
+    // Refused while it runs, and waits for the others.
     let refused = cluster.command(&recover);
     assert!(stderr(&refused).contains("in use"), "{refused:?}");
     let listed = cluster.command(&["admin", "namenode", "list"]);

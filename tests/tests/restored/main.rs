@@ -1,5 +1,5 @@
-//! A namenode whose directory was put back from an older copy, that runs twice, or that was wiped:
-//! no file shows wrong bytes, and no replica is deleted before somebody could have noticed.
+//! A namenode whose directory was restored from an older copy, that runs twice, or that was wiped:
+//! no file shows wrong bytes, and no replica is deleted before an operator could have noticed.
 
 mod group;
 
@@ -22,7 +22,7 @@ const BLOCK_BYTES: usize = MIB;
 const DATANODES: usize = 4;
 const REPLICAS: usize = 3;
 const DEADLINE: Duration = Duration::from_secs(120);
-/// What a datanode logs when it follows a namenode that has begun an epoch.
+/// Log message of a datanode when it obeys a namenode that has begun an epoch.
 const OBEYED: &str = "an epoch of the namenode is obeyed";
 
 fn options() -> ClusterOptions {
@@ -33,7 +33,7 @@ fn options() -> ClusterOptions {
     }
 }
 
-/// How often each datanode has begun to obey an epoch.
+/// Number of times that each datanode has begun to obey an epoch.
 fn obeyed(cluster: &Cluster) -> Vec<usize> {
     (1..=DATANODES)
         .map(|number| {
@@ -43,7 +43,7 @@ fn obeyed(cluster: &Cluster) -> Vec<usize> {
         .collect()
 }
 
-/// Waits until every datanode has begun to obey an epoch since it was `before`.
+/// Waits until every datanode has begun to obey an epoch since `before` was recorded.
 fn wait_obeyed(cluster: &Cluster, before: &[usize]) {
     wait_until("every datanode obeys", DEADLINE, || {
         obeyed(cluster)
@@ -70,7 +70,7 @@ fn quarantine(cluster: &Cluster) -> Vec<Value> {
     serde_json::from_str(&blocks).expect("JSON")
 }
 
-/// Waits until so many blocks are in quarantine with all their replicas.
+/// Waits until `blocks` blocks are in quarantine with all their replicas.
 fn wait_quarantined(cluster: &Cluster, blocks: usize) {
     wait_until("what is not known is in quarantine", DEADLINE, || {
         let held = quarantine(cluster);
@@ -143,7 +143,7 @@ fn stop_everything(cluster: &mut Cluster) {
     cluster.stop("namenode");
 }
 
-/// Copies the directory of the namenode, which goes on and is obeyed again after that.
+/// Copies the directory of the namenode, which then continues and is obeyed again.
 fn copy_of_the_namenode(cluster: &mut Cluster) -> PathBuf {
     let copied = cluster.path("copied");
     let before = obeyed(cluster);
@@ -178,7 +178,7 @@ fn an_older_copy_serves_what_it_knows_and_loses_nothing_by_itself() {
     put_back(&cluster, &copied);
     start_everything(&mut cluster);
     wait_recovering(&cluster);
-    // Everything that was reported was judged when this is so.
+    // Once this holds, everything that was reported has been processed.
     wait_quarantined(&cluster, newer.len() / BLOCK_BYTES);
     assert_eq!(get(&cluster, "/old").as_ref(), Ok(&old));
     assert!(get(&cluster, "/newer").is_err());
@@ -188,7 +188,7 @@ fn an_older_copy_serves_what_it_knows_and_loses_nothing_by_itself() {
     check_reasons(&cluster);
     assert_eq!(replicas(&cluster), on_disks);
 
-    // A restart changes nothing of that.
+    // A restart does not change that.
     let before = obeyed(&cluster);
     cluster.stop("namenode");
     cluster.start_namenode();
@@ -213,7 +213,7 @@ fn an_older_copy_serves_what_it_knows_and_loses_nothing_by_itself() {
     }
     check_read_back(&cluster, &newer);
     check_read_back_to_a_full_disk(&cluster);
-    // Also when everything starts again, and then nothing is missing.
+    // The same after a restart of everything, and then nothing is missing.
     stop_everything(&mut cluster);
     let before = obeyed(&cluster);
     start_everything(&mut cluster);
@@ -227,7 +227,7 @@ fn an_older_copy_serves_what_it_knows_and_loses_nothing_by_itself() {
     assert!(lost.is_empty(), "{lost:?}");
 }
 
-/// Both sides say why nothing is changed.
+/// Checks that both sides log why nothing is changed.
 fn check_reasons(cluster: &Cluster) {
     assert!(cluster.log("namenode").contains("recovery begins"));
     for number in 1..=DATANODES {
@@ -242,7 +242,7 @@ fn check_reasons(cluster: &Cluster) {
     assert_eq!(fsck["healthy"], false, "{fsck}");
 }
 
-/// What is in quarantine comes back as files: each block of a file that was lost is one of them.
+/// Checks that blocks in quarantine are read back as files, one for each block of a lost file.
 fn check_read_back(cluster: &Cluster, lost: &[u8]) {
     let directory = cluster.path("read-back");
     cluster.output_of(&["admin", "fsck", "--recover", &directory.to_string_lossy()]);
@@ -269,7 +269,7 @@ fn check_read_back(cluster: &Cluster, lost: &[u8]) {
     }
 }
 
-/// What cannot be written is not reported as read back, and no file has zeros in its place.
+/// Checks that a block that cannot be written is not reported as read back, and that no file has zeros instead.
 fn check_read_back_to_a_full_disk(cluster: &Cluster) {
     if !rustix::process::geteuid().is_root() {
         return skip("only root can mount a tmpfs");
@@ -295,7 +295,7 @@ fn check_read_back_to_a_full_disk(cluster: &Cluster) {
     );
 }
 
-/// What a file system has: some files that grow, and some small ones that share a block.
+/// The files in the file system: some that grow, and some small ones that share a block.
 struct Files {
     mount: PathBuf,
 }
@@ -317,7 +317,8 @@ impl Files {
         file.sync_all().expect("fsync");
     }
 
-    /// The content is that of the copy, as far as it is read without an error; how many were read.
+    /// Checks that the content is that of the copy, as far as it can be read without an error. Returns the number of
+    /// files read.
     fn check_old(&self) -> usize {
         let mut expected = vec![("grown".to_owned(), Pattern { seed: 100 }.bytes(GROWN_BYTES))];
         for seed in 0..Self::SMALL {
@@ -354,7 +355,7 @@ fn files_that_grew_since_the_copy_are_as_they_were_in_it() {
         files.write(&format!("small-{seed}"), seed, 0, SMALL_BYTES);
     }
     let copied = copy_of_the_namenode(&mut cluster);
-    // The mount goes on in the blocks that it has begun.
+    // The mount continues in the blocks that it has begun.
     files.write("grown", 100, GROWN_BYTES, 3 * MIB);
     files.write("grown", 200, 8 * 1024, 300 * 1024);
     for seed in 0..Files::SMALL / 2 {
@@ -390,7 +391,7 @@ fn files_that_grew_since_the_copy_are_as_they_were_in_it() {
     let file = File::open(files.mount.join("grown")).expect("it is there");
     Pattern { seed: 100 }.check(&file, 0, GROWN_BYTES + MIB);
     drop(file);
-    // The caches of a mount that starts now are empty.
+    // The caches of a new mount are empty.
     cluster.stop("mnt");
     cluster.mount("mnt");
     let file = File::open(files.mount.join("grown")).expect("it is there");
@@ -402,7 +403,7 @@ fn files_that_grew_since_the_copy_are_as_they_were_in_it() {
     assert_eq!(files.check_old(), expected);
 }
 
-/// What a directory of a cluster has for commands, with another address of the namenode.
+/// A cluster directory for commands, with another address of the namenode.
 fn directory_for(cluster: &Cluster, name: &str, namenode: SocketAddr) -> PathBuf {
     let directory = cluster.path(name);
     fs::create_dir_all(&directory).expect("a directory");
@@ -438,7 +439,7 @@ fn a_copy_that_is_started_elsewhere_does_no_harm_to_the_original() {
         assert!(output.status.success(), "{arguments:?}: {output:?}");
         output.stdout
     };
-    // A datanode that goes astray finds that the copy knows less, and leaves everything as it is.
+    // A datanode that connects to the copy finds that it knows less, and leaves everything unchanged.
     cluster.wait_healthy();
     let on_disks = replicas(&cluster);
     let before = obeyed(&cluster);
@@ -454,7 +455,7 @@ fn a_copy_that_is_started_elsewhere_does_no_harm_to_the_original() {
         assert_eq!(get(&cluster, path), Ok(content(seed)), "{path}");
     }
 
-    // Accepting the loss of the copy takes that datanode, and no other.
+    // After the loss is accepted at the copy, that datanode obeys it, and no other.
     ask_copy(&["admin", "recover", "--accept-loss"]);
     wait_until("the datanode obeys the copy", DEADLINE, || {
         obeyed(&cluster)[3] > before[3]
@@ -503,7 +504,7 @@ fn a_wiped_namenode_does_not_start_and_a_new_one_takes_no_datanode() {
     assert!(!refused.status.success());
     assert!(stderr(&refused).contains("disk may"), "{refused:?}");
 
-    // A new one is of another cluster, also with a certificate of this one.
+    // A new namenode belongs to another cluster, even with a certificate of this one.
     let _ = fs::remove_dir_all(&data);
     let other = cluster.path("other");
     let made = cluster.command(&["init", "cluster", "--data", &other.to_string_lossy()]);

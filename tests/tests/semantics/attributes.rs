@@ -1,4 +1,4 @@
-//! Attributes: of files, times, and those that are settings.
+//! Attributes of files: sizes, times, and extended attributes that are settings.
 
 use std::fs::{self, File};
 use std::io::Read;
@@ -54,7 +54,7 @@ fn special_files_links_and_attributes_are_kept() {
     assert_eq!(&value[..length], b"kept");
 }
 
-/// Archivers do not read a file that has a size and no space.
+/// Uncommitted data counts as used space, since archivers do not read a file that has a size but uses no space.
 #[test]
 fn what_is_not_committed_yet_has_space() {
     let Some((_cluster, one, _other)) = Cluster::with_two_mounts() else {
@@ -79,8 +79,8 @@ fn times_of_one_machine_never_go_back() {
     let Some((_cluster, one, other)) = Cluster::with_two_mounts() else {
         return;
     };
-    // Two clocks alternate: the namenode what is created, the kernel what is written and touched. A
-    // file elsewhere that is changed after it was looked at has the kernel stamp more finely.
+    // Two clocks alternate: the namenode stamps created files, the kernel written and touched ones. Changing
+    // a file elsewhere after reading its attributes makes the kernel use finer timestamps.
     let elsewhere = tempfile::NamedTempFile::new().expect("a file");
     let mut last = fs::metadata(&one).expect("stat").modified().expect("mtime");
     for number in 0..200 {
@@ -138,7 +138,7 @@ fn replicas_are_raised_and_lifetimes_end_by_themselves() {
     let file = directory.join("f");
     fs::write(&file, vec![7; 1 << 20]).expect("write");
     assert_eq!(replicas(&file), 1);
-    // What is to be done outlives the namenode.
+    // Pending work survives a restart of the namenode.
     cluster.kill("namenode");
     cluster.start_namenode();
     set(&file, "raise_after_s", "1");
@@ -193,7 +193,7 @@ fn settings_are_attributes_and_are_inherited() {
         line.split_whitespace().skip(3).count()
     };
     assert_eq!(replicas(&file), 1);
-    // A directory that says nothing hands on what the ones above it say, also when that changes.
+    // A directory without a setting passes on that of its ancestors, even when that changes.
     let below = directory.join("e/f");
     fs::create_dir_all(&below).expect("mkdir");
     for wanted in [1, 2, 3] {
@@ -206,7 +206,7 @@ fn settings_are_attributes_and_are_inherited() {
         }
     }
     set(&file, "user.harvestfs.replication", "3").expect("set");
-    // Once the mount has sealed the block, which it does when nothing more is written to it.
+    // This happens once the mount has sealed the block, after writing has stopped.
     wait_until("three replicas", Duration::from_secs(90), || {
         replicas(&other.join("d/f")) == 3
     });

@@ -1,4 +1,4 @@
-//! What `docs/SEMANTICS.md` promises, executed on real mounts.
+//! Tests the promises of `docs/SEMANTICS.md` on real mounts.
 
 mod attributes;
 
@@ -21,7 +21,7 @@ fn what_close_returned_for_is_seen_by_the_next_open_of_another_mount() {
         return;
     };
     for round in 0..50 {
-        // Grows, shrinks and is replaced, while the other mount has it cached.
+        // The file grows, shrinks and is replaced, while the other mount has it cached.
         let content = format!("round {round} ").repeat(1 + (round * 37) % 400);
         fs::write(one.join("f"), &content).expect("write");
         assert_eq!(fs::read_to_string(other.join("f")).expect("read"), content);
@@ -43,7 +43,7 @@ fn small_files_are_whole_on_another_mount_as_soon_as_they_are_closed() {
         return;
     };
     for round in 0..40 {
-        // Several, so that blocks are open and `close` need not wait.
+        // Several files, so that blocks are open and `close` need not wait.
         let content = |i: usize| format!("file {i} of round {round} ").repeat(1 + i * 9);
         for i in 0..10 {
             let name = format!("s{round}-{i}");
@@ -126,7 +126,7 @@ fn attributes_are_current_also_of_what_was_opened_before_another_mount_wrote_it(
     fs::write(&here, "before").unwrap();
     let open = File::open(&here).unwrap();
     fs::write(&there, "and after").unwrap();
-    // What the kernel may keep.
+    // Data that the kernel may cache.
     open.metadata().unwrap();
     fs::set_permissions(&there, Permissions::from_mode(0o600)).unwrap();
     assert_eq!(open.metadata().unwrap().mode() & 0o777, 0o600);
@@ -148,7 +148,7 @@ fn two_mounts_that_create_in_one_directory_do_not_wait_for_each_other() {
         }
     });
     let taken = started.elapsed();
-    // One wait for a lease to run out would take ten seconds.
+    // A single wait for a lease to expire would take ten seconds.
     assert!(taken < Duration::from_secs(9), "it took {taken:?}");
     let names = |mount: &PathBuf| -> BTreeSet<_> {
         fs::read_dir(mount)
@@ -160,8 +160,8 @@ fn two_mounts_that_create_in_one_directory_do_not_wait_for_each_other() {
     assert_eq!(names(&one), names(&other));
 }
 
-/// Has two mounts do something at once, of which one must succeed: the number of that one, and the error
-/// of the other.
+/// Lets two mounts do something simultaneously, of which exactly one must succeed. Returns the number of that
+/// one, and the error of the other.
 fn compete(
     mounts: [&Path; 2],
     act: impl Fn(usize, &Path) -> io::Result<()> + Sync,
@@ -253,14 +253,14 @@ fn appends_of_two_mounts_are_ordered_and_none_is_lost() {
     append_the_longest(&one, &other);
 }
 
-/// Appends of two mounts, each as long as may be for it to be whole.
+/// Appends on two mounts, with the maximum length of an atomic append.
 fn append_the_longest(one: &Path, other: &Path) {
-    /// What the kernel sends as one request, if it begins at a page.
+    /// Length that the kernel sends as one request if it begins at a page.
     const PIECE_BYTES: usize = 1 << 20;
     const PAGE_BYTES: usize = 4096;
     const ROUNDS: u8 = 8;
     fs::write(one.join("long"), "").expect("create");
-    // What each mount fills its pieces with.
+    // The bytes with which each mount fills its pieces.
     let bytes_of = |number: u8| number * ROUNDS..(number + 1) * ROUNDS;
     thread::scope(|scope| {
         for (number, mount) in [(0, one), (1, other)] {
@@ -317,7 +317,7 @@ fn what_is_written_after_o_append_was_taken_away_goes_to_its_offset() {
 
 #[test]
 fn an_unlinked_file_stays_readable_until_it_is_closed() {
-    /// How long an open descriptor may show what another mount changed before (SEMANTICS, "Consistency").
+    /// Time within which an open descriptor shows changes by another mount (SEMANTICS, "Consistency").
     const FOLLOWS_WITHIN: Duration = Duration::from_secs(2);
     const NEW: &[u8] = b"replaced";
     let Some((mut cluster, one, other)) = Cluster::with_two_mounts() else {
@@ -349,8 +349,8 @@ fn an_unlinked_file_stays_readable_until_it_is_closed() {
         begins_anew(&here)
     });
     drop((here, there));
-    // A closed file is held for some seconds in case that it is opened again, and a block for as long
-    // as a mount may write to it.
+    // A closed file is kept for some seconds in case it is opened again, and a block as long as a mount
+    // may write to it.
     cluster.stop("one");
     cluster.stop("other");
     wait_until("its data is freed", Duration::from_secs(120), || {
@@ -391,8 +391,8 @@ fn what_the_same_mount_changes_while_a_directory_is_read_is_seen() {
     change_while_read(&mount, &mount);
 }
 
-/// A directory is read in pages, and handed to the kernel in smaller ones: what changes in between
-/// is not to be believed of an older page.
+/// A directory is read in pages, and passed to the kernel in smaller ones. Entries of an older page must not hide
+/// changes made in between.
 fn change_while_read(one: &Path, other: &Path) {
     let name = |index: usize| format!("file-{index:03}");
     for index in 0..80 {
@@ -403,7 +403,7 @@ fn change_while_read(one: &Path, other: &Path) {
     let mut entries = RawDir::new(&directory, buffer.spare_capacity_mut());
     let first = entries.next().expect("an entry").expect("readdir");
     assert_eq!(first.file_name().to_bytes(), b".");
-    // The kernel has the first 20 or so now. A look at one makes it ask for attributes with the next.
+    // The kernel has about the first 20 now. Reading the attributes of one makes it request them for the next.
     fs::metadata(other.join(name(0))).expect("stat");
     let open = File::open(one.join(name(30))).expect("open");
     fs::remove_file(one.join(name(30))).expect("unlink");
@@ -424,13 +424,13 @@ fn change_while_read(one: &Path, other: &Path) {
     }
 }
 
-/// The mount that makes a directory knows that it is empty, until another mount puts something there.
+/// The mount that creates a directory knows that it is empty, until another mount creates something in it.
 #[test]
 fn what_another_mount_puts_into_a_new_directory_is_seen() {
     let Some((_cluster, one, other)) = Cluster::with_two_mounts() else {
         return;
     };
-    // Often: a session whose caches are tracked loosely at first gets every invalidation.
+    // Repeated often, since a session whose caches are tracked loosely gets every invalidation at first.
     for round in 0..100 {
         let name = format!("directory-{round}");
         fs::create_dir(other.join(&name)).expect("mkdir");

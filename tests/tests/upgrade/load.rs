@@ -1,4 +1,4 @@
-//! Programs that create, append, sync, rename, read and compare, and note each error.
+//! Programs that create, append, sync, rename, read and compare files, and record each error.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -15,12 +15,12 @@ use rand::rngs::StdRng;
 use rand::{Rng, RngExt, SeedableRng};
 
 const THREADS_PER_MOUNT: u64 = 2;
-/// Files that a program has at a time.
+/// Maximum number of files of a program.
 const FILES_MAX: usize = 60;
 const PIECE_BYTES_MAX: usize = 200_000;
-/// Between two operations of a program: what they do is replayed each time a namenode is started.
+/// Pause between two operations of a program, which limits the journal that each starting namenode replays.
 const PAUSE: Duration = Duration::from_millis(30);
-/// Longer than this, and a program would have been told that it does not go on.
+/// Maximum duration of an operation; after a longer time, a program would get an error.
 const OPERATION_WITHIN: Duration = Duration::from_secs(60);
 
 /// Programs at work.
@@ -38,7 +38,7 @@ struct Shared {
     longest: Mutex<(Duration, &'static str)>,
 }
 
-/// What programs did, and what is to be there.
+/// What programs did, and the expected files.
 pub struct Done {
     operations: u64,
     bytes: u64,
@@ -61,7 +61,7 @@ impl Load {
         }
     }
 
-    /// Nothing went wrong so far.
+    /// Checks that nothing has failed so far.
     pub fn check(&self) {
         let wrong = self.shared.wrong.lock();
         assert!(wrong.is_empty(), "{wrong:#?}");
@@ -92,7 +92,7 @@ impl Load {
 }
 
 impl Done {
-    /// Everything is there, byte for byte.
+    /// Verifies all files, byte for byte.
     pub fn verify(&self) {
         assert!(!self.files.is_empty());
         for (path, expected) in &self.files {

@@ -1,6 +1,6 @@
-//! A rolling upgrade from one build to another one, and one that is taken back, with programs that write
-//! and read through mounts meanwhile. `just upgrade` builds the second one, which has a later version, and
-//! runs them one after the other.
+//! A rolling upgrade from one build to another, and one that is rolled back, while programs write and
+//! read through mounts. `just upgrade` builds the second build, which has a later version, and runs the
+//! tests one after the other.
 
 mod load;
 mod parts;
@@ -13,12 +13,12 @@ use harvestfs_tests::{can_mount, wait_until};
 use self::load::Load;
 use self::parts::{Build, Parts};
 
-/// Where the second build is.
+/// Environment variable with the path of the second build.
 const NEXT: &str = "HARVESTFS_TESTS_NEXT";
 /// The version of this build, and of the next one.
 const OLD: u64 = 12;
 const NEW: u64 = 13;
-/// How long the programs go on before the first part is replaced, and after the last one was.
+/// Time for which the programs run before the first part is replaced, and after the last one was.
 const QUIET: Duration = Duration::from_secs(5);
 
 fn step(what: &str) {
@@ -81,7 +81,7 @@ fn a_cluster_is_upgraded_part_by_part_while_programs_use_it() {
     let status = parts.status();
     assert_eq!((status.cluster, status.newest), (OLD, OLD), "{status:?}");
     assert_eq!(status.clients, [OLD, NEW].into());
-    // The next build knows a message that nobody understands yet.
+    // The next build has a message that the other parts do not understand yet.
     let refused = parts.fails(Build::New, &["admin", "upgrade", "probe"]);
     assert!(refused.contains("exists since version 13"), "{refused}");
     let load = Load::start(&[old_mount.clone(), new_mount.clone()]);
@@ -118,7 +118,7 @@ fn a_cluster_is_upgraded_part_by_part_while_programs_use_it() {
     assert!(refused.contains("it runs 0.2.0"), "{refused}");
     parts.replace_namenode(last, Build::New);
     load.check();
-    // All understand the message now, and may not write the record yet.
+    // All parts understand the message now, but must not write the record yet.
     let refused = parts.fails(Build::New, &["admin", "upgrade", "probe"]);
     assert!(refused.contains("the cluster has version 12"), "{refused}");
 

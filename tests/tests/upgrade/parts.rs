@@ -12,21 +12,21 @@ use harvestfs_tests::{Cluster, Process, harvestfs, init_datanode, unmount, wait_
 use serde_json::Value;
 use tempfile::TempDir;
 
-/// How many namenodes there are, if not three.
+/// Environment variable with the number of namenodes, if not three.
 const NAMENODES: &str = "HARVESTFS_TESTS_NAMENODES";
 pub const DATANODES: usize = 3;
 pub const HEALTHY_WITHIN: Duration = Duration::from_secs(180);
-/// How long one part may take to be what it should be.
+/// Maximum time until a replaced part is as expected.
 const REPLACED_WITHIN: Duration = Duration::from_secs(120);
 
-/// Which build.
+/// One of the two builds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Build {
     Old,
     New,
 }
 
-/// All of a cluster.
+/// All parts of a cluster.
 pub struct Parts {
     next: PathBuf,
     processes: BTreeMap<String, Process>,
@@ -35,7 +35,7 @@ pub struct Parts {
     directory: TempDir,
 }
 
-/// What `admin upgrade status --json` says.
+/// The output of `admin upgrade status --json`.
 #[derive(Debug)]
 pub struct Status {
     pub cluster: u64,
@@ -50,7 +50,7 @@ impl Parts {
     pub fn start(next: PathBuf) -> Self {
         let namenodes = std::env::var(NAMENODES);
         let namenodes = namenodes.map_or(3, |it| it.parse().expect("a number of namenodes"));
-        // Held together, so that they differ, and free again when they are dropped.
+        // All are held until the last one is bound, so that they differ, and are freed when dropped.
         let sockets: Vec<UdpSocket> = (0..namenodes)
             .map(|_| UdpSocket::bind("127.0.0.1:0").expect("a port"))
             .collect();
@@ -120,7 +120,7 @@ impl Parts {
         String::from_utf8(output.stdout).expect("text")
     }
 
-    /// Runs a command that is to fail, and gives what it says.
+    /// Runs a command that must fail, and returns its output.
     pub fn fails(&self, build: Build, arguments: &[&str]) -> String {
         let output = self.run(build, arguments);
         assert!(!output.status.success(), "{arguments:?}: {output:?}");
@@ -216,7 +216,7 @@ impl Parts {
         mount
     }
 
-    /// A datanode is stopped, and started again by a build; with the replicas that it lacks by then.
+    /// Stops a datanode, and restarts it with a build. Waits until it has the replicas that it lacks by then.
     pub fn replace_datanode(&mut self, number: usize, build: Build) {
         let name = Cluster::datanode(number);
         if self.processes.contains_key(&name) {
@@ -227,7 +227,7 @@ impl Parts {
         self.wait_healthy();
     }
 
-    /// A namenode is stopped, and started again by a build; another one leads by then.
+    /// Stops a namenode, and restarts it with a build, after another one has become the leader.
     pub fn replace_namenode(&mut self, number: usize, build: Build) {
         let address = self.namenodes[number - 1].to_string();
         if self.processes.contains_key(&namenode(number)) {
@@ -238,7 +238,7 @@ impl Parts {
         self.wait_known("namenodes", &address, build);
     }
 
-    /// Has another namenode lead, if that one does.
+    /// Transfers leadership to another namenode, if the one at `address` leads.
     fn hand_over(&self, address: &str) {
         if self.namenodes() == 1 {
             return;
@@ -261,7 +261,7 @@ impl Parts {
         });
     }
 
-    /// Starts a namenode that is to end by itself, and gives what it says.
+    /// Starts a namenode that must end by itself, and returns its output.
     pub fn namenode_ends(&mut self, number: usize, build: Build) -> String {
         self.hand_over(&self.namenodes[number - 1].to_string());
         self.stop(&namenode(number));
@@ -274,7 +274,7 @@ impl Parts {
         String::from_utf8_lossy(&output.stderr).into_owned()
     }
 
-    /// A datanode of a build is not registered, and its log says why.
+    /// Checks that a datanode of a build is not registered, and that its log contains the reason.
     pub fn datanode_is_refused(&mut self, number: usize, build: Build, why: &str) {
         let name = Cluster::datanode(number);
         self.stop(&name);

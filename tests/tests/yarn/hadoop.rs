@@ -1,4 +1,4 @@
-//! A ResourceManager and NodeManagers of this machine, without HDFS.
+//! A ResourceManager and NodeManagers on this machine, without HDFS.
 
 use std::ffi::OsString;
 use std::fmt::Write;
@@ -14,16 +14,16 @@ use harvestfs_tests::{free_tcp_address, wait_until};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 
-/// What each NodeManager has. Memory is what the containers are said to need, which is more than they use.
+/// Resources of each NodeManager. Memory is what containers request, which is more than they use.
 pub const CORES: u64 = 12;
 const MEMORY_MIB: u64 = 12 << 10;
-/// For each Java process: soon started, and small.
+/// Options of each Java process, for a fast start and little memory.
 const JAVA_OPTIONS: &str =
     "-Xmx192m -Xss512k -XX:+UseSerialGC -XX:TieredStopAtLevel=1 -Xshare:auto";
 const START_DEADLINE: Duration = Duration::from_secs(120);
 const STOP_DEADLINE: Duration = Duration::from_secs(20);
 
-/// What the ResourceManager shows of a node.
+/// A node as shown by the ResourceManager.
 #[derive(Clone, Debug)]
 pub struct ShownNode {
     pub cores: u64,
@@ -32,7 +32,7 @@ pub struct ShownNode {
     pub labels: Vec<String>,
 }
 
-/// Java, the jars, and a directory of their own.
+/// A running Hadoop: Java, the jars, and a directory.
 pub struct Hadoop {
     java_home: PathBuf,
     directory: PathBuf,
@@ -53,7 +53,7 @@ fn configuration(properties: &[(String, String)]) -> String {
 }
 
 impl Hadoop {
-    /// Starts a ResourceManager and so many NodeManagers below a directory.
+    /// Starts a ResourceManager and `nodes` NodeManagers below a directory.
     pub fn start(java: &Path, jars: &Path, directory: &Path, nodes: usize) -> Self {
         let java = fs::canonicalize(java).expect("java is there");
         let java_home = java.parent().and_then(Path::parent).expect("a home");
@@ -109,7 +109,7 @@ impl Hadoop {
         self.directory.join(below)
     }
 
-    /// Where the ResourceManager serves HTTP.
+    /// HTTP address of the ResourceManager.
     pub fn url(&self) -> String {
         format!("http://{}", self.web)
     }
@@ -146,12 +146,12 @@ impl Hadoop {
                 "yarn.node-labels.fs-store.root-dir",
                 format!("file://{}", own("labels")),
             ),
-            // In /tmp by default, where it stays.
+            // By default, this is in /tmp, and is left behind.
             (
                 "yarn.node-attribute.fs-store.root-dir",
                 format!("file://{}", own("attributes")),
             ),
-            // Or masters of jobs without a label would find no node, where all have one.
+            // Otherwise, masters of jobs without a label would find no node if all nodes have one.
             (
                 "yarn.resourcemanager.node-labels.am.allow-non-exclusive-allocation",
                 "true".to_owned(),
@@ -235,7 +235,7 @@ impl Hadoop {
         words
     }
 
-    /// What Java processes of Hadoop have to be told.
+    /// Environment variables that Java processes of Hadoop need.
     pub fn environment(&self, conf: &str) -> [(&'static str, PathBuf); 2] {
         [
             ("JAVA_HOME", self.java_home.clone()),
@@ -257,7 +257,7 @@ impl Hadoop {
             .expect("java runs")
     }
 
-    /// What the ResourceManager answers; none while it does not.
+    /// The ResourceManager's answer; `None` while it does not answer.
     pub fn get(&self, path: &str) -> Option<Value> {
         let mut stream = TcpStream::connect(self.web).ok()?;
         let wait = Some(Duration::from_secs(5));
@@ -269,7 +269,7 @@ impl Hadoop {
         serde_json::from_str(answer.split_once("\r\n\r\n")?.1).ok()
     }
 
-    /// All nodes, as far as they work.
+    /// All nodes; `None` for those that do not work.
     pub fn shown(&self) -> Vec<Option<ShownNode>> {
         let answer = self.get("/nodes").unwrap_or_default();
         let all = answer["nodes"]["node"].as_array();
@@ -296,7 +296,7 @@ impl Hadoop {
     }
 }
 
-/// Queues may use the labels of the first classes, which need not exist yet.
+/// Configuration of the queues, which may use the labels of the first classes, even if these do not exist yet.
 fn queues() -> String {
     let mut properties = vec![
         ("root.queues".to_owned(), "default".to_owned()),
@@ -325,7 +325,7 @@ fn queues() -> String {
 }
 
 impl Hadoop {
-    /// Kills what NodeManagers have left behind. What containers run names a directory of theirs, which is below this one.
+    /// Kills processes that NodeManagers have left behind. Those of containers refer to directories below this one.
     fn kill_containers(&self) {
         let directory = self.directory.as_os_str().as_bytes();
         let processes = fs::read_dir("/proc").expect("it is there").flatten();
@@ -334,7 +334,7 @@ impl Hadoop {
             let is_of_ours = line.windows(directory.len()).any(|part| part == directory);
             let pid = process.file_name().to_str().and_then(|it| it.parse().ok());
             if is_of_ours && let Some(pid) = pid.and_then(Pid::from_raw) {
-                // It may have ended.
+                // It may have ended already.
                 let _ = kill_process(pid, Signal::KILL);
             }
         }

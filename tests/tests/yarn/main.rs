@@ -1,5 +1,5 @@
-//! Real jobs of a real ResourceManager on the cycles that owners leave, with their data on a mount: they finish while owners
-//! come and go, and owners keep their reserve. Needs Java and Hadoop (`tests/yarn/pom.xml`).
+//! Real jobs of a real ResourceManager on harvested cycles, with their data on a mount: they finish while owners' load
+//! changes, and owners keep their reserve. Needs Java and Hadoop (`tests/yarn/pom.xml`).
 
 mod hadoop;
 
@@ -24,22 +24,22 @@ use serde_json::Value;
 
 use self::hadoop::{CORES, Hadoop};
 
-/// A sample of five minutes passes in a second.
+/// Replays a sample of five minutes in one second.
 const SPEED: u64 = 300;
-/// Seconds for which owners use little, and then much.
+/// Seconds for which owners use few cores, and then many.
 const CALM_S: u64 = 22;
 const LIVELY_S: u64 = 14;
-/// In percent of all cores. Even then datanodes serve.
+/// The owners' use, in percent of all cores. Datanodes serve even with the higher one.
 const CALM: u64 = 10;
 const LIVELY: u64 = 50;
-/// What is promised.
+/// The promised reaction time.
 const PROMISED: Duration = Duration::from_secs(3);
-/// What is never exceeded here, where all shares two cores with other tests.
+/// The time that is never exceeded here, where everything shares two cores with other tests.
 const AT_MOST: Duration = Duration::from_secs(9);
 const JOB_DEADLINE: Duration = Duration::from_secs(150);
 const NODES: usize = 2;
 
-/// The owners' day, which begins anew again and again: one after the other has much to do.
+/// The owners' day, which repeats: each owner in turn uses many cores.
 #[derive(Clone, Copy)]
 struct Day {
     began_unix_ms: u64,
@@ -68,7 +68,7 @@ impl Day {
         trace
     }
 
-    /// For how long the owner of a node has used what it uses now, and how much.
+    /// The current use of a node's owner, and for how long it has been constant.
     fn now(self, node: usize) -> (u64, Duration) {
         let since_ms = unix_ms() - self.began_unix_ms;
         let second = since_ms / 1_000;
@@ -87,24 +87,24 @@ fn unix_ms() -> u64 {
     now.expect("the clock is past 1970").as_millis() as u64
 }
 
-/// What jobs may use while the owner uses so much: not the reserve.
+/// Cores that jobs may use while the owner has this use; they may not use the reserve.
 fn left_cores(percent: u64) -> u64 {
     CORES - CORES.div_ceil(3) - (CORES * percent).div_ceil(100)
 }
 
-/// What was seen of capacities and use.
+/// Measured capacities and use.
 #[derive(Debug, Default)]
 struct Measured {
     samples: u32,
-    /// From an owner's rise until no more was offered than it leaves.
+    /// Times from an owner's rise until no more was offered than it leaves.
     lags: Vec<Duration>,
-    /// The longest time after a rise at which more was in use than the owner leaves.
+    /// The longest time after a rise for which more was in use than the owner leaves.
     in_use: Duration,
-    /// Most cores that jobs used of all nodes.
+    /// Maximum number of cores that jobs used on all nodes together.
     used_cores: u64,
 }
 
-/// Collects the servers on which the page of the namenode shows containers of jobs, until it is over.
+/// Collects, until the end, the servers on which the namenode's page shows containers of jobs.
 fn watch_page(
     page: SocketAddr,
     token: &str,
@@ -195,7 +195,7 @@ fn import_history(cluster: &Cluster) {
     cluster.output_of(&["admin", "history", "analyse"]);
 }
 
-/// A job's command with all that it started. Killed when dropped.
+/// A job's command with everything that it started. Killed when dropped.
 struct Job(Child);
 
 impl Drop for Job {
@@ -238,7 +238,7 @@ fn begin(
     Job(child)
 }
 
-/// Waits for a job and that it did well.
+/// Waits for a job, which must succeed.
 fn finish(cluster: &Cluster, job: &str, mut job_command: Job) {
     let end = Instant::now() + JOB_DEADLINE;
     let status = loop {
@@ -358,7 +358,7 @@ fn jobs_finish_on_what_owners_leave() {
     let measured = thread::scope(|scope| {
         let measuring = scope.spawn(|| measure(&hadoop, day, &is_over));
         let watching = scope.spawn(|| watch_page(page, &token, &places, &is_over));
-        // The threads end also when a job fails.
+        // The threads end even if a job fails.
         let ended = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
             run_jobs(&cluster, &hadoop, &jars, &mount, &places);
         }));
@@ -453,7 +453,7 @@ fn run_jobs(
     let counted = fs::read_to_string(output.join("part-r-00000")).expect("the result");
     assert_eq!(counted, "be\t8000\nnot\t4000\nor\t4000\nto\t8000\n");
 
-    // More than owners leave when they come: what is too much goes.
+    // More than owners leave when their load rises: the excess is evicted.
     let greedy = begin(
         cluster,
         hadoop,
@@ -494,7 +494,7 @@ fn run_jobs(
     greedy_until("the owner is back and what was too much is gone", &|used| {
         used.get(busy).is_some_and(|it| *it <= left_cores(LIVELY))
     });
-    // Once the other owner is away it takes what that one leaves.
+    // Once the other owner's load drops, it uses what that one leaves.
     greedy_until("the page showed jobs on each server", &|_| {
         places.lock().expect("nothing panicked").len() == NODES
     });

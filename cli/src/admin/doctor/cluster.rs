@@ -1,4 +1,4 @@
-//! What the namenode knows: of itself, of datanodes and their clocks, of space and of blocks.
+//! Checks what the namenode knows about itself, datanodes and their clocks, space and blocks.
 
 use std::time::{Duration, Instant};
 
@@ -15,17 +15,17 @@ use crate::admin::namenodes::ELECTED_WITHIN;
 use crate::admin::no_leader::{ADVICE, NoLeader};
 use crate::units;
 
-/// Clocks that differ by more have block tokens and certificates expire at odd times. Far above what
-/// any time service leaves, and above what a loaded machine makes of one question.
+/// Maximum tolerated difference between clocks. With a larger one, block tokens and certificates expire at
+/// the wrong time. Far above the error of any time service, and above the delay of one request on a loaded machine.
 const CLOCK_DIFFERENCE_MAX: Duration = Duration::from_secs(30);
-/// Beyond this share of the quota in use, blocks soon find no room.
+/// Use in percent of the quota above which space for blocks soon runs out.
 const FULL_PERCENT: u64 = 90;
 
 const ONE_RELEASE: &str = "an upgrade is under way: copy the new binary to where the old one is, and \
     restart the parts one after another; `harvestfs admin upgrade status` shows which";
 const SET_CLOCKS: &str = "have a time service (chrony, systemd-timesyncd) set the clocks";
 
-/// Asks the namenode, and judges what it says.
+/// Queries the namenode, and checks its answers.
 pub async fn examine(link: &AdminLink, diagnosis: &mut Diagnosis) {
     let asked = Instant::now();
     match link.ask_for_diagnosis(AdminRequest::Status, DEADLINE).await {
@@ -133,13 +133,13 @@ fn judge_status(status: &ClusterStatus, diagnosis: &mut Diagnosis) {
     }
 }
 
-/// Such as `1 block has`, or `2 blocks have`.
+/// Formats, for example, `1 block has` or `2 blocks have`.
 fn has_or_have(number: u64, thing: &str) -> String {
     let verb = if number == 1 { "has" } else { "have" };
     format!("{} {verb}", count(number, thing))
 }
 
-/// What becomes of writes, and of what the cluster does not have the datanodes for.
+/// Checks whether writes work, and whether there are enough datanodes for the requested replication.
 fn judge_writes(status: &ClusterStatus, diagnosis: &mut Diagnosis) {
     diagnosis.checked(Area::Writes);
     match status.writes.trouble() {
@@ -160,7 +160,7 @@ fn judge_writes(status: &ClusterStatus, diagnosis: &mut Diagnosis) {
     }
 }
 
-/// Whether somebody knows more than the namenode.
+/// Checks whether another part knows more than the namenode.
 fn judge_timeline(status: &ClusterStatus, diagnosis: &mut Diagnosis) {
     if let Some(recovery) = &status.recovery {
         diagnosis.error(

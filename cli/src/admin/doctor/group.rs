@@ -1,4 +1,4 @@
-//! The namenodes that agree: whether all of them work, how many may fail, and where they are.
+//! Checks the group of namenodes: whether all of them work, how many may fail, and where they run.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -9,12 +9,12 @@ use harvestfs_protocol::group::GroupStatus;
 use super::{Area, Diagnosis};
 use crate::admin::namenodes::even_number;
 
-/// A namenode that the leader has not heard of for so long does not work.
+/// Milliseconds of silence after which the leader's peer counts as not working.
 const SILENT_MS: u64 = 2_000;
-/// One that lacks so many records does not keep up.
+/// Number of missing records from which on a namenode counts as not keeping up.
 const BEHIND_RECORDS: u64 = 100_000;
 
-/// Judges the group, and where its namenodes are: beside which datanodes, and with each other.
+/// Checks the group, and whether its namenodes share machines with datanodes or with each other.
 pub(super) fn judge(group: &GroupStatus, nodes: &[NodeStatus], diagnosis: &mut Diagnosis) {
     diagnosis.checked(Area::Namenode);
     let voters = group.members.iter().filter(|it| it.is_voter).count();
@@ -60,7 +60,7 @@ fn judge_members(group: &GroupStatus, diagnosis: &mut Diagnosis) {
     }
 }
 
-/// What is reimaged together takes all namenodes that are there with it.
+/// Checks whether servers that are reimaged together could take several namenodes with them.
 fn judge_places(group: &GroupStatus, nodes: &[NodeStatus], diagnosis: &mut Diagnosis) {
     if group.members.len() == 1 {
         return;
@@ -74,7 +74,7 @@ fn judge_places(group: &GroupStatus, nodes: &[NodeStatus], diagnosis: &mut Diagn
             .iter()
             .map(|it| &it.server)
             .find(|it| it.data_addr.ip() == ip);
-        // On one machine, for a try, all are together anyway.
+        // On a single machine, as in a trial, all are together anyway.
         let Some(server) = server.filter(|_| !ip.is_loopback()) else {
             continue;
         };

@@ -1,5 +1,5 @@
-//! What can be seen on this machine, with or without a namenode: configuration, certificates, disks
-//! and mounts.
+//! Checks this machine, which does not require a namenode: configuration, certificates, disks and
+//! mounts.
 
 use std::collections::HashSet;
 use std::ffi::OsStr;
@@ -19,11 +19,11 @@ use crate::cluster::ClusterArgs;
 use crate::config::{self, ClientConfig, DatanodeConfig, NamenodeConfig, VolumeConfig};
 use crate::units;
 
-/// Certificates that expire sooner are to be renewed now.
+/// Certificates that expire within this time should be renewed now.
 const EXPIRY_NOTICE: Duration = Duration::from_secs(30 * 24 * 3600);
-/// A mount that does not answer within this time hangs.
+/// A mount that does not respond within this time counts as hung.
 const MOUNT_DEADLINE: Duration = Duration::from_secs(10);
-/// A mount that is being unmounted is gone after this time, and no finding.
+/// Time after which a mount that was being unmounted is gone, and not reported.
 const UNMOUNT_PAUSE: Duration = Duration::from_secs(2);
 const RENEW: &str = "make a new one on the machine that has the authority (`harvestfs init namenode`, `init datanode`, \
                      or `init client`, `--administrator` for `admin`), put the `identity` of what it makes in the \
@@ -31,24 +31,24 @@ const RENEW: &str = "make a new one on the machine that has the authority (`harv
 const REPLACE: &str = "make a new cluster authority with `harvestfs init` and new certificates for all \
                        parts, and restart them together";
 
-/// Looks at the parts that are configured here, and at the mounts of this machine.
+/// Checks the parts that are configured here, and the mounts of this machine.
 ///
 /// # Errors
-/// When it is not known which cluster is meant.
+/// When it is unclear which cluster is meant.
 pub fn examine(args: &ClusterArgs, diagnosis: &mut Diagnosis) -> anyhow::Result<()> {
     match (args.directory()?, args.config_file()) {
         (Some(directory), _) => examine_directory(&directory, diagnosis),
         (None, Some(file)) => examine_client(&file, diagnosis),
         (None, None) => {}
     }
-    // Without a valid identity, which is reported above, no mount is known to be of this cluster.
+    // Without a valid identity, whose absence is reported above, the mounts of this cluster cannot be recognized.
     if let Ok(access) = args.access("admin") {
         examine_mounts(&access.identity.cluster(), diagnosis);
     }
     Ok(())
 }
 
-/// Every part whose configuration is in a cluster's directory.
+/// Checks every part whose configuration is in a cluster's directory.
 fn examine_directory(directory: &Path, diagnosis: &mut Diagnosis) {
     diagnosis.checked(Area::Configuration);
     let entries = match std::fs::read_dir(directory) {
@@ -68,7 +68,7 @@ fn examine_directory(directory: &Path, diagnosis: &mut Diagnosis) {
             );
         }
     };
-    // A mount in it that does not answer would hold up all that is to be said.
+    // A hung mount in it would block the whole command.
     let mounted: HashSet<PathBuf> = mount_table::mounts()
         .unwrap_or_default()
         .into_iter()
@@ -193,7 +193,7 @@ fn examine_disk(path: &Path, volume: &VolumeConfig, diagnosis: &mut Diagnosis) {
     }
 }
 
-/// The mounts of a cluster on this machine.
+/// Checks the mounts of a cluster on this machine.
 fn examine_mounts(cluster: &str, diagnosis: &mut Diagnosis) {
     diagnosis.checked(Area::Mounts);
     if let Err(error) = find_bad_mounts(cluster, diagnosis) {
@@ -231,11 +231,11 @@ fn find_bad_mounts(cluster: &str, diagnosis: &mut Diagnosis) -> io::Result<()> {
     Ok(())
 }
 
-/// What is wrong with a mount, if anything.
+/// The fault of a mount, if it has one.
 fn fault_of(mount: &Path) -> Option<String> {
     let (sender, answers) = mpsc::channel();
     let mount = mount.to_owned();
-    // Its thread may hang for as long as the mount does.
+    // The thread may hang as long as the mount does.
     thread::spawn(move || sender.send(rustix::fs::statvfs(&mount).map(drop)));
     match answers.recv_timeout(MOUNT_DEADLINE) {
         Ok(Ok(())) => None,

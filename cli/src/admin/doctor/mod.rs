@@ -1,4 +1,4 @@
-//! `harvestfs admin doctor`: looks at everything that an operator can put right, and says how.
+//! `harvestfs admin doctor`: checks everything that an operator can fix, and explains how.
 
 mod cluster;
 mod group;
@@ -12,7 +12,7 @@ use super::link::AdminLink;
 use super::no_leader::ADVICE;
 use crate::cluster::ClusterArgs;
 
-/// What was looked at.
+/// An area that was checked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "lowercase")]
 enum Area {
@@ -47,17 +47,17 @@ impl Area {
     }
 }
 
-/// How bad it is.
+/// The severity of a finding.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 enum Severity {
-    /// It works now, and will not for ever.
+    /// It still works, but is going to fail.
     Warning,
     /// Something does not work.
     Error,
 }
 
-/// One thing that is not as it should be.
+/// A problem that was found.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 struct Finding {
     area: Area,
@@ -68,10 +68,10 @@ struct Finding {
     advice: String,
 }
 
-/// What was looked at, and what was found.
+/// The areas that were checked, and the findings.
 #[derive(Debug, Default, Serialize)]
 struct Diagnosis {
-    /// Areas that could be looked at; the others need the namenode.
+    /// Areas that could be checked; the others need the namenode.
     checked: Vec<Area>,
     findings: Vec<Finding>,
 }

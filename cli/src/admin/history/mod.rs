@@ -1,4 +1,4 @@
-//! `harvestfs admin history`: what is known of the primary tenants.
+//! `harvestfs admin history`: the recorded history of the primary tenants.
 
 mod files;
 

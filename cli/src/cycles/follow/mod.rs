@@ -1,5 +1,5 @@
-//! A controller beside a resource manager: gives nodes the labels of their classes, and has their capacity follow what their
-//! owners use.
+//! A controller for a resource manager: labels nodes with their classes, and adapts their capacity to their owners'
+//! use.
 
 pub mod owners;
 pub mod report;
@@ -235,7 +235,7 @@ impl<'a, M: Manager, O: Owners> Follower<'a, M, O> {
     pub async fn run(&mut self, stop: impl Future<Output = ()>) -> anyhow::Result<()> {
         let mut stop = pin!(stop);
         loop {
-            // What is broken off is done again by the next controller.
+            // The next controller repeats what is interrupted here.
             let wait = tokio::select! {
                 biased;
                 () = &mut stop => break,
@@ -277,14 +277,14 @@ impl<'a, M: Manager, O: Owners> Follower<'a, M, O> {
             state.keep(self.controller.remembered())?;
         }
         self.apply(actions).await;
-        // Servers of whom nothing is heard are looked for at the usual rate, so that nodes are told in time.
+        // Even without news of the servers, it continues at the usual rate, so that nodes are updated in time.
         Ok(interval)
     }
 
     fn show(&self, nodes: &[Node], hosts: Vec<String>) {
         let shown = nodes.iter().zip(hosts).map(|(node, host)| {
             let labels = node.labels.iter();
-            // A manager that does not know a capacity says one that nothing is as large as.
+            // A manager that does not know the capacity reports the maximum value.
             let most = node.total.unwrap_or(node.capacity);
             let now = NodeNow {
                 server: node.server.clone(),
@@ -332,7 +332,7 @@ impl<'a, M: Manager, O: Owners> Follower<'a, M, O> {
                 .into_iter()
                 .find(|name| servers.contains_key(*name) && !is_named(name))
                 .map(str::to_owned)
-                // Nothing may be heard of it now.
+                // There may be no news of the server now.
                 .or_else(|| {
                     let is_known = self.controller.knows(&node.id);
                     is_known.then(|| seen.host.clone())

@@ -1,4 +1,4 @@
-//! What HarvestFS says of servers and their owners.
+//! Information from HarvestFS about servers and their owners' use.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -14,12 +14,12 @@ use tokio::time::timeout;
 use crate::admin::link::{self, AdminLink};
 use crate::cluster::ClusterArgs;
 
-/// Most time for an answer, with the connection.
+/// Deadline for an answer, including the connection.
 const DEADLINE: Duration = Duration::from_secs(5);
 
-/// Whoever knows the classes.
+/// A source of the classes.
 pub trait Owners {
-    /// The classes now, with what owners use.
+    /// Queries the current classes, with the owners' use.
     async fn ask(&mut self) -> anyhow::Result<Classes>;
 }
 
@@ -30,7 +30,7 @@ pub struct Namenode {
 }
 
 impl Namenode {
-    /// That of a cluster; connects when it is asked.
+    /// The namenode of a cluster; connects on the first request.
     pub fn new(cluster: &ClusterArgs) -> Self {
         Self {
             cluster: cluster.clone(),
@@ -38,7 +38,7 @@ impl Namenode {
         }
     }
 
-    /// Tells it what a scheduler does.
+    /// Sends it the report of a scheduler.
     ///
     /// # Errors
     /// When it cannot be reached, or refuses.
@@ -60,7 +60,7 @@ impl Namenode {
         answer.with_context(|| format!("the namenode did not answer within {DEADLINE:?}"))?
     }
 
-    /// A link that did not answer is not used again: it has to be put back.
+    /// Takes the link, or connects. The caller puts it back after an answer, so that a failed link is not used again.
     async fn link(&mut self) -> anyhow::Result<AdminLink> {
         match self.link.take() {
             Some(link) => Ok(link),

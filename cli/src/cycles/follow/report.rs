@@ -1,5 +1,5 @@
-//! Tells the namenode what jobs run where on what owners leave, so that its page and metrics show it. Apart from the controller,
-//! which must not wait for it.
+//! Reports to the namenode which jobs run where on harvested resources, so that its page and metrics show them. Runs
+//! separately from the controller, which must not wait for it.
 
 use std::collections::BTreeMap;
 use std::future::pending;
@@ -16,59 +16,59 @@ use tokio::time::{sleep, timeout};
 use super::Outage;
 use super::owners::Namenode;
 
-/// Between two reports: several of them within the time for which one holds.
+/// Interval of reports, several of which fit into the time for which one is valid.
 const INTERVAL: Duration = Duration::from_secs(5);
-/// Most time to ask for jobs.
+/// Deadline for querying the jobs.
 const DEADLINE: Duration = Duration::from_secs(10);
-/// Most time for the report that ends all.
+/// Deadline for the final report.
 const END_DEADLINE: Duration = Duration::from_secs(2);
 
 /// A node, as the controller last saw it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct NodeNow {
-    /// The server of HarvestFS that it is.
+    /// The HarvestFS server that runs on it.
     pub server: Option<String>,
-    /// Its host name.
+    /// The node's host name.
     pub host: String,
     /// The label of its class.
     pub label: Option<String>,
-    /// Cores that it offers.
+    /// Number of cores that it offers.
     pub cores: u32,
-    /// Memory that it offers.
+    /// Memory that it offers, in MiB.
     pub memory_mib: u64,
 }
 
 /// The nodes by their ids, which the controller keeps up to date.
 pub type Nodes = Arc<Mutex<BTreeMap<String, NodeNow>>>;
 
-/// A job that runs, by the ids of nodes.
+/// A running job.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct RunningJob {
-    /// As its scheduler calls it.
+    /// Its id in the scheduler.
     pub id: String,
-    /// As people call it.
+    /// Its name.
     pub name: String,
-    /// Whose it is.
+    /// The user that owns it.
     pub user: String,
-    /// The label that it asked for.
+    /// The label that it requested.
     pub label: Option<String>,
-    /// What it has on each node.
+    /// The resources that it uses on each node, by node id.
     pub on: BTreeMap<String, Used>,
 }
 
-/// What a job has on a node.
+/// The resources that a job uses on a node.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Used {
-    /// Containers or pods.
+    /// Number of containers or pods.
     pub containers: u32,
-    /// Their cores.
+    /// Number of their cores.
     pub cores: u32,
-    /// Their memory.
+    /// Their memory in MiB.
     pub memory_mib: u64,
 }
 
 impl Used {
-    /// One container more.
+    /// Adds one container.
     pub fn add(&mut self, cores: u32, memory_mib: u64) {
         self.containers = self.containers.saturating_add(1);
         self.cores = self.cores.saturating_add(cores);
@@ -76,9 +76,9 @@ impl Used {
     }
 }
 
-/// Whoever knows what runs.
+/// A source of the running jobs.
 pub trait Jobs {
-    /// What runs now, and how many jobs were left out.
+    /// Queries the running jobs. Also returns how many were left out.
     async fn jobs(&mut self) -> anyhow::Result<(Vec<RunningJob>, u32)>;
 }
 
@@ -90,10 +90,10 @@ fn short(text: &str) -> String {
     text[..end].to_owned()
 }
 
-/// Within the bounds of a report.
+/// Builds a report within its size limits.
 fn harvest(nodes: &BTreeMap<String, NodeNow>, jobs: Vec<RunningJob>, left_out: u32) -> Harvest {
     let mut offers: BTreeMap<Option<&str>, ClassOffer> = BTreeMap::new();
-    // Nodes that are not followed are not offered.
+    // Nodes that are not controlled are not offered.
     for node in nodes.values().filter(|node| node.server.is_some()) {
         let offer = offers.entry(node.label.as_deref()).or_default();
         offer.nodes += 1;
@@ -136,27 +136,27 @@ fn harvest(nodes: &BTreeMap<String, NodeNow>, jobs: Vec<RunningJob>, left_out: u
     }
 }
 
-/// Reports until it is dropped or told to end.
+/// Reports periodically until it is dropped or ended.
 pub struct Reporter<J> {
     /// The scheduler: its kind and address.
     pub scheduler: String,
-    /// Who knows what runs.
+    /// The source of the running jobs.
     pub jobs: J,
-    /// Who is told.
+    /// The receiver of the reports.
     pub namenode: Namenode,
-    /// What the controller sees.
+    /// The nodes as the controller sees them.
     pub nodes: Nodes,
 }
 
 impl<J: Jobs> Reporter<J> {
-    /// Reports for ever.
+    /// Reports forever.
     pub async fn run(&mut self) {
         let mut asked = Outage::new("what tells which jobs run");
         let mut told = Outage::new("the namenode, to be told which jobs run,");
         loop {
             let jobs = timeout(DEADLINE, self.jobs.jobs()).await;
             let jobs = asked.note(jobs.unwrap_or_else(|late| Err(late.into())));
-            // What is offered is known all the same.
+            // The offers are known even if the jobs are not.
             let (jobs, left_out) = jobs.unwrap_or_default();
             let now = harvest(&self.nodes.lock().clone(), jobs, left_out);
             told.note(self.tell(Some(now)).await);
@@ -164,7 +164,7 @@ impl<J: Jobs> Reporter<J> {
         }
     }
 
-    /// Says that the controller ends; the namenode finds out by itself if it is not heard.
+    /// Reports that the controller ends. If this fails, the namenode finds out by itself.
     pub async fn end(&mut self) {
         let _ = timeout(END_DEADLINE, self.tell(None)).await;
     }
@@ -178,7 +178,7 @@ impl<J: Jobs> Reporter<J> {
     }
 }
 
-/// Runs a controller with the reports beside it.
+/// Runs a controller, and its reports concurrently.
 ///
 /// # Errors
 /// Those of the controller.

@@ -1,4 +1,4 @@
-//! `harvestfs cycles run`: runs a job's command with the class that Algorithm 1 chooses for it.
+//! `harvestfs cycles run`: runs a job's command with the class that Algorithm 1 selects.
 
 use std::collections::BTreeMap;
 use std::ffi::{OsStr, OsString};
@@ -253,7 +253,7 @@ fn thresholds(runs: &BTreeMap<String, LastRun>, capacities: Capacities) -> Thres
     if past.len() < RUNS_MIN {
         return Thresholds::PAPER;
     }
-    // Without classes there is nothing to choose from.
+    // This fails when there are no classes, and so nothing to choose from.
     Thresholds::from_history(&past, capacities).unwrap_or(Thresholds::PAPER)
 }
 
@@ -270,7 +270,7 @@ fn choose(
         average_cpu_share: share(class.average_cpu_permille),
         peak_cpu_share: share(class.peak_cpu_permille),
     });
-    // A server of which nothing is known now has no room.
+    // A server without current data counts as having no room.
     let used: Vec<(Server, u32)> = (0..)
         .zip(&classes.classes)
         .flat_map(|(number, class)| {
@@ -288,7 +288,7 @@ fn choose(
         .collect();
     let servers: Vec<Server> = used.iter().map(|it| it.0).collect();
     let headrooms = Headrooms::new(&histories.collect::<Vec<_>>(), &servers, RESERVE_SHARE);
-    // There is no class yet.
+    // This fails when there are no classes yet.
     let Ok(mut headrooms) = headrooms else {
         return Ok((None, "there are no classes yet".to_owned()));
     };
@@ -300,7 +300,7 @@ fn choose(
     let number = |id: ClassId| classes.classes[id.0 as usize].class;
     Ok(match selection {
         Selection::One(class) => (Some(number(class)), "it fits".to_owned()),
-        // YARN takes one label.
+        // YARN accepts only one label.
         Selection::Several(of) => {
             let room = |id: &ClassId| headrooms.room_cores(job_type, *id);
             let roomiest = of
@@ -351,7 +351,7 @@ async fn run_to_end(command: &mut Command, signals: &mut Ending) -> std::io::Res
         if let (Some(pid), Some(signal)) = (pid, Signal::from_named_raw(number))
             && !(signal == Signal::INT && is_in_foreground())
         {
-            // It may have ended at this moment.
+            // It may just have ended.
             let _ = kill_process(pid, signal);
         }
     }
@@ -427,7 +427,7 @@ pub fn run(args: &RunArgs) -> anyhow::Result<()> {
         }
         let cores = dag.max_concurrent_cores().get();
         let remembered = history.remember(&job.name, began.elapsed().as_secs_f64(), cores);
-        // The job itself succeeded, and whoever began it acts on that.
+        // The job itself succeeded, and the caller relies on the exit status.
         if let Err(error) = remembered {
             eprintln!("harvestfs: {error:#}");
         }

@@ -121,7 +121,7 @@ fn lengths_of_jobs_say_what_is_short_and_long() {
         runs.insert(number.to_string(), run);
         runs.len()
     };
-    // What is not known of a run does not count.
+    // Runs with unknown cores do not count.
     add(999, None);
     for number in 1..10 {
         add(number, Some(3));
@@ -191,7 +191,7 @@ fn the_last_length_is_remembered() {
     history.remember("a", 2.5, 2).unwrap();
     let runs = history.load().unwrap();
     assert_eq!((runs["a"].length_s, runs["b"].length_s), (2.5, 500.0));
-    // Also by a name that looks like that of a lock.
+    // This also works with a name that looks like that of a lock.
     let history = History {
         path: directory.path().join("lengths.lock"),
     };

@@ -1,4 +1,4 @@
-//! What runs on a Hadoop cluster, and where.
+//! Queries which jobs run on a Hadoop cluster, and where.
 
 use std::collections::BTreeMap;
 
@@ -11,10 +11,10 @@ use serde::de::DeserializeOwned;
 use super::{OneOrMany, ROOT, Yarn};
 use crate::cycles::follow::report::{Jobs, RunningJob, Used};
 
-/// Jobs whose containers are asked for in one turn: each takes two requests.
+/// Maximum number of jobs whose containers are queried in one turn: each takes two requests.
 const LOOKED_AT_MAX: usize = 32;
 
-/// `GET apps`; nothing in it when nothing runs.
+/// Answer to `GET apps`; empty when nothing runs.
 #[derive(Deserialize)]
 struct AppsAnswer {
     #[serde(default)]
@@ -62,7 +62,7 @@ struct Attempt {
 struct ContainersAnswer {
     #[serde(default)]
     containers: Option<Containers>,
-    /// Where the list has no name around it.
+    /// Used by releases that do not wrap the list in an object.
     #[serde(default)]
     container: OneOrMany<Container>,
 }
@@ -86,7 +86,7 @@ struct Container {
     container_state: Option<String>,
 }
 
-/// Releases differ in whether numbers are in quotes.
+/// A number, which some releases put in quotes.
 #[derive(Clone, Deserialize)]
 #[serde(untagged)]
 enum Number {
@@ -103,7 +103,7 @@ impl Number {
     }
 }
 
-/// `application_1_0002` and 3 make `appattempt_1_0002_000003`.
+/// The name of an attempt: `application_1_0002` and 3 make `appattempt_1_0002_000003`.
 fn attempt_name(app: &str, number: u64) -> Option<String> {
     let rest = app.strip_prefix("application_")?;
     Some(format!("appattempt_{rest}_{number:06}"))
@@ -152,7 +152,7 @@ impl Yarn {
     }
 
     async fn running(&self) -> anyhow::Result<(Vec<RunningJob>, u32)> {
-        // One more than is reported shows that there are more.
+        // Requests one more than is reported, to detect that there are more.
         let limit = HARVEST_JOBS_MAX + 1;
         let answer: AppsAnswer = self
             .ask(&format!("apps?states=RUNNING&limit={limit}"))
@@ -161,7 +161,7 @@ impl Yarn {
         let mut jobs = Vec::with_capacity(apps.len());
         for (place, app) in apps.into_iter().enumerate() {
             let on = if place < LOOKED_AT_MAX {
-                // It may have ended meanwhile.
+                // It may have ended in the meantime.
                 self.containers(&app.id).await.unwrap_or_else(|error| {
                     tracing::debug!("{}: {error:#}", app.id);
                     BTreeMap::new()

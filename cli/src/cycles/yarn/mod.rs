@@ -1,4 +1,4 @@
-//! `harvestfs cycles yarn`: beside a Hadoop ResourceManager.
+//! `harvestfs cycles yarn`: controls the nodes of a Hadoop ResourceManager.
 
 mod jobs;
 
@@ -185,7 +185,7 @@ impl Yarn {
     ) -> Result<Self, ClientError> {
         let clients = addresses.iter().map(|address| {
             let client = Client::new(address, authorities)?;
-            // What protects browsers from other pages' requests asks for this one.
+            // Required by the protection against cross-site request forgery.
             client.with_header("x-xsrf-header", "harvestfs")
         });
         Ok(Self {
@@ -224,7 +224,7 @@ impl Yarn {
         let new: BTreeSet<String> = labels.values().flatten().cloned().collect();
         let new: Vec<String> = new.difference(&self.added).cloned().collect();
         if !new.is_empty() {
-            // Jobs without a label may use what is idle there.
+            // Not exclusive: jobs without a label may use idle resources there.
             let infos = new
                 .iter()
                 .map(|label| json!({ "name": label, "exclusivity": "false" }));
@@ -241,7 +241,7 @@ impl Yarn {
         let body = json!({ "nodeToLabels": entries.collect::<Vec<_>>() });
         let replaced = self.post("replace-node-to-labels", body).await;
         if replaced.is_err() {
-            // It may have forgotten them.
+            // The ResourceManager may have forgotten the labels.
             self.added.clear();
         }
         replaced.context("nodes cannot be labelled")?;
@@ -267,7 +267,7 @@ impl Manager for Yarn {
     async fn nodes(&mut self) -> anyhow::Result<Vec<Seen>> {
         let nodes = self.ask_for_nodes().await;
         if nodes.is_err() {
-            // Another one may be active, and this one have forgotten.
+            // Another one may be active, and may not know the labels.
             self.active = (self.active + 1) % self.clients.len();
             self.added.clear();
         }
@@ -289,7 +289,7 @@ impl Manager for Yarn {
                 } => sizes.push((node, capacity, evict)),
             }
         }
-        // What owners need comes first.
+        // The owners' needs come first, so capacities are changed before labels.
         let this = &*self;
         let resized = futures::stream::iter(sizes).map(|(node, capacity, evict)| async move {
             this.resize(&node, capacity, evict).await

@@ -84,7 +84,7 @@ struct Adaptive {
 
 impl PreemptionRule for Adaptive {
     fn preempt(&self, victim: &Victim, queue_s: f64) -> Preemption {
-        // The second checkpoint of a task stores what changed.
+        // The second checkpoint of a task stores only changes.
         let changed = if victim.has_checkpoint {
             harvestfs_checkpoint::simulate::CHANGED_SHARE
         } else {
@@ -292,7 +292,7 @@ mod tests {
             memory_bytes: 1_000.0,
             has_checkpoint,
         };
-        // 10 s to store and 5 s to read; 1 s for what changed.
+        // 10 s to store and 5 s to read; 1 s to store the changes.
         assert_eq!(rule.preempt(&victim(15.0, false), 0.0), Preemption::Kill);
         let costs = |dump_s| {
             Preemption::Suspend(SuspensionCosts {

@@ -1,4 +1,4 @@
-//! The runs summed up, beside the figures of the paper (11, 13 and 14).
+//! Summaries of the runs, next to the figures of the paper (11, 13 and 14).
 
 use std::collections::BTreeMap;
 
@@ -44,7 +44,7 @@ pub fn table(records: &[Record]) -> Table {
     table
 }
 
-/// What tells runs apart, but for the seed.
+/// The parameters of a run, except for the seed.
 type Setup = (String, String, u32);
 
 fn setup(record: &Record) -> Setup {
@@ -70,7 +70,7 @@ fn means(
         .collect()
 }
 
-/// By how much a policy makes jobs shorter than another one, as a share, by setup.
+/// Share by which a policy makes jobs shorter than another one does, by setup.
 fn shorter(records: &[Record], policy: PolicyKind, than: PolicyKind) -> BTreeMap<Setup, f64> {
     let of_policy = means(records, policy, |it| it.job_mean_s);
     let of_other = means(records, than, |it| it.job_mean_s);
@@ -81,7 +81,7 @@ fn shorter(records: &[Record], policy: PolicyKind, than: PolicyKind) -> BTreeMap
     both.collect()
 }
 
-/// Whether all values are in a range.
+/// A statement that all values are in a range.
 fn within(stated: String, values: &[f64], (least, most): (f64, f64)) -> Statement {
     let lowest = values.iter().copied().reduce(f64::min);
     let highest = values.iter().copied().reduce(f64::max);
@@ -94,7 +94,7 @@ fn within(stated: String, values: &[f64], (least, most): (f64, f64)) -> Statemen
     }
 }
 
-/// What the paper states, as far as the runs tell.
+/// The statements of the paper, as far as the runs cover them.
 pub fn statements(records: &[Record]) -> Vec<Statement> {
     use PolicyKind::{Checkpoint, History, Pt, Stock};
     let gains = shorter(records, History, Pt);
@@ -222,7 +222,7 @@ pub fn lengths(records: &[Record]) -> Lines {
     }
 }
 
-/// Least, mean and most by which `history` makes jobs shorter than `pt`, for each datacentre (figure 14).
+/// Minimum, mean and maximum by which `history` makes jobs shorter than `pt`, for each datacentre (figure 14).
 pub fn improvements(records: &[Record]) -> Bars {
     let gains = shorter(records, PolicyKind::History, PolicyKind::Pt);
     let mut datacentres: Vec<String> = gains.keys().map(|setup| setup.1.clone()).collect();
@@ -293,7 +293,7 @@ mod tests {
         assert_eq!(measured[1], (false, Some("10 to 30 %".into())));
         // No run with the other scaling.
         assert_eq!(measured[2], (false, None));
-        // As many were killed.
+        // The same number was killed.
         assert_eq!(measured[4], (false, Some("1.00 times".into())));
         let bars = improvements(&records);
         assert_eq!(bars.groups, ["dc0", "dc9"]);

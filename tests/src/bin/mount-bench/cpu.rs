@@ -1,4 +1,4 @@
-//! Processor time of a piece of work, seen in two ways.
+//! Processor time of a piece of work, measured in two ways.
 //!
 //! *Processes*: user and system time of this program and of the processes that belong to the
 //! target. They are found by a variable in their environment ([`Marker`]), because a cluster that
@@ -86,7 +86,7 @@ impl Snapshot {
         })
     }
 
-    /// What was used since `earlier`. Processes that ended in between are not counted.
+    /// Time used since `earlier`. Processes that ended in between are not counted.
     pub fn since(&self, earlier: &Self) -> Used {
         let target_ticks: u64 = self
             .target_ticks

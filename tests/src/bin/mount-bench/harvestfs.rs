@@ -65,7 +65,7 @@ impl Harvestfs {
             .args(["--datanodes", &DATANODES.to_string()])
             .args(["--replication", &REPLICATION.to_string()])
             .arg("--detach");
-        // Builds of before there were groups are measured, too.
+        // Builds that predate groups are measured, too.
         if self.namenodes != 1 {
             command.args(["--namenodes", &self.namenodes.to_string()]);
         }
@@ -93,7 +93,7 @@ impl Harvestfs {
         Ok(())
     }
 
-    /// Where the cluster keeps its data, and where it is mounted.
+    /// Directory of the cluster's data, and path of its mount.
     fn paths(&self) -> Result<(PathBuf, PathBuf)> {
         let dir = self.dir.as_ref().context("the cluster was not started")?;
         Ok((dir.path().join("data"), dir.path().join("mnt")))
@@ -154,7 +154,7 @@ impl Target for Harvestfs {
     }
 
     fn free_bytes_per_byte(&self) -> u64 {
-        // It tells what files can hold, replicas taken into account.
+        // The cluster reports the space for content, with replicas already taken into account.
         1
     }
 

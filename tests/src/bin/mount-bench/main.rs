@@ -3,10 +3,10 @@
 //! A target is a directory (`--dir`), a FUSE file system in memory (`--fuse`), a MooseFS cluster
 //! (`--moosefs`) or a HarvestFS cluster (`--harvestfs`); the clusters are started by this command,
 //! nine storage servers and three replicas each, and ended by it. Every run starts every target
-//! afresh, one at a time, so that no target is measured while another one still cleans up.
+//! from scratch, one at a time, so that no target is measured while another one still cleans up.
 //!
-//! `--fuse` shows what of a row is the kernel's: what a FUSE file system with HarvestFS's mount
-//! options takes on this machine that has nothing to do but to answer.
+//! `--fuse` shows the kernel's share of a row: the cost on this machine of a FUSE file system with
+//! HarvestFS's mount options that does nothing but answer.
 //!
 //! ```text
 //! cargo run --release -p harvestfs-tests --bin mount-bench -- --dir /var/tmp=ext4 --fuse --moosefs --harvestfs
@@ -202,7 +202,7 @@ fn targets(options: &Options) -> Result<Vec<Box<dyn Target>>> {
     if options.harvestfs {
         let binary = match &options.harvestfs_binary {
             Some(binary) => binary.clone(),
-            // Not the one in the working directory: it may be another build.
+            // Not the binary in the working directory, which may be another build.
             None => env::current_exe()?.with_file_name("harvestfs"),
         };
         for &namenodes in &options.namenodes {

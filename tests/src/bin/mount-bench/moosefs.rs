@@ -24,9 +24,9 @@ const CHUNK_SERVERS: usize = 9;
 const GOAL: u64 = 3;
 const START_LIMIT: Duration = Duration::from_secs(60);
 const STOP_LIMIT: Duration = Duration::from_secs(60);
-/// From the range set aside for benchmarks (RFC 2544): no network that matters uses it.
+/// From the range reserved for benchmarks (RFC 2544), which no relevant network uses.
 const ADDRESS: Ipv4Addr = Ipv4Addr::new(198, 18, 0, 1);
-/// What a master begins with when it never ran before.
+/// The metadata file with which a master starts for the first time.
 const EMPTY_METADATA: &str = "MFSM NEW";
 const PROGRAMS: [(&str, &str); 7] = [
     ("ip", "iproute2"),
@@ -52,7 +52,7 @@ struct Running {
     client_port: u16,
     servers: Vec<Server>,
     mount: Option<Child>,
-    /// Given back when everything else is gone.
+    /// Dropped after everything else.
     _address: LoopbackAddress,
 }
 
@@ -167,7 +167,7 @@ impl Moosefs {
         Ok(())
     }
 
-    /// Waits for `ready`; fails at once when a server ends, with the end of its log.
+    /// Waits for `ready`; fails immediately when a server ends, with the end of its log.
     fn wait_for_servers(&mut self, ready: impl Fn() -> Result<bool>) -> Result<()> {
         let running = self.running()?;
         let dir = running.dir.path().to_owned();
@@ -222,7 +222,7 @@ impl Target for Moosefs {
         self.start_servers()?;
         self.mount()?;
         let mount = mount_point(self.running()?.dir.path());
-        // A chunk server first looks through its directories, then reports its space.
+        // A chunk server first scans its directories, then reports its space.
         wait_until("space in MooseFS", START_LIMIT, || {
             Ok(rustix::fs::statvfs(&mount)?.f_bavail > 0)
         })?;
@@ -343,7 +343,7 @@ fn run_quietly(program: &str, arguments: &[&str]) -> Result<()> {
     Ok(())
 }
 
-/// Ports on loopback that were free a moment ago.
+/// Ports on loopback that were just free.
 fn free_ports<const N: usize>() -> Result<[u16; N]> {
     // All are held until all are known, so that they differ.
     let mut listeners = Vec::with_capacity(N);

@@ -1,4 +1,4 @@
-//! The rows of the table: what is measured, in which unit, and which ratio is aimed at.
+//! The rows of the table: measurement, unit, and target ratio of each.
 
 use std::str::FromStr;
 
@@ -27,7 +27,7 @@ pub enum Row {
     RemoveTree,
 }
 
-/// What a row's values count; more is better in all of them.
+/// The unit of a row's values; more is better for all of them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 pub enum Unit {
     /// Millions of bytes per second.
@@ -90,7 +90,7 @@ impl Row {
         self.properties().2
     }
 
-    /// The ratio to MooseFS that HarvestFS aims at, if one was set.
+    /// The target ratio of HarvestFS to MooseFS, if one was set.
     pub fn goal(self) -> Option<f64> {
         self.properties().3
     }

@@ -1,4 +1,4 @@
-//! All rows on one target: brings it into the state that a row needs, then measures the row.
+//! Measures all rows on one target, bringing it first into the state that a row needs.
 
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -13,14 +13,14 @@ use crate::target::Target;
 use crate::work::{self, PAGE_BYTES, SmallFiles};
 use crate::{cpu, interrupt};
 
-/// Longer than a client of HarvestFS may keep a file that it was lent.
+/// Maximum wait for a removal: longer than a HarvestFS client may keep a file that was lent to it.
 const REMOVAL_MAX: Duration = Duration::from_secs(30);
 const REMOVAL_POLL: Duration = Duration::from_millis(200);
 
 /// What is measured, and how much of it.
 #[derive(Debug)]
 pub struct Plan {
-    /// The rows; states that they need are made without being measured.
+    /// The rows; the states that they need are produced without being measured.
     pub rows: Vec<Row>,
     /// Size of the large file.
     pub size_bytes: u64,
@@ -28,7 +28,7 @@ pub struct Plan {
     pub files: u64,
     /// Random reads of each thread.
     pub random_reads_per_thread: u64,
-    /// The source tree; there if a row needs it.
+    /// The source tree, if a row needs it.
     pub tarball: Option<Tarball>,
 }
 
@@ -55,14 +55,14 @@ pub fn run(plan: &Plan, target: &mut dyn Target, run: u32) -> Result<Vec<Sample>
     Ok(samples)
 }
 
-/// What earlier rows left dirty is written now and not while the next row is measured.
+/// Writes back dirty data of earlier rows now, instead of while the next row is measured.
 fn write_back() {
     rustix::fs::sync();
 }
 
-/// Waits until a disk has as much free as before something was written and removed: clusters remove it
-/// later, and where the disk learns what became free, every sync waits for that. One that takes
-/// longer goes on meanwhile.
+/// Waits until a disk has as much free space as before something was written and removed: clusters
+/// remove data later, and if the disk is notified of freed space, every sync waits for that. After
+/// the maximum time, the next row begins while removal continues.
 fn wait_for_removal(disk: &Path, before_bytes: u64, written_bytes: u64) -> Result<()> {
     let enough_bytes = before_bytes.saturating_sub(written_bytes / 20);
     let started = Instant::now();
@@ -121,7 +121,7 @@ impl Bench<'_> {
         self.source_tree(&dir.join("tree"))
     }
 
-    /// Does the work; keeps time and CPU if the row is wanted.
+    /// Runs `work`, and records time and CPU if the row is wanted.
     fn measure(&mut self, row: Row, work: impl FnOnce() -> Result<Done>) -> Result<()> {
         interrupt::check()?;
         let cpu_before = cpu::Snapshot::take(self.target.marker())?;
@@ -202,7 +202,7 @@ impl Bench<'_> {
         wait_for_removal(self.target.disk(), before_bytes, size_bytes)
     }
 
-    /// Small files: created, looked at, renamed, removed.
+    /// Small files: created, examined, renamed, removed.
     fn small_files(
         &mut self,
         dir: &Path,

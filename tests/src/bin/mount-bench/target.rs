@@ -1,4 +1,4 @@
-//! Where the work is done: what every target offers, and the plain directory.
+//! File systems to measure: the interface of every target, and the plain directory.
 
 use std::fs::{self, File};
 use std::os::unix::fs::MetadataExt;
@@ -14,7 +14,7 @@ use tempfile::TempDir;
 use crate::cpu::Marker;
 use crate::interrupt;
 
-/// Pause between two looks at something that is awaited.
+/// Polling interval.
 pub const POLL: Duration = Duration::from_millis(50);
 
 /// A file system under measurement.
@@ -25,24 +25,24 @@ pub trait Target {
     /// Makes it ready; returns an existing, empty directory in which to work.
     fn start(&mut self) -> Result<PathBuf>;
 
-    /// Sees to it that nothing written so far is in any cache: neither the kernel's nor its own.
+    /// Ensures that nothing written so far is in any cache, neither the kernel's nor its own.
     /// The directory that `start` returned stays valid.
     fn make_cold(&mut self) -> Result<()>;
 
-    /// What marks its processes, if it has any.
+    /// The marker of its processes, if it has any.
     fn marker(&self) -> Option<&Marker>;
 
-    /// How many bytes must be free, as it tells, to write one byte.
+    /// Number of bytes that must be free, by its own report, to write one byte.
     fn free_bytes_per_byte(&self) -> u64;
 
-    /// A directory on the disk that has the data in the end.
+    /// A directory on the disk that finally stores the data.
     fn disk(&self) -> &Path;
 
     /// Ends it and removes everything. Does nothing when it was not started.
     fn stop(&mut self) -> Result<()>;
 }
 
-/// A directory that is already there.
+/// An existing directory.
 #[derive(Debug)]
 pub struct Directory {
     label: String,
@@ -106,7 +106,7 @@ impl Target for Directory {
     }
 }
 
-/// Makes a directory that goes with what is returned.
+/// Creates a directory that is removed when the returned value is dropped.
 pub fn scratch_directory(parent: &Path, prefix: &str) -> Result<TempDir> {
     tempfile::Builder::new()
         .prefix(prefix)
@@ -136,7 +136,7 @@ pub fn spawn(command: &mut Command, marker: &Marker, log: &Path) -> Result<Child
         .with_context(|| format!("cannot run {}", command.get_program().display()))
 }
 
-/// Looks every [`POLL`] until `ready` holds; fails after `limit`, naming `what` was awaited.
+/// Checks every [`POLL`] until `ready` holds; fails after `limit`, with `what` in the message.
 pub fn wait_until(
     what: &str,
     limit: Duration,
@@ -158,7 +158,7 @@ pub fn is_mounted(path: &Path) -> bool {
     let device = |path: &Path| fs::metadata(path).map(|metadata| metadata.dev());
     match (device(path), path.parent().map(device)) {
         (Ok(here), Some(Ok(above))) => here != above,
-        // A mount whose process is gone answers no stat.
+        // A mount whose process has ended does not answer stat.
         (Err(_), Some(Ok(_))) => path.symlink_metadata().is_err_and(|error| {
             error.raw_os_error() == Some(rustix::io::Errno::NOTCONN.raw_os_error())
         }),
@@ -166,13 +166,13 @@ pub fn is_mounted(path: &Path) -> bool {
     }
 }
 
-/// Detaches the file system that is mounted at `path`, also when its process is gone or busy.
+/// Detaches the file system at `path`, even if its process has ended or is busy.
 pub fn force_unmount(path: &Path) {
     for program in [&["umount", "-l"][..], &["fusermount3", "-u", "-z"]] {
         if !is_mounted(path) {
             return;
         }
-        // The next program is the answer to a failure of this one.
+        // If this program fails, the next one is tried.
         let _ = Command::new(program[0])
             .args(&program[1..])
             .arg(path)
@@ -182,7 +182,7 @@ pub fn force_unmount(path: &Path) {
     }
 }
 
-/// Ends what still carries the marker: asks first, insists after `grace`.
+/// Ends processes that still carry the marker: with SIGTERM first, and forcibly after `grace`.
 pub fn end_processes(marker: &Marker, grace: Duration) {
     use rustix::process::{Pid, Signal, kill_process};
     let signal_all = |signal: Signal| {

@@ -1,4 +1,4 @@
-//! The work itself, on any directory. What is read is checked: a fast wrong answer is no answer.
+//! The work itself, on any directory. All data that is read is verified: a fast wrong answer is worthless.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{Read, Write};
@@ -16,7 +16,7 @@ use crate::interrupt;
 /// Size of one random read and of one small file.
 pub const PAGE_BYTES: u64 = 4096;
 const REQUEST_BYTES: u64 = 1 << 20;
-/// The rows of stat repeat their round until they took this long.
+/// Minimum duration for which the stat rows repeat their round.
 const STAT_DURATION_MIN: Duration = Duration::from_secs(1);
 
 /// A small generator of pseudo-random numbers (SplitMix64): the same work in every run.
@@ -97,7 +97,7 @@ pub fn random_reads(path: &Path, size_bytes: u64, threads: u64, reads: u64) -> R
     let pages = size_bytes / PAGE_BYTES;
     in_threads(threads, |thread| {
         let file = File::open(path)?;
-        // Without this the kernel reads ahead, and a page may be there before it is asked for.
+        // Without this, the kernel reads ahead, and a page may be cached before it is requested.
         fadvise(&file, 0, NonZeroU64::new(size_bytes), Advice::Random)?;
         let mut random = Random::new(1000 + threads * 100 + thread);
         let mut page = vec![0; PAGE_BYTES as usize];

@@ -1,6 +1,6 @@
-//! Files of history: what kind each is, and the records that it holds.
+//! History files: detects the kind of each, and reads its records.
 //!
-//! | first line | holds |
+//! | first line | content |
 //! |---|---|
 //! | `from_s,server,environment,machine_function` | the tenant that owns a server from some second (since 1970) on |
 //! | `at_s,server` | reimages |
@@ -29,13 +29,13 @@ use harvestfs_telemetry::traces::{
 /// Length of the record of a synthetic datacentre in seconds.
 const SYNTHETIC_S: u64 = 36 * 30 * 86_400;
 
-/// Most samples in one record: several fit in a request.
+/// Maximum number of samples in one record, so that several records fit into a request.
 const SAMPLES_PER_RECORD: usize = 32_768;
 
-/// A record, and the number of its line.
+/// A record and its line number.
 pub type Line = anyhow::Result<(HistoryRecord, u64)>;
 
-/// What a file holds. In the order in which they must be read: reimages need owners.
+/// The kind of a file, in the order in which they must be read: reimages need owners.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Kind {
     Tenants,
@@ -70,7 +70,7 @@ impl Record for OwnerLine {
     }
 }
 
-/// A reimage, in the format of our own.
+/// A reimage, in HarvestFS's own format.
 struct ReimageLine {
     at_s: u32,
     server: String,
@@ -93,15 +93,15 @@ pub struct Files {
     files: Vec<(Kind, PathBuf)>,
     /// Tenants of the synthetic datacentre by number, if there is one.
     tenants: Option<HashMap<u32, Tenant>>,
-    /// When what has no date ends, in seconds since 1970.
+    /// End of the data that have no dates, in seconds since 1970.
     ends_s: Option<u32>,
 }
 
 impl Files {
-    /// Looks at the first line of each.
+    /// Reads the first line of each file to determine its kind.
     ///
     /// # Errors
-    /// When one cannot be read or is of no kind, with its name.
+    /// When a file cannot be read or is of an unknown kind; the error contains its name.
     pub fn open(paths: &[PathBuf], ends_s: Option<u32>) -> anyhow::Result<Self> {
         let mut files = Vec::new();
         let mut tenants = None;
@@ -195,7 +195,7 @@ impl Files {
         })
     }
 
-    /// Series that are named after their tenants.
+    /// Reads series that are named after their tenants.
     fn own_series<'a>(
         &'a self,
         path: &Path,
@@ -225,7 +225,7 @@ impl Files {
         })))
     }
 
-    /// Series that tenants of a synthetic datacentre follow, each in its own way.
+    /// Reads series that tenants of a synthetic datacentre follow, each with its own window and shift.
     fn followed_series<'a>(
         &'a self,
         path: &Path,
@@ -342,7 +342,7 @@ fn read_tenants(path: &Path) -> anyhow::Result<HashMap<u32, Tenant>> {
     Ok(tenants)
 }
 
-/// Records with their lines.
+/// Iterates over records with their line numbers.
 fn lines<R: Record>(mut records: Records<R>) -> impl Iterator<Item = anyhow::Result<(R, u64)>> {
     std::iter::from_fn(move || {
         let next = records.next()?;
@@ -373,7 +373,7 @@ fn all_or_error(converted: anyhow::Result<Vec<(HistoryRecord, u64)>>) -> Vec<Lin
     }
 }
 
-/// Sample `i` of what is turned is sample `i - shift`, modulo the length.
+/// Rotates a series: sample `i` of the result is sample `i - shift` of the original, modulo the length.
 fn turned(series: &Series, shift: i32) -> Series {
     let mut samples: Vec<_> = series.percents().collect();
     if !samples.is_empty() {
@@ -383,10 +383,10 @@ fn turned(series: &Series, shift: i32) -> Series {
     Series::new(&series.name, series.period_s, samples)
 }
 
-/// A series as records that each fit into a request.
+/// Splits a series into records that each fit into a request.
 ///
 /// # Errors
-/// When it ends later than records can say.
+/// When it ends later than a record can represent.
 fn pieces(
     series: &Series,
     tenant: &TenantName,

@@ -1,4 +1,4 @@
-//! Controllers against resource managers that are not there, forget, refuse, and have nodes and labels of others.
+//! Tests controllers with resource managers that are unreachable, forget, refuse, or have foreign nodes and labels.
 
 mod kubernetes;
 mod service;

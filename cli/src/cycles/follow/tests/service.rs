@@ -1,4 +1,4 @@
-//! A service of HTTP that answers as a test wants it.
+//! An HTTP service whose answers a test determines.
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
@@ -21,7 +21,7 @@ pub struct Service {
 }
 
 impl Service {
-    /// At a port of this machine; any, with port 0.
+    /// Starts the service at a port of this machine; at any free one with port 0.
     pub fn start(port: u16, answering: Arc<dyn Answering>) -> Self {
         let listener = TcpListener::bind(("127.0.0.1", port)).unwrap();
         let address = listener.local_addr().unwrap();
@@ -32,7 +32,7 @@ impl Service {
                 if is_over.load(Ordering::SeqCst) {
                     return;
                 }
-                // Who asks may have gone.
+                // The client may have disconnected.
                 let _ = serve(stream.unwrap(), &*answering);
             }
         });
@@ -66,7 +66,7 @@ fn serve(stream: TcpStream, answering: &dyn Answering) -> std::io::Result<()> {
     reader.read_line(&mut first)?;
     let mut words = first.split_whitespace();
     let (method, path) = (words.next().unwrap_or(""), words.next().unwrap_or(""));
-    // Who asks was told to end.
+    // The client was ended.
     if path.is_empty() {
         return Ok(());
     }

@@ -28,7 +28,7 @@ struct Inside {
     broken: Option<(u16, Value)>,
 }
 
-/// As a ResourceManager of Hadoop 3.4.2 was seen to answer.
+/// Answers as a ResourceManager of Hadoop 3.4.2 was observed to answer.
 #[derive(Default)]
 struct ResourceManager(Mutex<Inside>);
 
@@ -62,7 +62,7 @@ impl ResourceManager {
         self.node(id).label
     }
 
-    /// Its store of labels is gone; nodes register with what they were told last.
+    /// Loses its store of labels; nodes register with their last configuration.
     fn forgets_labels(&self) {
         let mut inside = self.0.lock();
         inside.labels.clear();
@@ -130,7 +130,7 @@ impl Inside {
             shown
         });
         let mut nodes: Vec<Value> = nodes.collect();
-        // One that went away and is still listed.
+        // A lost node that is still listed.
         nodes.push(json!({
             "id": "a:9", "state": "LOST", "nodeHostName": "a", "totalResource": { "memory": 1, "vCores": 1 },
         }));
@@ -200,13 +200,13 @@ async fn nodes_follow_their_owners_and_those_of_others_are_left_alone() {
     );
     assert_eq!(manager.label("stranger:1"), None);
 
-    // Shrinks at once, and what is too much goes.
+    // It shrinks immediately, and excess containers are evicted.
     owners.say(&[("a", 3, Some(600)), ("b", 4, Some(0))]);
     until(&mut follower, || manager.cores("a:1") == 0)
         .await
         .unwrap();
     assert!(manager.node("a:1").evicts);
-    // Grows in the end; the class is another one after an analysis.
+    // It grows eventually; the class changes with a new analysis.
     owners.say(&[("a", 6, Some(100)), ("b", 4, Some(0))]);
     until(&mut follower, || {
         manager.cores("a:1") == 6 && manager.label("a:1").as_deref() == Some("harvestfs-6")
@@ -214,7 +214,7 @@ async fn nodes_follow_their_owners_and_those_of_others_are_left_alone() {
     .await
     .unwrap();
 
-    // Nothing changes: nothing is told.
+    // Without changes, nothing is sent.
     let posts = manager.0.lock().posts;
     for_a_while(&mut follower, Duration::from_millis(200)).await;
     assert_eq!(manager.0.lock().posts, posts);
@@ -246,7 +246,7 @@ async fn a_resource_manager_that_comes_back_is_told_again() {
     let _service = Service::start(port, manager.clone());
     until(&mut follower, || is_told(2)).await.unwrap();
 
-    // It answers, and not as one should.
+    // It answers incorrectly.
     for broken in [
         (500, json!("out of memory")),
         (200, json!("hello")),
@@ -334,7 +334,7 @@ async fn nodes_are_given_back_also_by_the_next_controller() {
         owners.clone(),
         state(directory.path()),
     );
-    // The label comes last, and says that the node was made smaller.
+    // The label is set last, and implies that the node has been shrunk.
     let is_followed = || {
         let is_labelled = manager.label("a:1").is_some();
         is_labelled && manager.cores("a:1") == 5 && manager.cores("b:1") == 8
@@ -343,7 +343,7 @@ async fn nodes_are_given_back_also_by_the_next_controller() {
     drop(follower);
     assert!(is_followed(), "all stays as it was");
 
-    // One that knows nothing leaves alone what another one made smaller.
+    // A controller without state does not touch a node that another one has shrunk.
     let elsewhere = tempfile::tempdir().unwrap();
     let mut ignorant = Follower::new(
         &stays,
@@ -372,7 +372,7 @@ async fn nodes_are_given_back_also_by_the_next_controller() {
         (None, Some("gpu"))
     );
 
-    // It cannot be done: that is said.
+    // It fails, and reports that.
     drop(service);
     let error = until(&mut next, || true).await.unwrap_err();
     assert!(

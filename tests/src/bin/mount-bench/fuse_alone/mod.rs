@@ -1,10 +1,10 @@
 //! A FUSE file system in memory: no network, no disk, no other process to wait for. Each request
-//! is answered at once by the thread that read it. What this target takes for a row, the kernel,
-//! `/dev/fuse` and the copies of the content take.
+//! is answered immediately by the thread that read it. The time of this target for a row is that of
+//! the kernel, `/dev/fuse` and the copies of the content.
 //!
-//! The server is a process of its own (this program with a hidden option): so processor time is
+//! The server is a separate process (this program with a hidden option), so that processor time is
 //! counted as for the other targets, and no thread waits for an answer from its own process, which
-//! the kernel could not end.
+//! the kernel could not kill then.
 
 mod server;
 mod tree;
@@ -46,7 +46,7 @@ struct Running {
 }
 
 impl FuseAlone {
-    /// Mounted below `scratch`, which gets none of the data.
+    /// A file system that is mounted below `scratch`, where none of the data is stored.
     pub fn new(scratch: &Path) -> Self {
         Self {
             scratch: scratch.to_owned(),
@@ -98,7 +98,7 @@ impl Target for FuseAlone {
     }
 
     fn disk(&self) -> &Path {
-        // Its memory is given back some time after a file was removed, and it tells what is free.
+        // It frees memory some time after a file was removed, and reports what is free.
         self.running
             .as_ref()
             .map_or(&self.scratch, |running| &running.mount)

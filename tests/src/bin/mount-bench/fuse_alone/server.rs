@@ -1,4 +1,4 @@
-//! The server of [`super::FuseAlone`]: the kernel's requests, answered from a [`Tree`].
+//! The server of [`super::FuseAlone`], which answers the kernel's requests from a [`Tree`].
 
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
@@ -21,9 +21,9 @@ use rustix::process::Signal;
 
 use super::tree::{Changes, Content, Piece, Tree, attributes};
 
-/// Inode numbers are never used again.
+/// Constant, as inode numbers are never reused.
 const GENERATION: Generation = Generation(0);
-/// Files and directories are known by their inode.
+/// Constant, as files and directories are identified by their inode.
 const NO_HANDLE: FileHandle = FileHandle(0);
 /// The unit in which `statvfs` counts.
 const STATFS_UNIT_BYTES: u32 = 4_096;
@@ -36,7 +36,7 @@ pub fn serve(directory: &Path) -> Result<()> {
     let file_system = FileSystem {
         tree: Mutex::new(Tree::new(uid.as_raw(), gid.as_raw())),
     };
-    // As `harvestfs up` mounts.
+    // The same permissions as with `harvestfs up`.
     let permissions = Permissions {
         allow_other: uid.is_root(),
         ..Permissions::default()
@@ -52,7 +52,7 @@ struct FileSystem {
 }
 
 impl FileSystem {
-    /// Answers are sent without it, so that the other thread need not wait for them.
+    /// Locks the tree. Answers are sent without the lock, so that the other thread need not wait for them.
     fn tree(&self) -> MutexGuard<'_, Tree> {
         self.tree.lock()
     }
@@ -105,7 +105,7 @@ fn answer_empty(reply: ReplyEmpty, result: Result<(), Errno>) {
     }
 }
 
-/// Memory that can be had, the kernel's caches included.
+/// Available memory in bytes, including the kernel's caches.
 fn available_bytes() -> Option<u64> {
     let text = fs::read_to_string("/proc/meminfo").ok()?;
     let line = text
@@ -117,7 +117,7 @@ fn available_bytes() -> Option<u64> {
 
 impl Filesystem for FileSystem {
     fn init(&mut self, _request: &Request, config: &mut KernelConfig) -> io::Result<()> {
-        // Set-user-id bits survive a write here; nobody has use for them in a benchmark.
+        // Set-user-id bits survive a write here, which does not matter in a benchmark.
         kernel_options::negotiate(config);
         Ok(())
     }
@@ -332,7 +332,7 @@ impl Filesystem for FileSystem {
     ) {
         let written = self.tree().write(node_id.0, offset, data);
         match written {
-            // At most the size of a request, which was negotiated with the kernel.
+            // At most the maximum request size negotiated with the kernel.
             Ok(()) => reply.written(data.len() as u32),
             Err(error) => reply.error(error),
         }
@@ -434,7 +434,7 @@ impl Filesystem for FileSystem {
         _size: u32,
         reply: ReplyXattr,
     ) {
-        // After ENOSYS the kernel would ask no more, but it asks a file system with attributes.
+        // After ENOSYS, the kernel would stop asking, unlike for a file system with attributes.
         reply.error(Errno::ENODATA);
     }
 }

@@ -1,7 +1,7 @@
 //! Names, attributes and content of a file system, in memory.
 //!
-//! What the kernel checks before it asks a FUSE file system is not checked again: permissions, the
-//! length of names, that no directory is moved below itself.
+//! Conditions that the kernel checks before it sends a request are not checked again: permissions, the
+//! length of names, and that no directory is moved below itself.
 
 use std::collections::{BTreeMap, HashMap};
 use std::ffi::{OsStr, OsString};
@@ -13,7 +13,7 @@ use fuser::{Errno, FileAttr, FileType, INodeNo};
 
 /// Content is kept in chunks of this size, which is that of the largest request.
 const CHUNK_BYTES: usize = 1 << 20;
-/// Places of `.`, `..` and the first entry of a directory; an entry's place never changes.
+/// Positions of `.`, `..` and the first entry of a directory; an entry's position never changes.
 const DOT_PLACE: u64 = 1;
 const DOT_DOT_PLACE: u64 = 2;
 const FIRST_PLACE: u64 = 3;
@@ -29,15 +29,15 @@ pub struct Tree {
 #[derive(Debug)]
 pub struct Inode {
     attr: FileAttr,
-    /// Lookups that the kernel has not yet forgotten: it may ask for the inode until then.
+    /// Number of lookups that the kernel has not yet forgotten: until then, it may refer to the inode.
     lookups: u64,
     content: Content,
 }
 
-/// What an inode holds.
+/// The content of an inode.
 #[derive(Debug)]
 pub enum Content {
-    /// Chunks by their number. What no chunk has, or lies behind the end of one, is zeros.
+    /// Chunks by number. Missing chunks, and bytes after the end of a chunk, are zeros.
     File(BTreeMap<u64, Arc<Vec<u8>>>),
     /// Names.
     Directory(Directory),
@@ -50,8 +50,8 @@ pub enum Content {
 pub struct Directory {
     parent: u64,
     places: HashMap<OsString, u64>,
-    /// Names and inode numbers by place, so that a reader of the directory can go on where it was
-    /// although entries before it were removed.
+    /// Names and inode numbers by position, so that a reader of the directory can continue where it was
+    /// even if entries before that were removed.
     entries: BTreeMap<u64, (OsString, u64)>,
     next_place: u64,
 }
@@ -72,7 +72,7 @@ pub struct Changes {
     pub size_bytes: Option<u64>,
     pub atime: Option<SystemTime>,
     pub mtime: Option<SystemTime>,
-    /// Now, if there is none.
+    /// The current time if `None`.
     pub ctime: Option<SystemTime>,
 }
 
@@ -127,7 +127,7 @@ impl Piece {
     }
 }
 
-/// Attributes of something new.
+/// Attributes of a new inode.
 pub fn attributes(ino: u64, kind: FileType, permissions: u16, uid: u32, gid: u32) -> FileAttr {
     let now = SystemTime::now();
     FileAttr {
@@ -150,7 +150,7 @@ pub fn attributes(ino: u64, kind: FileType, permissions: u16, uid: u32, gid: u32
 }
 
 impl Tree {
-    /// An empty directory of this owner.
+    /// A tree with an empty root directory of this owner.
     pub fn new(uid: u32, gid: u32) -> Self {
         let ino = INodeNo::ROOT.0;
         let root = Inode {
@@ -169,7 +169,7 @@ impl Tree {
         Ok(self.inode(ino)?.attr)
     }
 
-    /// Finds a name. Counts as a lookup, as does everything that returns an entry.
+    /// Finds a name. This counts as a lookup, as does everything that returns an entry.
     pub fn lookup(&mut self, parent: u64, name: &OsStr) -> Result<FileAttr, Errno> {
         let ino = self.child(parent, name)?;
         let inode = self.inode_mut(ino)?;
@@ -177,8 +177,8 @@ impl Tree {
         Ok(inode.attr)
     }
 
-    /// The kernel forgets so many lookups. Returns the inode if nobody can reach it any more: to
-    /// free its content takes time.
+    /// Drops lookups that the kernel has forgotten. Returns the inode if it has become unreachable, since
+    /// freeing its content takes time.
     pub fn forget(&mut self, ino: u64, lookups: u64) -> Option<Inode> {
         let inode = self.inodes.get_mut(&ino)?;
         inode.lookups = inode.lookups.saturating_sub(lookups);
@@ -209,7 +209,7 @@ impl Tree {
         Ok(*attr)
     }
 
-    /// Gives something new a name.
+    /// Creates an inode with a name.
     pub fn create(
         &mut self,
         parent: u64,
@@ -244,7 +244,7 @@ impl Tree {
         }
     }
 
-    /// Gives a file another name.
+    /// Adds another name to a file.
     pub fn link(&mut self, ino: u64, parent: u64, name: &OsStr) -> Result<FileAttr, Errno> {
         let kind = self.attr(ino)?.kind;
         self.insert(parent, name, ino, kind)?;
@@ -264,7 +264,7 @@ impl Tree {
             Content::Directory(content) if !content.entries.is_empty() => {
                 return Err(Errno::ENOTEMPTY);
             }
-            // The second link is its own «.».
+            // The second link is its own `.`.
             Content::Directory(_) => inode.attr.nlink = 0,
             _ if directory => return Err(Errno::ENOTDIR),
             _ => inode.attr.nlink = inode.attr.nlink.saturating_sub(1),
@@ -289,7 +289,7 @@ impl Tree {
         let is_directory = kind == FileType::Directory;
         match self.directory(new_parent)?.get(new_name) {
             Some(_) if no_replace => return Err(Errno::EEXIST),
-            // Two names of one file: POSIX wants nothing done.
+            // Both names belong to one file: POSIX requires that nothing is done.
             Some(replaced) if replaced == ino => return Ok(()),
             Some(_) => self.remove(new_parent, new_name, is_directory)?,
             None => {}
@@ -342,7 +342,7 @@ impl Tree {
         while !rest.is_empty() {
             let (number, start) = chunk_at(end - rest.len() as u64);
             let (piece, after) = rest.split_at(rest.len().min(CHUNK_BYTES - start));
-            // Copied only while a reader has it.
+            // The chunk is copied only while a reader holds it.
             let chunk = Arc::make_mut(chunks.entry(number).or_default());
             if chunk.len() < start {
                 chunk.resize(start, 0);
@@ -359,8 +359,8 @@ impl Tree {
         Ok(())
     }
 
-    /// Calls `add` for the entries behind a place, each with its place, until `add` returns that
-    /// there is no room. Those that had room count as looked up if `lookups`.
+    /// Calls `add` for the entries after a position, each with its position, until `add` reports that
+    /// there is no room. With `lookups`, entries that had room count as looked up.
     pub fn list(
         &mut self,
         ino: u64,
@@ -385,7 +385,7 @@ impl Tree {
             if add(entry_place, name, attr) {
                 break;
             }
-            // The kernel does not take the first two for lookups.
+            // The kernel does not count the first two as lookups.
             if lookups && entry_place >= FIRST_PLACE {
                 added.push(ino);
             }
@@ -428,7 +428,7 @@ impl Tree {
         Ok(())
     }
 
-    /// Takes a name from a directory.
+    /// Removes a name from a directory.
     fn remove_entry(&mut self, parent: u64, name: &OsStr, of_directory: bool) -> Result<(), Errno> {
         let (attr, directory) = self.changed_directory(parent)?;
         directory.remove(name);
@@ -438,7 +438,7 @@ impl Tree {
         Ok(())
     }
 
-    /// A directory whose entries change now.
+    /// Returns a directory for changing its entries.
     fn changed_directory(&mut self, ino: u64) -> Result<(&mut FileAttr, &mut Directory), Errno> {
         let Inode { attr, content, .. } = self.inode_mut(ino)?;
         let Content::Directory(directory) = content else {
@@ -450,10 +450,10 @@ impl Tree {
     }
 }
 
-/// The number of the chunk that has the byte at `position`, and where in it.
+/// The number of the chunk with the byte at `position`, and the offset in the chunk.
 fn chunk_at(position: u64) -> (u64, usize) {
     let chunk_bytes = CHUNK_BYTES as u64;
-    // Below the size of a chunk.
+    // The offset is less than the size of a chunk.
     (position / chunk_bytes, (position % chunk_bytes) as usize)
 }
 
