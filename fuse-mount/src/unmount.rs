@@ -187,7 +187,7 @@ fn unmount_others(first: &MountEntry) -> io::Result<Unmounted> {
                         unmounted = how;
                     }
                 }
-                // This does not affect the other mounts.
+                // This affects neither the other mounts nor the first one.
                 Err(error) => failed.push(format!("cannot unmount {shown}: {error}")),
             }
         }

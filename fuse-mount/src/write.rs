@@ -26,7 +26,7 @@ pub struct Write {
     pub append: bool,
     /// Whether the write bypasses the kernel's pages: a program opened the file with `O_DIRECT`.
     pub direct: bool,
-    /// Whether the file has `O_SYNC` or `O_DSYNC`.
+    /// Whether it has to be durable when it returns, by `O_SYNC` or `O_DSYNC` of its file or by its own flags.
     pub synced: bool,
 }
 

@@ -12,7 +12,7 @@ pub const CLASSES_VERSION: u32 = 1;
 /// The current utilisation classes of a cluster: the JSON that `/classes` of the namenode's page serves.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Classes {
-    /// Always [`CLASSES_VERSION`].
+    /// [`CLASSES_VERSION`] of the release that wrote it.
     pub version: u32,
     /// When history was analysed, in seconds since 1970; none before the first analysis.
     pub analysed_unix_s: Option<u64>,

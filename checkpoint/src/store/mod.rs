@@ -25,7 +25,7 @@ const DRAFT_PREFIX: &str = ".dump-";
 /// Prefix of the name of a checkpoint that is being removed.
 const REMOVED_PREFIX: &str = ".removed-";
 const LOCK_FILE: &str = ".lock";
-/// Age from which another node's dump, or a measurement, is considered abandoned.
+/// Age above which another node's dump, or a measurement, is considered abandoned.
 const DRAFT_AGE_MAX: Duration = Duration::from_secs(24 * 3600);
 /// Prefix of the name of a file that is written to measure a store.
 pub const PROBE_PREFIX: &str = ".probe-";

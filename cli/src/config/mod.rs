@@ -70,7 +70,7 @@ pub struct RepairConfig {
     /// Seconds to wait for a datanode that stopped in good order before its blocks are repaired; with 0,
     /// no longer than for any silent datanode.
     pub restart_wait_s: Option<u32>,
-    /// Difference in use, in percent of their quotas, between a volume and an emptier server from which on
+    /// Difference in use, in percent of their quotas, between a volume and an emptier server above which
     /// replicas move to that server; 0 for never.
     pub balance_spread_percent: Option<u32>,
 }

@@ -289,7 +289,7 @@ impl Layout {
         let path = Self::end_path(data);
         match std::fs::read_to_string(&path) {
             Ok(text) => Ok((text != RUNNING).then_some(text)),
-            // Left by a release that did not record this.
+            // It ran in a release that did not record this.
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(Some(String::new())),
             Err(error) => Err(error).with_context(|| format!("cannot read {}", path.display())),
         }

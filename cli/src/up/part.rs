@@ -18,7 +18,7 @@ use tokio::time::{Instant, timeout};
 use super::lock::Inherited;
 use crate::daemon;
 
-/// A part that ran for at least this long is restarted after the minimum delay.
+/// A part that ran for longer than this is restarted after the minimum delay.
 const STABLE: Duration = Duration::from_secs(60);
 const RESTART_DELAY_MIN: Duration = Duration::from_millis(200);
 const RESTART_DELAY_MAX: Duration = Duration::from_secs(10);

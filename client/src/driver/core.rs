@@ -47,7 +47,8 @@ impl Core {
     }
 }
 
-/// Periodically flushes old data, returns lent files that have expired, and confirms commits.
+/// Periodically flushes old data, forgets states of files that are not needed, drops files whose loans
+/// have expired, and confirms commits.
 async fn flush_old_data(core: Arc<Core>) {
     while !core.session.is_closed() {
         tokio::time::sleep(FLUSH_INTERVAL).await;

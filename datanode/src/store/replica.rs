@@ -252,7 +252,7 @@ impl ReplicaWriter {
     ///
     /// # Errors
     /// [`StoreError::OutOfOrder`] if the data does not belong at the end or is too long, [`StoreError::NoSpace`], or
-    /// the disk's error. The length is then unchanged, unless it was a sync of earlier small appends that failed.
+    /// the disk's error. The length is then unchanged, unless it was the sync after many small appends that failed.
     pub fn append(&mut self, append: &Append<'_>) -> Result<(), StoreError> {
         let chunks = append.checksums.len() as u32;
         if append.first_chunk != self.chunks {

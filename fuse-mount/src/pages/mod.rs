@@ -109,7 +109,7 @@ enum Drop {
 struct Refusal {
     range: Range<u64>,
     disturbances: u64,
-    /// The largest size that the answers in flight make the kernel believe.
+    /// The largest size that the answers in flight at that time make the kernel believe.
     end_min: u64,
 }
 

@@ -181,7 +181,7 @@ pub enum JournalError {
         newest_lsn: Lsn,
     },
 
-    /// A peer did not send a complete snapshot. It is never installed; nothing was changed.
+    /// What a peer sent is not a complete snapshot. It is never installed; nothing was changed.
     #[error(
         "journal: the received snapshot up to record {lsn} is damaged at byte {offset}: {reason}; \
          it has to be sent again"

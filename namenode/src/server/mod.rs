@@ -115,6 +115,7 @@ pub struct Namenode {
 impl Namenode {
     /// Restores the namespace from the data directory and starts to serve it.
     ///
+    /// # Errors
     /// Why it cannot start, in words for an operator.
     pub async fn start(options: NamenodeOptions) -> Result<Self, NamenodeError> {
         Self::start_on(options, None).await

@@ -75,7 +75,7 @@ impl ConnectionPool {
     /// As [`Endpoint::connect`]; all callers that waited for a failed attempt get its error.
     pub async fn get(&self, addr: SocketAddr, peer: &Peer) -> Result<Connection, TransportError> {
         let mut outcome = self.outcome_of((addr, peer.clone()));
-        // The attempt has its own deadline; the longer one here only guards against its task being dropped.
+        // The attempt has its own deadline; the longer one here is only for an attempt that never ends.
         let deadline = self.inner.dial_deadline * 2;
         let wait = async {
             let outcome = outcome

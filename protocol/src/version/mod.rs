@@ -69,7 +69,7 @@ impl Versions {
         oldest: Version::OLDEST,
     };
 
-    /// Returns a single version.
+    /// Returns the range of this version alone.
     #[must_use]
     pub fn only(version: Version) -> Self {
         Self {

@@ -1,4 +1,5 @@
 //! What was promised to the program on one mount: names and bytes, including those of files that are changed in
+//! place.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;

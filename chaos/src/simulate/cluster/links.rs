@@ -13,6 +13,7 @@ use super::part::Part;
 use super::world::World;
 
 /// The largest drift of a clock from virtual time, in millionths. Leases allow for a hundredth between two clocks
+/// (`LEASE_BELIEVED` in `protocol/src/limits.rs`).
 const DRIFT_MAX_PPM: i64 = 4_500;
 
 /// Nothing arrives.

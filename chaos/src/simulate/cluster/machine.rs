@@ -47,6 +47,7 @@ struct Clocks {
     rng: RefCell<SmallRng>,
     /// The runtime's clock when it started.
     started: Cell<Option<tokio::time::Instant>>,
+    /// How long the machine had run by then.
     ran_before: Cell<Duration>,
     /// How long it has been suspended since it started.
     slept: Cell<Duration>,

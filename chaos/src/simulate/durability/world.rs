@@ -24,7 +24,7 @@ const BLOCKS_PER_PROGRESS: u32 = 4_096;
 /// Steps between two calls of `progress`.
 const STEPS_PER_PROGRESS: u64 = 256;
 
-/// Number of copies of which the engine is notified in advance, in one call.
+/// Number of copies, or of datanodes that have commands, of which the engine is notified in advance, in one call.
 const COPIES_AHEAD: usize = 16;
 
 /// A block that a datanode is copying.

@@ -11,7 +11,7 @@ use crate::admin::namenodes::even_number;
 
 /// Milliseconds of silence after which the leader's peer counts as not working.
 const SILENT_MS: u64 = 2_000;
-/// Number of missing records from which on a namenode counts as not keeping up.
+/// Number of missing records above which a namenode counts as not keeping up.
 const BEHIND_RECORDS: u64 = 100_000;
 
 /// Checks the group, and whether its namenodes share machines with datanodes or with each other.

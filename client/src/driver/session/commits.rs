@@ -55,7 +55,7 @@ impl Silence<'_> {
         let had_more = leave_wanted(request, &wanted);
         if had_more && !is_first {
             // Otherwise an attempt that still has the rest could be executed later. The first time,
-            // it was closed already.
+            // the connection was closed already.
             session.close_link();
         }
         wanted.contains(&true)

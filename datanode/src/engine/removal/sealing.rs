@@ -81,7 +81,7 @@ impl Sealing {
 
 /// Returns the length at which to seal a replica that is shorter than `length_bytes`, if nothing more will arrive;
 /// that may be 0: the namenode has only sealed replicas removed, and an empty replica would block a better one.
-/// Returns `None` if the replica is not shorter. The length decreases with each call.
+/// Returns `None` if the replica is not shorter. The length is always less than `length_bytes`, so that retries end.
 pub fn shorter(length_bytes: u64, have_bytes: u64) -> Option<u64> {
     (have_bytes < length_bytes).then_some(have_bytes)
 }

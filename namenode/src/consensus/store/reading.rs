@@ -34,7 +34,8 @@ fn bounds_of(range: &impl RangeBounds<u64>) -> (Lsn, Lsn) {
 }
 
 impl LogStore {
-    /// Returns the records of a leader in this range; fewer if they are many.
+    /// Returns the records of a leader from `from` up to and including `to`; fewer if they are many, and only those
+    /// before the first entry that is not a command.
     pub(in crate::consensus) fn records(
         mut self,
         from: Lsn,

@@ -42,7 +42,7 @@ pub struct ClusterOptions {
     /// The same for replicas that are moved because they are misplaced. All repairs count against
     /// this budget, too, so that nothing is moved on a node that is busy with repairs.
     pub moves_per_window: u32,
-    /// The same for all repairs that one volume takes part in.
+    /// The same for all repairs that one volume serves as the source.
     pub repairs_per_volume_per_window: u32,
     /// Length of the window that budgets are counted in.
     pub repair_window_ms: u64,
@@ -164,8 +164,8 @@ impl ClusterOptions {
         }
     }
 
-    /// Repairs per window that one volume takes part in, as source and as target each. Urgent repairs
-    /// may exceed the normal budget of a volume by the same factor as that of a node.
+    /// Repairs per window that one volume serves as the source. Urgent repairs may exceed the normal
+    /// budget of a volume by the same factor as that of a node, rounded down.
     pub(super) fn repairs_per_volume(&self, lane: Lane) -> u32 {
         let times = match lane {
             Lane::Urgent => self.urgent_repairs_per_window / self.repairs_per_window.max(1),

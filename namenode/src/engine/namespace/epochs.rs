@@ -1,7 +1,9 @@
 //! The timeline: the epochs of this namespace, and which ids were allocated in each.
 //!
-//! Ids of blocks, sessions and inodes that are allocated in an epoch are allocated in no other, so that
-//! a namespace that was restored from a copy allocates none a second time.
+//! Ids of blocks and sessions that are allocated in an epoch are allocated in no other, so that a
+//! namespace that was restored from a copy allocates none a second time. The generations of inodes begin
+//! at the number of the epoch, but may run ahead of later ones when slots are reused very often: then a
+//! restored copy can allocate an inode id again (see `docs/adr/0017-timeline-of-the-namenode.md`).
 
 use std::ops::RangeInclusive;
 

@@ -157,9 +157,9 @@ pub(super) const INODES_MAX: u64 = u32::MAX as u64;
 const SLOTS_PER_CHUNK: usize = 1024;
 
 /// All inodes. An [`InodeId`] has a slot of the table in its low 32 bits and the slot's generation above
-/// them: so a lookup costs two additions, and no id is used twice. The generation grows by one each time a
-/// slot is reused, and is raised to at least the number of the current epoch. The table grows by chunks:
-/// nothing moves, and no growth takes long.
+/// them: so a lookup costs two additions, and no id is used twice on one timeline (see the module
+/// `epochs`). The generation grows by one each time a slot is reused, and is raised to at least the number of the
+/// current epoch. The table grows by chunks: nothing moves, and no growth takes long.
 #[derive(Debug, Default)]
 pub(super) struct InodeTable {
     chunks: Vec<Vec<Slot>>,

@@ -28,8 +28,8 @@ pub(super) struct Group {
     numbers: Vec<(usize, Lsn)>,
     bytes: usize,
     wants_durable: bool,
-    /// The number of its commands that came from the queue: batches (one of `commit_here` does not), and an
-    /// operation.
+    /// The number of commands that came from the queue: its batches (but not one of `commit_here`), and the
+    /// operation that follows them.
     commands: u64,
     /// For each batch, the count of `records` up to its end, and its completion.
     answers: Vec<(usize, Completion)>,

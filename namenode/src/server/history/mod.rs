@@ -152,7 +152,7 @@ impl Historian {
         }
     }
 
-    /// Hands over a request. It is answered by [`Finished::Answer`], or here if too many requests wait.
+    /// Hands over a request. It is answered by [`Finished::Answer`], or here if too many messages wait.
     pub(super) fn request(&mut self, request: HistoryRequest, responder: Responder) {
         if let Err(Message::Request(_, responder)) = self.send(Message::Request(request, responder))
         {

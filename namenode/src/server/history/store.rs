@@ -4,7 +4,7 @@
 //! |---|---|
 //! | `servers` | the owners of each server, and when it was reimaged |
 //! | `day-00` to `day-30` | CPU use of one day each; the file number is the day modulo 31, which bounds their number |
-//! | `*.damaged` | a copy of a file, as it was found, in which something could not be read; the newest of each |
+//! | `*.damaged` | a file in which something could not be read, as it was found; the newest of each |
 //!
 //! Files are appended to in checksummed frames (see `harvestfs_telemetry::history::records`). They are rewritten when
 //! they have grown to a multiple of their contents, were damaged, or a write or sync of them failed. A file that was

@@ -13,7 +13,8 @@ use crate::error::ClientError;
 /// While it is held, no other caller performs an operation on the file that [`FileState::serial`] serializes.
 pub(crate) type Serial = Arc<OwnedMutexGuard<()>>;
 
-/// Keeps commits of a file from beginning until it is dropped: once the namenode has truncated the file, or never will.
+/// Keeps commits of a file from beginning until it is dropped, which must be only when the namenode has truncated the
+/// file, or never will.
 pub(crate) struct Cut {
     files: Arc<Files>,
     file: Arc<FileState>,

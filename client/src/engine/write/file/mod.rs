@@ -64,7 +64,8 @@ pub(crate) struct DirtyFile {
     is_nameless: bool,
     /// Failures since the last handle was closed, or since the last successful commit.
     failures_unseen: u32,
-    /// Whether something failed and no flush was requested since: data stays in memory until one is.
+    /// Whether something failed and no caller has begun a flush since: data is sent and committed
+    /// only for flushes until one does.
     paused: bool,
     /// How often data was refused since any data of the file was last stored.
     refusals: u32,
@@ -277,7 +278,8 @@ impl DirtyFile {
         (self.written.data.overlay(range), self.written.data.end())
     }
 
-    /// Requests a flush of everything in memory that no caller waits for. Data that failed before is not retried.
+    /// Requests a flush of everything in memory that no caller waits for. Data that failed before is
+    /// sent with it, but the file stays paused: what fails then is not retried by itself.
     pub(crate) fn want_all(&mut self, request: RequestId) {
         self.dirty_since = None;
         self.written.want(false, request);

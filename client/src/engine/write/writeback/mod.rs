@@ -343,7 +343,8 @@ impl Writeback {
         }
     }
 
-    /// Makes the still visible part of a piece that could not be written dirty again. Returns whether it was needed.
+    /// Makes the still visible part of a piece that could not be written dirty again. Returns false if the piece is
+    /// not in memory any more.
     pub(crate) fn failed(&mut self, id: PieceId) -> bool {
         let Some(piece) = self
             .position(id)

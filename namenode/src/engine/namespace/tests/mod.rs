@@ -49,7 +49,7 @@ pub(super) const RULES: PlacementRules = PlacementRules {
     class: None,
 };
 
-/// The arguments for a regular file where the details do not matter.
+/// The mode of a regular file where it does not matter.
 pub(super) const FILE: u16 = 0o644;
 
 pub(super) fn format_command() -> Command {

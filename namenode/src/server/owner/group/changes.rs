@@ -230,7 +230,7 @@ async fn once_left_answer(
 
 /// Why the voters were not changed.
 enum VoteError {
-    /// Another operator changed them first: what to do now has to be determined again.
+    /// Another change of them came first: what to do now has to be determined again.
     Outdated,
     Failed(FsError),
 }

@@ -1,4 +1,5 @@
 //! Names: what the kernel caches of directories, and how it looks up and changes names (`fs/namei.c`,
+//! `fs/fuse/{dir,readdir}.c`).
 
 use std::collections::BTreeSet;
 use std::ffi::OsStr;
