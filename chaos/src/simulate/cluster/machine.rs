@@ -57,6 +57,8 @@ struct Clocks {
     /// The shortest and the longest time that an operation of its disk takes.
     disk_latency: Cell<(Duration, Duration)>,
     disk_rng: RefCell<SmallRng>,
+    /// How long the machine will have run when all operations of its disk that have begun are done.
+    disk_done: Cell<Duration>,
 }
 
 impl Machine for Clocks {
@@ -78,12 +80,18 @@ impl Machine for Clocks {
 
     fn disk_latency(&self) -> Duration {
         let (min, max) = self.disk_latency.get();
-        if min == max {
-            return max;
+        let latency = if min == max {
+            max
+        } else {
+            // Most operations are near the minimum.
+            let share: f64 = self.disk_rng.borrow_mut().random();
+            min + (max - min).mul_f64(share.powi(4))
+        };
+        if !latency.is_zero() {
+            let done = self.since_boot() + latency;
+            self.disk_done.set(self.disk_done.get().max(done));
         }
-        // Most operations are near the minimum.
-        let share: f64 = self.disk_rng.borrow_mut().random();
-        min + (max - min).mul_f64(share.powi(4))
+        latency
     }
 
     fn bind(&self, addr: SocketAddr) -> io::Result<Arc<dyn DatagramSocket>> {
@@ -109,6 +117,7 @@ impl Host {
                 wall_offset_ms: Cell::new(0),
                 disk_latency: Cell::default(),
                 disk_rng: RefCell::new(random::stream(seed, "disk latency")),
+                disk_done: Cell::new(Duration::ZERO),
             }),
             running: None,
             is_stopped: false,
@@ -132,6 +141,7 @@ impl Host {
         self.clocks.started.set(Some(started));
         self.clocks.ran_before.set(self.clocks.elapsed.get());
         self.clocks.slept.set(Duration::ZERO);
+        self.clocks.disk_done.set(Duration::ZERO);
         self.running = Some(Running {
             tasks: LocalSet::new(),
             runtime,
@@ -206,6 +216,12 @@ impl Host {
         self.clocks.disk_latency.set((min, max));
     }
 
+    /// Whether an operation of its disk has begun and is not done: it takes as long as it was to take when it began, also
+    /// if the disk has become faster since.
+    pub fn is_disk_at_work(&self) -> bool {
+        self.clocks.since_boot() < self.clocks.disk_done.get()
+    }
+
     /// How far its clocks advance in `time`.
     fn drifted(&mut self, time: Duration) -> Duration {
         if (self.drift_ppm, self.owed_ns) == (0, 0) {
@@ -240,5 +256,35 @@ impl Host {
 impl Drop for Host {
     fn drop(&mut self) {
         self.crash();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_a_stuck_disk_has_begun_outlasts_the_fault() {
+        let network = Network::new(1, Duration::ZERO);
+        let mut host = Host::new([10, 0, 0, 1].into(), 1, &network).unwrap();
+        let seconds = Duration::from_secs;
+        host.set_disk_latency(seconds(10), seconds(10));
+        assert!(!host.is_disk_at_work());
+        host.spawn(async { tokio::time::sleep(machine::disk_latency()).await });
+        host.run_for(seconds(1));
+        host.set_disk_latency(Duration::ZERO, Duration::ZERO);
+        host.spawn(async { tokio::time::sleep(machine::disk_latency()).await });
+        host.run_for(seconds(8));
+        assert!(host.is_disk_at_work());
+        host.run_for(seconds(2));
+        assert!(!host.is_disk_at_work());
+        // What runs on a machine ends with it.
+        host.set_disk_latency(seconds(10), seconds(10));
+        host.spawn(async { tokio::time::sleep(machine::disk_latency()).await });
+        host.run_for(seconds(1));
+        assert!(host.is_disk_at_work());
+        host.crash();
+        host.boot().unwrap();
+        assert!(!host.is_disk_at_work());
     }
 }

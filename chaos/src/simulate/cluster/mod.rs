@@ -262,7 +262,7 @@ impl Simulation {
             self.mounts.power_was_lost();
         }
         let namenodes = self.world.namenodes();
-        let sound = self.faults.sound(&namenodes);
+        let sound = self.faults.sound(&namenodes, &mut self.world);
         self.group.go_on(sound, namenodes.len());
         if namenodes.len() > 1 {
             self.group.look_at_epochs(&self.world);

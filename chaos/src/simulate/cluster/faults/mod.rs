@@ -257,9 +257,12 @@ impl Faults {
         }
     }
 
-    /// The number of these parts that no fault affects.
-    pub fn sound(&self, parts: &[Part]) -> usize {
-        let is_sound = |part: &&Part| !self.has_fault(**part) && !self.forgotten.is(**part);
+    /// The number of these parts that no fault affects, nor what a fault has left behind.
+    pub fn sound(&self, parts: &[Part], world: &mut World) -> usize {
+        let is_sound = |part: &&Part| {
+            let is_hurt = self.has_fault(**part) || self.forgotten.is(**part);
+            !is_hurt && !world.host(**part).is_disk_at_work()
+        };
         parts.iter().filter(is_sound).count()
     }
 
