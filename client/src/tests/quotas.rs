@@ -70,6 +70,30 @@ async fn data_without_room_is_refused_and_other_data_is_not() {
     stored.unwrap();
 }
 
+/// A release in the background may be answered after the refusal was sent and before it is seen: there is
+/// nothing left to release then, and there is room nevertheless.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_release_that_overtakes_a_refusal_makes_room_too() {
+    let cluster = Cluster::start(3, 3).await;
+    let client = cluster.client("a").await;
+    let session = &client.core().session;
+    let answered = || session.holds.lock().releases_answered();
+    let (_, file) = create(&client, "removed").await;
+    let when_sent = answered();
+    let began = Instant::now();
+    client
+        .unlink(&root(), InodeId::ROOT, &name("removed"))
+        .await
+        .unwrap();
+    file.close().await.unwrap();
+    while answered() == when_sent {
+        assert!(began.elapsed() < DEADLINE, "it is never released");
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+    assert!(session.release_now(when_sent).await, "repeat it");
+    assert!(!session.release_now(answered()).await, "it is full");
+}
+
 /// Refused data waits in memory until a flush is requested: it is not retried over and over.
 #[tokio::test(flavor = "multi_thread")]
 async fn refused_data_is_tried_again_when_it_is_flushed_and_not_before() {

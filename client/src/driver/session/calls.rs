@@ -357,6 +357,7 @@ impl Session {
             let generation = pending.number.as_ref().map(Numbered::generation);
             let replays = self.unconfirmed.lock().replays();
             let closes = silence.as_ref().is_none_or(Silence::is_new);
+            let releases = self.holds.lock().releases_answered();
             let asked = self.ask(&pending.request, generation, started, closes);
             let given_up = match asked.await {
                 Ok(Reply::Mutated(mutated)) => {
@@ -385,7 +386,9 @@ impl Session {
                         break Err(Unanswered { error, ..given_up });
                     }
                 }
-                Again::AfterRelease if self.release_now().await => drop(pending.number.take()),
+                Again::AfterRelease if self.release_now(releases).await => {
+                    drop(pending.number.take());
+                }
                 Again::AfterRelease | Again::No => {
                     let request = &mut pending.request;
                     let goes_on = |it: &mut Silence<'_>| it.goes_on(self, request, &given_up);

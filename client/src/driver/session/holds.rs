@@ -51,38 +51,39 @@ impl Holds {
         }
     }
 
-    /// Waits for a release in flight; returns false when there is none.
-    async fn releases_answered(&self) -> bool {
-        let released = self.released.notified();
-        let are_some = self.lock().is_releasing();
-        if are_some {
+    /// Waits until no release is in flight.
+    async fn all_answered(&self) {
+        loop {
+            let released = self.released.notified();
+            if !self.lock().is_releasing() {
+                return;
+            }
             released.await;
         }
-        are_some
     }
 }
 
 impl Session {
     /// Makes the namenode release closed files, so that files without a name no longer count
-    /// against a quota. Returns true if that may have changed anything.
-    pub(crate) async fn release_now(self: &Arc<Self>) -> bool {
+    /// against a quota. Returns whether any were released since the caller read `answered_before` from
+    /// [`engine::Holds::releases_answered`]. It must have read it before it sent what was refused: a
+    /// release in the background may overtake the refusal, and then nothing is left to release.
+    pub(crate) async fn release_now(self: &Arc<Self>, answered_before: u64) -> bool {
         let has_nameless = self.holds.lock().has_nameless();
         if has_nameless {
             // The kernel reports the last `close` only some time after that has returned.
             tokio::time::sleep(RELEASE_INTERVAL).await;
-            self.release_batch().await;
-            return true;
         }
-        let released = self.release_batch().await;
-        let others = self.holds.releases_answered().await;
-        released || others
+        self.release_batch().await;
+        self.holds.all_answered().await;
+        self.holds.lock().releases_answered() != answered_before
     }
 
-    /// Releases a batch of closed files; returns false when there are none.
-    async fn release_batch(self: &Arc<Self>) -> bool {
+    /// Releases a batch of closed files, if there are any.
+    async fn release_batch(self: &Arc<Self>) {
         let inodes = self.holds.lock().begin_release(clock::now());
         if inodes.is_empty() {
-            return false;
+            return;
         }
         for ino in &inodes {
             self.delegations.returned(*ino);
@@ -96,7 +97,6 @@ impl Session {
         }
         self.holds.lock().release_answered(&inodes);
         self.holds.released.notify_waiters();
-        true
     }
 }
 

@@ -25,6 +25,7 @@ pub(crate) struct Holds {
     idle: BTreeSet<(Instant, InodeId)>,
     to_release: FxHashSet<InodeId>,
     releasing: FxHashSet<InodeId>,
+    releases_answered: u64,
 }
 
 impl Holds {
@@ -38,6 +39,7 @@ impl Holds {
             idle: BTreeSet::new(),
             to_release: FxHashSet::default(),
             releasing: FxHashSet::default(),
+            releases_answered: 0,
         }
     }
 
@@ -151,6 +153,12 @@ impl Holds {
         for ino in batch {
             self.releasing.remove(ino);
         }
+        self.releases_answered += 1;
+    }
+
+    /// Number of releases that were answered, or failed.
+    pub(crate) fn releases_answered(&self) -> u64 {
+        self.releases_answered
     }
 
     /// Returns all held files, for reopening the session.

@@ -112,9 +112,11 @@ impl Files {
     }
 
     async fn commit(self: &Arc<Self>, batch: Batch, in_flight: &mut InFlight) {
+        let session = &self.cluster.session;
+        let releases = session.holds.lock().releases_answered();
         let mut refused = self.commit_once(batch, in_flight).await;
         // Recently removed files count against the quota until the namenode knows that they are not open.
-        if !refused.is_empty() && self.cluster.session.release_now().await {
+        if !refused.is_empty() && session.release_now(releases).await {
             // Data that was given up meanwhile is reported as lost.
             refused.retain(|entry| entry.file.awaits(&entry.commit));
             refused = self.commit_once(refused, in_flight).await;
