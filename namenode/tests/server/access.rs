@@ -12,7 +12,7 @@ use harvestfs_protocol::ids::{BlockId, InodeId};
 use harvestfs_protocol::limits::GROUPS_MAX;
 use harvestfs_protocol::meta::{
     AttrChanges, FileCommit, Housekeeping, MetaCall, MetaOp, MetaReply, Mutation, OpenSession,
-    Query, housekeeping, mutation, query,
+    Query, SetXattrMode, housekeeping, mutation, query,
 };
 use harvestfs_protocol::node::{IncrementalReport, NodeRequest};
 use harvestfs_protocol::peer::{Memory, PeerCall, PeerRequest};
@@ -497,4 +497,55 @@ async fn what_is_open_stays_readable_when_the_file_changes_or_goes() {
         gone,
         Err(FsError::PermissionDenied | FsError::Stale)
     ));
+}
+
+/// What has outlived its lifetime is removed whatever its own permissions are.
+#[tokio::test]
+async fn only_the_owner_of_a_directory_and_root_change_its_lifetime() {
+    const LIFETIME: &str = "user.harvestfs.lifetime_s";
+    let cluster = Cluster::new().await;
+    let mut alice = cluster.client("alice").await;
+    let make = Mutation::MakeDir(mutation::MakeDir {
+        parent: InodeId::ROOT,
+        name: name("shared"),
+        mode: 0o777,
+    });
+    let ino = alice.attr(make).await.ino;
+    let changes = AttrChanges {
+        uid: Some(1),
+        ..AttrChanges::default()
+    };
+    let give = Mutation::SetAttr(mutation::SetAttr { ino, changes });
+    alice.call(give).await.unwrap();
+    let set = |attribute: &str, value: &str| {
+        Mutation::SetXattr(mutation::SetXattr {
+            ino,
+            name: attribute.into(),
+            value: value.into(),
+            mode: SetXattrMode::Any,
+        })
+    };
+    let remove = || {
+        Mutation::RemoveXattr(mutation::RemoveXattr {
+            ino,
+            name: LIFETIME.into(),
+        })
+    };
+    // User 2 may write to the directory, and so may set other attributes.
+    let other = call_as(&mut alice, 2, set("user.colour", "blue")).await;
+    assert_eq!(other, Ok(MetaReply::Done));
+    for uid in [1, 0] {
+        let refused = call_as(&mut alice, 2, set(LIFETIME, "1")).await;
+        assert_eq!(refused, Err(FsError::NotPermitted));
+        for seconds in ["3600", "7200"] {
+            let done = call_as(&mut alice, uid, set(LIFETIME, seconds)).await;
+            assert_eq!(done, Ok(MetaReply::Done), "user {uid}");
+        }
+        for op in [set(LIFETIME, "1"), set(LIFETIME, "100000"), remove()] {
+            let refused = call_as(&mut alice, 2, op.clone()).await;
+            assert_eq!(refused, Err(FsError::NotPermitted), "{op:?}");
+        }
+        let done = call_as(&mut alice, uid, remove()).await;
+        assert_eq!(done, Ok(MetaReply::Done), "user {uid}");
+    }
 }
