@@ -97,6 +97,8 @@ fn prepare(
         });
     }
     make_aside(data_dir, cluster, make)?;
+    // A mark belongs to a journal that was to be restored here, if that was interrupted, and not to this one.
+    accept_backup(data_dir).map_err(|source| in_dir(data_dir, source))?;
     put_in_place(data_dir)
 }
 
@@ -151,12 +153,13 @@ pub(super) fn prepare_restored<E: From<NamenodeError>>(
         return Err(error);
     }
     let dir_error = |source| in_dir(data_dir, source);
+    // A journal may be there, of a namenode that was in no group: it is empty. It must not get the mark if this is
+    // interrupted.
+    remove_all(&journal_dir(data_dir)).map_err(dir_error)?;
     let why =
         format!("{FROM_BACKUP_RECORD}{record}\nuntil `harvestfs admin recover --accept-loss`\n");
     durable::replace_file(&data_dir.join(FROM_BACKUP_FILE), why.as_bytes(), 0o644)
         .map_err(dir_error)?;
-    // A journal may be there, of a namenode that was in no group: it is empty.
-    remove_all(&journal_dir(data_dir)).map_err(dir_error)?;
     Ok(put_in_place(data_dir)?)
 }
 
@@ -226,7 +229,7 @@ pub(crate) fn from_backup(data_dir: &Path) -> Result<Option<Lsn>, NamenodeError>
     }
 }
 
-/// Notes that an operator has accepted what a backup lacks.
+/// Notes that an operator has accepted what a backup lacks, or that the journal did not begin with one.
 pub(crate) fn accept_backup(data_dir: &Path) -> io::Result<()> {
     match fs::remove_file(data_dir.join(FROM_BACKUP_FILE)) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
@@ -537,5 +540,25 @@ mod tests {
         fs::write(data_dir.join(FORMATTING_DIR), "").unwrap();
         assert!(make_room(&data_dir, None, SEGMENT_BYTES, MemberId(5)).is_err());
         assert_eq!(condition(&data_dir), Condition::New);
+    }
+
+    #[test]
+    fn a_restoration_that_was_interrupted_leaves_no_mark_for_another_journal() {
+        let directory = tempfile::tempdir().unwrap();
+        let data_dir = directory.path().join("nn");
+        let restore = || {
+            let nothing = |_: &Path| Ok::<(), NamenodeError>(());
+            prepare_restored(&data_dir, ClusterId(7), 5, nothing)
+        };
+        fs::create_dir(&data_dir).unwrap();
+        fs::write(journal_dir(&data_dir), "").unwrap();
+        assert!(restore().is_err(), "it cannot remove what is there");
+        assert_eq!(from_backup(&data_dir).unwrap(), None);
+
+        fs::remove_file(journal_dir(&data_dir)).unwrap();
+        assert!(restore().is_err(), "there is nothing to put in place");
+        assert_eq!(from_backup(&data_dir).unwrap(), Some(5));
+        outside(&data_dir);
+        assert_eq!(from_backup(&data_dir).unwrap(), None);
     }
 }
