@@ -11,7 +11,7 @@ use harvestfs_protocol::meta::{
 };
 use harvestfs_protocol::rpc::Request;
 use harvestfs_protocol::token::{Right, TokenVerifier};
-use harvestfs_protocol::types::{Extent, FileBlock, FileKind};
+use harvestfs_protocol::types::{Credentials, Extent, FileBlock, FileKind};
 
 use crate::harness::*;
 
@@ -96,6 +96,29 @@ async fn a_clone_of_too_many_pieces_is_refused() {
     );
     let attr = client.attr(clone(copy, 0, max)).await;
     assert_eq!(attr.size_bytes, max);
+}
+
+/// Users that may not compact do not get the turn, and a session that ends gives it up.
+#[tokio::test]
+async fn nobody_is_kept_from_compacting_by_those_who_do_not_compact() {
+    let cluster = Cluster::new().await;
+    let find = || Query::FindSparse(query::FindSparse { from: None });
+    let mut mallory = cluster.client("mallory").await;
+    let mut call = mallory.number(find());
+    call.credentials = Credentials {
+        uid: 1,
+        gid: 1,
+        groups: vec![],
+    };
+    let refused = mallory.link.ask(Request::Meta(call)).await;
+    assert_eq!(refused, Err(FsError::NotPermitted));
+    for name in ["alice", "bob"] {
+        let mut client = cluster.client(name).await;
+        let call = Request::Meta(client.number(find()));
+        let found = client.link.ask(call).await;
+        assert!(found.is_ok(), "{name}: {found:?}");
+        client.close().await;
+    }
 }
 
 /// Every operation, once or more often.

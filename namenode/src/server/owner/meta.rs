@@ -165,8 +165,10 @@ impl Owner {
                 Ok(self.with_space(reply))
             }
             Query::FindSparse(_) => {
+                // First, since it refuses users that may not compact: they must not get the turn.
+                let found = self.namespace.query(credentials, query)?;
                 self.take_compaction_turn(asker.session)?;
-                self.namespace.query(credentials, query)
+                Ok(found)
             }
             Query::Lookup(_)
             | Query::GetAttr(_)

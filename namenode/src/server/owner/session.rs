@@ -344,6 +344,9 @@ impl Owner {
         };
         let (_, lsn) = self.execute(&command, awaited)?;
         self.disconnect(id);
+        if self.compactor.is_some_and(|(session, _)| session == id) {
+            self.compactor = None;
+        }
         self.delegations.ended(id);
         self.deferred_due = true;
         let unheld = self.sessions.removed(id);
