@@ -87,6 +87,11 @@ impl LogStore {
             // To start over would mean to ask again. Meanwhile it does no harm: it gets no votes.
             Err(error) => {
                 tracing::error!(%error, "this namenode is in the group no more, and cannot write that down");
+                let mut kept = self.shared.kept.lock();
+                // It is told again, and then tries again. What others have written meanwhile stays.
+                if kept.told == Told::Left {
+                    kept.told = Told::Nothing;
+                }
             }
         }
     }

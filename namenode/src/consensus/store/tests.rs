@@ -1,5 +1,6 @@
 //! What openraft and the owner of the engine do to the log at the same time.
 
+use std::fs;
 use std::path::Path;
 use std::pin::pin;
 use std::sync::mpsc;
@@ -12,6 +13,7 @@ use openraft::RaftLogReader;
 
 use super::*;
 use crate::consensus::Member;
+use crate::consensus::member_file::Told;
 use crate::journal::JournalOptions;
 
 const OF_THIS: Term = 1;
@@ -176,5 +178,22 @@ async fn what_the_journal_does_not_have_yet_can_be_read() {
     let read = store.try_get_log_entries(..).await.unwrap();
     assert_eq!(read.len(), count);
     drop(release);
+    store.close().unwrap();
+}
+
+/// Its disk was full for a moment.
+#[tokio::test]
+async fn a_removed_member_that_could_not_write_that_down_does_so_when_it_is_told_again() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = store_in(dir.path(), 1 << 20);
+    let in_the_way = dir.path().join("member.tmp");
+    fs::create_dir(&in_the_way).unwrap();
+    store.left();
+    assert!(!store.shared.executed.is_replaced());
+    fs::remove_dir(&in_the_way).unwrap();
+    store.left();
+    assert!(store.shared.executed.is_replaced(), "it starts over");
+    let written = member_file::read(&*store.shared.disk).unwrap().unwrap();
+    assert_eq!(written.kept.told, Told::Left);
     store.close().unwrap();
 }
