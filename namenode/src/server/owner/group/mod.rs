@@ -60,6 +60,7 @@ pub(super) struct Group {
     /// The member to which leadership is to be transferred.
     transfer_to: Option<MemberId>,
     handing_over: HandingOver,
+    leaving: Leaving,
     disk: SlowDisk,
     /// This namenode does not stand for election, since its clock is wrong.
     stays_out: bool,
@@ -77,6 +78,8 @@ struct UnderWay {
 #[derive(Default)]
 struct HandingOver {
     since: Option<Instant>,
+    /// The member that was asked last.
+    to: Option<MemberId>,
 }
 
 impl HandingOver {
@@ -92,6 +95,24 @@ impl HandingOver {
     }
 }
 
+/// Whom this namenode leaves leadership to while it should not lead itself; an error if nobody else could lead. That is
+/// found several times a second, and logged when it changes.
+#[derive(Default)]
+struct Leaving {
+    logged: Option<Result<MemberId, FsError>>,
+}
+
+impl Leaving {
+    /// Returns whether this is to be logged.
+    fn is_new(&mut self, to: &Result<MemberId, FsError>) -> bool {
+        let is_new = self.logged.as_ref() != Some(to);
+        if is_new {
+            self.logged = Some(to.clone());
+        }
+        is_new
+    }
+}
+
 impl Default for Group {
     fn default() -> Self {
         let (sender, steps) = mpsc::channel(1);
@@ -103,6 +124,7 @@ impl Default for Group {
             completing: None,
             transfer_to: None,
             handing_over: HandingOver::default(),
+            leaving: Leaving::default(),
             disk: SlowDisk::default(),
             stays_out: false,
         }
@@ -248,8 +270,11 @@ impl Owner {
     /// Leaves leadership to others if this namenode is not fit for it.
     pub(super) fn mind_fitness(&mut self) {
         if self.leads() {
-            self.step_down_if_slow();
-            self.step_down_if_removed();
+            let is_slow = self.step_down_if_slow();
+            let is_removed = self.step_down_if_removed();
+            if !is_slow && !is_removed {
+                self.group.leaving = Leaving::default();
+            }
         } else {
             self.stay_out_if_clock_is_wrong();
         }
@@ -271,48 +296,55 @@ impl Owner {
         self.log.set_candidate(!stays_out);
     }
 
-    /// Hands leadership over when it is this namenode's disk that is slow.
-    fn step_down_if_slow(&mut self) {
+    /// Hands leadership over when it is this namenode's disk that is slow. Returns whether it is.
+    fn step_down_if_slow(&mut self) -> bool {
         if self.log.is_alone() {
-            return;
+            return false;
         }
         let (committed, durable) = (self.log.committed_lsn(), self.log.durable_lsn());
         if !(self.group.disk).is_slow(self.clock.now_ms(), committed, durable) {
-            return;
+            return false;
         }
         let reason =
             format!("its disk is slow: it has {durable} of {committed} records that are committed");
         self.leave_to_another(&self.log.group().status(), &reason);
+        true
     }
 
     /// Hands leadership over to the member that can lead best, if any can.
     fn leave_to_another(&mut self, status: &GroupStatus, reason: &str) {
-        match successor(status, None) {
+        let to = successor(status, None);
+        let is_new = self.group.leaving.is_new(&to);
+        match to {
             Ok(to) => {
-                tracing::warn!(reason, "this namenode hands leadership over");
+                if is_new {
+                    tracing::warn!(reason, "this namenode hands leadership over");
+                }
                 self.group.transfer_to = Some(to);
             }
-            Err(error) => {
+            Err(error) if is_new => {
                 tracing::warn!(reason, %error, "this namenode should not lead, and no other one can");
             }
+            Err(_) => {}
         }
     }
 
     /// Hands leadership over if the group that this namenode leads has removed it, as when it was elected in the
     /// middle of its removal. openraft would do so, too, but this namenode would continue to answer beside its
-    /// successor.
-    fn step_down_if_removed(&mut self) {
+    /// successor. Returns whether that was found.
+    fn step_down_if_removed(&mut self) -> bool {
         let group = &self.group;
         let is_handed_over = group.transfer_to.is_some() || group.handing_over.since.is_some();
         if is_handed_over || group.changing.is_some() || self.log.is_alone() {
-            return;
+            return false;
         }
         let status = self.log.group().status();
         let is_member = status.members.iter().any(|it| it.id == status.this);
         if status.is_changing || is_member {
-            return;
+            return false;
         }
         self.leave_to_another(&status, "the group has removed it");
+        true
     }
 
     /// Hands leadership over if that is wanted. If the other member failed before it was elected, this namenode ends
@@ -325,7 +357,9 @@ impl Owner {
         let Some(to) = self.group.transfer_to.take() else {
             return Ok(());
         };
-        tracing::info!(%to, "leadership is handed over");
+        if self.group.handing_over.to.replace(to) != Some(to) {
+            tracing::info!(%to, "leadership is handed over");
+        }
         self.log.transfer(to).await?;
         // Not earlier: what is proposed is written first, which a slow disk takes its time for.
         self.group.handing_over.begin(Instant::now());

@@ -5,7 +5,7 @@ use harvestfs_protocol::group::{Condition, GroupMember, GroupStatus};
 use tokio::time::Instant;
 
 use super::changes::{has_caught_up, leaving, others_without_vote};
-use super::{HAND_OVER_WITHIN, HandingOver, REMOVED_WITHIN, successor};
+use super::{HAND_OVER_WITHIN, HandingOver, Leaving, REMOVED_WITHIN, successor};
 use crate::consensus::MemberId;
 use crate::journal::Lsn;
 
@@ -121,4 +121,18 @@ fn leadership_that_nobody_takes_over_is_given_up_after_a_while_however_often_it_
     handing_over.begin(begun + HAND_OVER_WITHIN / 2);
     assert!(has_failed(&handing_over, HAND_OVER_WITHIN));
     assert!(handing_over.has_failed(begun + REMOVED_WITHIN, REMOVED_WITHIN));
+}
+
+/// It is found ten times a second, for as long as a disk is slow.
+#[test]
+fn that_another_member_should_lead_is_logged_when_it_changes() {
+    let nobody = successor(&status(50, &[]), None);
+    assert!(nobody.is_err());
+    let one = successor(&status(50, &[member(2, 2, true)]), None);
+    assert_eq!(one, Ok(MemberId(2)));
+    let mut leaving = Leaving::default();
+    for to in [&nobody, &one, &nobody] {
+        let logged: Vec<bool> = (0..3).map(|_| leaving.is_new(to)).collect();
+        assert_eq!(logged, [true, false, false], "{to:?}");
+    }
 }
