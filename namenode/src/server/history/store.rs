@@ -116,10 +116,10 @@ impl Store {
         let header = header.and_then(|rest| rest.split_first_chunk::<4>());
         let day = header.map(|(day, records)| (u32::from_le_bytes(*day), records));
         let Some((day, records)) = day.filter(|(day, _)| *day as usize % DAYS == index) else {
-            self.set_aside(&path, "it is not a file of history, or of another version");
-            if let Err(error) = fs::remove_file(&path) {
-                self.problem(&path, "cannot be removed", &error);
-            }
+            // Moved, since nothing of it is used: if that fails, it stays where it is.
+            let moved = durable::rename(&path, &aside(&path));
+            let damage = "it is not a file of history, or of another version";
+            self.report_damage(&path, damage, moved);
             return None;
         };
         let damage = history.read_day(day, records);
@@ -260,9 +260,15 @@ impl Store {
 
     /// Keeps a copy of a damaged file for an operator to look into.
     fn set_aside(&mut self, path: &Path, damage: &str) {
+        let copied = fs::copy(path, aside(path));
+        self.report_damage(path, damage, copied.map(|_| ()));
+    }
+
+    /// Reports a damaged file, and whether it was kept under its other name.
+    fn report_damage(&mut self, path: &Path, damage: &str, kept: io::Result<()>) {
         let aside = aside(path);
-        let kept = match fs::copy(path, &aside) {
-            Ok(_) => format!("as it was found it is kept as {}", aside.display()),
+        let kept = match kept {
+            Ok(()) => format!("as it was found it is kept as {}", aside.display()),
             Err(error) => format!("it cannot be kept as {}: {error}", aside.display()),
         };
         self.report(format!("{}: {damage}; {kept}", path.display()));
@@ -456,6 +462,19 @@ mod tests {
         let (store, history) = Store::open(path);
         assert_eq!(store.problems(), &[] as &[String]);
         assert!(month(&history, "b").iter().flatten().count() >= 9);
+    }
+
+    #[test]
+    fn a_file_that_cannot_be_set_aside_stays() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("history");
+        let day = path.join("day-07");
+        fs::create_dir_all(path.join("day-07.damaged")).unwrap();
+        fs::write(&day, b"something else").unwrap();
+        let (store, _) = Store::open(path);
+        assert_eq!(store.problems().len(), 1, "{:?}", store.problems());
+        assert!(store.problems()[0].contains("it cannot be kept"));
+        assert_eq!(fs::read(&day).unwrap(), b"something else");
     }
 
     #[test]
