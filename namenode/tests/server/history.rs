@@ -169,6 +169,34 @@ async fn what_is_imported_is_analysed_and_survives_kills() {
 }
 
 #[tokio::test]
+async fn a_series_that_is_too_old_is_not_counted_as_known() {
+    let mut cluster = Cluster::new().await;
+    let day = |ago: u32| HistoryRecord::Utilisation {
+        tenant: tenant("a"),
+        start_s: now_s() - ago * 86_400,
+        period_s: 300,
+        samples: vec![4_000; 288],
+    };
+    let import = HistoryRequest::Import(vec![day(60)]);
+    let too_old = ImportCounts {
+        too_old: 288,
+        ..ImportCounts::default()
+    };
+    let imported = history(&cluster, import).await;
+    assert_eq!(imported, Ok(HistoryReply::Imported(too_old)));
+    let recent = day(10);
+    let import = || HistoryRequest::Import(vec![recent.clone()]);
+    history(&cluster, import()).await.unwrap();
+    let known = ImportCounts {
+        known: 1,
+        ..ImportCounts::default()
+    };
+    let again = history(&cluster, import()).await;
+    assert_eq!(again, Ok(HistoryReply::Imported(known)));
+    cluster.shutdown().await;
+}
+
+#[tokio::test]
 async fn reimages_count_at_once_and_come_back_from_the_journal() {
     let mut cluster = Cluster::new().await;
     register(&cluster, 1).await;

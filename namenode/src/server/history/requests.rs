@@ -121,7 +121,9 @@ impl Historic {
                 let (changed, too_old) = imported?;
                 additions.counts.new += changed.len() as u64;
                 additions.counts.too_old += too_old as u64;
-                additions.counts.known += u64::from(changed.is_empty());
+                // Of a series that is too old as a whole nothing was known.
+                let is_known = changed.is_empty() && too_old < shares.len();
+                additions.counts.known += u64::from(is_known);
                 additions.spans.push((tenant.0, changed));
             }
         }
