@@ -1,6 +1,6 @@
 //! Adding a namenode to the group and removing one from it, step by step.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
 use std::time::Duration;
 
@@ -167,11 +167,13 @@ fn not_reached(addr: SocketAddr, error: &FindError) -> FsError {
     ))
 }
 
-/// Removes the member at an address from the group.
+/// Removes the member at an address from the group. Members that were `stuck` at these records may answer, and store
+/// nothing.
 pub(super) async fn remove(
     view: &GroupView,
     steps: &Steps,
     addr: SocketAddr,
+    stuck: &BTreeMap<MemberId, Lsn>,
 ) -> Result<(), FsError> {
     for _ in 0..VOTE_ATTEMPTS {
         let status = once_unchanging(view).await?;
@@ -190,7 +192,7 @@ pub(super) async fn remove(
         if !member.is_voter {
             return Ok(steps.change(Change::Leave(id)).await?);
         }
-        let status = once_left_answer(view, id, addr).await?;
+        let status = once_left_answer(view, id, addr, stuck).await?;
         let left = voters_where(&status, |it| it.id != id.0);
         match vote(view, steps, &status, left).await {
             Err(VoteError::Outdated) => {}
@@ -201,27 +203,44 @@ pub(super) async fn remove(
     Err(Refusal::Outdated.into())
 }
 
-/// Returns the group once most of its voters other than `without` answer.
+/// Returns how many voters there are other than `without`, and how many of them answer and are not `stuck` any more:
+/// what is decided without it has to be stored by most of them.
+pub(super) fn voters_left(
+    status: &GroupStatus,
+    without: MemberId,
+    stuck: &BTreeMap<MemberId, Lsn>,
+) -> (usize, usize) {
+    let members = status.members.iter();
+    let left = members.filter(|it| it.is_voter && it.id != without.0);
+    let left: Vec<&GroupMember> = left.collect();
+    let is_stuck = |it: &GroupMember| {
+        let at = stuck.get(&MemberId(it.id));
+        at.is_some_and(|at| it.acknowledged == Some(*at))
+    };
+    let counts = left
+        .iter()
+        .filter(|it| answers(status, it) && !is_stuck(it));
+    (left.len(), counts.count())
+}
+
+/// Returns the group once most of its voters other than `without` answer and store what they are sent.
 async fn once_left_answer(
     view: &GroupView,
     without: MemberId,
     addr: SocketAddr,
+    stuck: &BTreeMap<MemberId, Lsn>,
 ) -> Result<GroupStatus, FsError> {
     let deadline = tokio::time::Instant::now() + HEARD_WITHIN;
     loop {
         let status = view.status();
-        let left = status.members.iter();
-        let left = left.filter(|it| it.is_voter && it.id != without.0);
-        let left: Vec<&GroupMember> = left.collect();
-        let answer = left.iter().filter(|it| answers(&status, it)).count();
-        if answer * 2 > left.len() {
+        let (left, answer) = voters_left(&status, without, stuck);
+        if answer * 2 > left {
             return Ok(status);
         }
         if tokio::time::Instant::now() >= deadline {
             return Err(FsError::InvalidArgument(format!(
-                "without the namenode at {addr}, {answer} of {} would answer, which is no majority: start \
-                 the others first",
-                left.len()
+                "without the namenode at {addr}, {answer} of {left} would answer and store what changes, which is no \
+                 majority: start the others first, and look at their disks"
             )));
         }
         tokio::time::sleep(POLL).await;

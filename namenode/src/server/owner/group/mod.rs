@@ -5,6 +5,7 @@
 //! itself.
 
 mod changes;
+mod stuck;
 #[cfg(test)]
 mod tests;
 
@@ -20,6 +21,7 @@ use tokio::task::{AbortHandle, JoinSet};
 use tokio::time::Instant;
 
 use self::changes::{add, remove};
+use self::stuck::Stuck;
 use super::{Owner, epochs};
 use crate::consensus::{Change, Changing, ELECTION_MS, MemberId, Progress, Refusal};
 use crate::server::NamenodeError;
@@ -62,6 +64,7 @@ pub(super) struct Group {
     handing_over: HandingOver,
     leaving: Leaving,
     disk: SlowDisk,
+    stuck: Stuck,
     /// This namenode does not stand for election, since its clock is wrong.
     stays_out: bool,
 }
@@ -126,6 +129,7 @@ impl Default for Group {
             handing_over: HandingOver::default(),
             leaving: Leaving::default(),
             disk: SlowDisk::default(),
+            stuck: Stuck::default(),
             stays_out: false,
         }
     }
@@ -182,8 +186,9 @@ impl Owner {
                 });
             }
             GroupRequest::Remove(addr) => {
+                let stuck = self.group.stuck.members(self.clock.now_ms());
                 self.group.tasks.spawn(async move {
-                    let removed = remove(&view, &steps, addr).await;
+                    let removed = remove(&view, &steps, addr, &stuck).await;
                     responder.send(&removed.map(|()| Reply::Admin(AdminReply::Done)));
                 });
             }
@@ -270,6 +275,8 @@ impl Owner {
     /// Leaves leadership to others if this namenode is not fit for it.
     pub(super) fn mind_fitness(&mut self) {
         if self.leads() {
+            let (now_ms, status) = (self.clock.now_ms(), self.log.group().status());
+            self.group.stuck.sample(now_ms, &status);
             let is_slow = self.step_down_if_slow();
             let is_removed = self.step_down_if_removed();
             if !is_slow && !is_removed {

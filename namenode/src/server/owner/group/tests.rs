@@ -1,10 +1,12 @@
+use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::time::Duration;
 
 use harvestfs_protocol::group::{Condition, GroupMember, GroupStatus};
 use tokio::time::Instant;
 
-use super::changes::{has_caught_up, leaving, others_without_vote};
+use super::changes::{has_caught_up, leaving, others_without_vote, voters_left};
+use super::stuck::Stuck;
 use super::{HAND_OVER_WITHIN, HandingOver, Leaving, REMOVED_WITHIN, successor};
 use crate::consensus::MemberId;
 use crate::journal::Lsn;
@@ -135,4 +137,36 @@ fn that_another_member_should_lead_is_logged_when_it_changes() {
         let logged: Vec<bool> = (0..3).map(|_| leaving.is_new(to)).collect();
         assert_eq!(logged, [true, false, false], "{to:?}");
     }
+}
+
+/// Its disk hangs, and it answers nevertheless.
+#[test]
+fn a_member_that_stores_nothing_does_not_count_when_another_one_is_to_be_removed() {
+    let group = |last, second| {
+        let acknowledged = |acknowledged, id, port| GroupMember {
+            acknowledged: Some(acknowledged),
+            ..member(id, port, true)
+        };
+        status(
+            last,
+            &[acknowledged(second, 2, 2), acknowledged(last, 3, 3)],
+        )
+    };
+    let mut stuck = Stuck::default();
+    for (now_ms, second) in (0..10_000).step_by(100).zip(50..) {
+        stuck.sample(now_ms, &group(second + 5, second));
+        assert!(stuck.members(now_ms).is_empty(), "it lags, and goes on");
+    }
+    for now_ms in (10_000..13_000).step_by(100) {
+        assert!(stuck.members(now_ms).is_empty(), "not for long enough");
+        stuck.sample(now_ms, &group(1_000, 200));
+    }
+    let found = stuck.members(13_000);
+    assert_eq!(found, BTreeMap::from([(MemberId(2), 200)]));
+    let left = |second, without| voters_left(&group(1_000, second), MemberId(without), &found);
+    assert_eq!(left(200, 3), (2, 1));
+    assert_eq!(left(200, 2), (2, 2));
+    assert_eq!(left(300, 3), (2, 2), "it goes on");
+    stuck.sample(13_100, &group(1_000, 1_000));
+    assert!(stuck.members(20_000).is_empty(), "it has everything");
 }
