@@ -105,11 +105,6 @@ impl Budget {
         }
     }
 
-    /// Events within the window up to the last [`Budget::used`].
-    pub(super) fn counted(&self) -> u32 {
-        self.sum
-    }
-
     /// When the count falls next by time alone; `None` when nothing is counted. Exact right after
     /// [`Budget::used`].
     pub(super) fn falls_at_ms(&self) -> Option<u64> {

@@ -103,7 +103,7 @@ impl Cluster {
         };
         let volume_limit = self.options.repairs_per_volume(lane);
         let Some((source, volume)) = self.choose_source(slot, limit, volume_limit) else {
-            self.wait_for_sources(slot, limit);
+            self.wait_for_sources(slot, limit, volume_limit);
             return;
         };
         let Some(target) = self.find_target(entry, rank, misfit, lane, rng) else {
@@ -220,22 +220,35 @@ impl Cluster {
         found.map(|(_, _, index, storage)| (index, storage))
     }
 
-    /// Delays a block that has no free source. When all available sources have used up their budgets,
-    /// the block need not be tried before one of them has room again.
-    fn wait_for_sources(&mut self, slot: Slot, limit: u32) {
+    /// Delays a block that has no free source. When all available sources, or their volumes, have used
+    /// up their budgets, the block need not be tried before one of them has room again.
+    fn wait_for_sources(&mut self, slot: Slot, limit: u32, volume_limit: u32) {
+        let now_ms = self.now_ms;
+        // With a limit of zero, the count may have nothing to fall from; the block is tried again when
+        // the limit is raised.
+        let retry_ms = now_ms + self.options.repair_retry_ms;
         let mut first_ms = u64::MAX;
-        for (index, _) in self.sources(slot) {
-            let node = &self.nodes[index as usize];
+        for (index, storage) in self.sources(slot) {
+            let node = &mut self.nodes[index as usize];
             if !node.is_available() {
                 continue;
             }
-            if node.as_source.counted() < limit {
-                return;
+            let volume = &mut self.table.storages[storage as usize];
+            let budgets = [
+                (&mut node.as_source, limit),
+                (&mut volume.as_source, volume_limit),
+            ];
+            let mut free_ms: Option<u64> = None;
+            for (budget, limit) in budgets {
+                if budget.used(now_ms) >= limit {
+                    free_ms = free_ms.max(Some(budget.falls_at_ms().unwrap_or(retry_ms)));
+                }
             }
-            // With a limit of zero, the count may have nothing to fall from; the block is tried again
-            // when the limit is raised.
-            let retry_ms = self.now_ms + self.options.repair_retry_ms;
-            first_ms = first_ms.min(node.as_source.falls_at_ms().unwrap_or(retry_ms));
+            let Some(free_ms) = free_ms else {
+                // It only serves enough repairs at the moment.
+                return;
+            };
+            first_ms = first_ms.min(free_ms);
         }
         if first_ms < u64::MAX {
             self.queue.delay(slot, first_ms, |_| {});

@@ -474,3 +474,35 @@ fn what_waits_for_servers_or_budgets_says_so() {
     assert!(!waiting.is_empty(), "more than the budget lets be repaired");
     assert_eq!(waiting, vec![FaultReason::NoBudget; waiting.len()]);
 }
+
+/// Those that wait are no work that balancing has to wait for.
+#[test]
+fn what_waits_for_the_budgets_of_volumes_is_not_due() {
+    let options = ClusterOptions {
+        repairs_per_window: 30,
+        urgent_repairs_per_window: 30,
+        repairs_per_volume_per_window: 1,
+        balance_spread_permille: 1_000,
+        ..options()
+    };
+    let mut world = World::new(8, 8, options, 1);
+    // Half of the servers stay empty: there are more volumes to copy to than to copy from.
+    let empty = (4..8).map(NodeId);
+    for node in empty.clone() {
+        world.cluster.set_draining(world.now_ms, node, true);
+    }
+    for _ in 0..60 {
+        world.write(2);
+    }
+    for node in empty {
+        world.cluster.set_draining(world.now_ms, node, false);
+    }
+    world.pass(300);
+    lose_node(&mut world, 0);
+    world.pass(20_000);
+    assert!(!world.commanded.is_empty());
+    let waiting = reasons(&world);
+    assert!(!waiting.is_empty(), "more than the budget lets be repaired");
+    assert_eq!(waiting, vec![FaultReason::NoBudget; waiting.len()]);
+    assert_eq!(world.cluster.balance_report().pause, None);
+}
