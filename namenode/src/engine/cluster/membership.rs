@@ -149,7 +149,10 @@ impl Cluster {
                 if let Some(moved) = known {
                     // The disk moved here from another server, which has lost it.
                     let former = self.table.home(moved).node;
-                    self.nodes[former as usize].storages.retain(|s| *s != moved);
+                    let it = &mut self.nodes[former as usize];
+                    it.storages.retain(|s| *s != moved);
+                    // What its owner ordered would be sent there without end.
+                    it.quotas.retain(|order| order.is_not_of(moved));
                     self.lose(moved);
                     self.refresh_node(former);
                 }

@@ -1,9 +1,11 @@
 //! Which nodes are alive, and what follows when one is not.
 
+use std::collections::BTreeMap;
+
 use harvestfs_placement::Stock;
 use harvestfs_protocol::error::FsError;
-use harvestfs_protocol::ids::NodeId;
-use harvestfs_protocol::node::Heartbeat;
+use harvestfs_protocol::ids::{NodeId, StorageId};
+use harvestfs_protocol::node::{Heartbeat, NodeCommand};
 use harvestfs_protocol::outlook::{Shortage, Unavailable};
 use harvestfs_protocol::types::{Durability, PlacementRules, StorageClass};
 
@@ -181,6 +183,30 @@ fn a_disk_that_moves_to_another_server_counts_there() {
     world.drain(to);
     let listed = world.cluster.replicas(block, None);
     assert!(listed.contains(&NodeId(to as u32)) && !listed.contains(&from));
+}
+
+#[test]
+fn the_quota_of_a_disk_that_moved_is_not_ordered_where_it_was() {
+    let mut world = World::new(2, 2, options(), 1);
+    world.stop(0);
+    assert!(
+        world
+            .cluster
+            .set_quota(world.now_ms, NodeId(0), None, BLOCK_BYTES, 60_000)
+    );
+    let disks = std::mem::take(&mut world.nodes[0].disks);
+    world.nodes[1].disks.extend(disks);
+    world.connect(1);
+    world.drain(1);
+    world.nodes[0]
+        .disks
+        .insert(StorageId(1_000), BTreeMap::new());
+    world.start(0);
+    world.drain(0);
+    world.heartbeat(0, true);
+    let commands = &world.nodes[0].commands;
+    let is_quota = |it: &NodeCommand| matches!(it, NodeCommand::SetQuota { .. });
+    assert!(!commands.iter().any(is_quota), "{commands:?}");
 }
 
 #[test]
