@@ -104,16 +104,17 @@ impl Cluster {
 
     /// See [`PlacementReport::losses`]. O(volumes).
     fn losses(&self) -> Vec<DomainLoss> {
-        let mut free_bytes = 0;
+        // Saturates throughout: datanodes may report any numbers for their volumes.
+        let mut free_bytes = 0_u64;
         let mut domains: [BTreeMap<&str, Space>; DomainKind::ALL.len()] = Default::default();
         for node in self.nodes.iter().filter(|node| node.is_alive()) {
             let (used, free) = self.used_and_free_bytes(node);
-            free_bytes += free;
+            free_bytes = free_bytes.saturating_add(free);
             for (domains, kind) in domains.iter_mut().zip(DomainKind::ALL) {
                 let space = domains.entry(kind.of(&node.server)).or_default();
                 space.servers += 1;
-                space.used_bytes += used;
-                space.free_bytes += free;
+                space.used_bytes = space.used_bytes.saturating_add(used);
+                space.free_bytes = space.free_bytes.saturating_add(free);
             }
         }
         let worst = DomainKind::ALL.into_iter().zip(domains);
@@ -122,7 +123,7 @@ impl Cluster {
             // least for its data.
             let (name, space) = domains
                 .into_iter()
-                .max_by_key(|(_, space)| space.used_bytes + space.free_bytes)?;
+                .max_by_key(|(_, space)| space.used_bytes.saturating_add(space.free_bytes))?;
             Some(DomainLoss {
                 kind,
                 name: name.to_owned(),
@@ -134,15 +135,18 @@ impl Cluster {
         worst.collect()
     }
 
-    /// Used and free bytes of the healthy volumes of a server.
+    /// Used and free bytes of the healthy volumes of a server. Saturates: datanodes may report any numbers.
     pub(super) fn used_and_free_bytes(&self, node: &Node) -> (u64, u64) {
         let volumes = node.storages.iter();
         let volumes = volumes.map(|&index| &self.table.storages[index as usize].status);
         let healthy = volumes.filter(|volume| volume.healthy);
-        healthy.fold((0, 0), |(used, free), volume| {
+        healthy.fold((0, 0), |(used, free): (u64, u64), volume| {
             // The owner may have lowered the quota below what is used.
             let of_volume = volume.quota_bytes.saturating_sub(volume.used_bytes);
-            (used + volume.used_bytes, free + of_volume)
+            (
+                used.saturating_add(volume.used_bytes),
+                free.saturating_add(of_volume),
+            )
         })
     }
 

@@ -151,14 +151,14 @@ impl Cluster {
         let nodes = nodes.iter().filter_map(|&node| self.node_index(node));
         let nodes: FxHashSet<NodeIx> = nodes.collect();
         let impact = self.impact(&nodes);
-        let (mut servers_left, mut used_bytes, mut free_elsewhere_bytes) = (0, 0, 0);
+        let (mut servers_left, mut used_bytes, mut free_elsewhere_bytes) = (0, 0_u64, 0_u64);
         for (node, index) in self.nodes.iter().zip(0..) {
             let (used, free) = self.used_and_free_bytes(node);
             if nodes.contains(&index) {
-                used_bytes += used;
+                used_bytes = used_bytes.saturating_add(used);
             } else if node.is_alive() {
                 servers_left += 1;
-                free_elsewhere_bytes += free;
+                free_elsewhere_bytes = free_elsewhere_bytes.saturating_add(free);
             }
         }
         let limits = self.options.repair_limits();

@@ -1,6 +1,7 @@
 //! What observers see.
 
 use harvestfs_protocol::ids::NodeId;
+use harvestfs_protocol::placement::DomainKind;
 
 use super::world::{World, options};
 use crate::engine::cluster::{FaultReason, Happening, RepairEnd};
@@ -113,4 +114,27 @@ fn of_a_flood_the_last_is_reported() {
     world.pass(10_000);
     assert_eq!(world.cluster.take_happenings().count(), 256);
     assert_eq!(world.cluster.take_happenings().count(), 0);
+}
+
+#[test]
+fn no_sizes_that_datanodes_report_are_too_large_to_add_up() {
+    let mut world = World::new(4, 2, options(), 1);
+    // One server of each rack is full, and one is empty.
+    for node in 0..4 {
+        let (server, mut volumes) = (world.server(node), world.volumes(node));
+        for volume in &mut volumes {
+            volume.quota_bytes = u64::MAX;
+            volume.used_bytes = if node < 2 { u64::MAX } else { 0 };
+        }
+        let id = world.nodes[node].id;
+        world.cluster.register(world.now_ms, id, &server, &volumes);
+    }
+    let losses = world.cluster.placement_report(&[]).losses;
+    let rack = losses.iter().find(|it| it.kind == DomainKind::Rack);
+    let bytes = rack.map(|it| (it.used_bytes, it.free_elsewhere_bytes));
+    // Nothing says that the other rack has more space than this one.
+    assert_eq!(bytes, Some((u64::MAX, 0)), "{losses:?}");
+    let wave = world.cluster.wave_outlook(&[NodeId(0), NodeId(1)]);
+    let bytes = (wave.used_bytes, wave.free_elsewhere_bytes);
+    assert_eq!(bytes, (u64::MAX, u64::MAX));
 }
