@@ -533,8 +533,12 @@ impl Cluster {
         let to = end.min(from.saturating_add(self.options.work_per_tick as u32));
         for slot in from..to {
             self.settle(slot);
+            self.note_earlier_loss(slot);
         }
         self.settle_from = (to < end).then_some(to);
+        if self.settle_from.is_none() {
+            self.unnoted_from = Slot::MAX;
+        }
     }
 
     /// Takes replicas on lost volumes out of the tables, a bounded number per tick.

@@ -185,6 +185,9 @@ pub struct Cluster {
     /// The next block to settle while all blocks are settled again: after safe mode, or when what they
     /// are due has changed.
     settle_from: Option<Slot>,
+    /// Losses that were known in safe mode, and have not been noted since, are of blocks in slots from
+    /// here on; the highest number when there are none.
+    unnoted_from: Slot,
     storm: Storm,
     next_scan_ms: u64,
     happenings: Happenings,
@@ -232,6 +235,7 @@ impl Cluster {
             takeover: Takeover::default(),
             safe_mode: true,
             settle_from: None,
+            unnoted_from: 0,
             storm: Storm::default(),
             next_scan_ms: now_ms,
             happenings: Happenings::default(),

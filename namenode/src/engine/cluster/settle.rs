@@ -186,7 +186,7 @@ impl Cluster {
         if self.safe_mode {
             return;
         }
-        if health.lost && !before.lost {
+        if health.lost && !before.lost && slot < self.unnoted_from {
             self.happenings.note(Happening::Lost { block: block.id });
         }
         let may_be_salvaged = relevant && block.sealed && tally.is_incomplete();
@@ -219,6 +219,20 @@ impl Cluster {
             None
         };
         self.queue_repair(slot, rank);
+    }
+
+    /// Notes the loss of a block that was known in safe mode: after a start, all blocks look lost until
+    /// their datanodes report.
+    pub(super) fn note_earlier_loss(&mut self, slot: Slot) {
+        if slot < self.unnoted_from {
+            return;
+        }
+        self.unnoted_from = slot + 1;
+        if let Some(block) = self.table.get(slot)
+            && block.health.lost
+        {
+            self.happenings.note(Happening::Lost { block: block.id });
+        }
     }
 
     fn queue_repair(&mut self, slot: Slot, rank: Option<usize>) {

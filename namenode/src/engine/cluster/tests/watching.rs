@@ -1,10 +1,22 @@
 //! What observers see.
 
-use harvestfs_protocol::ids::NodeId;
+use std::collections::BTreeSet;
+
+use harvestfs_protocol::ids::{BlockId, NodeId};
 use harvestfs_protocol::placement::DomainKind;
 
 use super::world::{World, options};
-use crate::engine::cluster::{FaultReason, Happening, RepairEnd};
+use crate::engine::cluster::{ClusterOptions, FaultReason, Happening, RepairEnd};
+
+/// The blocks whose loss was noted since the last call.
+fn take_losses(world: &mut World) -> Vec<BlockId> {
+    let happenings = world.cluster.take_happenings();
+    let losses = happenings.filter_map(|it| match it {
+        Happening::Lost { block } => Some(block),
+        _ => None,
+    });
+    losses.collect()
+}
 
 #[test]
 fn a_reimage_is_reported_and_so_is_each_repair_that_follows() {
@@ -99,6 +111,43 @@ fn what_no_server_has_any_more_is_reported_and_heads_the_list() {
             .iter()
             .all(|it| it.left == 0 && it.why.contains("no datanode"))
     );
+}
+
+#[test]
+fn what_is_found_lost_after_a_start_is_reported_once() {
+    // So few blocks are looked at with each tick that others are lost meanwhile.
+    let options = ClusterOptions {
+        work_per_tick: 2,
+        ..options()
+    };
+    let mut world = World::new(4, 4, options, 1);
+    let blocks: Vec<_> = (0..20).map(|_| world.write(1)).collect();
+    world.pass(300);
+    let on = |world: &World, node: u32| -> BTreeSet<BlockId> {
+        let holds = |block: &BlockId| world.holders(*block).contains(&NodeId(node));
+        blocks.iter().copied().filter(holds).collect()
+    };
+    let mut lost = on(&world, 2);
+    let later = on(&world, 3);
+    assert!(!lost.is_empty() && !later.is_empty());
+    world.stop(2);
+    world.restart_namenode();
+    for node in [0, 1, 3] {
+        world.connect(node);
+        world.drain(node);
+    }
+    while !world.cluster.summary(world.now_ms).ready {
+        assert!(take_losses(&mut world).is_empty());
+        world.pass(100);
+    }
+    world.reimage_all(3);
+    world.connect(3);
+    world.drain(3);
+    lost.extend(later);
+    world.pass(10_000);
+    let mut noted = take_losses(&mut world);
+    noted.sort_unstable();
+    assert_eq!(noted, Vec::from_iter(lost));
 }
 
 #[test]
