@@ -334,15 +334,19 @@ impl RepairQueue {
         self.all_repairs().map(|(_, entry)| entry.since_ms).min()
     }
 
-    /// The entries of blocks that have too few replicas, the fewest survivors first, at most `max`.
-    /// Goes over all of them.
+    /// The entries of blocks that have too few replicas, the fewest survivors first and of these the
+    /// longest-waiting, at most `max`. Goes over all of them.
     pub(super) fn most_urgent(&self, max: usize) -> Vec<&Entry> {
-        let mut all: Vec<(u8, &Entry)> = self.all_repairs().collect();
+        let all = self.all_repairs().map(|(rank, entry)| {
+            let survivors = usize::from(rank) / RISKS;
+            ((survivors, entry.since_ms, entry.slot), entry)
+        });
+        let mut all: Vec<((usize, u64, Slot), &Entry)> = all.collect();
         if all.len() > max {
-            all.select_nth_unstable_by_key(max, |(rank, entry)| (*rank, entry.slot));
+            all.select_nth_unstable_by_key(max, |(order, _)| *order);
             all.truncate(max);
         }
-        all.sort_unstable_by_key(|(rank, entry)| (*rank, entry.slot));
+        all.sort_unstable_by_key(|(order, _)| *order);
         all.into_iter().map(|(_, entry)| entry).collect()
     }
 

@@ -1,5 +1,7 @@
 //! Blocks at risk of being lost, and why they are not repaired yet.
 
+use std::cmp::Reverse;
+
 use harvestfs_protocol::ids::BlockId;
 use harvestfs_protocol::placement::BlockPlace;
 use serde::Serialize;
@@ -28,8 +30,9 @@ pub struct BlockAtRisk {
 }
 
 impl Cluster {
-    /// The blocks nearest to being lost, lost ones first, at most `max`. O(blocks that wait for
-    /// repair); while blocks are lost, also O(blocks), up to a bound.
+    /// The blocks nearest to being lost, at most `max`: lost ones first, then those with the fewest
+    /// replicas, and of these the ones that have waited longest. O(blocks that wait for repair or are
+    /// repaired); while blocks are lost, also O(blocks), up to a bound.
     #[must_use]
     pub fn blocks_at_risk(&self, now_ms: u64, max: usize) -> Vec<BlockAtRisk> {
         let mut found = Vec::new();
@@ -52,12 +55,16 @@ impl Cluster {
                 found.push(self.at_risk(slot, None, why));
             }
         }
-        for (&slot, repair) in self
-            .in_flight
-            .iter()
-            .filter(|(_, it)| !it.is_move)
-            .take(max)
-        {
+        let repairs = self.in_flight.iter().filter(|(_, it)| !it.is_move);
+        let mut repairs: Vec<_> = repairs
+            .map(|(&slot, repair)| {
+                let block = self.table.known(slot);
+                let left = self.tally(slot, block).present();
+                ((left, repair.since_ms, block.id), slot, repair)
+            })
+            .collect();
+        repairs.sort_unstable_by_key(|(order, ..)| *order);
+        for (_, slot, repair) in repairs.into_iter().take(max) {
             let why = format!(
                 "is being copied from {} to {}",
                 self.node_name(repair.source),
@@ -77,7 +84,15 @@ impl Cluster {
             let why = self.why_not_repaired(now_ms, entry.slot).to_string();
             found.push(self.at_risk(entry.slot, waits_ms, why));
         }
-        found.sort_by_key(|it| (it.left, std::cmp::Reverse(it.waits_ms), it.block));
+        // Those that are lost do not wait.
+        found.sort_by_key(|it| {
+            (
+                it.left,
+                it.waits_ms.is_some(),
+                Reverse(it.waits_ms),
+                it.block,
+            )
+        });
         found.truncate(max);
         found
     }

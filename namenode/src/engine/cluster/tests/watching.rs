@@ -114,6 +114,32 @@ fn what_no_server_has_any_more_is_reported_and_heads_the_list() {
 }
 
 #[test]
+fn a_short_list_of_what_is_at_risk_begins_as_a_long_one() {
+    let mut world = World::new(6, 6, options(), 1);
+    for _ in 0..200 {
+        world.write(2);
+    }
+    world.pass(300);
+    // What was on the second one has waited for less time, and may come first in the tables. Nothing is
+    // copied meanwhile.
+    for node in 0..2 {
+        world.reimage_all(node);
+        world.connect(node);
+        world.drain(node);
+        world.now_ms += 100;
+        world.cluster.tick(world.now_ms, &mut world.rng);
+    }
+    let all = world.cluster.blocks_at_risk(world.now_ms, 1_000);
+    let count = |kind: &str| all.iter().filter(|it| it.why.contains(kind)).count();
+    assert!(count("no datanode") > 0 && count("is being copied from") > 1);
+    assert!(count("it waits for its turn") > 1, "{all:?}");
+    for max in 0..all.len() {
+        let first = world.cluster.blocks_at_risk(world.now_ms, max);
+        assert_eq!(first, all[..max]);
+    }
+}
+
+#[test]
 fn what_is_found_lost_after_a_start_is_reported_once() {
     // So few blocks are looked at with each tick that others are lost meanwhile.
     let options = ClusterOptions {
