@@ -9,7 +9,7 @@ use super::{
     BackupError, DESCRIPTION_BYTES_MAX, DIGEST_BYTES, HEADER_BYTES, MAGIC, PART_BYTES_MAX,
     PART_HEADER_BYTES, VERSION, header_checksum, part_checksum,
 };
-use crate::journal::{SnapshotReader, fill, u32_at};
+use crate::journal::{Failure, SnapshotReader, fill, u32_at};
 
 /// Reads the snapshot in the file of a backup. The bytes that it returns were verified by the checksum of their
 /// part; it reports the end only if the file is complete. Damage is an error of kind
@@ -27,6 +27,7 @@ pub struct BackupReader<R> {
     /// Payload bytes of all parts that were read.
     read_bytes: u64,
     is_over: bool,
+    failure: Failure,
 }
 
 impl<R: Read> BackupReader<R> {
@@ -82,6 +83,7 @@ impl<R: Read> BackupReader<R> {
             returned: 0,
             read_bytes: 0,
             is_over: false,
+            failure: Failure::default(),
         })
     }
 
@@ -153,11 +155,15 @@ impl<R: Read> BackupReader<R> {
 
 impl<R: Read> Read for BackupReader<R> {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        self.failure.check()?;
         while self.returned == self.part.len() && !self.is_over {
-            self.next_part().map_err(|error| match error {
-                BackupError::Io(error) => error,
-                error => io::Error::new(io::ErrorKind::InvalidData, error),
-            })?;
+            if let Err(error) = self.next_part() {
+                let error = match error {
+                    BackupError::Io(error) => error,
+                    error => io::Error::new(io::ErrorKind::InvalidData, error),
+                };
+                return Err(self.failure.note(error));
+            }
         }
         let left = &self.part[self.returned..];
         let returned = left.len().min(buffer.len());

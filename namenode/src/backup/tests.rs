@@ -6,7 +6,7 @@ use harvestfs_protocol::timeline::Epoch;
 use proptest::prelude::*;
 
 use super::*;
-use crate::journal::{Journal, JournalOptions};
+use crate::journal::{Journal, JournalOptions, SnapshotReader};
 
 const CLUSTER: ClusterId = ClusterId(7);
 
@@ -119,6 +119,30 @@ fn a_snapshot_that_was_damaged_before_is_noticed() {
         let file = written(&other, std::slice::from_ref(&good));
         assert!(matches!(verify(&file[..]), Err(BackupError::Snapshot(_))));
     }
+}
+
+/// Reads until that fails, and then again.
+fn assert_keeps_failing(mut reader: impl Read) {
+    let mut bytes = Vec::new();
+    let first = reader.read_to_end(&mut bytes).unwrap_err();
+    assert!(!bytes.is_empty());
+    for _ in 0..2 {
+        let error = reader.read(&mut [0; 10]).unwrap_err();
+        assert_eq!(error.kind(), first.kind());
+        assert_eq!(error.to_string(), first.to_string());
+    }
+}
+
+#[test]
+fn a_reader_that_has_failed_keeps_failing() {
+    let mut file = written(&content(200), &[vec![1; 100], vec![2; 100]]);
+    let last = file.len() - DIGEST_BYTES - PART_HEADER_BYTES - 1;
+    file[last] ^= 1;
+    assert_keeps_failing(BackupReader::open(&file[..]).unwrap());
+    let mut file = snapshot(b"what the namespace has");
+    let last = file.len() - 1;
+    file[last] ^= 1;
+    assert_keeps_failing(SnapshotReader::of_bytes(&file[..], 3, CLUSTER.0).unwrap());
 }
 
 #[test]

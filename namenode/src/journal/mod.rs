@@ -123,7 +123,7 @@ pub use log::{Journal, JournalOptions, Recovered, TailReport};
 pub use reader::{JournalReader, RecordReader, SnapshotFile};
 pub use received::{ReceivedSnapshot, SnapshotReceiver};
 pub use replicated::SnapshotReceived;
-pub(crate) use snapshot::fill;
+pub(crate) use snapshot::{Failure, fill};
 pub use snapshot::{
     SnapshotBytes, SnapshotInstalled, SnapshotPlan, SnapshotReader, SnapshotWriter,
 };

@@ -248,6 +248,7 @@ pub struct SnapshotReader<R = SnapshotBytes> {
     chunk_index: u64,
     content_bytes: u64,
     ended: bool,
+    failure: Failure,
 }
 
 /// The bytes of a snapshot's file, from the start.
@@ -334,6 +335,7 @@ impl<R: Read> SnapshotReader<R> {
             chunk_index: 0,
             content_bytes: 0,
             ended: false,
+            failure: Failure::default(),
         })
     }
 
@@ -408,11 +410,35 @@ pub(crate) fn fill(from: &mut impl Read, buffer: &mut [u8]) -> io::Result<usize>
     Ok(filled)
 }
 
+/// The first failure of a reader. All later reads repeat it: nobody knows where in the source they would
+/// go on.
+#[derive(Debug, Default)]
+pub(crate) struct Failure(Option<(io::ErrorKind, String)>);
+
+impl Failure {
+    /// Notes a failure, and returns it.
+    pub(crate) fn note(&mut self, error: io::Error) -> io::Error {
+        self.0 = Some((error.kind(), error.to_string()));
+        error
+    }
+
+    /// Fails if there was a failure.
+    pub(crate) fn check(&self) -> io::Result<()> {
+        match &self.0 {
+            Some((kind, reason)) => Err(io::Error::new(*kind, reason.clone())),
+            None => Ok(()),
+        }
+    }
+}
+
 impl<R: Read> Read for SnapshotReader<R> {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        self.failure.check()?;
         while self.chunk_read == self.chunk.len() && !self.ended {
-            self.next_chunk()
-                .map_err(|e| io::Error::new(io::ErrorKind::InvalidData, e))?;
+            if let Err(error) = self.next_chunk() {
+                let error = io::Error::new(io::ErrorKind::InvalidData, error);
+                return Err(self.failure.note(error));
+            }
         }
         let unread = &self.chunk[self.chunk_read..];
         let taken = unread.len().min(buffer.len());
