@@ -185,7 +185,17 @@ fn reserve(file: &File, len_bytes: u64) -> io::Result<()> {
     if len_bytes == 0 {
         return Ok(());
     }
-    match fallocate(file, FallocateFlags::empty(), 0, len_bytes) {
+    let allocate = || fallocate(file, FallocateFlags::empty(), 0, len_bytes);
+    reserve_by(allocate, file, len_bytes)
+}
+
+/// Reserves space by a system call, which a signal may interrupt.
+fn reserve_by(
+    allocate: impl FnMut() -> rustix::io::Result<()>,
+    file: &File,
+    len_bytes: u64,
+) -> io::Result<()> {
+    match rustix::io::retry_on_intr(allocate) {
         Ok(()) => Ok(()),
         // Some file systems cannot reserve; there a full disk shows when data is written.
         Err(rustix::io::Errno::OPNOTSUPP) => file.set_len(len_bytes),
@@ -247,7 +257,17 @@ impl DiskFile for RealFile {
 mod tests {
     use std::fs;
 
+    use rustix::io::Errno;
+
     use super::*;
+
+    #[test]
+    fn space_is_reserved_also_when_signals_arrive_meanwhile() {
+        let file = tempfile::tempfile().unwrap();
+        let mut answers = [Err(Errno::INTR), Err(Errno::INTR), Ok(())].into_iter();
+        reserve_by(|| answers.next().unwrap(), &file, 1).unwrap();
+        assert_eq!(answers.len(), 0);
+    }
 
     /// As when an operator puts a copy in the place of a directory whose namenode still runs.
     #[test]
