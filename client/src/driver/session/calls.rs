@@ -10,7 +10,7 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use futures::future::{BoxFuture, join};
+use futures::future::{BoxFuture, TryFutureExt, join};
 use harvestfs_protocol::error::FsError;
 use harvestfs_protocol::ids::InodeId;
 use harvestfs_protocol::meta::mutation::{self, Answered, Creates, Unfrozen, Window};
@@ -257,22 +257,22 @@ impl Session {
         Ok(done.await?)
     }
 
-    /// Allocates blocks, the first of them for data of a file.
+    /// Allocates blocks, the first of them for data of a file. Also returns the session that they belong to.
     pub(crate) async fn allocate_blocks(
         self: &Arc<Self>,
         allocate: mutation::AllocateBlocks,
         file: InodeId,
         may_release: bool,
-    ) -> Result<MetaReply, ClientError> {
+    ) -> Result<(MetaReply, u64), ClientError> {
         let beside = Beside {
             file: Some(file),
             released: !may_release,
             ..Beside::default()
         };
         let root = Credentials::root();
-        let done = self.execute(&root, allocate.into(), beside, None);
-        let (_, reply) = done.await?;
-        Ok(reply)
+        let done = self.execute_numbered(&root, allocate.into(), beside, None, None);
+        let (_, reply, generation) = Box::pin(done).await?;
+        Ok((reply, generation))
     }
 
     /// As [`Session::mutate`], for a change of attributes that may be answered before it is
@@ -297,9 +297,11 @@ impl Session {
         beside: Beside,
         afterwards: Option<Afterwards>,
     ) -> BoxFuture<'a, Result<(Ticket, MetaReply), Unanswered>> {
-        Box::pin(self.execute_numbered(credentials, mutation, beside, afterwards, None))
+        let done = self.execute_numbered(credentials, mutation, beside, afterwards, None);
+        Box::pin(done.map_ok(|(ticket, reply, _)| (ticket, reply)))
     }
 
+    /// Also returns the session in which the mutation was executed: it may be a later one than at first.
     pub(super) async fn execute_numbered(
         self: &Arc<Self>,
         credentials: &Credentials,
@@ -307,7 +309,7 @@ impl Session {
         beside: Beside,
         afterwards: Option<Afterwards>,
         mut silence: Option<Silence<'_>>,
-    ) -> Result<(Ticket, MetaReply), Unanswered> {
+    ) -> Result<(Ticket, MetaReply, u64), Unanswered> {
         let Beside {
             relaxed,
             file,
@@ -354,15 +356,17 @@ impl Session {
         };
         let mut maybe_executed = false;
         let result = loop {
-            let generation = pending.number.as_ref().map(Numbered::generation);
+            let Some(generation) = pending.number.as_ref().map(Numbered::generation) else {
+                unreachable!("a mutation is sent with a number");
+            };
             let replays = self.unconfirmed.lock().replays();
             let closes = silence.as_ref().is_none_or(Silence::is_new);
             let releases = self.holds.lock().releases_answered();
-            let asked = self.ask(&pending.request, generation, started, closes);
+            let asked = self.ask(&pending.request, Some(generation), started, closes);
             let given_up = match asked.await {
                 Ok(Reply::Mutated(mutated)) => {
                     if !early || self.keep(&mut pending, &mutated.reply, replays) {
-                        break Ok(mutated);
+                        break Ok((mutated, generation));
                     }
                     // It may have been answered on an earlier connection, and then lost in a crash.
                     make_replay(&mut pending.request, &MetaReply::Done);
@@ -382,7 +386,7 @@ impl Session {
             match again {
                 Again::InNextSession => {
                     drop(pending.number.take());
-                    if let Err(error) = self.link_of_next_session(generation).await {
+                    if let Err(error) = self.link_of_next_session(Some(generation)).await {
                         break Err(Unanswered { error, ..given_up });
                     }
                 }
@@ -411,11 +415,11 @@ impl Session {
         };
         let request = pending.request.clone();
         if let Some(afterwards) = pending.afterwards.take() {
-            afterwards(result.as_ref().map(|mutated| &mutated.reply));
+            afterwards(result.as_ref().map(|(mutated, _)| &mutated.reply));
         }
         let ticket = pending.finish();
-        let mutated = match result {
-            Ok(mutated) => mutated,
+        let (mutated, generation) = match result {
+            Ok(executed) => executed,
             Err(given_up) => {
                 self.cache.forget(&scope_of(mutation_of(&request)));
                 return Err(given_up);
@@ -425,7 +429,7 @@ impl Session {
         if !early {
             self.confirmed(answered_before);
         }
-        Ok((ticket, mutated.reply))
+        Ok((ticket, mutated.reply, generation))
     }
 
     /// Keeps an answered mutation for replay. Fails if a replay began after the mutation was sent:

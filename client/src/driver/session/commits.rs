@@ -80,7 +80,8 @@ impl Session {
         });
         let beside = Beside::default();
         let done = self.execute_numbered(credentials, commit.into(), beside, None, silence);
-        Box::pin(done).await
+        let (ticket, reply, _) = Box::pin(done).await?;
+        Ok((ticket, reply))
     }
 
     /// Closes the connection: the namenode executes nothing more that arrived on it.

@@ -105,8 +105,8 @@ async fn allocate(
         exclude,
     };
     let session = &cluster.session;
-    let generation = session.generation();
-    let reply = session.allocate_blocks(op, file, may_release).await?;
+    // The session may be replaced while this waits.
+    let (reply, generation) = session.allocate_blocks(op, file, may_release).await?;
     let MetaReply::Located(located) = reply else {
         return Err(ClientError::UnexpectedReply(mutation::AllocateBlocks::NAME));
     };
@@ -130,4 +130,42 @@ async fn allocate(
     };
     give_back(cluster, nowhere);
     Ok(placed)
+}
+
+#[cfg(test)]
+mod tests {
+    use harvestfs_protocol::name::Name;
+    use harvestfs_protocol::types::Credentials;
+
+    use super::*;
+    use crate::OpenFlags;
+    use crate::testing;
+
+    /// The client learns only from the refusal that its session has ended.
+    #[tokio::test(flavor = "multi_thread")]
+    async fn blocks_that_were_requested_in_a_session_that_had_ended_belong_to_the_next() {
+        let cluster = testing::Cluster::start(3, 3).await;
+        let client = cluster.client("a").await;
+        let (root, name) = (Credentials::root(), Name::new(b"file").unwrap());
+        let created = client.create_file(&root, InodeId::ROOT, &name, 0o644, OpenFlags::WRITE);
+        let (attr, _file) = created.await.unwrap();
+        let session = &client.core().session;
+        let cluster_of_client = Arc::new(Cluster::new(session.clone()));
+        let before = session.generation();
+        cluster.namenode.expire_sessions();
+        let wanted = Wanted {
+            rules: session.default_rules(),
+            file: attr.ino,
+            may_release: false,
+        };
+        let allocator = Allocator::default();
+        let first = allocator.take(&cluster_of_client, wanted).await.unwrap();
+        let second = allocator.take(&cluster_of_client, wanted).await.unwrap();
+        assert_ne!(session.generation(), before, "the session was not replaced");
+        for new in [first, second] {
+            assert_eq!(new.generation, session.generation());
+        }
+        let asked = cluster.namenode.calls(mutation::AllocateBlocks::NAME);
+        assert_eq!(asked, 1, "the second block was not kept");
+    }
 }
