@@ -435,6 +435,7 @@ impl Client {
         let session = &self.core().session;
         let cache = session.valid_cache()?;
         let (attr, _) = cache.content(ino)?;
+        let flags = flags.with_implied();
         let allowed =
             attr.kind == FileKind::Regular && permits(&attr, credentials, flags.permissions());
         if flags.truncate || !allowed || !session.holds.lock().open_held(ino, flags.may_read()) {
@@ -453,10 +454,7 @@ impl Client {
         ino: InodeId,
         flags: OpenFlags,
     ) -> Result<File, ClientError> {
-        let flags = OpenFlags {
-            write: flags.write || flags.append || flags.truncate,
-            ..flags
-        };
+        let flags = flags.with_implied();
         if let Some(file) = self.try_open(credentials, ino, flags) {
             return Ok(file);
         }

@@ -1,11 +1,13 @@
-//! The rights that a program file keeps when it is written.
+//! The rights that a program file keeps when it is written, and those that opening a file needs.
 
 use bytes::Bytes;
 use harvestfs_protocol::meta::AttrChanges;
 use harvestfs_protocol::meta::mutation::Commit;
+use harvestfs_protocol::types::Credentials;
 
 use super::waiting::commit_is_called;
 use super::{APPEND, create, root, unhurried_client};
+use crate::OpenFlags;
 use crate::testing::Cluster;
 
 /// As when a program writes through a descriptor inherited from root.
@@ -62,4 +64,27 @@ async fn set_id_bits_stay_that_root_sets_after_others_wrote_though_root_writes_o
     file.sync().await.unwrap();
     let seen = file.attr().await.unwrap();
     assert_eq!((seen.permission_bits(), seen.size_bytes), (0o6755, 10));
+}
+
+/// The cache decides as the namenode would.
+#[tokio::test(flavor = "multi_thread")]
+async fn who_may_not_write_to_a_file_does_not_open_it_to_append() {
+    let cluster = Cluster::start(3, 3).await;
+    let client = cluster.client("a").await;
+    let (attr, _file) = create(&client, "file").await;
+    let somebody = Credentials {
+        uid: 1_000,
+        gid: 1_000,
+        groups: Vec::new(),
+    };
+    let append = OpenFlags {
+        append: true,
+        ..OpenFlags::READ
+    };
+    let try_open = |who: &Credentials, flags| client.try_open(who, attr.ino, flags);
+    let to_read = try_open(&somebody, OpenFlags::READ);
+    assert!(to_read.is_some(), "the cache does not know the file");
+    assert!(try_open(&somebody, append).is_none());
+    let opened = try_open(&root(), append);
+    assert!(opened.is_some_and(|file| file.flags().write));
 }

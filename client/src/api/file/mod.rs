@@ -69,6 +69,14 @@ impl OpenFlags {
         execute: false,
     };
 
+    /// These flags and what they imply: appending and truncating are writing.
+    pub(crate) fn with_implied(self) -> Self {
+        Self {
+            write: self.write || self.append || self.truncate,
+            ..self
+        }
+    }
+
     /// Whether data may be read.
     pub(crate) fn may_read(self) -> bool {
         self.read || self.execute
