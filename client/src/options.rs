@@ -8,8 +8,8 @@ use harvestfs_protocol::identity::Identity;
 /// How to reach a cluster, and how much memory and patience a client has.
 #[derive(Clone, Debug)]
 pub struct ClientOptions {
-    /// Addresses of namenodes, of which one leads at a time. The list need not be complete: a
-    /// namenode that answers names the others.
+    /// Addresses of namenodes, at least one, of which one leads at a time. The list need not be
+    /// complete: a namenode that answers names the others.
     pub namenodes: Vec<SocketAddr>,
     /// The name in the namenodes' certificate.
     pub namenode_name: String,

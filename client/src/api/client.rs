@@ -73,7 +73,8 @@ impl Client {
     ///
     /// # Errors
     /// [`ClientError::Connect`] immediately when retrying cannot help, for example because the
-    /// certificate is from another cluster; [`ClientError::Unreachable`].
+    /// certificate is from another cluster; [`ClientError::Unreachable`];
+    /// [`FsError::InvalidArgument`] if the options name no namenode.
     pub async fn connect(options: ClientOptions) -> Result<Self, ClientError> {
         let core = Core::connect(options).await?;
         Ok(Self {

@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use bytes::Bytes;
+use harvestfs_protocol::error::FsError;
 use harvestfs_protocol::ids::InodeId;
 use harvestfs_protocol::meta::SetXattrMode;
 use harvestfs_protocol::meta::query::Lookup;
@@ -376,4 +377,16 @@ async fn a_client_that_knows_one_namenode_goes_on_with_those_that_replace_it() {
     group.members[1].stop();
     create(&client, "with-the-last").await;
     create(&other, "with-the-last-too").await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_client_that_is_given_no_namenode_is_told_so() {
+    let cluster = Cluster::start(1, 1).await;
+    let mut options = cluster.options("a");
+    options.namenodes.clear();
+    let refused = Client::connect(options).await;
+    assert!(
+        matches!(refused, Err(ClientError::Fs(FsError::InvalidArgument(_)))),
+        "{refused:?}"
+    );
 }

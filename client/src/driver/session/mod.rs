@@ -147,6 +147,10 @@ impl Session {
     pub(crate) async fn connect(
         options: ClientOptions,
     ) -> Result<(Arc<Self>, mpsc::Receiver<Recall>), ClientError> {
+        if options.namenodes.is_empty() {
+            // There would be nobody to ask, and nobody who could name others.
+            return Err(FsError::InvalidArgument("no namenode is named".into()).into());
+        }
         let namenode =
             Peer::new(Role::Namenode, options.namenode_name.clone()).map_err(|error| {
                 ClientError::Connect(TransportError::Identity {

@@ -116,7 +116,8 @@ impl<'a> Searching<'a> {
         namenodes.retain(|it| Some(*it) != except);
         let leader = *session.leader.lock();
         let likely = namenodes.iter().position(|it| Some(*it) == leader);
-        let search = if session.has_several_namenodes() {
+        // The others may have left the group since one of them was to be asked: nobody is left elsewhere then.
+        let search = if except.is_some() || session.has_several_namenodes() {
             Search::among(namenodes.len(), likely, clock::now())
         } else {
             Search::for_only(clock::now())
@@ -308,5 +309,21 @@ async fn ask(rpc: Rpc) -> Result<Done, Failure> {
         Ok(Ok(_) | Err(FsError::SessionExpired)) => Ok(Done::Answered(Outcome::Leads)),
         Ok(Err(error)) => Err(Failure::refused(error)),
         Err(error) => Err(Failure::passing(unreachable(Duration::ZERO, &error))),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::Cluster;
+
+    #[tokio::test(flavor = "multi_thread")]
+    async fn nobody_leads_elsewhere_when_there_is_only_one_namenode() {
+        let cluster = Cluster::start(1, 1).await;
+        let client = cluster.client("a").await;
+        let session = &client.core().session;
+        let mut elsewhere = Searching::elsewhere(session, cluster.namenode.addr());
+        let found = tokio::time::timeout(Duration::from_millis(50), elsewhere.find()).await;
+        assert!(found.is_err(), "{found:?}");
     }
 }
