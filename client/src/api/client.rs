@@ -20,6 +20,7 @@ use crate::driver::session::holds::Holds;
 use crate::driver::session::listener::{CacheListener, Invalidation, Untold};
 use crate::engine::cache::permissions::{EXECUTE, READ, permits};
 use crate::engine::cache::{DirPage, Entry, Ticket};
+use crate::engine::session::holds::Keep;
 use crate::engine::write::file::Uncommitted;
 use crate::error::ClientError;
 use crate::options::ClientOptions;
@@ -588,7 +589,7 @@ impl<'a> Hold<'a> {
 impl Drop for Hold<'_> {
     fn drop(&mut self) {
         if !self.kept {
-            self.holds.closed(self.ino, false);
+            self.holds.closed(self.ino, Keep::No);
         }
     }
 }

@@ -15,6 +15,7 @@ use crate::api::client::Client;
 use crate::api::file::{File, OpenFlags};
 use crate::driver::write::files::{Cut, FileState, Serial};
 use crate::engine::cache::Ticket;
+use crate::engine::session::holds::Keep;
 use crate::error::ClientError;
 
 /// `S_ISUID` and `S_ISGID`.
@@ -196,7 +197,7 @@ impl Client {
             .await?;
         if kind == FileKind::Regular {
             let holds = &self.core().session.holds;
-            holds.closed(attr.ino, true);
+            holds.closed(attr.ino, Keep::UnlessChanged);
         }
         Ok(attr)
     }

@@ -94,6 +94,23 @@ async fn a_release_that_overtakes_a_refusal_makes_room_too() {
     assert!(!session.release_now(answered()).await, "it is full");
 }
 
+/// Another mount removed its last name while it was open here.
+#[tokio::test(flavor = "multi_thread")]
+async fn what_others_removed_counts_only_until_shortly_after_it_is_closed() {
+    let cluster = Cluster::start(3, 3).await;
+    let (client, other) = (cluster.client("a").await, cluster.client("b").await);
+    let (attr, file) = create(&client, "removed").await;
+    let removed = other.unlink(&root(), InodeId::ROOT, &name("removed")).await;
+    assert_eq!(removed.unwrap().map(|attr| attr.nlink), Some(0));
+    file.close().await.unwrap();
+    let closed = Instant::now();
+    while cluster.namenode.inode_exists(attr.ino) {
+        // A file with a name stays held for five seconds.
+        assert!(closed.elapsed() < Duration::from_secs(3), "it is held on");
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+}
+
 /// Refused data waits in memory until a flush is requested: it is not retried over and over.
 #[tokio::test(flavor = "multi_thread")]
 async fn refused_data_is_tried_again_when_it_is_flushed_and_not_before() {

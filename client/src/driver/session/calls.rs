@@ -34,6 +34,7 @@ use crate::engine::session::call::{
     ATTEMPT_DEADLINE, Again, Call, Failure, Patience, RETRY_PAUSE_MAX, RETRY_PAUSE_MIN, Repeats,
     Unanswered,
 };
+use crate::engine::session::holds::Keep;
 use crate::engine::session::sequences::{CONFIRMING_WINDOW, WINDOW};
 use crate::error::ClientError;
 
@@ -122,7 +123,7 @@ impl Drop for Pending<'_> {
             if mutation_of(&request).facts().creates == Creates::HeldFile {
                 for ino in &changed {
                     session.holds.lock().opened(*ino, true);
-                    session.holds.closed(*ino, true);
+                    session.holds.closed(*ino, Keep::UnlessChanged);
                 }
             }
             for ino in &changed {
@@ -511,9 +512,8 @@ impl Session {
         self.confirmed(self.last_relaxed());
     }
 
-    /// Sends a request until it is answered or patience is exhausted. A mutation belongs to the
-    /// session with `generation` and is not sent in any other. `closes`: the connection is closed
-    /// when a mutation is given up.
+    /// Sends a request until it is answered or patience is exhausted. A mutation belongs to the session with
+    /// `generation` and is not sent in any other. `closes`: the connection is closed when a mutation is given up.
     fn ask<'a>(
         &'a self,
         request: &'a Request,

@@ -10,7 +10,7 @@ use tokio::sync::Notify;
 
 use super::Session;
 use crate::driver::clock;
-use crate::engine::session::holds as engine;
+use crate::engine::session::holds::{self as engine, Keep};
 
 /// How often idle holds are checked.
 const RELEASE_INTERVAL: Duration = Duration::from_millis(200);
@@ -34,8 +34,8 @@ impl Holds {
         self.inner.lock()
     }
 
-    /// Closes a file once; with `keep`, the hold remains for a while.
-    pub(crate) fn closed(&self, ino: InodeId, keep: bool) {
+    /// Closes a file once.
+    pub(crate) fn closed(&self, ino: InodeId, keep: Keep) {
         self.lock().closed(ino, clock::now(), keep);
     }
 

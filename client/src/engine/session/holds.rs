@@ -13,12 +13,24 @@ use rustc_hash::{FxHashMap, FxHashSet};
 /// How long a closed file stays held. Tools that write a file and read it back do so within this time.
 const IDLE_MAX: Duration = Duration::from_secs(5);
 
+/// Whether the hold of a closed file remains for a while.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Keep {
+    Yes,
+    No,
+    /// Unless others changed the file while it was open: they may have removed its last name, and
+    /// it counts against a quota as long as it is held.
+    UnlessChanged,
+}
+
 /// The holds of a session.
 pub(crate) struct Holds {
     idle_max: usize,
     open: FxHashMap<InodeId, usize>,
     /// Files that are open and, as far as this session knows, have no name.
     nameless: FxHashSet<InodeId>,
+    /// Files that are open and that others changed meanwhile.
+    changed: FxHashSet<InodeId>,
     /// Files that are held, but were not opened by a user that may read them.
     unreadable: FxHashSet<InodeId>,
     idle_since: FxHashMap<InodeId, Instant>,
@@ -34,6 +46,7 @@ impl Holds {
             idle_max,
             open: FxHashMap::default(),
             nameless: FxHashSet::default(),
+            changed: FxHashSet::default(),
             unreadable: FxHashSet::default(),
             idle_since: FxHashMap::default(),
             idle: BTreeSet::new(),
@@ -84,8 +97,8 @@ impl Holds {
         !self.releasing.is_empty()
     }
 
-    /// Closes a file once; with `keep`, the hold remains for a while.
-    pub(crate) fn closed(&mut self, ino: InodeId, now: Instant, keep: bool) {
+    /// Closes a file once.
+    pub(crate) fn closed(&mut self, ino: InodeId, now: Instant, keep: Keep) {
         let Some(opens) = self.open.get_mut(&ino) else {
             panic!("{ino} is closed, and not among {} open", self.open.len());
         };
@@ -95,7 +108,13 @@ impl Holds {
         }
         self.open.remove(&ino);
         let is_nameless = self.nameless.remove(&ino);
-        if is_nameless || !keep || self.idle_max == 0 {
+        let was_changed = self.changed.remove(&ino);
+        let keeps = match keep {
+            Keep::Yes => true,
+            Keep::No => false,
+            Keep::UnlessChanged => !was_changed,
+        };
+        if is_nameless || !keeps || self.idle_max == 0 {
             self.to_release.insert(ino);
             return;
         }
@@ -126,6 +145,8 @@ impl Holds {
     pub(crate) fn drop_idle(&mut self, ino: InodeId) {
         if self.take_idle(ino) {
             self.to_release.insert(ino);
+        } else if self.open.contains_key(&ino) {
+            self.changed.insert(ino);
         }
     }
 
@@ -205,10 +226,10 @@ mod tests {
         let (now, ino) = (some_time(), InodeId(7));
         assert!(!holds.open_held(ino, true));
         holds.opened(ino, true);
-        holds.closed(ino, now, true);
+        holds.closed(ino, now, Keep::UnlessChanged);
         assert!(holds.begin_release(now).is_empty());
         assert!(holds.open_held(ino, true));
-        holds.closed(ino, now, true);
+        holds.closed(ino, now, Keep::Yes);
         assert_eq!(holds.begin_release(now + IDLE_MAX), vec![ino]);
         assert!(!holds.open_held(ino, true));
     }
@@ -231,7 +252,7 @@ mod tests {
         let now = some_time();
         for ino in 1..=3 {
             holds.opened(InodeId(ino), true);
-            holds.closed(InodeId(ino), now + Duration::from_millis(ino), true);
+            holds.closed(InodeId(ino), now + Duration::from_millis(ino), Keep::Yes);
         }
         assert_eq!(holds.begin_release(now), vec![InodeId(1)]);
         assert_eq!(holds.all().len(), 2);
@@ -243,7 +264,7 @@ mod tests {
         holds.opened(InodeId(1), true);
         holds.lost_last_name(InodeId(1));
         assert!(holds.has_nameless());
-        holds.closed(InodeId(1), some_time(), true);
+        holds.closed(InodeId(1), some_time(), Keep::Yes);
         assert_eq!(holds.begin_release(some_time()), vec![InodeId(1)]);
         assert!(!holds.has_nameless());
     }
@@ -254,8 +275,27 @@ mod tests {
         holds.opened(InodeId(1), true);
         holds.drop_idle(InodeId(1));
         assert!(holds.begin_release(some_time()).is_empty());
-        holds.closed(InodeId(1), some_time(), false);
+        holds.closed(InodeId(1), some_time(), Keep::No);
         assert_eq!(holds.begin_release(some_time()), vec![InodeId(1)]);
+    }
+
+    #[test]
+    fn what_others_changed_is_held_for_a_while_only_if_it_is_known_to_have_a_name() {
+        let mut holds = Holds::new(2);
+        let (now, ino) = (some_time(), InodeId(1));
+        holds.opened(ino, true);
+        holds.drop_idle(ino);
+        assert!(!holds.has_nameless(), "nothing is known");
+        holds.closed(ino, now, Keep::UnlessChanged);
+        assert_eq!(holds.begin_release(now), vec![ino]);
+        holds.release_answered(&[ino]);
+        holds.opened(ino, true);
+        holds.drop_idle(ino);
+        holds.closed(ino, now, Keep::Yes);
+        assert!(holds.begin_release(now).is_empty());
+        assert!(holds.open_held(ino, true));
+        holds.closed(ino, now, Keep::UnlessChanged);
+        assert!(holds.begin_release(now).is_empty(), "that was before");
     }
 
     #[derive(Clone, Debug)]
@@ -284,7 +324,8 @@ mod tests {
 
     proptest! {
         /// In virtual time, against a namenode that keeps a set: files that are open here are held there,
-        /// whatever is closed, released and opened meanwhile; closed files are released in the end.
+        /// whatever is closed, released and opened meanwhile; closed files are released in the end, and with
+        /// the next release if they may have lost their names while they were open.
         #[test]
         fn what_is_open_is_held(ops in prop::collection::vec(op(), 1..120)) {
             let mut holds = Holds::new(2);
@@ -292,6 +333,8 @@ mod tests {
             let mut open: BTreeMap<InodeId, usize> = BTreeMap::new();
             let mut namenode: BTreeSet<InodeId> = BTreeSet::new();
             let mut in_flight: Vec<InodeId> = Vec::new();
+            let mut changed: BTreeSet<InodeId> = BTreeSet::new();
+            let mut due: BTreeSet<InodeId> = BTreeSet::new();
             for op in ops.into_iter().chain([Op::Answered]) {
                 match op {
                     Op::Open(ino) => {
@@ -306,6 +349,7 @@ mod tests {
                             namenode.insert(ino);
                             holds.opened(ino, true);
                         }
+                        due.remove(&ino);
                         *open.entry(ino).or_default() += 1;
                     }
                     Op::Close(ino) => {
@@ -314,15 +358,26 @@ mod tests {
                             *opens -= 1;
                             if *opens == 0 {
                                 open.remove(&ino);
+                                due.extend(changed.take(&ino));
                             }
-                            holds.closed(ino, now, true);
+                            holds.closed(ino, now, Keep::UnlessChanged);
                         }
                     }
-                    Op::Changed(ino) => holds.drop_idle(InodeId(ino)),
-                    Op::Unlinked(ino) => holds.lost_last_name(InodeId(ino)),
+                    Op::Changed(ino) => {
+                        let ino = InodeId(ino);
+                        holds.drop_idle(ino);
+                        changed.extend(open.contains_key(&ino).then_some(ino));
+                    }
+                    Op::Unlinked(ino) => {
+                        let ino = InodeId(ino);
+                        holds.lost_last_name(ino);
+                        changed.extend(open.contains_key(&ino).then_some(ino));
+                    }
                     Op::Release => {
                         if in_flight.is_empty() {
                             in_flight = holds.begin_release(now);
+                            prop_assert!(due.iter().all(|ino| in_flight.contains(ino)), "{due:?}");
+                            due.clear();
                         }
                     }
                     Op::Answered => {

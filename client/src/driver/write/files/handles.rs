@@ -10,6 +10,7 @@ use parking_lot::Mutex;
 use tokio::sync::Notify;
 
 use super::{FileState, Files, Inner};
+use crate::engine::session::holds::Keep;
 use crate::engine::write::file::{DirtyFile, Early};
 
 /// Maximum number of files whose `close` returned before their commit. Beyond it, `close` waits.
@@ -81,9 +82,12 @@ impl Files {
 
     pub(super) fn hold_closed(&self, file: &FileState) {
         let session = &self.cluster.session;
-        let attr = session.cache.attr(file.ino);
-        let has_name = attr.is_none_or(|attr| attr.nlink > 0);
-        session.holds.closed(file.ino, has_name);
+        let keep = match session.cache.attr(file.ino) {
+            Some(attr) if attr.nlink > 0 => Keep::Yes,
+            Some(_) => Keep::No,
+            None => Keep::UnlessChanged,
+        };
+        session.holds.closed(file.ino, keep);
     }
 
     /// Forgets the state of an inode if nothing needs it.
