@@ -234,3 +234,21 @@ async fn an_answer_from_before_an_attribute_was_set_does_not_say_how_blocks_are_
     let known = file.state().rules().map(|rules| rules.replication);
     assert_eq!(known, Some(2));
 }
+
+/// The source is truncated elsewhere, and this client has not been notified yet.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_copy_of_a_file_that_ends_earlier_by_now_returns_what_is_copied() {
+    let cluster = Cluster::start(3, 3).await;
+    let (client, other) = (cluster.client("a").await, cluster.client("b").await);
+    let (attr, file) = create(&client, "file").await;
+    file.write(0, Bytes::from_static(b"content")).await.unwrap();
+    file.sync().await.unwrap();
+    let (_, copy) = create(&client, "copy").await;
+    let theirs = other.open(&root(), attr.ino, OpenFlags::WRITE).await;
+    cluster.namenode.hold_notices(true);
+    theirs.unwrap().truncate(3).await.unwrap();
+    let known = client.try_getattr(attr.ino).map(|attr| attr.size_bytes);
+    assert_eq!(known, Some(7));
+    assert_eq!(file.copy_range(0, &copy, 0, 7).await, Ok(3));
+    assert_eq!(&copy.read(0, 100).await.unwrap()[..], b"con");
+}

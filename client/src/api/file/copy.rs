@@ -49,7 +49,7 @@ impl File {
         let mut done = 0;
         let shared = self.share_in_parts(from, destination, to, length_bytes, &mut done);
         match shared.await {
-            Ok(_) => Ok(length_bytes),
+            Ok(_) => Ok(done),
             Err(error) if done > 0 => {
                 tracing::debug!(ino = %destination.ino(), done, %error, "a copy ends early");
                 Ok(done)
@@ -69,7 +69,7 @@ impl File {
         self.flush_to_look().await
     }
 
-    /// Shares a range; counts in `done` the bytes that are shared before an error.
+    /// Shares a range; counts in `done` the bytes that are shared, also before an error.
     async fn share_in_parts(
         &self,
         source_offset: u64,
@@ -97,12 +97,18 @@ impl File {
                     left = left.min(size_bytes.saturating_sub(source_offset + *done));
                     part = (part.min(left) / 2).max(1);
                 }
-                Ok(_) if part < left => {
-                    *done += part;
+                Ok(attr) => {
+                    // The namenode cuts the range off at the source's end, which others may have moved
+                    // since this client saw it: no more is shared than the destination has.
+                    let shared_max = attr.size_bytes.saturating_sub(destination_offset);
+                    *done = (*done + part.min(left)).min(shared_max);
+                    if part >= left {
+                        return Ok(attr);
+                    }
                     left -= part;
                     part = part.saturating_mul(2).min(left);
                 }
-                result => return result,
+                Err(error) => return Err(error),
             }
         }
     }
