@@ -52,12 +52,7 @@ impl Client {
         credentials: &Credentials,
         path: &[u8],
     ) -> Result<(Attr, Name), ClientError> {
-        let trimmed = trim_slashes(path);
-        let split = trimmed.iter().rposition(|&byte| byte == b'/');
-        let (directory, last) = match split {
-            Some(at) => (&trimmed[..at], &trimmed[at + 1..]),
-            None => (&b""[..], trimmed),
-        };
+        let (directory, last) = split_last(path);
         let name = Name::new(last)?;
         let parent = self.resolve(credentials, directory).await?;
         if parent.kind != FileKind::Directory {
@@ -66,7 +61,8 @@ impl Client {
         Ok((parent, name))
     }
 
-    /// Opens the file at a path; with `create`, it is created with that mode when it is not there.
+    /// Opens the file at a path; with `create`, it is created with that mode when it is not there, through
+    /// symlinks too, as `open(2)` does.
     ///
     /// # Errors
     /// As [`Client::resolve`] and [`Client::open`].
@@ -77,25 +73,34 @@ impl Client {
         flags: OpenFlags,
         create: Option<u16>,
     ) -> Result<File, ClientError> {
-        match (self.resolve(credentials, path).await, create) {
-            (Ok(attr), _) => self.open(credentials, attr.ino, flags).await,
-            (Err(ClientError::Fs(FsError::NotFound)), Some(mode)) => {
-                let (parent, name) = self.resolve_parent(credentials, path).await?;
-                let created = self
-                    .create_file(credentials, parent.ino, &name, mode, flags)
-                    .await;
-                match created {
-                    Ok((_, file)) => Ok(file),
-                    // Another caller was faster.
-                    Err(ClientError::Fs(FsError::Exists)) => {
-                        let attr = self.resolve(credentials, path).await?;
-                        self.open(credentials, attr.ino, flags).await
-                    }
-                    Err(error) => Err(error),
+        let mut path = path.to_vec();
+        let mut found = self.resolve(credentials, &path).await;
+        for _ in 0..=SYMLINKS_MAX {
+            let mode = match (found, create) {
+                (Ok(attr), _) => return self.open(credentials, attr.ino, flags).await,
+                (Err(ClientError::Fs(FsError::NotFound)), Some(mode)) => mode,
+                (Err(error), _) => return Err(error),
+            };
+            let (parent, name) = self.resolve_parent(credentials, &path).await?;
+            let created = self
+                .create_file(credentials, parent.ino, &name, mode, flags)
+                .await;
+            match created {
+                Ok((_, file)) => return Ok(file),
+                // Another caller was faster, or it is a symlink to what does not exist.
+                Err(ClientError::Fs(FsError::Exists)) => {}
+                Err(error) => return Err(error),
+            }
+            found = self.resolve(credentials, &path).await;
+            if found == Err(FsError::NotFound.into()) {
+                let there = self.lookup(credentials, parent.ino, &name).await?;
+                if there.kind == FileKind::Symlink {
+                    let target = self.readlink(credentials, there.ino).await?;
+                    path = path_beyond(&path, target);
                 }
             }
-            (Err(error), _) => Err(error),
         }
+        Err(too_many_symlinks())
     }
 
     /// The content of the file at a path.
@@ -175,8 +180,7 @@ impl Client {
             if found.kind == FileKind::Symlink && (follow_last || !todo.is_empty()) {
                 symlinks += 1;
                 if symlinks > SYMLINKS_MAX {
-                    let text = "too many levels of symbolic links";
-                    return Err(FsError::InvalidArgument(text.into()).into());
+                    return Err(too_many_symlinks());
                 }
                 let target = self.readlink(credentials, found.ino).await?;
                 if target.first() == Some(&b'/') {
@@ -200,6 +204,30 @@ fn components(path: &[u8]) -> VecDeque<Vec<u8>> {
         .filter(|component| !component.is_empty() && *component != b".")
         .map(<[u8]>::to_vec)
         .collect()
+}
+
+fn too_many_symlinks() -> ClientError {
+    FsError::InvalidArgument("too many levels of symbolic links".into()).into()
+}
+
+/// Splits a path before its last component.
+fn split_last(path: &[u8]) -> (&[u8], &[u8]) {
+    let trimmed = trim_slashes(path);
+    match trimmed.iter().rposition(|&byte| byte == b'/') {
+        Some(at) => (&trimmed[..at], &trimmed[at + 1..]),
+        None => (&b""[..], trimmed),
+    }
+}
+
+/// The path of the target of a symlink at a path.
+fn path_beyond(symlink: &[u8], target: Vec<u8>) -> Vec<u8> {
+    if target.first() == Some(&b'/') {
+        return target;
+    }
+    let mut path = split_last(symlink).0.to_vec();
+    path.push(b'/');
+    path.extend_from_slice(&target);
+    path
 }
 
 fn trim_slashes(path: &[u8]) -> &[u8] {

@@ -150,3 +150,34 @@ async fn a_walk_goes_on_behind_what_is_removed_meanwhile() {
     let mut walk = client.walk(&me, InodeId(4_711));
     assert_eq!(walk.next().await.unwrap_err(), FsError::Stale.into());
 }
+
+/// As `open(2)` does with `O_CREAT`.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_file_is_created_where_symlinks_lead_to_nothing() {
+    let cluster = Cluster::start(3, 3).await;
+    let (client, me) = (cluster.client("a").await, root());
+    let directory = client
+        .mkdir(&me, InodeId::ROOT, &name("dir"), 0o755)
+        .await
+        .unwrap()
+        .ino;
+    for (parent, link, target) in [
+        (directory, "relative", "../dir/./made"),
+        (InodeId::ROOT, "absolute", "/dir/relative"),
+        (InodeId::ROOT, "nowhere", "missing/file"),
+    ] {
+        let (link, target) = (name(link), target.as_bytes());
+        let linked = client.symlink(&me, parent, &link, target).await;
+        linked.unwrap();
+    }
+    let written = client.write_file(&me, b"/absolute", b"content").await;
+    written.unwrap();
+    let made = client.resolve_no_follow(&me, b"/dir/made").await.unwrap();
+    assert_eq!(made.kind, FileKind::Regular);
+    assert_eq!(
+        client.read_file(&me, b"/absolute").await.unwrap(),
+        b"content"
+    );
+    let refused = client.write_file(&me, b"/nowhere", b"content").await;
+    assert_eq!(refused, Err(FsError::NotFound.into()));
+}
