@@ -14,14 +14,12 @@ use harvestfs_protocol::types::{Attr, Credentials, FileKind, PlacementRules};
 use crate::api::client::Client;
 use crate::api::file::{File, OpenFlags};
 use crate::driver::write::files::{Cut, FileState, Serial};
-use crate::engine::cache::Ticket;
+use crate::engine::cache::{CAPABILITY, Ticket};
 use crate::engine::session::holds::Keep;
 use crate::error::ClientError;
 
 /// `S_ISUID` and `S_ISGID`.
 const SPECIAL_BITS: u16 = 0o6000;
-/// The capabilities that a program gets when it is run. Writing to the file removes them.
-const CAPABILITY: &[u8] = b"security.capability";
 
 /// Whether a commit that follows a change would undo part of it: the length, the modification time,
 /// or bits that writing clears.

@@ -1,8 +1,9 @@
 //! The rights that a program file keeps when it is written, and those that opening a file needs.
 
 use bytes::Bytes;
-use harvestfs_protocol::meta::AttrChanges;
+use harvestfs_protocol::error::FsError;
 use harvestfs_protocol::meta::mutation::Commit;
+use harvestfs_protocol::meta::{AttrChanges, SetXattrMode};
 use harvestfs_protocol::types::Credentials;
 
 use super::waiting::commit_is_called;
@@ -87,4 +88,37 @@ async fn who_may_not_write_to_a_file_does_not_open_it_to_append() {
     assert!(try_open(&somebody, append).is_none());
     let opened = try_open(&root(), append);
     assert!(opened.is_some_and(|file| file.flags().write));
+}
+
+/// The kernel would run the new content with the capabilities of the old one.
+#[tokio::test(flavor = "multi_thread")]
+async fn capabilities_that_a_change_removes_are_not_cached() {
+    let cluster = Cluster::start(3, 3).await;
+    let client = cluster.client("a").await;
+    let (attr, file) = create(&client, "program").await;
+    let (me, ino, capability) = (root(), attr.ino, b"security.capability");
+    for change in ["write", "truncate", "chown"] {
+        let set = client.setxattr(&me, ino, capability, b"all", SetXattrMode::Any);
+        set.await.unwrap();
+        let known = client.getxattr(&me, ino, capability).await;
+        assert_eq!(known.unwrap(), b"all");
+        match change {
+            "write" => {
+                file.write(0, Bytes::from_static(b"new")).await.unwrap();
+                file.sync().await.unwrap();
+            }
+            "truncate" => {
+                file.truncate(1).await.unwrap();
+            }
+            _ => {
+                let owner = AttrChanges {
+                    uid: Some(1_000),
+                    ..AttrChanges::default()
+                };
+                client.setattr(&me, ino, owner).await.unwrap();
+            }
+        }
+        let left = client.getxattr(&me, ino, capability).await;
+        assert_eq!(left, Err(FsError::NoAttribute.into()), "after {change}");
+    }
 }

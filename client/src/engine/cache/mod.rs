@@ -32,6 +32,9 @@ use rustc_hash::FxHashMap;
 pub(crate) use self::unsettled::{Scope, Unsettled};
 use crate::engine::cache::extents::ExtentMap;
 
+/// The capabilities that a program gets when it is run. Writing to the file removes them, and so does a
+/// change of its owner.
+pub(crate) const CAPABILITY: &[u8] = b"security.capability";
 /// Maximum number of events remembered for tickets in flight. Beyond it, no reply in flight is cached.
 const EVENTS_MAX: usize = 65_536;
 /// So many extents count as one entry of the cache.
@@ -118,6 +121,16 @@ struct Inode {
     in_clock: bool,
     /// Its share of `entries`.
     weight: usize,
+}
+
+impl Inode {
+    /// Notes that a change may have removed the file's capabilities. That it has none stays known: the
+    /// kernel asks for them whenever a program writes.
+    fn may_lose_capabilities(&mut self) {
+        if self.xattrs.get(CAPABILITY).is_some_and(Option::is_some) {
+            self.xattrs.remove(CAPABILITY);
+        }
+    }
 }
 
 #[derive(Default)]

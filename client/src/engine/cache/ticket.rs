@@ -102,6 +102,7 @@ impl Ticket {
         let fresh = inner.is_fresh(self.at, &Subject::Inode(attr.ino));
         inner.happened(Subject::Inode(attr.ino));
         let inode = inner.inode_mut(attr.ino);
+        inode.may_lose_capabilities();
         // If something else changed the inode meanwhile, the order of the two changes is unknown.
         inode.attr = fresh.then(|| attr.clone());
         if !fresh {
@@ -155,6 +156,7 @@ impl Ticket {
         let fresh = inner.is_fresh(self.at, &Subject::Inode(attr.ino));
         inner.happened(Subject::Inode(attr.ino));
         let inode = inner.inode_mut(attr.ino);
+        inode.may_lose_capabilities();
         let known = inode.attr.as_ref().map(|attr| attr.content_version);
         inode.attr = fresh.then(|| attr.clone());
         let extents = inode.extents.take();
