@@ -10,6 +10,9 @@ use crate::store::{Job, StoreError, io_error};
 
 /// Mode bits that let users other than the owner write.
 const WRITABLE_BY_OTHERS: u32 = 0o022;
+/// Mode bit with which the entries of a directory can only be replaced by their owners and by the directory's.
+const STICKY: u32 = 0o1000;
+const ROOT: u32 = 0;
 /// Option to change a job's directory recursively: where one entry is wrong, others usually are, too.
 const ALL_BELOW: &str = "-R ";
 
@@ -50,6 +53,25 @@ pub enum TrustError {
         /// Options of `chmod` for that.
         options: &'static str,
     },
+    /// A directory above the store lets other users replace the store.
+    #[error(
+        "{} belongs to user {owner} and has mode {mode:04o}, so others could replace {} as a whole: \
+         keep checkpoints only below directories of root or user {user} in which no other user can write, or which are \
+         sticky",
+        path.display(), store.display()
+    )]
+    Above {
+        /// The directory.
+        path: PathBuf,
+        /// Its owner.
+        owner: u32,
+        /// Its mode.
+        mode: u32,
+        /// The directory of all jobs.
+        store: PathBuf,
+        /// The user who restores or stores.
+        user: u32,
+    },
     /// A symbolic link leads out of the directory that was checked.
     #[error("{} leads out of the checkpoint's directory, where anybody could write", path.display())]
     LeadsOut {
@@ -61,8 +83,8 @@ pub enum TrustError {
     Store(#[from] StoreError),
 }
 
-/// Refuses directories in which users other than `user` could replace entries. Checks the directory of all jobs and,
-/// if it exists, that of the job.
+/// Refuses directories in which users other than `user` could replace entries. Checks the directory of all jobs, those
+/// above it (which may also belong to root, or be sticky) and, if it exists, that of the job.
 ///
 /// # Errors
 /// For the first directory with a wrong owner or mode, and when the job's directory is a link.
@@ -72,6 +94,7 @@ pub fn refuse_directories(job: &Job, user: u32) -> Result<(), TrustError> {
         let metadata = look(fs::metadata(store), store)?;
         // Not recursively: other jobs in it may belong to other users.
         judge(store, &metadata, user, (store, ""))?;
+        judge_above(store, user)?;
     }
     match fs::symlink_metadata(top) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
@@ -87,8 +110,9 @@ pub fn refuse_directories(job: &Job, user: u32) -> Result<(), TrustError> {
 }
 
 /// Refuses a checkpoint of which users other than `user` could have written any part. Checks the owners and modes, as
-/// `sudo` does for its files, of the directory of all jobs, that of the job, and `images`, that of the checkpoint, with
-/// everything in it. Other entries of the job's directory are not checked, as a checkpoint does not depend on others.
+/// `sudo` does for its files, of the directory of all jobs and those above it, that of the job, and `images`, that of
+/// the checkpoint, with everything in it. Other entries of the job's directory are not checked, as a checkpoint does
+/// not depend on others.
 ///
 /// # Errors
 /// For the first path with a wrong owner or mode, and for a link that leads out of the checkpoint.
@@ -135,6 +159,26 @@ fn look_if_there<T>(result: io::Result<T>, path: &Path) -> Result<Option<T>, Sto
 
 fn look<T>(result: io::Result<T>, path: &Path) -> Result<T, StoreError> {
     result.map_err(io_error("judge", path))
+}
+
+/// Refuses a store that users other than root and `user` could replace: whoever can write to a directory can rename
+/// what is in it, whoever owns that, unless the directory is sticky.
+fn judge_above(store: &Path, user: u32) -> Result<(), TrustError> {
+    for above in store.ancestors().skip(1) {
+        let metadata = look(fs::metadata(above), above)?;
+        let (owner, mode) = (metadata.uid(), metadata.mode() & 0o7777);
+        let is_shared = mode & WRITABLE_BY_OTHERS != 0 && mode & STICKY == 0;
+        if is_shared || ![ROOT, user].contains(&owner) {
+            return Err(TrustError::Above {
+                path: above.to_owned(),
+                owner,
+                mode,
+                store: store.to_owned(),
+                user,
+            });
+        }
+    }
+    Ok(())
 }
 
 /// Refuses a path with a wrong owner or mode. The error suggests `chown` or `chmod` with these options for `wrong`.
@@ -231,6 +275,34 @@ mod tests {
             chmod(path, right);
         }
         refuse_what_others_could_write(&job, &images, user).expect("it is trusted again");
+    }
+
+    #[test]
+    fn a_store_that_others_could_replace_is_refused() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let (job, _, user) = job(&directory.path().join("above"));
+        let images = job.directory().join("000001");
+        let above = job.directory().ancestors().nth(2).expect("above the store");
+        let refused = || match refuse_what_others_could_write(&job, &images, user) {
+            Ok(()) => false,
+            Err(TrustError::Above { path, .. }) if path == above => true,
+            Err(error) => panic!("{error}"),
+        };
+        for (mode, is_refused) in [
+            (0o755, false),
+            (0o775, true),
+            (0o757, true),
+            // As /tmp is.
+            (0o1777, false),
+            (0o700, false),
+        ] {
+            chmod(above, mode);
+            assert_eq!(refused(), is_refused, "{mode:o}");
+        }
+        // Only root can give it to somebody else.
+        if std::os::unix::fs::chown(above, Some(user + 1), None).is_ok() {
+            assert!(refused(), "its owner can write to it");
+        }
     }
 
     #[test]

@@ -105,13 +105,17 @@ pub struct Store {
 
 impl Store {
     /// Opens the store in a directory, which is never created here: when the file system is not mounted, creating it
-    /// would store checkpoints on another one.
+    /// would store checkpoints on another one. Links in its path are resolved once: the directories that
+    /// [`crate::trust`] judges are then those that are used, even if somebody changes a link meanwhile.
     ///
     /// # Errors
     /// [`StoreError::NoStore`] when the directory does not exist.
     pub fn open(directory: PathBuf) -> Result<Self, StoreError> {
-        match fs::metadata(&directory) {
-            Ok(metadata) if metadata.is_dir() => Ok(Self { directory }),
+        let found = directory
+            .canonicalize()
+            .and_then(|path| Ok((fs::metadata(&path)?, path)));
+        match found {
+            Ok((metadata, directory)) if metadata.is_dir() => Ok(Self { directory }),
             Err(error) if error.kind() != io::ErrorKind::NotFound => {
                 Err(io_error("use", &directory)(error))
             }

@@ -43,6 +43,22 @@ fn a_store_that_is_not_there_is_refused_and_not_made() {
 }
 
 #[test]
+fn a_link_to_a_store_is_followed_only_once() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let [one, other, link] = ["one", "other", "link"].map(|name| directory.path().join(name));
+    for made in [&one, &other] {
+        fs::create_dir(made).expect("it is made");
+    }
+    std::os::unix::fs::symlink(&one, &link).expect("a link");
+    let job = Store::open(link.clone()).expect("it is there");
+    let job = job.job("job".parse().expect("a name"));
+    fs::remove_file(&link).expect("it is there");
+    std::os::unix::fs::symlink(&other, &link).expect("a link");
+    dump(&job);
+    assert!(one.join("job").exists() && !other.join("job").exists());
+}
+
+#[test]
 fn a_checkpoint_is_there_once_it_is_committed() {
     let directory = tempfile::tempdir().expect("a directory");
     let job = job(&directory);
