@@ -4,7 +4,7 @@ use std::path::Path;
 use std::str::FromStr;
 
 use clap::{Args, ValueEnum};
-use harvestfs_checkpoint::adaptive::{Preemption, Victim, order_victims};
+use harvestfs_checkpoint::adaptive::{Bandwidth, Preemption, Victim, order_victims};
 use harvestfs_checkpoint::criu::CriuError;
 use harvestfs_checkpoint::manifest::JobName;
 use harvestfs_checkpoint::node::Node;
@@ -122,10 +122,13 @@ pub fn run(args: &CheckpointArgs, command: &PreemptArgs) -> anyhow::Result<()> {
             Err(error) => return Err(error.into()),
         }
     }
-    let bandwidth = bandwidth(&runner, store.directory())?;
-    let waiting_s = || runner.node.queued_bytes() as f64 / bandwidth.write_bytes_per_s;
-    let queue_s = waiting_s();
-    order_victims(&mut running, |it| it.victim.cost_s(&bandwidth, queue_s));
+    let bandwidth = bandwidth_for(command, &runner.node, store.directory())?;
+    let waiting_s = |of: &Bandwidth| runner.node.queued_bytes() as f64 / of.write_bytes_per_s;
+    let queue_s = bandwidth.as_ref().map_or(0.0, waiting_s);
+    order_victims(&mut running, |it| match &bandwidth {
+        Some(bandwidth) => it.victim.cost_s(bandwidth, queue_s),
+        None => it.victim.progress_s,
+    });
     let mut freed_bytes = 0;
     // Seconds of checkpoints that a dry run only announces.
     let mut planned_s = 0.0;
@@ -151,14 +154,20 @@ pub fn run(args: &CheckpointArgs, command: &PreemptArgs) -> anyhow::Result<()> {
                 continue;
             }
         };
-        let queue_s = waiting_s() + planned_s;
-        let decision = match command.policy {
-            Policy::Adaptive => it.victim.preempt(&bandwidth, queue_s),
-            Policy::Kill => Preemption::Kill,
-            Policy::Checkpoint => it.victim.checkpoint(),
+        let costs = bandwidth
+            .as_ref()
+            .map(|bandwidth| (bandwidth, waiting_s(bandwidth) + planned_s));
+        let decision = match costs {
+            None => Preemption::Kill,
+            Some(_) if command.policy == Policy::Checkpoint => it.victim.checkpoint(),
+            Some((bandwidth, queue_s)) => it.victim.preempt(bandwidth, queue_s),
         };
+        let alternative = costs.map_or_else(String::new, |(bandwidth, queue_s)| {
+            let overhead_s = it.victim.overhead_s(bandwidth, queue_s);
+            format!(", {overhead_s:.1} s for a checkpoint")
+        });
         println!(
-            "{}: {}: {:.1} s of work, {:.1} s for a checkpoint; frees {}",
+            "{}: {}: {:.1} s of work{alternative}; frees {}",
             it.job.name(),
             match decision {
                 Preemption::Kill => "kill",
@@ -166,12 +175,13 @@ pub fn run(args: &CheckpointArgs, command: &PreemptArgs) -> anyhow::Result<()> {
                 Preemption::Incremental => "incremental checkpoint",
             },
             it.victim.progress_s,
-            it.victim.overhead_s(&bandwidth, queue_s),
             units::human(it.memory_bytes),
         );
         if command.dry_run {
             freed_bytes += it.memory_bytes;
-            if decision != Preemption::Kill {
+            if decision != Preemption::Kill
+                && let Some(bandwidth) = &bandwidth
+            {
                 planned_s += it.victim.dump_bytes / bandwidth.write_bytes_per_s;
             }
             continue;
@@ -219,6 +229,19 @@ pub fn run(args: &CheckpointArgs, command: &PreemptArgs) -> anyhow::Result<()> {
         }
     );
     Ok(())
+}
+
+/// How fast checkpoints are here; `None` when all jobs are killed, which has to free memory even if nothing can be
+/// written to the store to measure it.
+fn bandwidth_for(
+    command: &PreemptArgs,
+    node: &Node,
+    store: &Path,
+) -> anyhow::Result<Option<Bandwidth>> {
+    if command.policy == Policy::Kill {
+        return Ok(None);
+    }
+    bandwidth(node, store, command.dry_run).map(Some)
 }
 
 /// Ends the processes of a job, unless another command works on it: a dump would be lost half-way.
@@ -309,6 +332,7 @@ mod tests {
     use std::process::{Command, Stdio};
     use std::time::Instant;
 
+    use clap::Parser;
     use harvestfs_checkpoint::process::END_DEADLINE;
     use harvestfs_checkpoint::store::Store;
 
@@ -328,6 +352,27 @@ mod tests {
         assert!(is_of_job(&ProcessError::Gone(42).into()));
         assert!(!is_of_job(&ProcessError::Lingers(42).into()));
         assert!(!is_of_job(&StoreError::NoStore("store".into()).into()));
+    }
+
+    #[derive(Parser)]
+    struct CommandLine {
+        #[command(flatten)]
+        command: PreemptArgs,
+    }
+
+    #[test]
+    fn a_store_that_takes_no_data_keeps_no_job_from_being_killed() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let node = Node::open(&directory.path().join("node")).expect("it is made");
+        let measure = |policy: &str| {
+            let arguments = ["preempt", "--free", "1MiB", "--policy", policy, "job=42"];
+            let CommandLine { command } = CommandLine::parse_from(arguments);
+            bandwidth_for(&command, &node, &directory.path().join("store"))
+        };
+        assert_eq!(measure("kill").expect("it is not measured"), None);
+        for policy in ["adaptive", "checkpoint"] {
+            measure(policy).expect_err("it cannot be measured");
+        }
     }
 
     #[test]

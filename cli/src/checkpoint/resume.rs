@@ -9,12 +9,13 @@ use anyhow::Context;
 use clap::Args;
 use harvestfs_checkpoint::adaptive::{Bandwidth, Resumption, Site, resume};
 use harvestfs_checkpoint::manifest::JobName;
+use harvestfs_checkpoint::node::Node;
 use harvestfs_checkpoint::store::PROBE_PREFIX;
 use tempfile::NamedTempFile;
 
+use super::CheckpointArgs;
 use super::locations::missing_bytes;
 use super::restore::{find, restore};
-use super::{CheckpointArgs, Runner};
 use crate::units::{self, Size};
 
 /// What is written and read when no checkpoint was made on this node yet.
@@ -66,7 +67,7 @@ pub fn run(args: &CheckpointArgs, command: &ResumeArgs) -> anyhow::Result<()> {
     let runner = args.runner()?;
     let job = args.job(&command.job)?;
     let checkpoint = find(&job, None)?;
-    let bandwidth = bandwidth(&runner, args.store()?.directory())?;
+    let bandwidth = bandwidth(&runner.node, args.store()?.directory(), command.dry_run)?;
     let size_bytes = checkpoint.manifest.size_bytes();
     let site = |datanode: &str, queued_bytes: u64| -> anyhow::Result<Site> {
         Ok(Site {
@@ -109,10 +110,15 @@ pub fn run(args: &CheckpointArgs, command: &ResumeArgs) -> anyhow::Result<()> {
 }
 
 /// What this node's checkpoints were measured to move per second. Before the first one, a file is
-/// written to the store and read from it.
-pub fn bandwidth(runner: &Runner, store: &Path) -> anyhow::Result<Bandwidth> {
-    let mut measured = runner.node.measured();
+/// written to the store and read from it, except by a dry run, which changes nothing.
+pub fn bandwidth(node: &Node, store: &Path, is_dry_run: bool) -> anyhow::Result<Bandwidth> {
+    let mut measured = node.measured();
     if measured.write_bytes_per_s.is_none() || measured.read_bytes_per_s.is_none() {
+        anyhow::ensure!(
+            !is_dry_run,
+            "a dry run does not measure the store, since that writes to it, and no checkpoint has been stored \
+             and restored on this node yet"
+        );
         let (write, read) = probe(store)?;
         if measured.write_bytes_per_s.is_none() {
             measured.wrote(PROBE_BYTES as u64, write);
@@ -120,7 +126,7 @@ pub fn bandwidth(runner: &Runner, store: &Path) -> anyhow::Result<Bandwidth> {
         if measured.read_bytes_per_s.is_none() {
             measured.read(PROBE_BYTES as u64, read);
         }
-        runner.node.remember(&measured)?;
+        node.remember(&measured)?;
     }
     let (Some(write_bytes_per_s), Some(read_bytes_per_s)) =
         (measured.write_bytes_per_s, measured.read_bytes_per_s)
@@ -165,6 +171,21 @@ mod tests {
     use std::fs;
 
     use super::*;
+
+    #[test]
+    fn a_dry_run_measures_nothing() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let node = Node::open(&directory.path().join("node")).expect("it is made");
+        let store = directory.path().join("store");
+        let error = bandwidth(&node, &store, true).expect_err("nothing was measured");
+        assert!(error.to_string().contains("dry run"), "{error}");
+        let error = bandwidth(&node, &store, false).expect_err("there is no store");
+        assert!(error.to_string().contains("cannot measure"), "{error}");
+        fs::create_dir(&store).expect("it is made");
+        let measured = bandwidth(&node, &store, false).expect("it is measured");
+        let remembered = bandwidth(&node, &store, true).expect("it is remembered");
+        assert_eq!(remembered, measured);
+    }
 
     #[test]
     fn a_store_is_measured_without_a_look_at_links() {
