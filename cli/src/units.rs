@@ -1,12 +1,15 @@
-//! Sizes and waiting times as written in configuration files and on the command line.
+//! Sizes and waiting times as written in configuration files and on the command line, and times as printed.
 
 use std::fmt;
 use std::num::NonZero;
 use std::str::FromStr;
-use std::time::Duration;
+use std::time::{Duration, UNIX_EPOCH};
 
 use bytesize::ByteSize;
 use serde::{Deserialize, Serialize};
+
+/// 9999-12-31T23:59:59Z, the last second that RFC 3339 can express, in seconds since 1970.
+const LAST_S: u64 = 253_402_300_799;
 
 /// A number of bytes, written as `64GiB`, `500 MB` or `4096`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
@@ -130,6 +133,16 @@ pub fn human(bytes: u64) -> String {
     ByteSize(bytes).display().iec().to_string()
 }
 
+/// Formats a time since 1970 in UTC: `2026-11-21T02:37:00Z`. A time from a damaged file may be so late that there is no
+/// such form, and formatting it would panic.
+#[must_use]
+pub fn utc(since_1970: Duration) -> String {
+    if since_1970.as_secs() > LAST_S {
+        return "after the year 9999".to_owned();
+    }
+    humantime::format_rfc3339_seconds(UNIX_EPOCH + since_1970).to_string()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -160,6 +173,22 @@ mod tests {
         for nonsense in ["0", "-1", "soon", "1.5", ""] {
             let error = nonsense.parse::<Wait>().unwrap_err();
             assert!(error.contains("`forever`"), "{error}");
+        }
+    }
+
+    #[test]
+    fn any_time_is_formatted() {
+        assert_eq!(
+            utc(Duration::from_millis(1_700_000_000_999)),
+            "2023-11-14T22:13:20Z"
+        );
+        assert_eq!(utc(Duration::from_secs(LAST_S)), "9999-12-31T23:59:59Z");
+        for late in [
+            Duration::from_secs(LAST_S + 1),
+            Duration::from_millis(u64::MAX),
+            Duration::MAX,
+        ] {
+            assert_eq!(utc(late), "after the year 9999");
         }
     }
 

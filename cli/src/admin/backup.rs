@@ -4,7 +4,7 @@ use std::fs::File;
 use std::io::{BufReader, BufWriter, Seek, Write};
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
-use std::time::{Duration, SystemTime};
+use std::time::Duration;
 
 use anyhow::{Context, bail};
 use clap::Args;
@@ -213,7 +213,6 @@ fn tell(args: &BackupArgs, content: &BackupContent, is_what: &str) -> anyhow::Re
 }
 
 fn describe(content: &BackupContent) {
-    let at = SystemTime::UNIX_EPOCH + Duration::from_millis(content.unix_ms);
     println!(
         "  cluster {}, {}, {}, {} ({})",
         content.cluster,
@@ -224,7 +223,7 @@ fn describe(content: &BackupContent) {
     );
     println!(
         "  as of {}: record {} of term {}, epoch {}",
-        humantime::format_rfc3339_seconds(at),
+        units::utc(Duration::from_millis(content.unix_ms)),
         content.record,
         content.term,
         content.epoch

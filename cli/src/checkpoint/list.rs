@@ -98,7 +98,7 @@ fn table(manifests: &[Manifest]) -> Table {
         table.row(&[
             manifest.job.to_string(),
             manifest.number.to_string(),
-            humantime::format_rfc3339_seconds(std::time::SystemTime::UNIX_EPOCH + made).to_string(),
+            units::utc(made),
             manifest.node.clone(),
             units::human(manifest.size_bytes()),
             units::human(manifest.sent_bytes()),
@@ -203,10 +203,15 @@ mod tests {
     fn dump(job: &Job) {
         let lock = job.lock().expect("it is free");
         let draft = job.begin(&lock, "here").expect("a draft");
-        let manifest = Manifest {
+        let manifest = manifest(job.name().clone(), draft.number());
+        draft.commit(manifest).expect("it is committed");
+    }
+
+    fn manifest(job: JobName, number: u32) -> Manifest {
+        Manifest {
             version: MANIFEST_VERSION,
-            job: job.name().clone(),
-            number: draft.number(),
+            job,
+            number,
             parent: None,
             depth: 0,
             node: "here".to_owned(),
@@ -218,8 +223,17 @@ mod tests {
             criu: String::new(),
             allow: Vec::new(),
             images: Vec::new(),
+        }
+    }
+
+    #[test]
+    fn a_manifest_of_any_time_is_listed() {
+        let late = Manifest {
+            created_unix_ms: u64::MAX,
+            ..manifest("job".parse().expect("a name"), 1)
         };
-        draft.commit(manifest).expect("it is committed");
+        let shown = table(&[late]).to_string();
+        assert!(shown.contains("after the year 9999"), "{shown}");
     }
 
     #[test]

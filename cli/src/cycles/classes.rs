@@ -1,6 +1,6 @@
 //! `harvestfs cycles classes`: shows which servers have similar use, and what is left to jobs.
 
-use std::time::{Duration, UNIX_EPOCH};
+use std::time::Duration;
 
 use clap::Args;
 use harvestfs_protocol::admin::{AdminReply, AdminRequest};
@@ -10,6 +10,7 @@ use harvestfs_protocol::outlook::count;
 use crate::admin::history::percent;
 use crate::admin::link::{self, AdminLink};
 use crate::cluster::ClusterArgs;
+use crate::units;
 
 /// Most time for the answer.
 const DEADLINE: Duration = Duration::from_secs(30);
@@ -51,10 +52,7 @@ pub fn run(args: &ClassesArgs) -> anyhow::Result<()> {
 
 fn print(classes: &Classes, with_servers: bool) {
     match classes.analysed_unix_s {
-        Some(at_s) => {
-            let at = UNIX_EPOCH + Duration::from_secs(at_s);
-            println!("analysed at {}", humantime::format_rfc3339_seconds(at));
-        }
+        Some(at_s) => println!("analysed at {}", units::utc(Duration::from_secs(at_s))),
         None => println!(
             "not analysed yet: that is done once a day, and by `harvestfs admin history analyse`"
         ),
