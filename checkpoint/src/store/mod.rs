@@ -5,26 +5,26 @@
 //! it is durable. So after any interruption every listed checkpoint is complete, and the previous one
 //! still exists.
 
+mod lock;
 #[cfg(test)]
 mod tests;
 
 use std::ffi::{OsStr, OsString};
-use std::fs::{self, File, OpenOptions};
+use std::fs::{self, File};
 use std::io::{self, Read, Write};
-use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 
 use harvestfs_protocol::{durable, machine};
-use rustix::fs::{FlockOperation, OFlags};
 
+pub use self::lock::JobLock;
+use self::lock::LOCK_FILE;
 use crate::manifest::{JobName, MANIFEST_BYTES_MAX, MANIFEST_FILE, Manifest, ManifestError};
 
 /// Prefix of the name of an unfinished dump.
 const DRAFT_PREFIX: &str = ".dump-";
 /// Prefix of the name of a checkpoint that is being removed.
 const REMOVED_PREFIX: &str = ".removed-";
-const LOCK_FILE: &str = ".lock";
 /// Age above which another node's dump, or a measurement, is considered abandoned.
 const DRAFT_AGE_MAX: Duration = Duration::from_secs(24 * 3600);
 /// Prefix of the name of a file that is written to measure a store.
@@ -284,34 +284,6 @@ impl Job {
         }
     }
 
-    /// Locks the job against other commands on this mount until the lock is dropped.
-    ///
-    /// # Errors
-    /// [`StoreError::Locked`] when another command holds the lock, [`StoreError::Link`] when the job's directory is a
-    /// link.
-    pub fn lock(&self) -> Result<JobLock, StoreError> {
-        match fs::create_dir(&self.directory) {
-            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
-                self.is_there()?;
-            }
-            made => made.map_err(io_error("make", &self.directory))?,
-        }
-        let path = self.directory.join(LOCK_FILE);
-        let file = OpenOptions::new()
-            .create(true)
-            .truncate(false)
-            .write(true)
-            // Opening a named pipe in its place must not block.
-            .custom_flags((OFlags::NOFOLLOW | OFlags::NONBLOCK).bits() as i32)
-            .open(&path)
-            .map_err(io_error("open", &path))?;
-        match rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive) {
-            Ok(()) => Ok(JobLock { file }),
-            Err(rustix::io::Errno::WOULDBLOCK) => Err(StoreError::Locked(self.name.clone())),
-            Err(error) => Err(io_error("lock", &path)(error.into())),
-        }
-    }
-
     /// Starts a checkpoint, and removes unfinished ones that `maker` left in this job.
     ///
     /// # Errors
@@ -403,6 +375,7 @@ impl Job {
                 self.take_away(&name)?;
             }
         }
+        // Last: another command can lock a new file of that name from now on, and keeps the directory with it.
         remove(&self.directory.join(LOCK_FILE))?;
         match fs::remove_dir(&self.directory) {
             Err(error) if !is_left_to_others(&error) => {
@@ -446,19 +419,6 @@ impl Job {
             }
         }
         Ok(old)
-    }
-}
-
-/// Lock on a job: while it is held, no other command on this mount works on the job.
-#[derive(Debug)]
-pub struct JobLock {
-    file: File,
-}
-
-impl Drop for JobLock {
-    fn drop(&mut self) {
-        // Closing the file is not enough: a child process has it open, too, between fork and exec.
-        let _ = rustix::fs::flock(&self.file, FlockOperation::Unlock);
     }
 }
 

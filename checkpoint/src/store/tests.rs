@@ -17,7 +17,11 @@ fn job(directory: &tempfile::TempDir) -> Job {
 
 fn dump(job: &Job) -> Checkpoint {
     let lock = job.lock().expect("it is free");
-    let draft = job.begin(&lock, "here").expect("a draft");
+    dump_with(job, &lock)
+}
+
+fn dump_with(job: &Job, lock: &JobLock) -> Checkpoint {
+    let draft = job.begin(lock, "here").expect("a draft");
     let manifest = manifest(job, draft.number());
     draft.commit(manifest).expect("it is committed")
 }
@@ -139,6 +143,26 @@ fn a_lock_ends_though_a_child_has_its_file() {
     drop(lock);
     job.lock().expect("it is free");
     drop(of_a_child);
+}
+
+#[test]
+fn a_lock_whose_file_is_removed_is_not_held() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let job = job(&directory);
+    // Another command has the file open when `rm` removes it.
+    let opened = || {
+        let lock = job.lock().expect("it is free");
+        dump_with(&job, &lock);
+        let opened = job.open_lock().expect("it is opened");
+        job.remove_all(&lock).expect("it is removed");
+        opened.expect("it was there")
+    };
+    let left = job.lock_opened(opened()).expect("it is free");
+    assert!(left.is_none(), "the file is gone");
+    let file = opened();
+    let _new = job.lock().expect("it is free");
+    let left = job.lock_opened(file).expect("nobody has that file locked");
+    assert!(left.is_none(), "another command has locked the job");
 }
 
 #[test]
