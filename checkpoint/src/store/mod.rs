@@ -25,6 +25,8 @@ use crate::manifest::{JobName, MANIFEST_BYTES_MAX, MANIFEST_FILE, Manifest, Mani
 const DRAFT_PREFIX: &str = ".dump-";
 /// Prefix of the name of a checkpoint that is being removed.
 const REMOVED_PREFIX: &str = ".removed-";
+/// The last number that a checkpoint can have.
+const LAST_NUMBER: u32 = u32::MAX;
 /// Age above which another node's dump, or a measurement, is considered abandoned.
 const DRAFT_AGE_MAX: Duration = Duration::from_secs(24 * 3600);
 /// Prefix of the name of a file that is written to measure a store.
@@ -81,6 +83,12 @@ pub enum StoreError {
     /// Another command is working on the job.
     #[error("another command is working on job {0}: wait for it to end")]
     Locked(JobName),
+    /// No number is left for another checkpoint of the job.
+    #[error(
+        "no number is left after checkpoint {LAST_NUMBER} of job {0}: remove that \
+         (`harvestfs checkpoint rm {0} --number {LAST_NUMBER}`)"
+    )]
+    NoNumber(JobName),
     /// Another node stored a checkpoint of that number in the meantime.
     #[error("another node stored checkpoint {number} of job {job} meanwhile; try again")]
     Overtaken {
@@ -287,10 +295,16 @@ impl Job {
     /// Starts a checkpoint, and removes unfinished ones that `maker` left in this job.
     ///
     /// # Errors
-    /// When the directory cannot be created.
+    /// When the directory cannot be created; [`StoreError::NoNumber`] after the checkpoint with the last number.
     pub fn begin(&self, _lock: &JobLock, maker: &str) -> Result<Draft, StoreError> {
         let number = match self.numbers() {
-            Ok(numbers) => numbers.last().map_or(1, |last| last + 1),
+            // Others may have made a directory of any name.
+            Ok(numbers) => match numbers.last() {
+                Some(last) => last
+                    .checked_add(1)
+                    .ok_or_else(|| StoreError::NoNumber(self.name.clone()))?,
+                None => 1,
+            },
             Err(StoreError::NoJob(_)) => 1,
             Err(error) => return Err(error),
         };

@@ -76,6 +76,20 @@ fn a_checkpoint_is_there_once_it_is_committed() {
 }
 
 #[test]
+fn no_checkpoint_follows_the_last_number() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let job = job(&directory);
+    dump(&job);
+    let last = job.directory.join(directory_name(LAST_NUMBER));
+    fs::create_dir(&last).expect("it is made");
+    let lock = job.lock().expect("it is free");
+    let error = job.begin(&lock, "here").expect_err("no number is left");
+    assert!(matches!(&error, StoreError::NoNumber(_)), "{error}");
+    job.remove(&lock, LAST_NUMBER).expect("it is there");
+    assert_eq!(dump_with(&job, &lock).manifest.number, 2);
+}
+
+#[test]
 fn jobs_are_directories() {
     let directory = tempfile::tempdir().expect("a directory");
     dump(&job(&directory));

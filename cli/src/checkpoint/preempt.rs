@@ -261,14 +261,15 @@ fn kill(job: &Job, tree: &Tree) -> anyhow::Result<()> {
 }
 
 /// Whether one job could not be preempted and others may be: CRIU cannot take every job, another command may be
-/// working on this one, and its first process may have ended without the others.
+/// working on this one, no number may be left for its checkpoint, and its first process may have ended without the
+/// others.
 fn is_of_job(error: &anyhow::Error) -> bool {
     matches!(
         error.downcast_ref::<CriuError>(),
         Some(CriuError::Refused { .. })
     ) || matches!(
         error.downcast_ref::<StoreError>(),
-        Some(StoreError::Locked(_) | StoreError::Overtaken { .. })
+        Some(StoreError::Locked(_) | StoreError::Overtaken { .. } | StoreError::NoNumber(_))
     ) || matches!(
         error.downcast_ref::<ProcessError>(),
         Some(ProcessError::Gone(_))
@@ -349,6 +350,7 @@ mod tests {
         assert!(is_of_job(&refused.into()));
         assert!(is_of_job(&StoreError::Locked(name()).into()));
         assert!(is_of_job(&StoreError::Overtaken { job, number }.into()));
+        assert!(is_of_job(&StoreError::NoNumber(name()).into()));
         assert!(is_of_job(&ProcessError::Gone(42).into()));
         assert!(!is_of_job(&ProcessError::Lingers(42).into()));
         assert!(!is_of_job(&StoreError::NoStore("store".into()).into()));
