@@ -3,7 +3,7 @@
 
 use std::io::Write;
 use std::path::{Path, PathBuf};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail};
 use clap::Args;
@@ -13,7 +13,7 @@ use harvestfs_protocol::data::{DataRequest, Opening, ReadPacket, ReadRequest, fi
 use harvestfs_protocol::durable::{self, PendingFile};
 use harvestfs_protocol::identity::{Peer, Role};
 use harvestfs_protocol::ids::BlockId;
-use harvestfs_protocol::limits::CHUNK_BYTES;
+use harvestfs_protocol::limits::{CHUNK_BYTES, TOKEN_LIFETIME};
 use harvestfs_protocol::outlook::count;
 use harvestfs_protocol::types::NodeInfo;
 
@@ -23,6 +23,8 @@ use crate::units;
 
 /// A datanode that sends nothing for this long is given up.
 const SILENCE_MAX: Duration = Duration::from_secs(30);
+/// Age at which tokens are replaced by new ones: a block that is begun before has as long left to be read.
+const TOKENS_AGE_MAX: Duration = Duration::from_secs(TOKEN_LIFETIME.as_secs() / 2);
 
 /// `harvestfs admin recover`
 #[derive(Debug, Args)]
@@ -81,14 +83,45 @@ async fn quarantined(link: &AdminLink) -> anyhow::Result<Vec<QuarantinedBlock>> 
     let mut all: Vec<QuarantinedBlock> = Vec::new();
     loop {
         let after = all.last().map_or(BlockId(0), |it| it.block);
-        let request = AdminRequest::Quarantine { after };
-        let AdminReply::Quarantine(blocks) = link.ask(request, DEADLINE).await? else {
-            return Err(link::unexpected());
-        };
+        let blocks = quarantined_after(link, after).await?;
         if blocks.is_empty() {
             return Ok(all);
         }
         all.extend(blocks);
+    }
+}
+
+/// The first blocks in quarantine after this one.
+async fn quarantined_after(
+    link: &AdminLink,
+    after: BlockId,
+) -> anyhow::Result<Vec<QuarantinedBlock>> {
+    match link
+        .ask(AdminRequest::Quarantine { after }, DEADLINE)
+        .await?
+    {
+        AdminReply::Quarantine(blocks) => Ok(blocks),
+        _ => Err(link::unexpected()),
+    }
+}
+
+/// Blocks in quarantine, in ascending order, with tokens to read them.
+struct Batch {
+    /// When the tokens were made, or before that.
+    made: Instant,
+    blocks: Vec<QuarantinedBlock>,
+}
+
+impl Batch {
+    fn find(&self, block: BlockId) -> Option<&QuarantinedBlock> {
+        let found = self.blocks.binary_search_by_key(&block, |it| it.block);
+        found.ok().map(|at| &self.blocks[at])
+    }
+
+    /// Whether another one is needed to read this block: this one ends before it, or its tokens are too old.
+    fn is_used_up(&self, block: BlockId, now: Instant) -> bool {
+        let reaches = self.blocks.last().is_some_and(|last| block <= last.block);
+        !reaches || now.duration_since(self.made) >= TOKENS_AGE_MAX
     }
 }
 
@@ -98,17 +131,33 @@ async fn quarantined(link: &AdminLink) -> anyhow::Result<Vec<QuarantinedBlock>> 
 /// When the namenode cannot be reached, a block cannot be read from any datanode, or the directory
 /// cannot be written to.
 pub async fn read_back(link: &AdminLink, directory: &Path) -> anyhow::Result<()> {
-    let blocks = quarantined(link).await?;
+    let mut batch = Batch {
+        made: Instant::now(),
+        blocks: quarantined(link).await?,
+    };
+    let blocks: Vec<BlockId> = batch.blocks.iter().map(|it| it.block).collect();
     // The blocks contain data of users' files, so no other user may read them.
     durable::create_directories(directory, 0o700)
         .with_context(|| format!("cannot make {}", directory.display()))?;
     let mut failed = 0;
-    for it in &blocks {
-        match read_block(link, it, directory).await {
+    for &block in &blocks {
+        if batch.is_used_up(block, Instant::now()) {
+            let made = Instant::now();
+            let renewed = quarantined_after(link, BlockId(block.0.saturating_sub(1))).await;
+            let blocks = renewed.with_context(|| {
+                format!("neither block {block} nor those after it are read back")
+            })?;
+            batch = Batch { made, blocks };
+        }
+        let read = match batch.find(block) {
+            Some(it) => read_block(link, it, directory).await,
+            None => Err(anyhow::anyhow!("it is no longer in quarantine")),
+        };
+        match read {
             Ok(path) => println!("{}", path.display()),
             Err(error) => {
                 failed += 1;
-                eprintln!("block {} cannot be read back: {error:#}", it.block);
+                eprintln!("block {block} cannot be read back: {error:#}");
             }
         }
     }
@@ -183,4 +232,39 @@ async fn read_replica(
     pending.file().set_len(it.length_bytes)?;
     pending.install(true)?;
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use harvestfs_protocol::token::{Right, TokenKey, TokenSigner};
+
+    use super::*;
+
+    #[test]
+    fn tokens_are_replaced_while_they_are_valid() {
+        let signer = TokenSigner::new(&TokenKey {
+            key_id: 1,
+            secret: [0; 32],
+        });
+        let blocks = [3, 7].map(|number| QuarantinedBlock {
+            block: BlockId(number),
+            length_bytes: 0,
+            nodes: Vec::new(),
+            kept_ms: 0,
+            token: signer.sign(BlockId(number), Right::Read, 0),
+        });
+        let made = Instant::now();
+        let batch = Batch {
+            made,
+            blocks: blocks.to_vec(),
+        };
+        assert!(!batch.is_used_up(BlockId(3), made));
+        assert!(!batch.is_used_up(BlockId(7), made));
+        assert!(batch.is_used_up(BlockId(8), made), "it has none for that");
+        let late = made + TOKEN_LIFETIME - Duration::from_secs(3600);
+        assert!(batch.is_used_up(BlockId(3), late), "an hour is left");
+        let block = batch.find(BlockId(7)).expect("it is in it");
+        assert_eq!(block.block, BlockId(7));
+        assert!(batch.find(BlockId(5)).is_none());
+    }
 }
