@@ -15,6 +15,9 @@ use harvestfs_telemetry::traces::{
 
 use super::{Datacentre, LoadModel, MONTH_S, MONTHS, Reimage, Server, Tenant};
 
+/// End of the history, in seconds.
+const END_S: u64 = MONTHS as u64 * MONTH_S;
+
 /// Why no datacentre could be read.
 #[derive(Debug, thiserror::Error)]
 pub enum ReadError {
@@ -162,6 +165,10 @@ fn read_servers(file: &Path, tenants: usize) -> Result<Vec<Server>, ReadError> {
         if row.tenant as usize >= tenants {
             return Err(unknown(&records, "tenant", tenants, row.tenant));
         }
+        if row.from_s >= END_S {
+            let expected = format!("a time before {END_S} s");
+            return Err(records.malformed(&expected, &row.from_s.to_string()).into());
+        }
         let owner = (row.from_s, row.tenant);
         let number = row.server as usize;
         if number == servers.len() {
@@ -203,7 +210,6 @@ fn read_reimages(
 ) -> Result<Vec<Reimage>, ReadError> {
     let mut records = Records::<ReimageEvent>::open(file)?;
     let mut reimages: Vec<Reimage> = Vec::new();
-    let end_s = u64::from(MONTHS) * MONTH_S;
     while let Some(record) = records.next() {
         let row = record?;
         let last_s = reimages.last().map_or(0, |last| last.at_s);
@@ -213,8 +219,8 @@ fn read_reimages(
         if row.tenant as usize >= tenants {
             return Err(unknown(&records, "tenant", tenants, row.tenant));
         }
-        if row.at_s < last_s || row.at_s >= end_s {
-            let expected = format!("a time from {last_s} to {end_s} s, in order");
+        if row.at_s < last_s || row.at_s >= END_S {
+            let expected = format!("a time from {last_s} to {END_S} s, in order");
             return Err(records.malformed(&expected, &row.at_s.to_string()).into());
         }
         reimages.push(Reimage {
@@ -301,4 +307,26 @@ fn filled(series: &Series) -> Arc<[f32]> {
             last
         })
         .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use super::*;
+
+    #[test]
+    fn an_owner_after_the_end_of_the_history_is_refused() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let file = directory.path().join("dc0_servers.csv");
+        let read = |from_s: u64| {
+            let text = format!("server,rack,from_s,tenant\n0,0,0,0\n0,0,{from_s},1\n");
+            fs::write(&file, text).expect("it is written");
+            read_servers(&file, 2)
+        };
+        let servers = read(END_S - 1).expect("it has an owner in the last second");
+        assert_eq!(servers[0].owners, [(0, 0), (END_S - 1, 1)]);
+        let error = read(END_S + MONTH_S).expect_err("nothing counts months after the last");
+        assert!(error.to_string().contains("a time before"), "{error}");
+    }
 }
