@@ -21,6 +21,8 @@ use crate::profile::{BUSY_ABOVE, Pattern};
 const HALF_HOURS_PER_DAY: usize = 48;
 /// Length of a half-hour in seconds.
 const HALF_HOUR_S: u64 = 1_800;
+/// Most half-hours of a series, about twenty years: bounds the memory that a file with a wrong period can take.
+const HALF_HOURS_MAX: usize = 20 * 365 * HALF_HOURS_PER_DAY;
 
 /// A series whose half-hour means deviate by less than this, in percentage points, is constant.
 pub const CONSTANT_BELOW_PERCENT: f64 = 2.0;
@@ -77,7 +79,7 @@ const LEVELS: usize = 10_001;
 
 impl Spectra {
     /// Analyses a series of shares (0 to 1, larger ones count as 1), one every `period_s` seconds, at least 1. `None`
-    /// when it has no sample at all. Only the newest whole days are transformed.
+    /// when it has no sample at all, or is longer than twenty years. Only the newest whole days are transformed.
     pub fn shape(
         &mut self,
         period_s: u32,
@@ -90,7 +92,7 @@ impl Spectra {
         let mut busy: u32 = 0;
         for (index, sample) in samples.into_iter().enumerate() {
             let at = index as u64 * u64::from(period_s.max(1)) / HALF_HOUR_S;
-            let at = usize::try_from(at).ok()?;
+            let at = usize::try_from(at).ok().filter(|&at| at < HALF_HOURS_MAX)?;
             if at >= halves.len() {
                 halves.resize(at + 1, Half::default());
             }
@@ -298,6 +300,16 @@ mod tests {
         let hours = shape(samples[..100].to_vec());
         assert_eq!((hours.pattern, hours.coverage), (None, 0.0));
         assert!(hours.average > 0.4);
+    }
+
+    #[test]
+    fn a_series_of_centuries_takes_no_memory() {
+        let years = |count: u32| {
+            let samples = (0..=count).map(|_| Some(0.5));
+            Spectra::default().shape(365 * 86_400, samples)
+        };
+        assert!(years(19).is_some());
+        assert_eq!(years(200), None);
     }
 
     proptest! {
