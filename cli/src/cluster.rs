@@ -13,7 +13,7 @@ use crate::config::{self, ClientConfig};
 use crate::init::NAMENODE_NAME;
 use crate::up;
 
-/// Where help lists what every command takes.
+/// Heading in the help for the options that every command has.
 pub const GLOBAL_OPTIONS: &str = "Global options";
 
 // The environment variables are not read by clap, which does not distinguish them from typed flags.
@@ -52,9 +52,8 @@ pub struct Access {
 }
 
 impl ClusterArgs {
-    /// The configuration file that is named instead of a cluster's directory. Once something is typed, the variables do
-    /// not count: the one for the other flag, which somebody has set and forgotten, would send the command to another
-    /// cluster.
+    /// The configuration file that is named instead of a cluster's directory. If either flag is typed, the environment
+    /// variables do not count: a forgotten one for the other flag would send the command to another cluster.
     pub fn config_file(&self) -> Option<PathBuf> {
         match (&self.config, &self.data) {
             (None, None) => variable("HARVESTFS_CLIENT_CONFIG"),
@@ -62,7 +61,7 @@ impl ClusterArgs {
         }
     }
 
-    /// As [`ClusterArgs::config_file`]; refuses what names two clusters.
+    /// As [`ClusterArgs::config_file`]; refuses flags that name two clusters.
     fn only_config_file(&self) -> anyhow::Result<Option<PathBuf>> {
         // clap does not detect this conflict in `fs --data A ls --config B`.
         if self.data.is_some() && self.config.is_some() {
@@ -71,7 +70,7 @@ impl ClusterArgs {
         Ok(self.config_file())
     }
 
-    /// The cluster's directory on this machine, where no configuration file is named.
+    /// The cluster's directory on this machine, for when no configuration file is named.
     fn data_directory(&self) -> anyhow::Result<PathBuf> {
         let data = self.data.clone().or_else(|| variable("HARVESTFS_DATA"));
         up::data_directory(data.as_deref())
@@ -88,7 +87,7 @@ impl ClusterArgs {
     /// The configuration file; `directory` is the part of a cluster's directory to use.
     ///
     /// # Errors
-    /// When no cluster was made there, or it cannot be told whether one was.
+    /// When no cluster was made there, or that cannot be determined.
     pub fn client_file(&self, directory: &str) -> anyhow::Result<PathBuf> {
         if let Some(path) = self.only_config_file()? {
             return Ok(path);
@@ -138,7 +137,7 @@ impl ClusterArgs {
         }
     }
 
-    /// Opens a session, with what was read of the configuration.
+    /// Opens a session with the configuration that was read.
     ///
     /// # Errors
     /// When the cluster cannot be reached.
@@ -168,14 +167,14 @@ impl ClusterArgs {
     }
 }
 
-/// What a variable says; an empty one says nothing.
+/// The value of an environment variable; `None` if it is empty.
 pub fn variable(name: &str) -> Option<PathBuf> {
     env::var_os(name)
         .filter(|value| !value.is_empty())
         .map(PathBuf::from)
 }
 
-/// Whether a file is there. What may not be looked at is not taken for missing.
+/// Whether a file exists. One that may not be examined does not count as missing.
 fn is_there(path: &Path) -> anyhow::Result<bool> {
     path.try_exists().with_context(|| {
         format!(
@@ -199,7 +198,7 @@ pub fn access(path: &Path) -> anyhow::Result<Access> {
 /// The user who runs the command.
 ///
 /// # Errors
-/// When the kernel does not tell the groups.
+/// When the user's groups cannot be determined.
 pub fn own_credentials() -> anyhow::Result<Credentials> {
     Ok(Credentials {
         uid: rustix::process::geteuid().as_raw(),

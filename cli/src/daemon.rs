@@ -34,17 +34,17 @@ use crate::primary::PrimaryArgs;
 use crate::units::Wait;
 use crate::{priority, signals};
 
-/// Between two looks for mostly unused blocks.
+/// Time between two searches for mostly unused blocks.
 const COMPACTION_INTERVAL: Duration = Duration::from_secs(600);
-/// More was never measured to help.
+/// More threads than this improved no measurement.
 const MOUNT_WORKERS_MAX: usize = 8;
-/// In the directory of a datanode: where it lends files to readers on its host.
+/// Socket in the directory of a datanode, through which it lends files to readers on its host.
 const SHORT_CIRCUIT_SOCKET: &str = "short-circuit.sock";
 
-/// What `ps` and `pgrep` call a process of this program.
+/// Name of a process of this program in `ps` and `pgrep`.
 pub const PROGRAM: &str = "harvestfs";
 
-/// Longest orderly stop; what is not finished then is given up.
+/// Longest time for an orderly stop; what is unfinished by then is abandoned.
 const STOP_DEADLINE: Duration = Duration::from_secs(60);
 
 /// `harvestfs namenode`
@@ -59,8 +59,8 @@ pub struct NamenodeArgs {
     /// Address to listen on, instead of the file's.
     #[arg(long, env = "HARVESTFS_LISTEN")]
     listen: Option<SocketAddr>,
-    /// Which servers replicas go to: `stock`, `greedy`, `history` or `harvest`, instead of the
-    /// file's.
+    /// Policy that chooses servers for replicas: `stock`, `greedy`, `history` or `harvest`, instead of
+    /// the file's.
     #[arg(long, env = "HARVESTFS_POLICY")]
     policy: Option<PolicyKind>,
 }
@@ -107,7 +107,7 @@ pub struct MountArgs {
     /// another machine that mounts the cluster can become root on this one.
     #[arg(long)]
     suid: bool,
-    /// Let device files be devices; with the same risk.
+    /// Honour device files, at the same risk.
     #[arg(long)]
     dev: bool,
     /// Seconds to wait for a busy replica before an access fails.
@@ -119,8 +119,8 @@ pub struct MountArgs {
     unreachable_timeout: Option<Wait>,
 }
 
-/// The variables that stand for flags of a part. They are for one that somebody starts by hand: in a whole cluster they
-/// would say the same to all parts, and more than the configuration that was made for each.
+/// The environment variables that replace flags of a part. They are meant for a part that is started by hand: in a
+/// whole cluster, they would apply to all parts alike and override the configuration that was made for each.
 pub fn variables() -> Vec<OsString> {
     let part = || clap::Command::new("part");
     let parts = [
@@ -256,7 +256,7 @@ fn volumes(config: &Path, volumes: &[VolumeConfig]) -> Vec<VolumeOptions> {
     options.collect()
 }
 
-/// What SIGHUP is for. A file that cannot be read changes nothing.
+/// Rereads the quotas on SIGHUP. If the file cannot be read, nothing changes.
 async fn reload_quotas(path: &Path, datanode: &Datanode) {
     match config::load::<DatanodeConfig>(path) {
         Ok(config) => datanode.reconfigure(&volumes(path, &config.volumes)).await,
@@ -316,7 +316,7 @@ pub fn mount(args: &MountArgs) -> anyhow::Result<()> {
         }
         if compaction_bytes_per_s > 0 {
             let client = mount.client().clone();
-            tokio::spawn(compact_now_and_then(client, compaction_bytes_per_s));
+            tokio::spawn(compact_periodically(client, compaction_bytes_per_s));
         }
         tokio::select! {
             () = stop.received() => tokio::select! {
@@ -337,7 +337,7 @@ pub fn mount(args: &MountArgs) -> anyhow::Result<()> {
 }
 
 /// Threads of a mount's runtime: half of the processors, because the threads that read the kernel's
-/// requests work as well. One more than the work needs is woken for nothing again and again (measured
+/// requests work as well. A thread more than the work needs is woken in vain again and again (measured
 /// on two processors only, one against two: 28 % more random reads, 25 % more small files, 8 % more
 /// MB/s written).
 fn mount_workers() -> usize {
@@ -345,8 +345,8 @@ fn mount_workers() -> usize {
     (processors / 2).clamp(1, MOUNT_WORKERS_MAX)
 }
 
-/// Gets the space of mostly unused blocks back, until the client is closed.
-async fn compact_now_and_then(client: Client, bytes_per_s: u64) {
+/// Reclaims the space of mostly unused blocks, until the client is closed.
+async fn compact_periodically(client: Client, bytes_per_s: u64) {
     loop {
         tokio::time::sleep(COMPACTION_INTERVAL).await;
         match client.compact(bytes_per_s).await {
@@ -366,7 +366,7 @@ async fn compact_now_and_then(client: Client, bytes_per_s: u64) {
     }
 }
 
-/// The socket of a part's page or metrics, if it is to have one.
+/// The socket for a part's page or metrics, if one is configured.
 async fn endpoint(
     http: Option<&HttpConfig>,
     path: &Path,
@@ -422,7 +422,8 @@ pub struct StopSignal {
 }
 
 impl StopSignal {
-    /// From now on none ends the process by itself. Where SIGHUP is ignored, as nohup(1) has it, it stays so.
+    /// Catches the signals, so that none of them ends the process by itself any more. SIGHUP stays ignored if it is, as
+    /// under nohup(1).
     ///
     /// # Errors
     /// When signals cannot be waited for.
@@ -458,9 +459,10 @@ impl StopSignal {
         }
     }
 
-    /// Waits for another one by which somebody insists. A terminal that is closed may send SIGHUP more than once. A part
-    /// may be sent SIGTERM by its parent, by the kernel when the parent ends, and by systemd as one of a unit, and nobody
-    /// insists by that: who hurries kills it.
+    /// Waits for another signal with which a user insists that the process end at once. A second SIGHUP does not count,
+    /// as closing a terminal may send several. Nor does a second SIGTERM to a part that ends with its parent: the
+    /// parent, the kernel when the parent ends, and systemd, which signals a whole unit, may each send one. A user in a
+    /// hurry can kill it.
     async fn received_again(&mut self) {
         tokio::select! {
             biased;
@@ -475,8 +477,8 @@ impl StopSignal {
     }
 }
 
-/// Has the kernel send SIGTERM when the parent ends, so that nothing outlives a killed `up`, and call the process by its
-/// name: one that is started as `/proc/self/exe` is called `exe`.
+/// Makes the kernel send SIGTERM when the parent ends, so that nothing outlives a killed `up`, and sets the name of the
+/// process, which would otherwise be `exe` if it is started as `/proc/self/exe`.
 ///
 /// # Errors
 /// When the parent has ended already.

@@ -71,7 +71,8 @@ pub struct GenerateError {
 /// Generates a datacentre. The same profile always gives the same one.
 ///
 /// # Errors
-/// When no draw agrees with the paper's facts 1, 2 and 7; the built-in profiles all do.
+/// When no draw has as many servers and tenants that are seldom reimaged, and tenants that keep to their reimage
+/// frequency, as the paper states ([`facts::Facts::misses`]). All built-in profiles have such a draw.
 pub fn generate(profile: &Profile) -> Result<Datacentre, GenerateError> {
     let mut missed = String::new();
     for draw in 0..DRAWS_MAX {

@@ -20,14 +20,14 @@ use super::quota;
 use super::wave::PlanArgs;
 use crate::units::{self, Size};
 
-/// How often the cluster is asked whether it has got there.
+/// Time between two questions to the cluster whether it has reached the requested state.
 pub(super) const POLL_INTERVAL: Duration = Duration::from_secs(1);
-/// Datanodes report to a namenode that has just started within this time.
+/// Time within which datanodes report to a namenode that has just started.
 const REPORTED_WITHIN: Duration = Duration::from_secs(60);
 
 #[derive(Debug, Subcommand)]
 pub enum PlacementCommand {
-    /// Show the grid, its tenants, how diverse blocks are, and why a block sits where it does.
+    /// Show the grid, its tenants, how diverse blocks are, and why a block is where it is.
     #[command(after_help = "Examples:\n  \
         harvestfs admin placement\n  \
         harvestfs admin placement --file /photos/one.jpg    why its blocks are where they are")]
@@ -55,8 +55,8 @@ pub enum PlacementCommand {
     },
     /// Show the budgets of repair, or change them until namenode.toml names others.
     Repair(RepairArgs),
-    /// Tell whether servers may be reimaged; exit status 1 when data would be lost, or left with
-    /// its last replica.
+    /// Show whether servers may be reimaged; exit status 1 when data would be lost, or left with
+    /// a single replica.
     #[command(after_help = "Examples:\n  \
         harvestfs admin safe-to-reimage dn3\n  \
         harvestfs admin safe-to-reimage dn3 --hold --timeout 2h\n  \
@@ -68,7 +68,7 @@ pub enum PlacementCommand {
         servers: Vec<String>,
         #[command(flatten)]
         plan: PlanArgs,
-        /// Copy elsewhere what they have, give them nothing new, and wait until it is safe.
+        /// Copy their replicas elsewhere, place nothing new on them, and wait until it is safe.
         #[arg(long, conflicts_with = "release")]
         hold: bool,
         /// With --hold: give up waiting after this time, such as `30m` (the copying goes on).
@@ -108,7 +108,7 @@ pub struct RepairArgs {
     /// Repairs per hour and server, as source and as target each.
     #[arg(long)]
     per_hour: Option<u32>,
-    /// The same for blocks whose last replica is left.
+    /// The same for blocks with a single replica left.
     #[arg(long)]
     urgent_per_hour: Option<u32>,
     /// The same for replicas that are moved because they are misplaced.
@@ -117,7 +117,7 @@ pub struct RepairArgs {
     /// Repairs per hour that one volume serves.
     #[arg(long)]
     per_volume_per_hour: Option<u32>,
-    /// Repairs at a time per server, as source and as target each.
+    /// Concurrent repairs per server, as source and as target each.
     #[arg(long)]
     at_once: Option<u32>,
     /// Print JSON.
@@ -352,7 +352,7 @@ fn print_report(report: &PlacementReport, tenants: bool) {
     }
 }
 
-/// What is lost by chance in a year.
+/// How much data is expected to be lost by chance in a year.
 fn risk_text(risk: &LossRisk) -> String {
     let [blocks, looked_at] = [risk.blocks, risk.looked_at].map(|it| count(it, "block"));
     let Some((worst, most)) = risk.worst.first() else {
@@ -389,7 +389,7 @@ fn loss_text(loss: &DomainLoss) -> String {
     )
 }
 
-/// How many blocks have how diverse replicas; those of a number are left out if there are none.
+/// How many blocks meet how many of the constraints for diverse replicas; numbers without blocks are left out.
 fn scores_text(blocks_by_score: &[u64]) -> String {
     let most = blocks_by_score.len().saturating_sub(1);
     let scores = blocks_by_score.iter().enumerate().rev();
@@ -403,7 +403,7 @@ fn scores_text(blocks_by_score: &[u64]) -> String {
     format!("constraints that hold: {}", scores.join(", "))
 }
 
-/// A cell in the words of the page.
+/// A cell of the grid, in the words of the namenode's page.
 pub(super) fn grid_text(cell: Option<GridCell>) -> String {
     const PEAKS: [&str; 3] = ["low", "medium", "high"];
     const REIMAGED: [&str; 3] = ["rarely", "sometimes", "often"];
@@ -489,7 +489,7 @@ fn print_limits(limits: &RepairLimits) {
     );
 }
 
-/// Blocks that are explained; the others wait for the same mostly.
+/// Most blocks that are explained; the others mostly wait for the same.
 const WAITING_SHOWN: usize = 20;
 
 pub(super) fn print_impact(impact: &ReimageImpact) {

@@ -23,7 +23,7 @@ pub(super) struct FindArgs {
     /// Paths in the cluster.
     #[arg(default_value = "/")]
     paths: Vec<OsString>,
-    /// Only what has a name like this, with `*`, `?` and `[...]` as in a shell.
+    /// Only entries whose name matches this pattern, with `*`, `?` and `[...]` as in a shell.
     #[arg(long, value_name = "PATTERN")]
     name: Option<Pattern>,
     /// Only files (f), directories (d) or symlinks (l).
@@ -91,7 +91,7 @@ impl What {
     }
 }
 
-/// `fs test` answers no: exit status 1, and nothing to say.
+/// `fs test` answers no: exit status 1 and no message.
 #[derive(Debug)]
 pub(crate) struct DoesNotHold;
 
@@ -103,7 +103,7 @@ impl fmt::Display for DoesNotHold {
 
 impl std::error::Error for DoesNotHold {}
 
-/// `fs test` has no answer: exit status 2, as test(1) has it, and the reason is said.
+/// `fs test` has no answer: exit status 2, as that of test(1), and the reason is printed.
 #[derive(Debug)]
 pub(crate) struct CannotTell;
 
@@ -183,7 +183,7 @@ impl Files {
         Ok(())
     }
 
-    /// As [`Files::used_bytes`]. None of a directory that may not be listed, which is said.
+    /// As [`Files::used_bytes`]. `None`, with a message, for a directory that may not be listed.
     async fn used_bytes_at(&self, path: &[u8], attr: &Attr) -> anyhow::Result<Option<u64>> {
         match self.used_bytes(attr).await {
             Err(error @ ClientError::Fs(FsError::PermissionDenied)) => {

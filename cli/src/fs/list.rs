@@ -36,7 +36,7 @@ pub struct LsArgs {
     /// With -l: sizes in KiB, MiB and so on.
     #[arg(short, long)]
     human_readable: bool,
-    /// Print JSON, one object for each line. A path that is no UTF-8 is also in `path_bytes`, as hexadecimal digits.
+    /// Print JSON, one object for each line. A path that is not UTF-8 is also in `path_bytes`, as hexadecimal digits.
     #[arg(long)]
     json: bool,
     /// Print help.
@@ -198,8 +198,8 @@ impl Files {
         Ok(())
     }
 
-    /// Where the replicas of a file are: pieces of the file that follow each other in a block as one. And
-    /// whether that is all, since the namenode tells a bounded number of pieces.
+    /// Where the replicas of a file are; consecutive pieces of it in one block are joined. Also whether these
+    /// are all, since the namenode reports a limited number of pieces.
     pub(super) async fn locations_of(
         &self,
         ino: InodeId,
@@ -222,7 +222,7 @@ impl Files {
     }
 }
 
-/// A number of bytes, exact or for people.
+/// A number of bytes, exact or human-readable.
 pub(super) fn size(bytes: u64, human: bool) -> String {
     if human {
         units::human(bytes)

@@ -29,14 +29,15 @@ use crate::primary::Cast;
 use crate::signals::{self, Ending};
 use crate::units::Size;
 
-/// Longest start of the whole cluster.
+/// Longest time for the whole cluster to start.
 const START_DEADLINE: Duration = Duration::from_secs(120);
-/// Longest stop of the whole cluster: mount, datanodes and namenodes one after the other, and what a dead mount needs.
+/// Longest time for the whole cluster to stop: the mount, datanodes and namenodes one after another, and cleaning up a
+/// dead mount.
 const STOP_DEADLINE: Duration = Duration::from_secs(225);
-/// How long the lock of a cluster may be in a state that passes.
+/// How long to wait while the lock of a cluster is in a transient state.
 const LOCK_PATIENCE: Duration = Duration::from_millis(500);
 const LOCK_POLL: Duration = Duration::from_millis(10);
-/// How often it is looked whether the process in the background is ready, or has ended.
+/// Time between two checks whether the background process is ready or has ended.
 const CHILD_POLL: Duration = Duration::from_millis(20);
 
 /// `harvestfs up`
@@ -54,28 +55,28 @@ pub struct UpArgs {
     /// cannot enter].
     #[arg(long, env = "HARVESTFS_MOUNT")]
     mount: Option<PathBuf>,
-    /// Number of namenodes, 1, 3 or 5; for a new cluster [default: 1]. Of several, most have to run: one leads, and
-    /// when it ends another one takes over.
+    /// Number of namenodes, 1, 3 or 5; for a new cluster [default: 1]. Of several, a majority has to run: one leads,
+    /// and another one takes over when it ends.
     #[arg(long, value_name = "N", value_parser = init::namenode_count)]
     namenodes: Option<usize>,
     /// Number of datanodes; for a new cluster [default: 9].
     #[arg(long, value_parser = clap::value_parser!(u16).range(1..=500))]
     datanodes: Option<u16>,
-    /// What each datanode may use; for a new cluster [default: its share of four fifths of what is
-    /// free, at most 64GiB].
+    /// Space that each datanode may use; for a new cluster [default: its share of four fifths of the
+    /// free space, at most 64GiB].
     #[arg(long)]
     quota: Option<Size>,
     #[command(flatten)]
     layout: LayoutArgs,
-    /// Which servers replicas go to, from now on: `stock`, `greedy`, `history` or `harvest`
-    /// [default: `harvest`].
+    /// Policy that chooses servers for replicas, from now on: `stock`, `greedy`, `history` or
+    /// `harvest` [default: `harvest`].
     #[arg(long, env = "HARVESTFS_POLICY")]
     policy: Option<PolicyKind>,
-    /// Have the primary tenant of each server act out recorded CPU use: a file of series, of which
+    /// Make the primary tenant of each server replay recorded CPU use: a file of series, of which
     /// each datanode gets one, or a directory of such files.
     #[arg(long, env = "HARVESTFS_PRIMARY_TRACE", value_name = "PATH")]
     primary_trace: Option<PathBuf>,
-    /// How many times as fast as it was recorded.
+    /// Speed of the replay, as a multiple of the recorded speed.
     #[arg(
         long,
         default_value_t = 1.0,
@@ -209,11 +210,11 @@ pub fn down(args: &DownArgs) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Starts this command again in a process group of its own and waits until the mount is ready. Ctrl-C, SIGTERM or the end
-/// of the terminal while it waits ends both: what nobody waits for any more is not to start unseen. Under nohup(1) the end
-/// of the terminal does not.
+/// Starts this command again in a process group of its own and waits until the mount is ready. Ctrl-C, SIGTERM or
+/// closing the terminal meanwhile ends both, so that no cluster starts unnoticed; under nohup(1), closing the terminal
+/// does not.
 ///
-/// It inherits the lock, so that no other one comes in between.
+/// The background process inherits the lock, so that no other `up` can take it in between.
 fn detach(args: &UpArgs, layout: &Layout, lock: File) -> anyhow::Result<()> {
     let ready = layout.ready_path();
     remove_if_there(&ready)?;
@@ -306,10 +307,10 @@ async fn wait_until_ready(
     Ok(())
 }
 
-/// Has what starts in the background stop, and waits for that, unless another signal comes.
+/// Stops the process that is starting in the background, and waits until it has ended or another signal comes.
 async fn give_up(child: &mut Child, ending: &mut Ending, log_path: &Path) {
     eprintln!("Stopping what has started ...");
-    // It may have ended already, which is what the signal is for.
+    // Fails if it has ended already, which is just what is wanted.
     let _ = kill_process(Pid::from_child(child), Signal::TERM);
     let stopped = async {
         while matches!(child.try_wait(), Ok(None)) {
@@ -335,7 +336,7 @@ fn tail(path: &Path) -> String {
     lines[lines.len().saturating_sub(5)..].join("\n")
 }
 
-/// One sentence for what is missing, and how to get it.
+/// Checks what a mount needs. The error says in one sentence what is missing and how to get it.
 fn check_machine() -> anyhow::Result<()> {
     if !Path::new("/dev/fuse").exists() {
         bail!(
@@ -353,7 +354,7 @@ fn check_machine() -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Where a program is, by `PATH`.
+/// Finds a program in `PATH`.
 fn find_program(name: &str) -> Option<PathBuf> {
     std::env::split_paths(&std::env::var_os("PATH")?)
         .map(|directory| directory.join(name))
@@ -377,7 +378,7 @@ fn default_data_directory() -> anyhow::Result<PathBuf> {
     Ok(home.join(".local/share/harvestfs"))
 }
 
-/// The lock is the truth about whether a cluster runs; the process id in it is for `down`.
+/// Takes the lock, which alone decides whether a cluster runs; the process id in its file is for `down`.
 fn take_lock(data: &Path) -> anyhow::Result<File> {
     let path = Layout::lock_path(data);
     let lock = match lock::handed_on(&path)? {
@@ -399,7 +400,7 @@ fn take_lock(data: &Path) -> anyhow::Result<File> {
     Ok(lock)
 }
 
-/// Says where to look at the cluster, too; the token of its page only to a person.
+/// Includes where to look at the cluster, but the token of its page only if a person reads it on a terminal.
 fn already_running(data: &Path) -> String {
     let page = match Layout::page_addresses_of(data, std::io::stderr().is_terminal()) {
         Ok(address) => format!(": look at it at {address}"),
