@@ -1,7 +1,8 @@
 //! The history of the primary tenants: a month of CPU utilisation, and years of reimages.
 //!
 //! Pure: no clock, no files. The namenode feeds it and keeps it on disk as the records of [`records`]; reading them
-//! back in any order gives the same history.
+//! back in the order in which they were written gives the same history. Another order may not: a server's return to a
+//! tenant is passed over if it is recorded before the time in between, when another one had the server.
 //!
 //! **CPU utilisation.** Each server reports its usage every few seconds; [`Collector`] computes the mean of each
 //! server for every slot of two minutes; [`History::record_slot`] averages the servers of a tenant (the paper's

@@ -3,7 +3,7 @@
 //! A file begins with [`FILE_HEADER`]; in the file of a day, the number of the day follows. Every record is in a
 //! frame: its length (u32), the CRC-32 of its bytes (u32), both little-endian, and the bytes (postcard). [`Frames`]
 //! reads them: a damaged frame is skipped and counted, and one that a crash cut off at the end is left out. Records
-//! may be repeated and in any order.
+//! may be repeated; what their order matters for is said in [`super`].
 //!
 //! - `servers`: [`ServerRecord`], the owners of each server and the times of its reimages.
 //! - one file for each of the 31 days: [`DayRecord`], one byte for each tenant and slot.
