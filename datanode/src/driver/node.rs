@@ -90,7 +90,7 @@ impl Node {
             claiming: AsyncMutex::default(),
             tokens: RwLock::new(Tokens::new(links_max)),
             standing: Mutex::new(Standing::new(links_max)),
-            obedience: Obedience::new(store.obeyed_at_start(), links_max),
+            obedience: Obedience::new(store.obeyed_at_start(store.cluster()), links_max),
             store,
             connections,
             busy,
@@ -137,6 +137,16 @@ impl Node {
         let result = self.obedience.obey(link, addr, authority, is_only);
         self.note(|standing| standing.heard(link, result.is_ok()));
         result
+    }
+
+    /// Takes note that a namenode is of this cluster, before it is judged. If the volumes do not agree on one, only now
+    /// it is known which of them tell what was obeyed before the start.
+    pub fn heard_of(&self, cluster: ClusterId) {
+        if self.store.cluster().is_none()
+            && let Some(obeyed) = self.store.obeyed_at_start(Some(cluster))
+        {
+            self.obedience.found(obeyed);
+        }
     }
 
     /// Makes the volumes part of a cluster. Volumes of another cluster are taken down.

@@ -174,9 +174,15 @@ impl BlockStore {
         healthy.next().is_some_and(|first| first.is_silent()) && healthy.all(|it| it.is_silent())
     }
 
-    /// The cluster that the volumes belong to, once that is known.
+    /// The cluster that the volumes belong to, once that is known: not while good volumes belong to different ones, as
+    /// when a disk of another cluster was put into the server. The first registration decides which of them go down.
     pub fn cluster(&self) -> Option<ClusterId> {
-        self.inventory.volumes().find_map(|v| v.cluster())
+        let good = self.inventory.volumes().filter(|v| v.health.is_good());
+        let mut clusters = good.filter_map(|v| v.cluster());
+        match clusters.next() {
+            Some(first) => clusters.all(|it| it == first).then_some(first),
+            None => self.inventory.volumes().find_map(|v| v.cluster()),
+        }
     }
 
     /// Makes the volumes part of a cluster. Volumes of another cluster are taken down.
@@ -185,10 +191,13 @@ impl BlockStore {
         join_all(self.volumes().iter().map(|it| it.join_cluster(cluster))).await;
     }
 
-    /// The latest position that was obeyed before the start, according to the volumes.
-    pub fn obeyed_at_start(&self) -> Option<Position> {
+    /// The latest position that was obeyed before the start, according to the volumes of a cluster, or to those of
+    /// none. What another volume says is about the namenodes of another cluster, whose epochs have nothing to do with
+    /// those of this one.
+    pub fn obeyed_at_start(&self, cluster: Option<ClusterId>) -> Option<Position> {
         let volumes = self.inventory.volumes();
-        let obeyed = volumes.filter_map(|volume| volume.obeyed_at_start());
+        let of_cluster = volumes.filter(|volume| volume.cluster() == cluster);
+        let obeyed = of_cluster.filter_map(|volume| volume.obeyed_at_start());
         obeyed.max_by_key(|it| (it.epoch, it.record))
     }
 

@@ -1,6 +1,7 @@
 //! A few datanodes on loopback, with a fake namenode.
 
-use std::path::PathBuf;
+use std::fs::File;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use harvestfs_protocol::identity::{CertificateAuthority, Role};
@@ -9,6 +10,7 @@ use harvestfs_protocol::token::Right;
 use harvestfs_protocol::types::{NodeInfo, StorageClass};
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
+use rustix::fs::FlockOperation;
 
 use super::data_client::DataClient;
 use super::fake_namenode::{FakeNamenode, NAMENODE, VALIDITY};
@@ -146,6 +148,14 @@ impl TestCluster {
 
 pub fn name(index: usize) -> String {
     format!("dn{}", index + 1)
+}
+
+/// Waits until no process uses a volume any more.
+pub async fn wait_until_unlocked(volume: &Path) {
+    let lock = File::open(volume.join("LOCK")).unwrap();
+    while rustix::fs::flock(&lock, FlockOperation::NonBlockingLockExclusive).is_err() {
+        tokio::time::sleep(std::time::Duration::from_millis(5)).await;
+    }
 }
 
 /// Data that differs from seed to seed.

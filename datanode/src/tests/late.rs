@@ -1,25 +1,16 @@
 //! Volumes that take long to open.
 
-use std::fs::{self, File};
+use std::fs;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
 use harvestfs_protocol::error::DataError;
 use harvestfs_protocol::ids::BlockId;
-use rustix::fs::FlockOperation;
 
-use crate::testing::cluster::{TestCluster, data};
+use crate::testing::cluster::{TestCluster, data, wait_until_unlocked};
 use crate::testing::disks::{Fault, FaultyDisk};
 use crate::{Datanode, DatanodeOptions, VolumeError};
-
-/// Waits until no process uses a volume any more.
-async fn wait_until_unlocked(volume: &Path) {
-    let lock = File::open(volume.join("LOCK")).unwrap();
-    while rustix::fs::flock(&lock, FlockOperation::NonBlockingLockExclusive).is_err() {
-        tokio::time::sleep(Duration::from_millis(5)).await;
-    }
-}
 
 fn copy(from: &Path, to: &Path) {
     fs::create_dir(to).unwrap();

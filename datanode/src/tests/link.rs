@@ -1,14 +1,18 @@
 //! The datanode with its namenode.
 
+use std::sync::Arc;
+
 use harvestfs_protocol::data::WriteAck;
 use harvestfs_protocol::error::DataError;
 use harvestfs_protocol::ids::{BlockId, ClusterId};
 use harvestfs_protocol::limits::HEARTBEAT_INTERVAL;
 use harvestfs_protocol::node::NodeCommand;
+use harvestfs_protocol::timeline::{Epoch, Position};
 use harvestfs_protocol::token::{BlockToken, Right};
 use tokio::time::Instant;
 
-use crate::testing::cluster::{TestCluster, data};
+use crate::store::{Progress, RealDisk, Volume};
+use crate::testing::cluster::{TestCluster, data, wait_until_unlocked};
 use crate::testing::disks::FaultyDisk;
 use crate::testing::fake_namenode::{CLUSTER, FakeNamenode};
 use crate::{Datanode, StartError, VolumeError};
@@ -247,6 +251,48 @@ async fn a_volume_of_another_cluster_is_not_served() {
             (volumes.len() == 2 && !volumes[0].healthy && volumes[1].healthy).then_some(())
         })
         .await;
+}
+
+/// Epochs of different clusters have nothing to do with each other: the datanode would refuse its own namenode, which
+/// could not do anything about it.
+#[tokio::test]
+async fn what_was_obeyed_according_to_a_volume_of_another_cluster_does_not_count() {
+    let mut cluster = TestCluster::start(1).await;
+    cluster.write_block(&cluster.nodes, 1, &data(1, 5000)).await;
+    cluster.kill(0).await;
+    wait_until_unlocked(&cluster.volume(0)).await;
+    let mut options = cluster.options(0);
+    let mut foreign = options.volumes[0].clone();
+    foreign.path = cluster.dir.path().join("foreign");
+    let disk = Arc::new(RealDisk);
+    let opened = Volume::open(&foreign, "dn1", disk, 1, &Progress::default());
+    let (volume, _) = opened.unwrap();
+    volume.claim(ClusterId(0xbad)).unwrap();
+    let later = Position {
+        epoch: Epoch { number: 9, id: 9 },
+        record: 9,
+    };
+    volume.write_obeyed(later).await.unwrap();
+    drop(volume);
+    wait_until_unlocked(&foreign.path).await;
+    // Wherever it is listed.
+    for index in 0..2 {
+        options.volumes.insert(index, foreign.clone());
+        cluster.restart(options.clone(), 0).await;
+        let read = cluster.read(0, 1, (0, 5000)).await.unwrap();
+        assert_eq!(read, data(1, 5000));
+        {
+            let state = cluster.namenode.lock();
+            let registered = state.registered.last().unwrap();
+            assert_ne!(registered.obeyed, Some(later));
+            assert_ne!(registered.cluster, Some(ClusterId(0xbad)));
+        }
+        cluster.kill(0).await;
+        for volume in &options.volumes {
+            wait_until_unlocked(&volume.path).await;
+        }
+        options.volumes.retain(|it| it.path != foreign.path);
+    }
 }
 
 #[tokio::test]

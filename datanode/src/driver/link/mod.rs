@@ -200,6 +200,7 @@ impl NamenodeLink {
             NodeReply::Registered(registered) => {
                 self.check_cluster(registered.cluster)?;
                 Versions::OURS.check_cluster(registered.cluster_version)?;
+                self.links.node.heard_of(registered.cluster);
                 self.may_speak(&registered.authority)?;
                 self.registered(&registered).await;
                 Ok((client, joined))

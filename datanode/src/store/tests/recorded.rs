@@ -60,7 +60,11 @@ async fn volumes_of_releases_have_what_they_had() {
         for _ in 0..2 {
             let store = real_store(&path);
             assert_eq!(store.cluster(), Some(CLUSTER), "{release}");
-            assert_eq!(store.obeyed_at_start(), Some(OBEYED), "{release}");
+            assert_eq!(
+                store.obeyed_at_start(Some(CLUSTER)),
+                Some(OBEYED),
+                "{release}"
+            );
             let status = &store.status()[0];
             assert_eq!(status.quota_bytes, QUOTA_BYTES, "{release}");
             for (block, bytes) in SEALED {

@@ -5,10 +5,12 @@ use std::os::unix::fs::{PermissionsExt, symlink};
 use std::sync::atomic::Ordering;
 
 use harvestfs_protocol::ids::ClusterId;
+use harvestfs_protocol::timeline::{Epoch, Position};
 use proptest::prelude::*;
 use rustix::io::Errno;
 
 use super::*;
+use crate::store::obeyed_file;
 use crate::testing::disks::{Fault, FaultyDisk};
 
 fn open(path: &Path, server: &str) -> Result<Arc<Volume>, VolumeError> {
@@ -84,6 +86,32 @@ fn a_volume_keeps_its_identity() {
     // Reimaged: a new one.
     fs::remove_dir_all(&path).unwrap();
     assert_ne!(open(&path, "dn1").unwrap().storage(), storage);
+}
+
+/// One of another cluster, whose epochs have nothing to do with those of this one.
+#[tokio::test]
+async fn only_volumes_of_the_own_cluster_tell_what_was_obeyed() {
+    let [own, foreign] = [5, 6].map(ClusterId);
+    let at = |number| Position {
+        epoch: Epoch { number, id: 1 },
+        record: 1,
+    };
+    let dir = tempfile::tempdir().unwrap();
+    let [first, second] = ["a", "b"].map(|name| dir.path().join(name));
+    for (path, cluster, number) in [(&first, own, 7), (&second, foreign, 9)] {
+        open(path, "dn1").unwrap().claim(cluster).unwrap();
+        obeyed_file::write(at(number), path).unwrap();
+    }
+    for paths in [[&first, &second], [&second, &first]] {
+        let volumes =
+            paths.map(|path| open_volume(&options(path, 1 << 30), Arc::new(RealDisk), 1).unwrap());
+        let store = store_of(volumes.into());
+        assert_eq!(store.cluster(), None);
+        assert_eq!(store.obeyed_at_start(None), None);
+        assert_eq!(store.obeyed_at_start(Some(own)), Some(at(7)));
+        store.claim(own).await;
+        assert_eq!(store.cluster(), Some(own));
+    }
 }
 
 #[tokio::test]
