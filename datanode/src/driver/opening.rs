@@ -168,10 +168,11 @@ pub async fn open_volumes(
         attempt(path, open, &is_one_open)
     });
     let endings: Vec<Result<Ended<OpenVolume>, StartError>> = join_all(endings).await;
+    let endings = endings.into_iter().collect::<Result<Vec<_>, _>>()?;
     let (mut volumes, mut errors) = (Vec::new(), Vec::new());
     let mut late = Vec::new();
-    for (configured, ended) in options.volumes.iter().zip(endings) {
-        let error = match ended? {
+    for (configured, ended) in options.volumes.iter().zip(refuse_copies(endings)) {
+        let error = match ended {
             Ended::Open(volume) => {
                 volumes.push(volume);
                 continue;
@@ -203,6 +204,32 @@ pub async fn open_volumes(
         errors,
         late,
     })
+}
+
+/// Refuses volumes that are the same one: a directory is a copy of another. Namenodes would not register a server that
+/// has a volume twice, and would thus lose all its volumes. None of the copies is used, because nothing in them tells
+/// which one is current: an old one lacks what was written since it was made.
+fn refuse_copies(endings: Vec<Ended<OpenVolume>>) -> Vec<Ended<OpenVolume>> {
+    let open = endings.iter().filter_map(|ended| match ended {
+        Ended::Open((volume, _)) => Some(volume.clone()),
+        Ended::Unusable(_) | Ended::Late(..) => None,
+    });
+    let open: Vec<Arc<Volume>> = open.collect();
+    let refuse = |ended: Ended<OpenVolume>| match ended {
+        Ended::Open((volume, found)) => {
+            let is_copy =
+                |it: &&Arc<Volume>| it.storage() == volume.storage() && !Arc::ptr_eq(it, &volume);
+            match open.iter().find(is_copy) {
+                Some(other) => Ended::Unusable(VolumeError::Copy {
+                    path: volume.path().to_owned(),
+                    other: other.path().to_owned(),
+                }),
+                None => Ended::Open((volume, found)),
+            }
+        }
+        ended @ (Ended::Unusable(_) | Ended::Late(..)) => ended,
+    };
+    endings.into_iter().map(refuse).collect()
 }
 
 #[cfg(test)]

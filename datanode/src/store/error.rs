@@ -66,6 +66,14 @@ pub enum VolumeError {
         /// Which one this datanode is part of.
         expected: ClusterId,
     },
+    /// It is a copy of another volume of this server, or the other one is a copy of it.
+    #[error("{} and {} are the same volume: one directory is a copy of the other", path.display(), other.display())]
+    Copy {
+        /// The volume.
+        path: PathBuf,
+        /// The other one.
+        other: PathBuf,
+    },
     /// Its disk does not respond.
     #[error("the disk of {} does not answer", path.display())]
     Silent {

@@ -1,4 +1,4 @@
-//! Volumes that take long to open.
+//! Volumes that take long to open, and copies of volumes.
 
 use std::fs;
 use std::path::Path;
@@ -135,4 +135,27 @@ async fn a_copy_of_a_volume_that_takes_long_to_open_takes_nothing_down() {
     let (_, _, last) = state.heartbeats.last().unwrap();
     assert_eq!(last.volumes.len(), 1);
     assert!(last.volumes[0].healthy);
+}
+
+/// Nobody can tell which of the two is current. The other volumes are served all the same.
+#[tokio::test]
+async fn of_a_volume_and_its_copy_none_is_used() {
+    let (mut cluster, mut options) = stopped("copy").await;
+    copy(&cluster.volume(0), &options.volumes[1].path);
+    let mut good = options.volumes[0].clone();
+    good.path = cluster.dir.path().join("good");
+    options.volumes.push(good);
+    cluster.restart(options, 0).await;
+
+    let datanode = cluster.datanodes[0].as_ref().unwrap();
+    let errors = datanode.volume_errors();
+    let are_copies = matches!(errors, [VolumeError::Copy { .. }, VolumeError::Copy { .. }]);
+    assert!(are_copies, "{errors:?}");
+    let registered = cluster.namenode.lock().registered.last().cloned().unwrap();
+    assert_eq!(registered.volumes.len(), 1);
+    let refused = cluster.read(0, 1, (0, 5000)).await;
+    assert_eq!(refused, Err(DataError::NoSuchReplica));
+    cluster.write_block(&cluster.nodes, 2, &data(2, 5000)).await;
+    let read = cluster.read(0, 2, (0, 5000)).await.unwrap();
+    assert_eq!(read, data(2, 5000));
 }
