@@ -347,7 +347,7 @@ impl Node {
     pub fn metrics_text(&self) -> String {
         self.metrics.text(&Sample {
             busy: self.busy.denial().is_some(),
-            registered: *self.known.borrow(),
+            registered: self.standing.lock().is_known(),
             streams: self.active_streams.load(Ordering::Relaxed),
             primary: self.busy.primary(),
             volumes: self.volumes(),

@@ -1,6 +1,7 @@
 //! The datanode with its namenode.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use harvestfs_protocol::data::WriteAck;
 use harvestfs_protocol::error::DataError;
@@ -17,19 +18,37 @@ use crate::testing::disks::FaultyDisk;
 use crate::testing::fake_namenode::{CLUSTER, FakeNamenode};
 use crate::{Datanode, StartError, VolumeError};
 
+/// No wait of these tests takes longer unless something is broken.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// Waits until the metrics contain a line.
+async fn wait_for_metric(datanode: &Datanode, line: &str) {
+    let text = datanode.metrics_text();
+    let appears = async {
+        while !text().contains(line) {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    };
+    tokio::time::timeout(PATIENCE, appears).await.expect(line);
+}
+
 #[tokio::test]
 async fn it_registers_again_when_the_namenode_comes_back() {
     let mut cluster = TestCluster::start(1).await;
-    cluster.datanodes[0].as_ref().unwrap().registered().await;
+    let datanode = cluster.datanodes[0].take().unwrap();
+    datanode.registered().await;
+    wait_for_metric(&datanode, "harvestfs_datanode_registered 1\n").await;
     cluster.write_block(&cluster.nodes, 1, &data(1, 5000)).await;
     let addr = cluster.namenode.addr;
     assert_eq!(cluster.namenode.lock().registered[0].cluster, None);
     let fresh = FakeNamenode::start(&cluster.authority, "127.0.0.1:0".parse().unwrap());
     std::mem::replace(&mut cluster.namenode, fresh).stop().await;
-    // Blocks are served in the meantime.
+    // Blocks are served in the meantime, and whoever watches the metrics learns of it.
     cluster.read(0, 1, (0, 5000)).await.unwrap();
+    wait_for_metric(&datanode, "harvestfs_datanode_registered 0\n").await;
     let back = FakeNamenode::start(&cluster.authority, addr);
     back.node("dn1").await;
+    wait_for_metric(&datanode, "harvestfs_datanode_registered 1\n").await;
     let state = back.lock();
     assert_eq!(state.registered[0].cluster, Some(CLUSTER));
     let replicas = &state.replicas[&state.nodes["dn1"]];
