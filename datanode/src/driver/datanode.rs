@@ -92,6 +92,7 @@ impl Datanode {
             store,
             errors: volume_errors,
             late: late_volumes,
+            failed,
         } = open_volumes(&options, disk, links_max).await?;
         let transport = TransportOptions::default();
         let endpoint = Endpoint::bind(options.listen, &options.identity, transport)?;
@@ -108,7 +109,7 @@ impl Datanode {
             connections,
             BusySignal::new(monitor),
             short_circuit,
-            Late::new(&late_volumes),
+            Late::new(&late_volumes, failed),
             links_max,
         );
         if let Some(listener) = listener {

@@ -2,6 +2,7 @@
 //! namenodes learn of it by new registrations. A restart would not do instead: a disk may be as slow at each start,
 //! and the process would be restarted over and over.
 
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -30,6 +31,8 @@ pub struct LateVolume {
 /// The state of all such volumes.
 pub struct Late {
     volumes: Vec<(VolumeOptions, Arc<Progress>)>,
+    /// The directories of volumes that are not used before the next start, and are in no status.
+    failed: Mutex<Vec<PathBuf>>,
     /// How many have joined.
     joined: watch::Sender<usize>,
     /// The current configuration, if it was read again since the start.
@@ -37,12 +40,14 @@ pub struct Late {
 }
 
 impl Late {
-    pub fn new(volumes: &[LateVolume]) -> Self {
+    /// Such volumes, and the directories of those that have failed already.
+    pub fn new(volumes: &[LateVolume], failed: Vec<PathBuf>) -> Self {
         let volumes = volumes
             .iter()
             .map(|it| (it.options.clone(), it.progress.clone()));
         Self {
             volumes: volumes.collect(),
+            failed: Mutex::new(failed),
             joined: watch::Sender::new(0),
             configured: Mutex::new(None),
         }
@@ -66,6 +71,17 @@ impl Late {
                 });
             }
         }
+    }
+
+    /// The directories of configured volumes that are in no status, because they are refused, or because it is not
+    /// known which volumes they are: otherwise nothing but the log would tell that they are missing.
+    pub fn without_status(&self) -> Vec<PathBuf> {
+        let unknown = self
+            .volumes
+            .iter()
+            .filter(|(_, progress)| progress.storage().is_none())
+            .map(|(options, _)| options.path.clone());
+        self.failed.lock().iter().cloned().chain(unknown).collect()
     }
 
     /// The quota of such a volume once it is open. The namenode considers a quota change done when it sees the quota
@@ -129,6 +145,8 @@ async fn join_when_open(node: &Node, late: LateVolume, budget: &Budget) {
             volume = %path, %storage,
             "the server has this volume already: one directory is a copy of the other, take it away"
         );
+        // Its status is that of the other one.
+        node.late.failed.lock().push(options.path);
         return;
     };
     if volume.health.is_good() {

@@ -1,5 +1,7 @@
 //! The Prometheus metrics of a datanode.
 
+use std::path::PathBuf;
+
 use harvestfs_protocol::error::DataError;
 use harvestfs_protocol::identity::Role;
 use harvestfs_protocol::node::PrimaryLoad;
@@ -70,6 +72,8 @@ pub struct Sample {
     pub streams: u32,
     pub primary: Option<PrimaryLoad>,
     pub volumes: Vec<VolumeStatus>,
+    /// The directories of further volumes, which cannot be used.
+    pub without_status: Vec<PathBuf>,
 }
 
 impl Metrics {
@@ -135,6 +139,13 @@ impl Metrics {
             .set(share(primary.and_then(|it| it.memory_permille)));
         self.stalled
             .set(share(primary.and_then(|it| it.stalled_permille)));
+        // What was known only by its directory may be known by its id now.
+        self.registry.forget_gauges(&DATANODE_VOLUME_HEALTHY);
+        for path in &sample.without_status {
+            let path = path.display().to_string();
+            let healthy = self.registry.gauge(&DATANODE_VOLUME_HEALTHY, &[&path]);
+            healthy.set(flag(false));
+        }
         for volume in &sample.volumes {
             let storage = volume.storage.to_string();
             let gauge = |metric| self.registry.gauge(metric, &[&storage]);
@@ -179,6 +190,7 @@ mod tests {
                 healthy: true,
                 shrinks_in_ms: None,
             }],
+            without_status: vec![PathBuf::from("/disk/2")],
         });
         for metric in TABLE.iter().filter(|it| it.part == Part::Datanode) {
             assert!(
@@ -192,6 +204,7 @@ mod tests {
             "harvestfs_datanode_primary_cpu_ratio 0.25",
             "harvestfs_datanode_primary_memory_ratio NaN",
             "harvestfs_datanode_failures_total{operation=\"seal\"} 1",
+            "harvestfs_datanode_volume_healthy{storage=\"/disk/2\"} 0",
         ] {
             assert!(text.contains(line), "{line} is not in\n{text}");
         }

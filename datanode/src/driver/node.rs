@@ -351,6 +351,7 @@ impl Node {
             streams: self.active_streams.load(Ordering::Relaxed),
             primary: self.busy.primary(),
             volumes: self.volumes(),
+            without_status: self.late.without_status(),
         })
     }
 

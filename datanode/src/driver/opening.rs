@@ -36,6 +36,8 @@ pub struct Opened {
     pub errors: Vec<VolumeError>,
     /// Those of the other volumes that may still be opened.
     pub late: Vec<LateVolume>,
+    /// The directories of those that are not opened before the next start.
+    pub failed: Vec<PathBuf>,
 }
 
 /// A volume that is being opened.
@@ -170,7 +172,7 @@ pub async fn open_volumes(
     let endings: Vec<Result<Ended<OpenVolume>, StartError>> = join_all(endings).await;
     let endings = endings.into_iter().collect::<Result<Vec<_>, _>>()?;
     let (mut volumes, mut errors) = (Vec::new(), Vec::new());
-    let mut late = Vec::new();
+    let (mut late, mut failed) = (Vec::new(), Vec::new());
     for (configured, ended) in options.volumes.iter().zip(refuse_copies(endings)) {
         let error = match ended {
             Ended::Open(volume) => {
@@ -179,6 +181,7 @@ pub async fn open_volumes(
             }
             Ended::Unusable(error) => {
                 tracing::error!(%error, "a volume cannot be used");
+                failed.push(configured.path.clone());
                 error
             }
             Ended::Late(opening, error) => {
@@ -203,6 +206,7 @@ pub async fn open_volumes(
         store,
         errors,
         late,
+        failed,
     })
 }
 

@@ -150,6 +150,12 @@ pub fn name(index: usize) -> String {
     format!("dn{}", index + 1)
 }
 
+/// The line of the metrics about a volume that is known only by its directory, and is not used.
+pub fn down(volume: &Path) -> String {
+    let path = volume.display();
+    format!("harvestfs_datanode_volume_healthy{{storage=\"{path}\"}} 0\n")
+}
+
 /// Waits until no process uses a volume any more.
 pub async fn wait_until_unlocked(volume: &Path) {
     let lock = File::open(volume.join("LOCK")).unwrap();

@@ -8,7 +8,7 @@ use std::time::Duration;
 use harvestfs_protocol::error::DataError;
 use harvestfs_protocol::ids::BlockId;
 
-use crate::testing::cluster::{TestCluster, data, wait_until_unlocked};
+use crate::testing::cluster::{TestCluster, data, down, wait_until_unlocked};
 use crate::testing::disks::{Fault, FaultyDisk};
 use crate::{Datanode, DatanodeOptions, VolumeError};
 
@@ -121,7 +121,7 @@ async fn a_copy_of_a_volume_that_takes_long_to_open_takes_nothing_down() {
     let (mut cluster, options) = stopped("copy").await;
     let path = options.volumes[1].path.clone();
     copy(&cluster.volume(0), &path);
-    let (_datanode, disk) = start_without(&path, &mut cluster, options).await;
+    let (datanode, disk) = start_without(&path, &mut cluster, options).await;
 
     disk.wait_for_hanging(1).await;
     disk.heal();
@@ -135,6 +135,8 @@ async fn a_copy_of_a_volume_that_takes_long_to_open_takes_nothing_down() {
     let (_, _, last) = state.heartbeats.last().unwrap();
     assert_eq!(last.volumes.len(), 1);
     assert!(last.volumes[0].healthy);
+    let metrics = datanode.metrics_text()();
+    assert!(metrics.contains(&down(&path)), "{metrics}");
 }
 
 /// Nobody can tell which of the two is current. The other volumes are served all the same.
@@ -151,6 +153,8 @@ async fn of_a_volume_and_its_copy_none_is_used() {
     let errors = datanode.volume_errors();
     let are_copies = matches!(errors, [VolumeError::Copy { .. }, VolumeError::Copy { .. }]);
     assert!(are_copies, "{errors:?}");
+    let metrics = datanode.metrics_text()();
+    assert!(metrics.contains(&down(&cluster.volume(0))), "{metrics}");
     let registered = cluster.namenode.lock().registered.last().cloned().unwrap();
     assert_eq!(registered.volumes.len(), 1);
     let refused = cluster.read(0, 1, (0, 5000)).await;

@@ -13,7 +13,7 @@ use harvestfs_protocol::token::{BlockToken, Right};
 use tokio::time::Instant;
 
 use crate::store::{Progress, RealDisk, Volume};
-use crate::testing::cluster::{TestCluster, data, wait_until_unlocked};
+use crate::testing::cluster::{TestCluster, data, down, wait_until_unlocked};
 use crate::testing::disks::FaultyDisk;
 use crate::testing::fake_namenode::{CLUSTER, FakeNamenode};
 use crate::{Datanode, StartError, VolumeError};
@@ -341,6 +341,11 @@ async fn one_bad_volume_does_not_keep_the_others_from_serving() {
             VolumeError::CorruptVersionFile { .. }
         ]
     ));
+    let metrics = cluster.datanodes[0].as_ref().unwrap().metrics_text()();
+    for volume in &options.volumes[..2] {
+        let line = down(&volume.path);
+        assert!(metrics.contains(&line), "{line} is not in\n{metrics}");
+    }
     cluster.read(0, 1, (0, 5000)).await.unwrap();
     cluster.kill(0).await;
     options.volumes.pop();
