@@ -53,6 +53,8 @@ pub struct State {
     pub authority: Authority,
     /// Heartbeats arrive, but their answers are lost.
     pub loses_answers: bool,
+    /// It registers datanodes, and refuses their heartbeats.
+    pub refuses_heartbeats: bool,
     /// It is a standby that has not learned yet of these servers.
     pub knows_no_server: bool,
     connections: Vec<Connection>,
@@ -257,6 +259,9 @@ impl State {
                     authority: self.authority,
                     cluster_version: Version::default(),
                 })
+            }
+            NodeRequest::Heartbeat(_) if self.refuses_heartbeats => {
+                return Err(FsError::Protocol("on purpose".into()));
             }
             NodeRequest::Heartbeat(heartbeat) => {
                 self.heartbeats.push((node, Instant::now(), heartbeat));

@@ -15,7 +15,7 @@ use tokio::time::Instant;
 use crate::store::{Progress, RealDisk, Volume};
 use crate::testing::cluster::{TestCluster, data, down, wait_until_unlocked};
 use crate::testing::disks::FaultyDisk;
-use crate::testing::fake_namenode::{CLUSTER, FakeNamenode};
+use crate::testing::fake_namenode::{CLUSTER, FakeNamenode, State};
 use crate::{Datanode, StartError, VolumeError};
 
 /// No wait of these tests takes longer unless something is broken.
@@ -192,6 +192,28 @@ async fn no_heartbeat_follows_one_without_an_answer_on_the_same_connection() {
         state.loses_answers = false;
     }
     namenode.wait_for_heartbeats().await;
+}
+
+/// A registration is followed by full reports, which the namenode would have to process all the time.
+#[tokio::test]
+async fn a_namenode_that_refuses_what_follows_a_registration_is_asked_ever_more_rarely() {
+    let cluster = TestCluster::start(1).await;
+    let namenode = &cluster.namenode;
+    let registered = {
+        let mut state = namenode.lock();
+        state.refuses_heartbeats = true;
+        state.registered.len()
+    };
+    let asked_again = async |times: usize| {
+        let look = |state: &mut State| (state.registered.len() >= registered + times).then_some(());
+        namenode.wait_for(look).await;
+    };
+    asked_again(1).await;
+    let begun = Instant::now();
+    asked_again(5).await;
+    // The shortest pauses are 100, 200, 400 and 800 ms.
+    let passed = begun.elapsed();
+    assert!(passed >= Duration::from_millis(1_400), "{passed:?}");
 }
 
 #[tokio::test]

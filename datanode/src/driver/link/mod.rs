@@ -80,6 +80,20 @@ enum LinkError {
     AnotherVolume,
 }
 
+impl LinkError {
+    /// Whether the namenode has answered, but not as one that this datanode can work with.
+    fn is_refusal(&self) -> bool {
+        match self {
+            Self::Refused(_)
+            | Self::Disobeyed(_)
+            | Self::OtherCluster(..)
+            | Self::Unfit(_)
+            | Self::UnexpectedReply => true,
+            Self::Transport(_) | Self::Rpc(_) | Self::AnotherVolume => false,
+        }
+    }
+}
+
 /// The link to one namenode.
 pub struct NamenodeLink {
     id: LinkId,
@@ -134,11 +148,12 @@ impl NamenodeLink {
         loop {
             let (error, happened) = match self.connect().await {
                 Ok((client, joined)) => {
-                    attempts.registered();
+                    let begun = now();
                     note(Some(&client));
                     let error = self.serve(&client, joined).await;
                     note(None);
                     self.links.node.lost(self.id);
+                    attempts.registered(now() - begun, error.is_refusal());
                     (error, "lost the namenode")
                 }
                 Err(error) => (error, "cannot register with the namenode"),

@@ -10,6 +10,9 @@ const PASSING_BACKOFF_MAX: Duration = Duration::from_millis(400);
 /// After more than this many passing failures in a row, the problem has not passed: several seconds have gone by.
 const PASSING_MAX: u32 = 20;
 
+/// A namenode that registers the server and refuses something only after this long has accepted it.
+const ACCEPTED_AFTER: Duration = BACKOFF_MAX;
+
 /// Attempts, one after the other, forever.
 #[derive(Debug)]
 pub struct Attempts {
@@ -47,9 +50,14 @@ impl Default for Attempts {
 }
 
 impl Attempts {
-    /// Records that the attempt led to a registration.
-    pub fn registered(&mut self) {
-        *self = Self::default();
+    /// Records that the attempt led to a registration, and that its connection lasted for so long, until the namenode
+    /// refused something (`is_refused`) or it was lost. The attempt has failed if that was soon: otherwise a namenode
+    /// that refuses whatever follows would be sent a registration and full reports again and again, almost without
+    /// pause.
+    pub fn registered(&mut self, lasted: Duration, is_refused: bool) {
+        if !is_refused || lasted >= ACCEPTED_AFTER {
+            *self = Self::default();
+        }
     }
 
     /// Records that the attempt failed, or the connection was lost. The pause is randomized by `chance` from 0 to 1,
@@ -98,7 +106,7 @@ mod tests {
             let mut failures = 0;
             for (is_registered, chance) in outcomes {
                 if is_registered {
-                    attempts.registered();
+                    attempts.registered(Duration::ZERO, false);
                     failures = 0;
                 }
                 let After { pause, is_warned_of } = attempts.failed(Failure::Lasting, chance);
@@ -125,9 +133,25 @@ mod tests {
             assert!(is_warned_of || pause <= PASSING_BACKOFF_MAX, "{pause:?}");
         }
         assert_eq!(attempts.failed(Failure::Passing, 0.5).pause, BACKOFF_MAX);
-        attempts.registered();
+        attempts.registered(Duration::ZERO, false);
         let after = attempts.failed(Failure::Passing, 0.5);
         assert_eq!(after.pause, BACKOFF_MIN);
         assert!(!after.is_warned_of);
+    }
+
+    #[test]
+    fn one_that_soon_refuses_what_follows_is_asked_ever_more_rarely() {
+        let mut attempts = Attempts::default();
+        let mut registered_for = |lasted| {
+            attempts.registered(lasted, true);
+            attempts.failed(Failure::Lasting, 0.5).pause
+        };
+        assert_eq!(registered_for(Duration::ZERO), BACKOFF_MIN);
+        assert_eq!(registered_for(ACCEPTED_AFTER / 2), BACKOFF_MIN * 2);
+        for _ in 0..10 {
+            registered_for(Duration::ZERO);
+        }
+        assert_eq!(registered_for(Duration::ZERO), BACKOFF_MAX);
+        assert_eq!(registered_for(ACCEPTED_AFTER), BACKOFF_MIN);
     }
 }
