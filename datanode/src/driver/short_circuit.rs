@@ -15,13 +15,16 @@ use harvestfs_protocol::token::Right;
 use tokio::io::AsyncReadExt;
 use tokio::net::{UnixListener, UnixStream};
 use tokio::sync::Semaphore;
-use tokio::time::Instant;
+use tokio::time::{Instant, timeout};
 
 use crate::driver::node::Node;
 use crate::store::{Lent, OpenFile};
 
 /// Maximum number of readers at a time; bounds the number of files lent to them.
 const READERS_MAX: usize = 32;
+/// How long a reader may ask for nothing after its last loan has ended. Otherwise a few that are idle for good would
+/// keep all others on the network. One that asks again later connects again.
+const IDLE_DEADLINE: Duration = Duration::from_secs(10 * 60);
 /// How long to pause when a reader cannot be accepted because the system lacks a resource.
 const ACCEPT_PAUSE: Duration = Duration::from_secs(1);
 /// Maximum number of bytes received at a time; all requests are far shorter.
@@ -112,7 +115,7 @@ pub async fn serve(listener: UnixListener, node: Arc<Node>) {
     }
 }
 
-/// Answers the requests of one reader until it disconnects.
+/// Answers the requests of one reader until it disconnects, or has asked for nothing for long.
 async fn lend(node: &Node, mut socket: UnixStream) -> io::Result<()> {
     let mut decoder = FrameDecoder::new();
     let mut loans: VecDeque<(Instant, Arc<OpenFile>)> = VecDeque::new();
@@ -124,7 +127,10 @@ async fn lend(node: &Node, mut socket: UnixStream) -> io::Result<()> {
                 loans.pop_front();
                 continue;
             }
-            read = socket.read(&mut received) => read?,
+            read = timeout(IDLE_DEADLINE, socket.read(&mut received)) => match read {
+                Ok(read) => read?,
+                Err(_) => return Ok(()),
+            },
         };
         if bytes == 0 {
             return Ok(());

@@ -36,6 +36,16 @@ async fn connect(cluster: &TestCluster) -> UnixStream {
     socket
 }
 
+/// Waits until the datanode has ended a connection.
+async fn wait_for_end(socket: &UnixStream) {
+    let ended = async {
+        while is_connected(socket) {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    };
+    tokio::time::timeout(PATIENCE, ended).await.unwrap();
+}
+
 async fn borrow(
     cluster: &TestCluster,
     socket: &UnixStream,
@@ -92,6 +102,19 @@ async fn a_reader_on_this_host_is_lent_a_sealed_replica_and_nothing_else() {
     );
 }
 
+/// There is room for a few readers at a time.
+#[tokio::test]
+async fn a_reader_that_asks_for_nothing_for_long_makes_room_for_others() {
+    let cluster = TestCluster::start(1).await;
+    let socket = connect(&cluster).await;
+    let refused = borrow(&cluster, &socket, 7, 7).await.unwrap();
+    assert_eq!(refused.unwrap_err(), DataError::NoSuchReplica);
+    tokio::time::pause();
+    tokio::time::advance(Duration::from_secs(3600)).await;
+    tokio::time::resume();
+    wait_for_end(&socket).await;
+}
+
 #[tokio::test]
 async fn nothing_is_lent_while_the_primary_needs_the_server() {
     let cluster = TestCluster::start(1).await;
@@ -99,12 +122,7 @@ async fn nothing_is_lent_while_the_primary_needs_the_server() {
     let socket = connect(&cluster).await;
     borrow(&cluster, &socket, 1, 1).await.unwrap().unwrap();
     cluster.primaries[0].uses(0.95);
-    let ended = async {
-        while is_connected(&socket) {
-            tokio::time::sleep(Duration::from_millis(5)).await;
-        }
-    };
-    tokio::time::timeout(PATIENCE, ended).await.unwrap();
+    wait_for_end(&socket).await;
     let again = connect(&cluster).await;
     assert!(borrow(&cluster, &again, 1, 1).await.is_err());
 
