@@ -1,11 +1,12 @@
 //! Caches of open files and checksum tables of recently read replicas, each with a limit.
 
 use std::num::NonZeroUsize;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 
 use harvestfs_protocol::limits::BLOCK_BYTES_MAX;
 use lru::LruCache;
 use parking_lot::Mutex;
+use rustc_hash::FxHashMap;
 
 use super::inventory::Generation;
 use super::layout::{self, PAGE_BYTES};
@@ -15,34 +16,66 @@ use super::replica::{OpenFile, Table};
 /// 1024.
 const FILES_MAX: NonZeroUsize = NonZeroUsize::new(192).unwrap();
 
-/// Files kept open for reading.
+/// Files open for reading: some are kept open, and others are in use.
 pub struct FileCache {
-    files: Mutex<LruCache<Generation, Arc<OpenFile>>>,
+    files: Mutex<Files>,
+}
+
+struct Files {
+    kept: LruCache<Generation, Arc<OpenFile>>,
+    /// Those that are not kept any more, but were in use when they were pushed out, as by a reader to which they are
+    /// lent: the space of a removed file is taken until they are closed.
+    in_use: FxHashMap<Generation, Weak<OpenFile>>,
 }
 
 impl Default for FileCache {
     fn default() -> Self {
         Self {
-            files: Mutex::new(LruCache::new(FILES_MAX)),
+            files: Mutex::new(Files {
+                kept: LruCache::new(FILES_MAX),
+                in_use: FxHashMap::default(),
+            }),
         }
+    }
+}
+
+impl Files {
+    fn get(&mut self, replica: Generation) -> Option<Arc<OpenFile>> {
+        let kept = self.kept.get(&replica).cloned();
+        kept.or_else(|| self.in_use.get(&replica)?.upgrade())
     }
 }
 
 impl FileCache {
     /// The file of a replica, if it is open.
     pub fn get(&self, replica: Generation) -> Option<Arc<OpenFile>> {
-        self.files.lock().get(&replica).cloned()
+        self.files.lock().get(replica)
     }
 
-    /// Keeps a file.
-    pub fn put(&self, replica: Generation, file: Arc<OpenFile>) {
+    /// Keeps a file, unless the file of the replica was opened in the meantime. Returns the one that is open.
+    pub fn put(&self, replica: Generation, file: Arc<OpenFile>) -> Arc<OpenFile> {
+        let mut files = self.files.lock();
+        if let Some(open) = files.get(replica) {
+            return open;
+        }
+        let pushed_out = files.kept.push(replica, file.clone());
+        if let Some((replica, file)) = &pushed_out
+            && Arc::strong_count(file) > 1
+        {
+            files.in_use.retain(|_, file| file.strong_count() > 0);
+            files.in_use.insert(*replica, Arc::downgrade(file));
+        }
         // An evicted file is closed after the lock is released.
-        let _pushed_out = self.files.lock().push(replica, file);
+        drop(files);
+        file
     }
 
     /// Drops a file from the cache; others may still use it.
     pub fn forget(&self, replica: Generation) -> Option<Arc<OpenFile>> {
-        self.files.lock().pop(&replica)
+        let mut files = self.files.lock();
+        let in_use = files.in_use.remove(&replica);
+        let kept = files.kept.pop(&replica);
+        kept.or_else(|| in_use?.upgrade())
     }
 }
 

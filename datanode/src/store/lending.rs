@@ -52,7 +52,7 @@ impl BlockStore {
 
 #[cfg(test)]
 mod tests {
-    use super::super::tests::{create, packet, real_store};
+    use super::super::tests::{create, packet, real_store, write_sealed};
     use super::*;
 
     #[tokio::test]
@@ -74,5 +74,27 @@ mod tests {
             store.lend(BlockId(1)).await,
             Err(StoreError::NoSuchReplica)
         ));
+    }
+
+    /// Otherwise more space than the quota allows would be taken as long as the loan lasts.
+    #[tokio::test]
+    async fn it_is_taken_also_if_many_others_were_opened_since() {
+        let dir = tempfile::tempdir().unwrap();
+        let store = real_store(dir.path());
+        write_sealed(&store, 1, &[7; 20_000]).await.unwrap();
+        let used_bytes = || store.status()[0].used_bytes;
+        let full_bytes = used_bytes();
+        let lent = store.lend(BlockId(1)).await.unwrap();
+        let volume = &store.volumes()[0];
+        for _ in 0..1_000 {
+            let file = volume.disk().open(&volume.sealed_path(BlockId(1)));
+            let other = store.inventory.next_generation();
+            let other_file = OpenFile::new(file.unwrap());
+            store.inventory.files.put(other, other_file);
+        }
+        store.delete(BlockId(1)).await.unwrap();
+        assert_eq!(used_bytes(), full_bytes);
+        drop(lent);
+        assert!(used_bytes() < full_bytes);
     }
 }

@@ -198,8 +198,7 @@ impl Inventory {
         }
         match opened {
             Ok(file) => {
-                let file = OpenFile::new(file);
-                self.files.put(readable.generation, file.clone());
+                let file = self.files.put(readable.generation, OpenFile::new(file));
                 // A file that was removed in the meantime is not kept open.
                 self.look_again(block, readable)
                     .inspect_err(|_| drop(self.files.forget(readable.generation)))?;
