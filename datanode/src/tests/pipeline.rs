@@ -36,6 +36,31 @@ async fn three_replicas_of_what_was_written() {
         .await;
 }
 
+/// Otherwise the writer would take a sealed replica for one that failed.
+#[tokio::test]
+async fn what_is_done_when_the_datanode_stops_is_acknowledged() {
+    let disk = FaultyDisk::new();
+    let mut cluster = TestCluster::start_on(vec![disk.clone()]).await;
+    let token = cluster.namenode.token(BlockId(1), Right::Write);
+    let mut stream = cluster
+        .client
+        .write(&cluster.nodes, BlockId(1), token)
+        .await;
+    assert_eq!(stream.ack().await, Some(WriteAck::Ready));
+    let data = data(1, 4096);
+    stream.send(Bytes::from(data), false).await.unwrap();
+    stream.wait_for_all().await.unwrap();
+    disk.hang();
+    stream.seal(4096).await;
+    disk.wait_for_hanging(1).await;
+    disk.heal();
+    // The disk's thread seals the replica, while no task of this thread goes on before the datanode stops.
+    std::thread::sleep(Duration::from_millis(200));
+    let datanode = cluster.datanodes[0].take().unwrap();
+    let (acknowledged, ()) = tokio::join!(stream.wait_for_all(), datanode.shutdown());
+    assert_eq!(acknowledged, Ok(()));
+}
+
 #[tokio::test]
 async fn acknowledged_data_is_readable_everywhere_before_the_seal() {
     let cluster = TestCluster::start(3).await;

@@ -203,10 +203,13 @@ impl Pipeline {
                 self.watch_for_denial(),
             );
         };
+        let acknowledging = self.acknowledge(sender);
+        tokio::pin!(acknowledging);
         tokio::select! {
             biased;
-            sent = self.acknowledge(sender) => sent,
-            () = work => Ok(()),
+            sent = &mut acknowledging => sent,
+            // The denial that ended the work ends this too, once what was done last is acknowledged.
+            () = work => acknowledging.await,
         }
     }
 
