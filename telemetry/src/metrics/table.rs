@@ -159,7 +159,7 @@ table! {
     DATANODE_STREAMS = Datanode Gauge "streams" "harvestfs_datanode_streams" []
         Stable: "Open block streams.";
     DATANODE_REGISTERED = Datanode Gauge "1" "harvestfs_datanode_registered" []
-        Stable: "1 once the datanode has registered with the namenode.";
+        Stable: "1 while the datanode is registered with the namenode.";
     DATANODE_VOLUME_QUOTA_BYTES = Datanode Gauge "bytes" "harvestfs_datanode_volume_quota_bytes" ["storage"]
         Stable: "Quota of a volume.";
     DATANODE_VOLUME_USED_BYTES = Datanode Gauge "bytes" "harvestfs_datanode_volume_used_bytes" ["storage"]
