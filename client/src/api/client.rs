@@ -462,8 +462,7 @@ impl Client {
         }
         let core = self.core();
         let session = &core.session;
-        session.holds.settled(ino).await;
-        let hold = Hold::new(&session.holds, ino);
+        let hold = Hold::begin(&session.holds, ino).await;
         let ticket = session.cache.ticket();
         let op = query::Open {
             ino,
@@ -568,8 +567,8 @@ struct Hold<'a> {
 }
 
 impl<'a> Hold<'a> {
-    fn new(holds: &'a Holds, ino: InodeId) -> Self {
-        holds.lock().opened(ino, false);
+    async fn begin(holds: &'a Holds, ino: InodeId) -> Self {
+        holds.begin_open(ino).await;
         Self {
             holds,
             ino,

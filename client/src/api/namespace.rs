@@ -172,7 +172,7 @@ impl Client {
         let (attr, rules) = self
             .create(credentials, parent, name, FileKind::Regular, mode, 0)
             .await?;
-        let file = File::new(self, attr.ino, credentials, flags);
+        let file = File::new(self, attr.ino, credentials, flags.with_implied());
         file.state().is_new(rules);
         Ok((attr, file))
     }

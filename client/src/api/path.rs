@@ -93,10 +93,20 @@ impl Client {
             }
             found = self.resolve(credentials, &path).await;
             if found == Err(FsError::NotFound.into()) {
-                let there = self.lookup(credentials, parent.ino, &name).await?;
-                if there.kind == FileKind::Symlink {
-                    let target = self.readlink(credentials, there.ino).await?;
-                    path = path_beyond(&path, target);
+                match self.lookup(credentials, parent.ino, &name).await {
+                    Ok(there) if there.kind == FileKind::Symlink => {
+                        let target = self.readlink(credentials, there.ino).await?;
+                        if target.ends_with(b"/") {
+                            return Err(FsError::IsADirectory.into());
+                        }
+                        if matches!(split_last(&target).1, b"." | b"..") {
+                            return Err(FsError::NotFound.into());
+                        }
+                        path = path_beyond(&path, target);
+                    }
+                    // It was replaced or removed meanwhile, and is tried again.
+                    Ok(_) | Err(ClientError::Fs(FsError::NotFound)) => {}
+                    Err(error) => return Err(error),
                 }
             }
         }

@@ -5,6 +5,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use harvestfs_protocol::error::FsError;
 use harvestfs_protocol::ids::InodeId;
+use harvestfs_protocol::meta::housekeeping::Release;
 use harvestfs_protocol::meta::mutation::{AllocateBlocks, SetAttr};
 use harvestfs_protocol::meta::{AttrChanges, SetXattrMode};
 use harvestfs_protocol::types::Credentials;
@@ -109,6 +110,26 @@ async fn what_others_removed_counts_only_until_shortly_after_it_is_closed() {
         assert!(closed.elapsed() < Duration::from_secs(3), "it is held on");
         tokio::time::sleep(Duration::from_millis(10)).await;
     }
+}
+
+/// As when a process is killed that waits for its answer.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_release_whose_caller_stops_waiting_is_completed() {
+    let cluster = Cluster::start(3, 3).await;
+    let client = cluster.client("a").await;
+    let session = &client.core().session;
+    let (_, file) = create(&client, "removed").await;
+    client
+        .unlink(&root(), InodeId::ROOT, &name("removed"))
+        .await
+        .unwrap();
+    cluster.namenode.hold(Some(Release::NAME));
+    file.close().await.unwrap();
+    let given_up = tokio::time::timeout(Duration::from_millis(50), session.release_now(0)).await;
+    assert!(given_up.is_err());
+    cluster.namenode.hold(None);
+    let over = tokio::time::timeout(DEADLINE, session.release_now(0)).await;
+    assert_eq!(over, Ok(true), "it waits for what nobody completes");
 }
 
 /// Refused data waits in memory until a flush is requested: it is not retried over and over.

@@ -88,6 +88,10 @@ async fn who_may_not_write_to_a_file_does_not_open_it_to_append() {
     assert!(try_open(&somebody, append).is_none());
     let opened = try_open(&root(), append);
     assert!(opened.is_some_and(|file| file.flags().write));
+    let new = client
+        .open_path(&root(), b"/new", append, Some(0o644))
+        .await;
+    assert!(new.unwrap().flags().write);
 }
 
 /// The kernel would run the new content with the capabilities of the old one.

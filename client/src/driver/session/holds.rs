@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use harvestfs_protocol::ids::InodeId;
 use harvestfs_protocol::meta::housekeeping;
+use harvestfs_protocol::request_id::RequestId;
 use parking_lot::{Mutex, MutexGuard};
 use tokio::sync::Notify;
 
@@ -39,12 +40,12 @@ impl Holds {
         self.lock().closed(ino, clock::now(), keep);
     }
 
-    /// Must be awaited before the namenode is asked to hold a file: a release in flight would
+    /// Notes that the namenode is about to be asked to hold a file, as soon as no release is in flight that would
     /// remove the new hold.
-    pub(crate) async fn settled(&self, ino: InodeId) {
+    pub(crate) async fn begin_open(&self, ino: InodeId) {
         loop {
             let released = self.released.notified();
-            if self.lock().settle(ino) {
+            if self.lock().begin_open(ino) {
                 return;
             }
             released.await;
@@ -65,7 +66,7 @@ impl Holds {
 
 impl Session {
     /// Makes the namenode release closed files, so that files without a name no longer count
-    /// against a quota. Returns whether any were released since the caller read `answered_before` from
+    /// against a quota. Returns whether a release was answered, or failed, since the caller read `answered_before` from
     /// [`engine::Holds::releases_answered`]. It must have read it before it sent what was refused: a
     /// release in the background may overtake the refusal, and then nothing is left to release.
     pub(crate) async fn release_now(self: &Arc<Self>, answered_before: u64) -> bool {
@@ -74,12 +75,19 @@ impl Session {
             // The kernel reports the last `close` only some time after that has returned.
             tokio::time::sleep(RELEASE_INTERVAL).await;
         }
-        self.release_batch().await;
+        let session = self.clone();
+        let released = async move { session.release_batch().await };
+        // A task of its own, since the caller may stop waiting. It fails only when the runtime ends.
+        let _ = self
+            .runtime
+            .spawn(RequestId::current().scope(released))
+            .await;
         self.holds.all_answered().await;
         self.holds.lock().releases_answered() != answered_before
     }
 
-    /// Releases a batch of closed files, if there are any.
+    /// Releases a batch of closed files, if there are any. It must be completed: until it is answered, these files
+    /// cannot be opened, and others wait for it.
     async fn release_batch(self: &Arc<Self>) {
         let inodes = self.holds.lock().begin_release(clock::now());
         if inodes.is_empty() {

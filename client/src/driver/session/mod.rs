@@ -403,6 +403,7 @@ impl Session {
             Ok(Ok(Reply::SessionOpened(opened))) => {
                 // Entries from before may have been invalidated while the session was disconnected.
                 self.cache.invalidate_all();
+                self.holds.lock().all_may_have_changed();
                 let generation = match resumed {
                     Some(generation) => generation,
                     None => {
@@ -455,7 +456,10 @@ impl Session {
                         holds.drop_idle(*ino);
                     }
                 }
-                Notice::InvalidateAll { id } => acks.push(*id),
+                Notice::InvalidateAll { id } => {
+                    acks.push(*id);
+                    self.holds.lock().all_may_have_changed();
+                }
                 Notice::Recall { inodes } => {
                     self.delegations.recalled(inodes);
                     // If the receiver is gone, nothing is in memory.
@@ -493,6 +497,7 @@ impl Session {
     /// Invalidates everything that is cached.
     async fn forget_everything(&self) {
         self.cache.invalidate_all();
+        self.holds.lock().all_may_have_changed();
         self.notify_listener(vec![Invalidation::All]).await;
     }
 

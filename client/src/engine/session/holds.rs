@@ -29,7 +29,7 @@ pub(crate) struct Holds {
     open: FxHashMap<InodeId, usize>,
     /// Files that are open and, as far as this session knows, have no name.
     nameless: FxHashSet<InodeId>,
-    /// Files that are open and that others changed meanwhile.
+    /// Files that are open, and may have been changed by others meanwhile.
     changed: FxHashSet<InodeId>,
     /// Files that are held, but were not opened by a user that may read them.
     unreadable: FxHashSet<InodeId>,
@@ -85,11 +85,14 @@ impl Holds {
         self.unreadable.remove(&ino);
     }
 
-    /// Cancels a release that was not sent yet, because the file is about to be held. Returns false
-    /// while a release is in flight, which would remove the new hold.
-    pub(crate) fn settle(&mut self, ino: InodeId) -> bool {
-        self.to_release.remove(&ino);
-        !self.releasing.contains(&ino)
+    /// Notes that the namenode is about to be asked to hold a file. Returns false, and notes nothing, while a release is
+    /// in flight, which would remove the new hold.
+    pub(crate) fn begin_open(&mut self, ino: InodeId) -> bool {
+        if self.releasing.contains(&ino) {
+            return false;
+        }
+        self.opened(ino, false);
+        true
     }
 
     /// Whether a release is in flight.
@@ -148,6 +151,11 @@ impl Holds {
         } else if self.open.contains_key(&ino) {
             self.changed.insert(ino);
         }
+    }
+
+    /// Notes that others may have changed every open file.
+    pub(crate) fn all_may_have_changed(&mut self) {
+        self.changed.extend(self.open.keys());
     }
 
     /// Returns the files that are to be released now; [`Holds::release_answered`] must follow.
@@ -340,14 +348,13 @@ mod tests {
                     Op::Open(ino) => {
                         let ino = InodeId(ino);
                         if !holds.open_held(ino, false) {
-                            if !holds.settle(ino) {
+                            if !holds.begin_open(ino) {
                                 // It waits until the release is answered.
                                 namenode.retain(|held| !in_flight.contains(held));
                                 holds.release_answered(&std::mem::take(&mut in_flight));
-                                prop_assert!(holds.settle(ino));
+                                prop_assert!(holds.begin_open(ino));
                             }
                             namenode.insert(ino);
-                            holds.opened(ino, true);
                         }
                         due.remove(&ino);
                         *open.entry(ino).or_default() += 1;
