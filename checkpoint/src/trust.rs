@@ -55,9 +55,9 @@ pub enum TrustError {
     },
     /// A directory above the store lets other users replace the store.
     #[error(
-        "{} belongs to user {owner} and has mode {mode:04o}, so others could replace {} as a whole: \
-         keep checkpoints only below directories of root or user {user} in which no other user can write, or which are \
-         sticky",
+        "{0} belongs to user {owner} and has mode {mode:04o}, so others could replace {1} as a whole. If it is right, \
+         let it belong to user {user} (`chown {user} {0}`) and let nobody else write to it (`chmod go-w {0}`, or \
+         `chmod +t {0}`); or keep checkpoints elsewhere",
         path.display(), store.display()
     )]
     Above {
@@ -91,7 +91,7 @@ pub enum TrustError {
 pub fn refuse_directories(job: &Job, user: u32) -> Result<(), TrustError> {
     let top = job.directory();
     if let Some(store) = top.parent() {
-        let metadata = look(fs::metadata(store), store)?;
+        let metadata = look(fs::symlink_metadata(store), store)?;
         // Not recursively: other jobs in it may belong to other users.
         judge(store, &metadata, user, (store, ""))?;
         judge_above(store, user)?;
@@ -165,7 +165,8 @@ fn look<T>(result: io::Result<T>, path: &Path) -> Result<T, StoreError> {
 /// what is in it, whoever owns that, unless the directory is sticky.
 fn judge_above(store: &Path, user: u32) -> Result<(), TrustError> {
     for above in store.ancestors().skip(1) {
-        let metadata = look(fs::metadata(above), above)?;
+        // Links were resolved when the store was opened: one that is here now was put here since.
+        let metadata = look(fs::symlink_metadata(above), above)?;
         let (owner, mode) = (metadata.uid(), metadata.mode() & 0o7777);
         let is_shared = mode & WRITABLE_BY_OTHERS != 0 && mode & STICKY == 0;
         if is_shared || ![ROOT, user].contains(&owner) {

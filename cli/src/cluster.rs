@@ -167,7 +167,7 @@ impl ClusterArgs {
     }
 }
 
-/// The value of an environment variable; `None` if it is empty.
+/// The value of an environment variable; `None` if it is unset or empty.
 pub fn variable(name: &str) -> Option<PathBuf> {
     env::var_os(name)
         .filter(|value| !value.is_empty())

@@ -69,8 +69,11 @@ impl Job {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
             named => named.map_err(io_error("look at", &path))?,
         };
-        let locked = lock.file.metadata();
-        let locked = locked.map_err(io_error("look at", &path))?;
+        let locked = match lock.file.metadata() {
+            // It was removed on another machine.
+            Err(error) if error.kind() == io::ErrorKind::StaleNetworkFileHandle => return Ok(None),
+            locked => locked.map_err(io_error("look at", &path))?,
+        };
         let is_same = (locked.dev(), locked.ino()) == (named.dev(), named.ino());
         Ok(is_same.then_some(lock))
     }

@@ -107,7 +107,7 @@ async fn quarantined_after(
 
 /// Blocks in quarantine, in ascending order, with tokens to read them.
 struct Batch {
-    /// When the tokens were made, or before that.
+    /// When the tokens were made, or before that; later once new ones were asked for in vain.
     made: Instant,
     blocks: Vec<QuarantinedBlock>,
 }
@@ -143,15 +143,25 @@ pub async fn read_back(link: &AdminLink, directory: &Path) -> anyhow::Result<()>
     for &block in &blocks {
         if batch.is_used_up(block, Instant::now()) {
             let made = Instant::now();
-            let renewed = quarantined_after(link, BlockId(block.0.saturating_sub(1))).await;
-            let blocks = renewed.with_context(|| {
-                format!("neither block {block} nor those after it are read back")
-            })?;
-            batch = Batch { made, blocks };
+            match renewed(link, block).await {
+                Ok(blocks) => batch = Batch { made, blocks },
+                // Its old token is still valid for some time.
+                Err(error) if batch.find(block).is_some() => {
+                    eprintln!("there are no new tokens yet: {error:#}");
+                    batch.made += RENEWAL_PAUSE;
+                }
+                Err(error) => {
+                    return Err(error.context(format!(
+                        "neither block {block} nor those after it are read back"
+                    )));
+                }
+            }
         }
         let read = match batch.find(block) {
             Some(it) => read_block(link, it, directory).await,
-            None => Err(anyhow::anyhow!("it is no longer in quarantine")),
+            None => Err(anyhow::anyhow!(
+                "no datanode that runs has it now, or its time in quarantine is over"
+            )),
         };
         match read {
             Ok(path) => println!("{}", path.display()),
@@ -170,6 +180,17 @@ pub async fn read_back(link: &AdminLink, directory: &Path) -> anyhow::Result<()>
         bail!("{} could not be read back", count(failed as u64, "block"));
     }
     Ok(())
+}
+
+/// The blocks in quarantine from this one on, with new tokens.
+async fn renewed(link: &AdminLink, block: BlockId) -> anyhow::Result<Vec<QuarantinedBlock>> {
+    let after = BlockId(block.0.saturating_sub(1));
+    if let Ok(blocks) = quarantined_after(link, after).await {
+        return Ok(blocks);
+    }
+    // The namenode may have been restarted since it was last asked.
+    link.turn_to(None).await;
+    quarantined_after(link, after).await
 }
 
 /// Reads a block from the first datanode that gives all of it. The file appears when it is complete.

@@ -94,7 +94,7 @@ pub fn run(args: &CheckpointArgs, command: &PreemptArgs) -> anyhow::Result<()> {
     let runner = args.runner()?;
     let store = args.store()?;
     let keep = args.keep()?;
-    // A dry run changes nothing; and the store is checked for trust only if something may be stored in it.
+    // A dry run keeps nothing in the store; and the store is checked for trust only if something may be stored in it.
     let stores = command.policy != Policy::Kill && !command.dry_run;
     let work = stores.then(|| store.directory());
     let mut running: Vec<Running> = Vec::new();

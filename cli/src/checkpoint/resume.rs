@@ -10,12 +10,12 @@ use clap::Args;
 use harvestfs_checkpoint::adaptive::{Bandwidth, Resumption, Site, resume};
 use harvestfs_checkpoint::manifest::JobName;
 use harvestfs_checkpoint::node::Node;
-use harvestfs_checkpoint::store::PROBE_PREFIX;
+use harvestfs_checkpoint::store::{Job, PROBE_PREFIX};
 use tempfile::NamedTempFile;
 
-use super::CheckpointArgs;
 use super::locations::missing_bytes;
 use super::restore::{find, restore};
+use super::{CheckpointArgs, Runner};
 use crate::units::{self, Size};
 
 /// What is written and read when no checkpoint was made on this node yet.
@@ -67,7 +67,15 @@ pub fn run(args: &CheckpointArgs, command: &ResumeArgs) -> anyhow::Result<()> {
     let runner = args.runner()?;
     let job = args.job(&command.job)?;
     let checkpoint = find(&job, None)?;
-    let bandwidth = bandwidth(&runner.node, args.store()?.directory(), command.dry_run)?;
+    let store = args.store()?;
+    let bandwidth = match bandwidth(&runner.node, store.directory(), command.dry_run) {
+        // There is no choice: a store in which nothing can be written does not keep the job from being resumed here.
+        Err(error) if command.remote.is_none() && !command.dry_run => {
+            eprintln!("harvestfs: how long it takes is not known: {error:#}");
+            return restore_here(&runner, &job);
+        }
+        bandwidth => bandwidth?,
+    };
     let size_bytes = checkpoint.manifest.size_bytes();
     let site = |datanode: &str, queued_bytes: u64| -> anyhow::Result<Site> {
         Ok(Site {
@@ -101,24 +109,22 @@ pub fn run(args: &CheckpointArgs, command: &ResumeArgs) -> anyhow::Result<()> {
             job.name()
         ),
         _ if command.dry_run => println!("resume it here"),
-        _ => {
-            let (number, pid) = restore(&runner, &job, None)?;
-            println!("{} {number}: runs as process {pid}", job.name());
-        }
+        _ => restore_here(&runner, &job)?,
     }
     Ok(())
 }
 
+fn restore_here(runner: &Runner, job: &Job) -> anyhow::Result<()> {
+    let (number, pid) = restore(runner, job, None)?;
+    println!("{} {number}: runs as process {pid}", job.name());
+    Ok(())
+}
+
 /// What this node's checkpoints were measured to move per second. Before the first one, a file is
-/// written to the store and read from it, except by a dry run, which changes nothing.
+/// written to the store, read from it and removed. A dry run does not remember what it measured.
 pub fn bandwidth(node: &Node, store: &Path, is_dry_run: bool) -> anyhow::Result<Bandwidth> {
     let mut measured = node.measured();
     if measured.write_bytes_per_s.is_none() || measured.read_bytes_per_s.is_none() {
-        anyhow::ensure!(
-            !is_dry_run,
-            "a dry run does not measure the store, since that writes to it, and no checkpoint has been stored \
-             and restored on this node yet"
-        );
         let (write, read) = probe(store)?;
         if measured.write_bytes_per_s.is_none() {
             measured.wrote(PROBE_BYTES as u64, write);
@@ -126,7 +132,9 @@ pub fn bandwidth(node: &Node, store: &Path, is_dry_run: bool) -> anyhow::Result<
         if measured.read_bytes_per_s.is_none() {
             measured.read(PROBE_BYTES as u64, read);
         }
-        node.remember(&measured)?;
+        if !is_dry_run {
+            node.remember(&measured)?;
+        }
     }
     let (Some(write_bytes_per_s), Some(read_bytes_per_s)) =
         (measured.write_bytes_per_s, measured.read_bytes_per_s)
@@ -173,18 +181,20 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_dry_run_measures_nothing() {
+    fn a_dry_run_remembers_nothing() {
         let directory = tempfile::tempdir().expect("a directory");
         let node = Node::open(&directory.path().join("node")).expect("it is made");
         let store = directory.path().join("store");
-        let error = bandwidth(&node, &store, true).expect_err("nothing was measured");
-        assert!(error.to_string().contains("dry run"), "{error}");
-        let error = bandwidth(&node, &store, false).expect_err("there is no store");
+        let error = bandwidth(&node, &store, true).expect_err("there is no store");
         assert!(error.to_string().contains("cannot measure"), "{error}");
         fs::create_dir(&store).expect("it is made");
-        let measured = bandwidth(&node, &store, false).expect("it is measured");
-        let remembered = bandwidth(&node, &store, true).expect("it is remembered");
-        assert_eq!(remembered, measured);
+        bandwidth(&node, &store, true).expect("it is measured");
+        assert_eq!(node.measured().write_bytes_per_s, None);
+        let left = fs::read_dir(&store).expect("it is there").count();
+        assert_eq!(left, 0, "what was written to measure is removed");
+        bandwidth(&node, &store, false).expect("it is measured");
+        fs::remove_dir(&store).expect("it is empty");
+        bandwidth(&node, &store, true).expect("it is remembered, and not measured");
     }
 
     #[test]
