@@ -139,14 +139,19 @@ impl Node {
         result
     }
 
-    /// Takes note that a namenode is of this cluster, before it is judged. If the volumes do not agree on one, only now
-    /// it is known which of them tell what was obeyed before the start.
-    pub fn heard_of(&self, cluster: ClusterId) {
-        if self.store.cluster().is_none()
-            && let Some(obeyed) = self.store.obeyed_at_start(Some(cluster))
-        {
-            self.obedience.found(obeyed);
-        }
+    /// Takes note that a namenode, which was told this position, is of this cluster, on which the volumes did not agree
+    /// when it was asked. Only now it is known which of them tell what was obeyed before the start: returns whether the
+    /// namenode has to know that, since it may lack some of it.
+    pub async fn recall(&self, cluster: ClusterId, told: Option<Position>) -> bool {
+        let order = |it: Position| (it.epoch.number, it.record);
+        let obeyed = self.store.obeyed_at_start(Some(cluster));
+        let Some(obeyed) = obeyed.filter(|&it| Some(order(it)) > told.map(order)) else {
+            return false;
+        };
+        self.obedience.recalled(obeyed);
+        // From here on the registration names the cluster.
+        self.claim(cluster).await;
+        true
     }
 
     /// Makes the volumes part of a cluster. Volumes of another cluster are taken down.
@@ -345,9 +350,10 @@ impl Node {
 
     /// The metrics in Prometheus text format. Never waits.
     pub fn metrics_text(&self) -> String {
+        let registered = self.standing.lock().is_known();
         self.metrics.text(&Sample {
             busy: self.busy.denial().is_some(),
-            registered: self.standing.lock().is_known(),
+            registered,
             streams: self.active_streams.load(Ordering::Relaxed),
             primary: self.busy.primary(),
             volumes: self.volumes(),

@@ -51,6 +51,11 @@ impl Obedience {
         self.state.lock().found(obeyed);
     }
 
+    /// As [`Obedience::found`], according to volumes that were there from the start.
+    pub fn recalled(&self, obeyed: Position) {
+        self.state.lock().recalled(obeyed);
+    }
+
     /// Whether a command given in this epoch is still valid.
     pub fn holds(&self, epoch: Epoch) -> bool {
         self.state.lock().holds(epoch)

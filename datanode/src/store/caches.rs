@@ -44,6 +44,14 @@ impl Files {
         let kept = self.kept.get(&replica).cloned();
         kept.or_else(|| self.in_use.get(&replica)?.upgrade())
     }
+
+    /// Notes a file that is no longer kept, if others use it.
+    fn no_longer_kept(&mut self, replica: Generation, file: &Arc<OpenFile>) {
+        if Arc::strong_count(file) > 1 {
+            self.in_use.retain(|_, file| file.strong_count() > 0);
+            self.in_use.insert(replica, Arc::downgrade(file));
+        }
+    }
 }
 
 impl FileCache {
@@ -59,15 +67,23 @@ impl FileCache {
             return open;
         }
         let pushed_out = files.kept.push(replica, file.clone());
-        if let Some((replica, file)) = &pushed_out
-            && Arc::strong_count(file) > 1
-        {
-            files.in_use.retain(|_, file| file.strong_count() > 0);
-            files.in_use.insert(*replica, Arc::downgrade(file));
+        if let Some((replica, file)) = &pushed_out {
+            files.no_longer_kept(*replica, file);
         }
         // An evicted file is closed after the lock is released.
         drop(files);
         file
+    }
+
+    /// No longer keeps a file; it remains known while others use it.
+    pub fn let_go(&self, replica: Generation) {
+        let mut files = self.files.lock();
+        let kept = files.kept.pop(&replica);
+        if let Some(file) = &kept {
+            files.no_longer_kept(replica, file);
+        }
+        // It is closed after the lock is released.
+        drop(files);
     }
 
     /// Drops a file from the cache; others may still use it.

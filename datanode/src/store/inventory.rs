@@ -553,7 +553,7 @@ impl Inventory {
         self.changes
             .push(volume.storage(), ReplicaChange::Corrupt(block));
         self.tables.forget(*generation);
-        self.files.forget(*generation);
+        self.files.let_go(*generation);
         let Some((chunks, charge)) = sealed else {
             return;
         };

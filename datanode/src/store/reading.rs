@@ -201,7 +201,7 @@ impl Inventory {
                 let file = self.files.put(readable.generation, OpenFile::new(file));
                 // A file that was removed in the meantime is not kept open.
                 self.look_again(block, readable)
-                    .inspect_err(|_| drop(self.files.forget(readable.generation)))?;
+                    .inspect_err(|_| self.files.let_go(readable.generation))?;
                 Ok(Source::Complete(file))
             }
             Err(error) => {

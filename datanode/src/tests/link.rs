@@ -1,5 +1,6 @@
 //! The datanode with its namenode.
 
+use std::fs;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -316,6 +317,8 @@ async fn what_was_obeyed_according_to_a_volume_of_another_cluster_does_not_count
     volume.write_obeyed(later).await.unwrap();
     drop(volume);
     wait_until_unlocked(&foreign.path).await;
+    let obeyed = foreign.path.join("OBEYED");
+    let written = fs::read(&obeyed).unwrap();
     // Wherever it is listed.
     for index in 0..2 {
         options.volumes.insert(index, foreign.clone());
@@ -325,14 +328,17 @@ async fn what_was_obeyed_according_to_a_volume_of_another_cluster_does_not_count
         {
             let state = cluster.namenode.lock();
             let registered = state.registered.last().unwrap();
-            assert_ne!(registered.obeyed, Some(later));
-            assert_ne!(registered.cluster, Some(ClusterId(0xbad)));
+            // The namenode has to know what its own volume tells: it may be an older copy of itself.
+            let told = registered.obeyed.map(|it| it.epoch);
+            assert_eq!(told, Some(state.authority.position.epoch));
+            assert_eq!(registered.cluster, Some(CLUSTER));
         }
         cluster.kill(0).await;
         for volume in &options.volumes {
             wait_until_unlocked(&volume.path).await;
         }
         options.volumes.retain(|it| it.path != foreign.path);
+        assert_eq!(fs::read(&obeyed).unwrap(), written, "it is not its volume");
     }
 }
 

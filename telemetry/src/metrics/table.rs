@@ -165,7 +165,7 @@ table! {
     DATANODE_VOLUME_USED_BYTES = Datanode Gauge "bytes" "harvestfs_datanode_volume_used_bytes" ["storage"]
         Stable: "Bytes used in a volume, reservations included.";
     DATANODE_VOLUME_HEALTHY = Datanode Gauge "1" "harvestfs_datanode_volume_healthy" ["storage"]
-        Stable: "1 if the volume can be used.";
+        Stable: "1 if the volume can be used. `storage` is the directory of a volume that could not be opened since the start.";
 
     MOUNT_OPERATION_SECONDS = Mount Latency "s" "harvestfs_mount_operation_seconds" ["operation"]
         Stable: "Time from when the mount begins a request of the kernel to its answer, by the kernel's name for the request. Requests that the kernel answers from its own caches do not count.";

@@ -78,6 +78,8 @@ enum LinkError {
     UnexpectedReply,
     #[error("a volume has joined since it was registered")]
     AnotherVolume,
+    #[error("the namenode has to know what was obeyed before")]
+    Untold,
 }
 
 impl LinkError {
@@ -89,7 +91,7 @@ impl LinkError {
             | Self::OtherCluster(..)
             | Self::Unfit(_)
             | Self::UnexpectedReply => true,
-            Self::Transport(_) | Self::Rpc(_) | Self::AnotherVolume => false,
+            Self::Transport(_) | Self::Rpc(_) | Self::AnotherVolume | Self::Untold => false,
         }
     }
 }
@@ -178,7 +180,7 @@ impl NamenodeLink {
         match error {
             // Until the leader has registered this server, and this namenode knows.
             LinkError::Refused(FsError::NotLeader { .. }) => Failure::Passing,
-            LinkError::AnotherVolume => Failure::Passing,
+            LinkError::AnotherVolume | LinkError::Untold => Failure::Passing,
             // It was the leader, and has yet to learn from the others that it no longer is.
             LinkError::Disobeyed(Refusal::Older { .. }) if self.links.are_several() => {
                 Failure::Passing
@@ -203,19 +205,23 @@ impl NamenodeLink {
         let (notices, _) = mpsc::channel(1);
         let client = Client::start(connecting.await?, notices).await?;
         self.links.removals.forget_commands(self.id);
-        let joined = self.links.node.late.joined();
+        let node = &self.links.node;
+        let joined = node.late.joined();
+        let (cluster, told) = (node.store.cluster(), node.obedience.obeyed());
         let request = NodeRequest::Register(Box::new(RegisterNode {
             server: self.links.server.clone(),
-            volumes: self.links.node.volumes(),
-            cluster: self.links.node.store.cluster(),
+            volumes: node.volumes(),
+            cluster,
             version: Release::OURS.to_string(),
-            obeyed: self.links.node.obedience.obeyed(),
+            obeyed: told,
         }));
         match call(&client, request, REGISTER_DEADLINE).await? {
             NodeReply::Registered(registered) => {
                 self.check_cluster(registered.cluster)?;
                 Versions::OURS.check_cluster(registered.cluster_version)?;
-                self.links.node.heard_of(registered.cluster);
+                if cluster.is_none() && node.recall(registered.cluster, told).await {
+                    return Err(LinkError::Untold);
+                }
                 self.may_speak(&registered.authority)?;
                 self.registered(&registered).await;
                 Ok((client, joined))
@@ -225,7 +231,7 @@ impl NamenodeLink {
     }
 
     /// Rejects a namenode of another cluster, whatever its epoch, if there are several namenodes. A sole namenode
-    /// determines the cluster of the volumes.
+    /// determines the cluster of the volumes, and so does the first one that answers if they do not agree on one.
     fn check_cluster(&self, cluster: ClusterId) -> Result<(), LinkError> {
         let claimed = self.links.node.store.cluster();
         match claimed.filter(|&it| it != cluster && self.links.are_several()) {

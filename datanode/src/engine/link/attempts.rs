@@ -19,6 +19,8 @@ pub struct Attempts {
     backoff: Duration,
     /// Number of consecutive failures that pass by themselves.
     passing: u32,
+    /// Whether the attempt before led to a registration, soon after which something was refused.
+    was_refused: bool,
 }
 
 /// Why an attempt failed, or a connection is lost.
@@ -45,19 +47,22 @@ impl Default for Attempts {
         Self {
             backoff: BACKOFF_MIN,
             passing: 0,
+            was_refused: false,
         }
     }
 }
 
 impl Attempts {
     /// Records that the attempt led to a registration, and that its connection lasted for so long, until the namenode
-    /// refused something (`is_refused`) or it was lost. The attempt has failed if that was soon: otherwise a namenode
-    /// that refuses whatever follows would be sent a registration and full reports again and again, almost without
-    /// pause.
+    /// refused something (`is_refused`) or it was lost. If something is soon refused each time, the attempts have
+    /// failed: otherwise a namenode that refuses whatever follows would be sent a registration and full reports again
+    /// and again, almost without pause.
     pub fn registered(&mut self, lasted: Duration, is_refused: bool) {
-        if !is_refused || lasted >= ACCEPTED_AFTER {
+        let is_soon = is_refused && lasted < ACCEPTED_AFTER;
+        if !(is_soon && self.was_refused) {
             *self = Self::default();
         }
+        self.was_refused = is_soon;
     }
 
     /// Records that the attempt failed, or the connection was lost. The pause is randomized by `chance` from 0 to 1,
@@ -142,6 +147,10 @@ mod tests {
     #[test]
     fn one_that_soon_refuses_what_follows_is_asked_ever_more_rarely() {
         let mut attempts = Attempts::default();
+        // It was away for long, which is over.
+        for _ in 0..10 {
+            attempts.failed(Failure::Lasting, 0.5);
+        }
         let mut registered_for = |lasted| {
             attempts.registered(lasted, true);
             attempts.failed(Failure::Lasting, 0.5).pause

@@ -95,6 +95,15 @@ impl Obedience {
         }
     }
 
+    /// As [`Self::found`], according to volumes that were there from the start: nothing has to be written for it, and
+    /// volumes of another cluster, which are still there, must not get it.
+    pub fn recalled(&mut self, obeyed: Position) {
+        if self.obeyed.is_none_or(|before| is_through(before, obeyed)) {
+            self.obeyed = Some(obeyed);
+            self.written = Some(obeyed);
+        }
+    }
+
     /// Whether a command given in this epoch is still valid: no later epoch has been obeyed since.
     pub fn holds(&self, epoch: Epoch) -> bool {
         self.obeyed.is_some_and(|it| it.epoch == epoch)
