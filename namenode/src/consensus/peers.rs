@@ -290,8 +290,8 @@ impl Peer {
             PeerReply::Forgetful => return Err(PeerError::Forgetful(self.addr)),
             PeerReply::Outside => return Err(PeerError::Outside(self.addr)),
             PeerReply::Left => {
-                if let Some(store) = &self.caller.store {
-                    store.left();
+                if let Some(store) = self.caller.store.clone() {
+                    blocking(move || store.left()).await;
                 }
                 return Err(PeerError::Left);
             }

@@ -1,6 +1,8 @@
 //! What a member knows about how much the others remember. It serves to recognise a member that has forgotten
 //! something.
 
+use std::sync::atomic::Ordering;
+
 use harvestfs_protocol::peer::{Known, Memory};
 use harvestfs_protocol::planted::{self, Bug};
 
@@ -86,7 +88,9 @@ impl LogStore {
             Ok(()) => self.shared.executed.replaced(),
             // To start over would mean to ask again. Meanwhile it does no harm: it gets no votes.
             Err(error) => {
-                tracing::error!(%error, "this namenode is in the group no more, and cannot write that down");
+                if !self.shared.is_left_reported.swap(true, Ordering::Relaxed) {
+                    tracing::error!(%error, "this namenode is in the group no more, and cannot write that down yet");
+                }
                 let mut kept = self.shared.kept.lock();
                 // It is told again, and then tries again. What others have written meanwhile stays.
                 if kept.told == Told::Left {

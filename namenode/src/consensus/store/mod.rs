@@ -8,6 +8,7 @@ mod tests;
 use std::collections::BTreeMap;
 use std::io;
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 
 use harvestfs_protocol::ids::ClusterId;
 use harvestfs_protocol::planted::{self, Bug};
@@ -74,6 +75,8 @@ struct Shared {
     added: Notify,
     /// Notified with each vote, before it is durable.
     voted: Notify,
+    /// Whether it was reported that this member has left the group and cannot write that down.
+    is_left_reported: AtomicBool,
 }
 
 /// Whether this member may write its member file.
@@ -129,6 +132,7 @@ impl LogStore {
                 members_added: Mutex::new(None),
                 added: Notify::new(),
                 voted: Notify::new(),
+                is_left_reported: AtomicBool::new(false),
             }),
         })
     }

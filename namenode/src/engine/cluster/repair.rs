@@ -228,9 +228,11 @@ impl Cluster {
         // the limit is raised.
         let retry_ms = now_ms + self.options.repair_retry_ms;
         let mut first_ms = u64::MAX;
+        let mut is_one_away = false;
         for (index, storage) in self.sources(slot) {
             let node = &mut self.nodes[index as usize];
             if !node.is_available() {
+                is_one_away = true;
                 continue;
             }
             let volume = &mut self.table.storages[storage as usize];
@@ -251,6 +253,10 @@ impl Cluster {
             first_ms = first_ms.min(free_ms);
         }
         if first_ms < u64::MAX {
+            if is_one_away {
+                // It may be back soon, with room.
+                first_ms = first_ms.min(retry_ms);
+            }
             self.queue.delay(slot, first_ms, |_| {});
         }
     }

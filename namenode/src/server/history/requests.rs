@@ -122,7 +122,7 @@ impl Historic {
                 additions.counts.new += changed.len() as u64;
                 additions.counts.too_old += too_old as u64;
                 // Of a series that is too old as a whole nothing was known.
-                let is_known = changed.is_empty() && too_old < shares.len();
+                let is_known = changed.is_empty() && (too_old == 0 || too_old < shares.len());
                 additions.counts.known += u64::from(is_known);
                 additions.spans.push((tenant.0, changed));
             }

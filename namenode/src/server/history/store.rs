@@ -116,7 +116,7 @@ impl Store {
         let header = header.and_then(|rest| rest.split_first_chunk::<4>());
         let day = header.map(|(day, records)| (u32::from_le_bytes(*day), records));
         let Some((day, records)) = day.filter(|(day, _)| *day as usize % DAYS == index) else {
-            // Moved, since nothing of it is used: if that fails, it stays where it is.
+            // Moved, since nothing of it is used: if that fails, it stays where it is until its day is written.
             let moved = durable::rename(&path, &aside(&path));
             let damage = "it is not a file of history, or of another version";
             self.report_damage(&path, damage, moved);

@@ -26,6 +26,8 @@ const OTHER_CHANGE_WITHIN: Duration = Duration::from_secs(10);
 const LEFT_WITHIN: Duration = Duration::from_secs(5);
 /// How long it may take until the leader hears from a member that was just started.
 const HEARD_WITHIN: Duration = Duration::from_secs(2);
+/// How long a member that answers may take to store what it lacks: a sync takes seconds on a busy disk.
+const STORED_WITHIN: Duration = Duration::from_secs(15);
 
 /// Adds the namenode at an address to the group.
 pub(super) async fn add(view: &GroupView, steps: &Steps, addr: SocketAddr) -> Result<(), FsError> {
@@ -230,17 +232,23 @@ async fn once_left_answer(
     addr: SocketAddr,
     stuck: &BTreeMap<MemberId, Lsn>,
 ) -> Result<GroupStatus, FsError> {
-    let deadline = tokio::time::Instant::now() + HEARD_WITHIN;
+    let began = tokio::time::Instant::now();
     loop {
         let status = view.status();
-        let (left, answer) = voters_left(&status, without, stuck);
-        if answer * 2 > left {
+        let (left, store) = voters_left(&status, without, stuck);
+        if store * 2 > left {
             return Ok(status);
         }
-        if tokio::time::Instant::now() >= deadline {
+        let (_, answer) = voters_left(&status, without, &BTreeMap::new());
+        let within = if answer * 2 > left {
+            STORED_WITHIN
+        } else {
+            HEARD_WITHIN
+        };
+        if began.elapsed() >= within {
             return Err(FsError::InvalidArgument(format!(
-                "without the namenode at {addr}, {answer} of {left} would answer and store what changes, which is no \
-                 majority: start the others first, and look at their disks"
+                "without the namenode at {addr}, {answer} of {left} would answer, and {store} store what changes, which \
+                 is no majority: start the others first, look at their disks, or wait until they have caught up"
             )));
         }
         tokio::time::sleep(POLL).await;

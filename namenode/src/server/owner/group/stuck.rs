@@ -11,7 +11,8 @@ use crate::journal::Lsn;
 /// A member is stuck if it has lacked records for this long and acknowledged none.
 const STUCK_MS: u64 = 3_000;
 
-/// What the leader has observed of the members that lack records.
+/// What the leader has observed of the members that lack records. A hung disk goes unnoticed while there is nothing to
+/// store on it, and so does that of the leader itself, which hands over.
 #[derive(Default)]
 pub(super) struct Stuck {
     /// The last record that each has acknowledged, and since when that is its last.
