@@ -25,6 +25,8 @@ use crate::units;
 const SILENCE_MAX: Duration = Duration::from_secs(30);
 /// Age at which tokens are replaced by new ones: a block that is begun before has as long left to be read.
 const TOKENS_AGE_MAX: Duration = Duration::from_secs(TOKEN_LIFETIME.as_secs() / 2);
+/// How long the tokens are used on when new ones were asked for in vain.
+const RENEWAL_PAUSE: Duration = Duration::from_secs(600);
 
 /// `harvestfs admin recover`
 #[derive(Debug, Args)]
