@@ -109,8 +109,10 @@ async fn quarantined_after(
 
 /// Blocks in quarantine, in ascending order, with tokens to read them.
 struct Batch {
-    /// When the tokens were made, or before that; later once new ones were asked for in vain.
+    /// When the tokens were made, or before that.
     made: Instant,
+    /// When new ones were last asked for.
+    asked: Instant,
     blocks: Vec<QuarantinedBlock>,
 }
 
@@ -123,7 +125,13 @@ impl Batch {
     /// Whether another one is needed to read this block: this one ends before it, or its tokens are too old.
     fn is_used_up(&self, block: BlockId, now: Instant) -> bool {
         let reaches = self.blocks.last().is_some_and(|last| block <= last.block);
-        !reaches || now.duration_since(self.made) >= TOKENS_AGE_MAX
+        let is_old = now.duration_since(self.made) >= TOKENS_AGE_MAX
+            && now.duration_since(self.asked) >= RENEWAL_PAUSE;
+        !reaches || is_old || self.is_expired(now)
+    }
+
+    fn is_expired(&self, now: Instant) -> bool {
+        now.duration_since(self.made) >= TOKEN_LIFETIME
     }
 }
 
@@ -133,8 +141,10 @@ impl Batch {
 /// When the namenode cannot be reached, a block cannot be read from any datanode, or the directory
 /// cannot be written to.
 pub async fn read_back(link: &AdminLink, directory: &Path) -> anyhow::Result<()> {
+    let made = Instant::now();
     let mut batch = Batch {
-        made: Instant::now(),
+        made,
+        asked: made,
         blocks: quarantined(link).await?,
     };
     let blocks: Vec<BlockId> = batch.blocks.iter().map(|it| it.block).collect();
@@ -146,11 +156,17 @@ pub async fn read_back(link: &AdminLink, directory: &Path) -> anyhow::Result<()>
         if batch.is_used_up(block, Instant::now()) {
             let made = Instant::now();
             match renewed(link, block).await {
-                Ok(blocks) => batch = Batch { made, blocks },
+                Ok(blocks) => {
+                    batch = Batch {
+                        made,
+                        asked: made,
+                        blocks,
+                    };
+                }
                 // Its old token is still valid for some time.
-                Err(error) if batch.find(block).is_some() => {
+                Err(error) if batch.find(block).is_some() && !batch.is_expired(made) => {
                     eprintln!("there are no new tokens yet: {error:#}");
-                    batch.made += RENEWAL_PAUSE;
+                    batch.asked = made;
                 }
                 Err(error) => {
                     return Err(error.context(format!(
@@ -277,8 +293,9 @@ mod tests {
             token: signer.sign(BlockId(number), Right::Read, 0),
         });
         let made = Instant::now();
-        let batch = Batch {
+        let mut batch = Batch {
             made,
+            asked: made,
             blocks: blocks.to_vec(),
         };
         assert!(!batch.is_used_up(BlockId(3), made));
@@ -286,6 +303,10 @@ mod tests {
         assert!(batch.is_used_up(BlockId(8), made), "it has none for that");
         let late = made + TOKEN_LIFETIME - Duration::from_secs(3600);
         assert!(batch.is_used_up(BlockId(3), late), "an hour is left");
+        batch.asked = late;
+        assert!(!batch.is_used_up(BlockId(3), late), "asked in vain");
+        assert!(batch.is_used_up(BlockId(3), late + RENEWAL_PAUSE));
+        assert!(batch.is_used_up(BlockId(3), made + TOKEN_LIFETIME));
         let block = batch.find(BlockId(7)).expect("it is in it");
         assert_eq!(block.block, BlockId(7));
         assert!(batch.find(BlockId(5)).is_none());

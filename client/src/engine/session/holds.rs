@@ -153,9 +153,13 @@ impl Holds {
         }
     }
 
-    /// Notes that others may have changed every open file.
+    /// Notes that others may have changed or removed every file.
     pub(crate) fn all_may_have_changed(&mut self) {
         self.changed.extend(self.open.keys());
+        // Nothing is known about the others any more, so that they would be opened anew.
+        while !self.idle.is_empty() {
+            self.release_oldest();
+        }
     }
 
     /// Returns the files that are to be released now; [`Holds::release_answered`] must follow.

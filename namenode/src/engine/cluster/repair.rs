@@ -231,11 +231,12 @@ impl Cluster {
         let mut is_one_away = false;
         for (index, storage) in self.sources(slot) {
             let node = &mut self.nodes[index as usize];
+            let volume = &mut self.table.storages[storage as usize];
             if !node.is_available() {
-                is_one_away = true;
+                is_one_away |= node.as_source.used(now_ms) < limit
+                    && volume.as_source.used(now_ms) < volume_limit;
                 continue;
             }
-            let volume = &mut self.table.storages[storage as usize];
             let budgets = [
                 (&mut node.as_source, limit),
                 (&mut volume.as_source, volume_limit),

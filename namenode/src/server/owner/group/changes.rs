@@ -233,6 +233,7 @@ async fn once_left_answer(
     stuck: &BTreeMap<MemberId, Lsn>,
 ) -> Result<GroupStatus, FsError> {
     let began = tokio::time::Instant::now();
+    let mut answered = began;
     loop {
         let status = view.status();
         let (left, store) = voters_left(&status, without, stuck);
@@ -240,12 +241,10 @@ async fn once_left_answer(
             return Ok(status);
         }
         let (_, answer) = voters_left(&status, without, &BTreeMap::new());
-        let within = if answer * 2 > left {
-            STORED_WITHIN
-        } else {
-            HEARD_WITHIN
-        };
-        if began.elapsed() >= within {
+        if answer * 2 > left {
+            answered = tokio::time::Instant::now();
+        }
+        if answered.elapsed() >= HEARD_WITHIN || began.elapsed() >= STORED_WITHIN {
             return Err(FsError::InvalidArgument(format!(
                 "without the namenode at {addr}, {answer} of {left} would answer, and {store} store what changes, which \
                  is no majority: start the others first, look at their disks, or wait until they have caught up"
