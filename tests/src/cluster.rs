@@ -11,6 +11,7 @@ use std::time::Duration;
 
 use tempfile::TempDir;
 
+use crate::ports::{free_address, free_addresses};
 use crate::process::Process;
 use crate::{can_mount, harvestfs, mounts, wait_until};
 
@@ -94,7 +95,7 @@ impl Cluster {
         if options.http {
             let names = (1..=options.datanodes).map(datanode);
             for name in names.chain(["namenode".to_owned()]) {
-                cluster.http.insert(name, free_tcp_address());
+                cluster.http.insert(name, free_address());
             }
         }
         let http = |cluster: &Self, name: &str| -> Vec<String> {
@@ -236,7 +237,7 @@ impl Cluster {
     /// When the configuration cannot be written.
     pub fn serve_page_of(&mut self, number: usize) -> String {
         const TOKEN: &str = "a-token-that-nobody-guesses";
-        let address = free_tcp_address();
+        let address = free_address();
         let name = Self::namenode_name(number);
         let path = self.path(&name).join("namenode.toml");
         let config = fs::read_to_string(&path).expect("its configuration");
@@ -577,22 +578,4 @@ pub fn init_datanode(number: usize, out: &Path, namenodes: &str, quota: &str) ->
     ]
     .map(str::to_owned)
     .into()
-}
-
-/// An unused TCP port of this machine.
-pub fn free_tcp_address() -> SocketAddr {
-    let listener = std::net::TcpListener::bind("127.0.0.1:0").expect("a free port");
-    listener.local_addr().expect("it is bound")
-}
-
-fn free_address() -> SocketAddr {
-    free_addresses(1)[0]
-}
-
-/// Finds distinct free addresses, keeping all of them in use until the last one is found.
-pub fn free_addresses(count: usize) -> Vec<SocketAddr> {
-    let bind = |_| std::net::UdpSocket::bind("127.0.0.1:0").expect("a free port");
-    let sockets: Vec<_> = (0..count).map(bind).collect();
-    let address = |socket: &std::net::UdpSocket| socket.local_addr().expect("it is bound");
-    sockets.iter().map(address).collect()
 }

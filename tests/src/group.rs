@@ -3,7 +3,8 @@
 use std::net::SocketAddr;
 use std::path::Path;
 
-use crate::cluster::{Cluster, HEALTHY_DEADLINE, free_addresses};
+use crate::cluster::{Cluster, HEALTHY_DEADLINE};
+use crate::ports::free_address;
 use crate::wait_until;
 
 impl Cluster {
@@ -27,7 +28,7 @@ impl Cluster {
 
     fn make_namenode_with(&mut self, more: &[&str], prepare: impl FnOnce(&Path)) -> usize {
         let number = self.namenodes.len() + 1;
-        let address = free_addresses(1)[0];
+        let address = free_address();
         self.namenodes.push(address);
         let name = Self::namenode_name(number);
         let out = self.path(&name).to_string_lossy().into_owned();
@@ -61,7 +62,7 @@ impl Cluster {
     /// Starts a namenode that listens at another address than the others believe, so that a proxy can be placed between
     /// them. Returns that address.
     pub fn start_namenode_behind(&mut self, number: usize) -> SocketAddr {
-        let address = free_addresses(1)[0];
+        let address = free_address();
         self.start_namenode_with(number, &[&format!("--listen={address}")]);
         address
     }

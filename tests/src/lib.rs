@@ -13,6 +13,7 @@ mod data;
 mod group;
 mod kill_on_drop;
 mod mounts;
+mod ports;
 mod process;
 mod prometheus;
 mod replicas;
@@ -25,12 +26,13 @@ use std::time::{Duration, Instant};
 
 pub use self::binary::harvestfs;
 pub use self::browser::Browser;
-pub use self::cluster::{Cluster, ClusterOptions, free_tcp_address, init_datanode};
+pub use self::cluster::{Cluster, ClusterOptions, init_datanode};
 pub use self::data::{
     Pattern, assert_same_tree, copy_directory, count_files, library_sources, make_source_tree,
 };
 pub use self::kill_on_drop::KillOnDrop;
 pub use self::mounts::remove as unmount;
+pub use self::ports::free_address;
 pub use self::process::Process;
 pub use self::prometheus::{Prometheus, Server, Target, TargetAccess};
 pub use self::requirements::{

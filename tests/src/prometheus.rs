@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use serde_json::Value;
 
-use crate::{free_tcp_address, wait_until};
+use crate::{free_address, wait_until};
 
 /// Maximum time to start and to scrape every part.
 const DEADLINE: Duration = Duration::from_secs(60);
@@ -93,7 +93,7 @@ impl Prometheus {
         let config_path = directory.join("prometheus.yml");
         fs::write(&config_path, config).expect("its configuration");
         let log = directory.join("log");
-        let address = free_tcp_address();
+        let address = free_address();
         let child = Command::new(program)
             .arg(format!("--config.file={}", config_path.display()))
             .arg(format!(

@@ -8,7 +8,7 @@ use std::process::{Command, Output};
 use std::time::Duration;
 
 use harvestfs_tests::{
-    Cluster, ClusterOptions, Prometheus, Server, Target, TargetAccess, can_mount, free_tcp_address,
+    Cluster, ClusterOptions, Prometheus, Server, Target, TargetAccess, can_mount, free_address,
     have_program, wait_until,
 };
 use serde_json::Value;
@@ -26,7 +26,7 @@ fn server_name(part: &str) -> String {
 
 /// A mount whose metrics are accessible to every user of this machine.
 fn mount_with_metrics(cluster: &mut Cluster) -> (PathBuf, std::net::SocketAddr) {
-    let address = free_tcp_address();
+    let address = free_address();
     let path = cluster.path("client/client.toml");
     let config = fs::read_to_string(&path).expect("a configuration");
     let http = format!("{config}\n[http]\nlisten = \"{address}\"\naccess = \"anyone\"\n");

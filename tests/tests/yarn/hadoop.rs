@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use harvestfs_tests::{free_tcp_address, wait_until};
+use harvestfs_tests::{free_address, wait_until};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 
@@ -63,9 +63,9 @@ impl Hadoop {
             java_home: java_home.to_owned(),
             directory: directory.to_owned(),
             classpath,
-            web: free_tcp_address(),
-            ports: std::array::from_fn(|_| free_tcp_address()),
-            nodes: (0..nodes).map(|_| free_tcp_address()).collect(),
+            web: free_address(),
+            ports: std::array::from_fn(|_| free_address()),
+            nodes: (0..nodes).map(|_| free_address()).collect(),
             processes: Vec::new(),
         };
         hadoop.configure("conf", &[]);
@@ -82,11 +82,11 @@ impl Hadoop {
                 ("yarn.nodemanager.address", hadoop.nodes[number].to_string()),
                 (
                     "yarn.nodemanager.localizer.address",
-                    free_tcp_address().to_string(),
+                    free_address().to_string(),
                 ),
                 (
                     "yarn.nodemanager.webapp.address",
-                    free_tcp_address().to_string(),
+                    free_address().to_string(),
                 ),
                 ("yarn.nodemanager.local-dirs", own("local")),
                 ("yarn.nodemanager.log-dirs", own("logs")),
