@@ -52,3 +52,17 @@ pub fn harvestfs() -> &'static Path {
         profile.join("harvestfs")
     })
 }
+
+/// Copies the binary to a path, with its mode, so that it can be executed there at once.
+///
+/// # Panics
+/// When it cannot be copied.
+pub fn copy_harvestfs(to: &Path) {
+    // A process that another thread starts while this one writes would have the file open for writing, and it could not
+    // be executed. So a child writes it.
+    let copied = Command::new("cp")
+        .arg("--preserve=mode")
+        .args([harvestfs(), to])
+        .status();
+    assert!(copied.expect("cp runs").success(), "{}", to.display());
+}

@@ -24,7 +24,7 @@ mod up;
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
-pub use self::binary::harvestfs;
+pub use self::binary::{copy_harvestfs, harvestfs};
 pub use self::browser::Browser;
 pub use self::cluster::{Cluster, ClusterOptions, init_datanode};
 pub use self::data::{

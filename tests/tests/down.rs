@@ -7,7 +7,9 @@ use std::path::Path;
 use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
-use harvestfs_tests::{DownOnDrop, Process, can_mount, harvestfs, run_on, skip, wait_until};
+use harvestfs_tests::{
+    DownOnDrop, Process, can_mount, copy_harvestfs, harvestfs, run_on, skip, wait_until,
+};
 use rustix::process::{Pid, Signal, kill_process};
 
 const DEADLINE: Duration = Duration::from_secs(30);
@@ -230,10 +232,7 @@ fn a_part_comes_back_though_the_binary_is_gone() {
     let data = directory.path().join("cluster");
     let _down = DownOnDrop(&data);
     let binary = directory.path().join("harvestfs");
-    // A process that another thread starts while this one writes would have the file open for writing, and it could not
-    // be executed. So a child writes it.
-    let copied = Command::new("cp").arg(harvestfs()).arg(&binary).status();
-    assert!(copied.expect("cp runs").success());
+    copy_harvestfs(&binary);
     let up = Command::new(&binary)
         .args(["up", "--detach", "--datanodes", "3", "--quota", "1GiB"])
         .arg("--data")

@@ -11,8 +11,8 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use harvestfs_tests::{
-    DownOnDrop, can_mount, copy_directory, harvestfs, have_program, is_closed_to_others, run_on,
-    skip, supervisor_of, wait_until,
+    DownOnDrop, can_mount, copy_directory, copy_harvestfs, harvestfs, have_program,
+    is_closed_to_others, run_on, skip, supervisor_of, wait_until,
 };
 use rustix::process::{Pid, Signal, kill_process};
 
@@ -551,7 +551,7 @@ fn run_as_nobody(program: &Path, arguments: &[&str], data: &Path) -> Output {
 /// A copy of the binary, since other users may have no access to the build directory.
 fn binary_for_others(directory: &Path) -> PathBuf {
     let binary = directory.join("harvestfs");
-    fs::copy(harvestfs(), &binary).expect("a copy of the binary");
+    copy_harvestfs(&binary);
     fs::set_permissions(&binary, fs::Permissions::from_mode(0o755)).expect("chmod");
     binary
 }

@@ -15,7 +15,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
-use harvestfs_tests::{Cluster, ClusterOptions, can_mount, harvestfs, skip, wait_until};
+use harvestfs_tests::{Cluster, ClusterOptions, can_mount, copy_harvestfs, skip, wait_until};
 use rustix::process::{Pid, Signal, kill_process_group};
 use serde_json::Value;
 
@@ -496,7 +496,7 @@ fn without_privilege_it_is_said_what_is_missing() {
     let everybody = fs::Permissions::from_mode(0o755);
     fs::set_permissions(directory.path(), everybody).expect("chmod");
     let program = directory.path().join("harvestfs");
-    fs::copy(harvestfs(), &program).expect("a copy");
+    copy_harvestfs(&program);
     let output = Command::new(&program)
         .args(["checkpoint", "dump", "1", "--job", "job", "--store"])
         .arg(directory.path())

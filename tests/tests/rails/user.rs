@@ -6,7 +6,7 @@ use std::os::unix::process::CommandExt;
 use std::path::PathBuf;
 use std::process::{Command, Output};
 
-use harvestfs_tests::{Cluster, copy_directory, harvestfs};
+use harvestfs_tests::{Cluster, copy_directory, copy_harvestfs};
 use tempfile::TempDir;
 
 /// A user without privileges that every system has.
@@ -25,7 +25,7 @@ impl User {
         let user = Self(directory);
         // The user may have no access to the build directory.
         let binary = user.path("harvestfs");
-        fs::copy(harvestfs(), &binary).expect("a copy of the binary");
+        copy_harvestfs(&binary);
         fs::set_permissions(&binary, open()).expect("chmod");
         copy_directory(&cluster.path("client"), &user.path("client"));
         cluster.output_of(&["fs", "mkdir", "/mine"]);
