@@ -89,6 +89,21 @@ fn hand_over(cluster: &Cluster, number: usize) -> String {
     said
 }
 
+/// Removes a namenode from the group. If it leads, as after an election of which this test knows nothing, `successor`
+/// takes over first.
+fn remove(cluster: &Cluster, number: usize, successor: usize) {
+    let addr = address(cluster, number);
+    wait_until("it is removed", LEADS_WITHIN, || {
+        if cluster.leader() == number {
+            hand_over(cluster, successor);
+        }
+        let output = cluster.command(&["admin", "namenode", "remove", &addr]);
+        let is_leader = stderr(&output).contains("the namenode that leads cannot be removed");
+        assert!(output.status.success() || is_leader, "{output:?}");
+        output.status.success()
+    });
+}
+
 /// Replaces the namenodes in a configuration.
 fn name_namenodes(config: &Path, namenodes: &[SocketAddr]) {
     let text = fs::read_to_string(config).expect("a configuration");

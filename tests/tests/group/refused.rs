@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use harvestfs_tests::{Cluster, ClusterOptions, copy_directory, harvestfs, wait_until};
 
-use super::{address, fails, stderr, voters};
+use super::{address, fails, hand_over, stderr, voters};
 
 const NAMENODES: usize = 3;
 /// Maximum time until an operator learns that nobody answers.
@@ -150,7 +150,7 @@ fn a_namenode_whose_vote_is_damaged_does_not_start_and_says_what_to_do() {
     cluster.start_namenode_number(damaged);
     cluster.output_of(&["admin", "namenode", "add", &at]);
     assert_eq!(voters(&cluster).len(), NAMENODES);
-    cluster.output_of(&["admin", "namenode", "transfer", &at]);
+    hand_over(&cluster, damaged);
     let listed = cluster.output_of(&["fs", "ls", "/"]);
     assert!(listed.contains("without"), "{listed}");
 }
@@ -216,8 +216,7 @@ fn parts_that_are_told_wrong_addresses_too_find_the_namenodes() {
     // Which may be the same one.
     for (round, number) in [3, cluster.leader()].into_iter().enumerate() {
         if cluster.leader() == number {
-            let to = address(&cluster, if number == 1 { 2 } else { 1 });
-            cluster.output_of(&["admin", "namenode", "transfer", &to]);
+            hand_over(&cluster, if number == 1 { 2 } else { 1 });
         }
         cluster.wait_alive(3, DEADLINE);
         let directory = format!("/d-{round}");

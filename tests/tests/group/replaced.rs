@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use harvestfs_tests::{Cluster, ClusterOptions, Pattern, wait_until};
 
-use super::{address, name_namenodes, voters};
+use super::{address, name_namenodes, remove, voters};
 
 const NAMENODES: usize = 3;
 const DATANODES: usize = 3;
@@ -62,21 +62,11 @@ impl Program {
     }
 }
 
-/// Adds or removes a namenode, as an operator does.
-fn change_members(cluster: &Cluster, command: &str, which: usize) {
-    let addr = address(cluster, which);
-    cluster.output_of(&["admin", "namenode", command, &addr]);
-}
-
 /// Adds a new namenode to the group, and removes an old one.
 fn replace(cluster: &mut Cluster, old: usize) -> usize {
     let new = cluster.make_namenode();
-    change_members(cluster, "add", new);
-    if cluster.leader() == old {
-        let to = address(cluster, new);
-        cluster.output_of(&["admin", "namenode", "transfer", &to]);
-    }
-    change_members(cluster, "remove", old);
+    cluster.output_of(&["admin", "namenode", "add", &address(cluster, new)]);
+    remove(cluster, old, new);
     new
 }
 

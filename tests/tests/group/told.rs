@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use harvestfs_tests::{Cluster, ClusterOptions, copy_directory, wait_until};
 
-use super::{address, voters};
+use super::{address, hand_over, voters};
 
 const NAMENODES: usize = 3;
 const DEADLINE: Duration = Duration::from_secs(60);
@@ -149,7 +149,7 @@ fn one_that_was_removed_is_added_again_with_its_directory() {
         cluster.output_of(&["fs", "mkdir", &format!("/with-it-{is_restarted}")]);
         cluster.start_namenode_number(other);
     }
-    cluster.output_of(&["admin", "namenode", "transfer", &at]);
+    hand_over(&cluster, removed);
     let names = cluster.output_of(&["fs", "ls", "/"]);
     for is_restarted in [false, true] {
         assert!(
