@@ -17,7 +17,7 @@ use harvestfs_tests::{Cluster, ClusterOptions, wait_until};
 use serde_json::Value;
 
 use super::proxy::Proxy;
-use super::{address, hand_over, voters};
+use super::{address, hand_over, remove, voters};
 
 const NAMENODES: usize = 3;
 const DEADLINE: Duration = Duration::from_secs(60);
@@ -275,7 +275,7 @@ fn messages_that_no_leader_can_have_sent_and_those_of_one_that_was_removed_chang
     let (id, of_leader) = (id_of(&of_removed), id_of(&address(&cluster, leader)));
     let old_term = group["term"].as_u64().expect("a number");
     let last = group["last"].as_u64().expect("a number");
-    cluster.output_of(&["admin", "namenode", "remove", &of_removed]);
+    remove(&cluster, removed, leader);
     cluster.stop(&Cluster::namenode_name(removed));
     let other = (1..=NAMENODES).find(|it| *it != leader && *it != removed);
     // The term in which it was a member is over.

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use harvestfs_tests::{Cluster, ClusterOptions, wait_until};
 
-use super::{address, begin, hand_over, name_namenodes};
+use super::{address, begin, hand_over, name_namenodes, remove};
 
 const DEADLINE: Duration = Duration::from_secs(60);
 /// Maximum time for an operator to wait for a diagnosis.
@@ -97,8 +97,7 @@ fn one_that_is_left_alone_tells_what_it_knows() {
 fn one_that_left_is_enough_to_find_the_others() {
     let cluster = grown();
     hand_over(&cluster, 2);
-    let old = address(&cluster, 1);
-    cluster.output_of(&["admin", "namenode", "remove", &old]);
+    remove(&cluster, 1, 2);
     let name = Cluster::namenode_name(1);
     wait_until("it knows that it has left", DEADLINE, || {
         cluster.log(&name).contains("in the group no more")
@@ -116,8 +115,7 @@ fn one_that_left_is_enough_to_find_the_others() {
 #[test]
 fn one_that_left_says_so_once_and_what_to_do() {
     let cluster = grown();
-    let to = address(&cluster, 3);
-    cluster.output_of(&["admin", "namenode", "remove", &to]);
+    remove(&cluster, 3, 1);
     let name = Cluster::namenode_name(3);
     let said = || cluster.log(&name).matches("in the group no more").count();
     wait_until("it says that it has left", DEADLINE, || said() > 0);

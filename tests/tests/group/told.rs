@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use harvestfs_tests::{Cluster, ClusterOptions, copy_directory, wait_until};
 
-use super::{address, hand_over, voters};
+use super::{address, hand_over, remove, voters};
 
 const NAMENODES: usize = 3;
 const DEADLINE: Duration = Duration::from_secs(60);
@@ -130,7 +130,7 @@ fn one_that_was_removed_is_added_again_with_its_directory() {
     // At once, and after it was away.
     for is_restarted in [false, true] {
         cluster.output_of(&["fs", "mkdir", &format!("/before-{is_restarted}")]);
-        cluster.output_of(&["admin", "namenode", "remove", &at]);
+        remove(&cluster, removed, leader);
         if is_restarted {
             wait_until("it says that it has left", DEADLINE, || {
                 cluster.log(&name).matches("in the group no more").count() > 1
