@@ -14,7 +14,6 @@ use harvestfs_protocol::peer::{
 use harvestfs_protocol::rpc::{Reply, Request, Response};
 use harvestfs_protocol::transport::{Endpoint, RpcClient, TransportError, TransportOptions};
 use harvestfs_tests::{Cluster, ClusterOptions, wait_until};
-use serde_json::Value;
 
 use super::proxy::Proxy;
 use super::{address, hand_over, remove, voters};
@@ -25,6 +24,8 @@ const DEADLINE: Duration = Duration::from_secs(60);
 const ANSWERED_WITHIN: Duration = Duration::from_secs(15);
 /// Time for which an attacker waits for a connection.
 const LISTENED: Duration = Duration::from_secs(4);
+/// Attacks, if the group elects a leader meanwhile.
+const ATTEMPTS: usize = 3;
 /// A term or record number far in the future.
 const FUTURE: u64 = 1 << 40;
 
@@ -128,88 +129,105 @@ fn append(
 }
 
 /// The state of the group before an attack, to check that it has not changed.
+#[derive(Debug, PartialEq)]
 struct Before {
     term: u64,
-    leader: Value,
+    leader: u64,
 }
 
 impl Before {
     fn of(cluster: &Cluster) -> Self {
         let group = cluster.group();
-        Self {
-            term: group["term"].as_u64().expect("a number"),
-            leader: group["leader"].clone(),
-        }
+        let number = |name: &str| group[name].as_u64().expect("a number");
+        let (term, leader) = (number("term"), number("leader"));
+        Self { term, leader }
     }
+}
 
-    fn check(&self, cluster: &Cluster, what: &str) {
-        cluster.output_of(&["fs", "mkdir", &format!("/after-{what}")]);
-        let group = cluster.group();
-        assert_eq!(group["term"], self.term, "{what}");
-        assert_eq!(group["leader"], self.leader, "{what}");
+/// Checks that an attack changes nothing. `attack` returns how the group was when it began. On a machine that stalls,
+/// the group may elect a leader without any attack, so one after which there is a later term is repeated: what it has
+/// caused, it causes again.
+fn changes_nothing(
+    cluster: &mut Cluster,
+    what: &str,
+    mut attack: impl FnMut(&mut Cluster) -> Before,
+) {
+    let mut seen = Vec::new();
+    for attempt in 1..=ATTEMPTS {
+        let before = attack(cluster);
+        cluster.output_of(&["fs", "mkdir", &format!("/after-{what}-{attempt}")]);
+        let after = Before::of(cluster);
         let names = cluster.output_of(&["fs", "ls", "/"]);
         assert!(names.contains("before"), "{what}: {names}");
+        if after == before {
+            return;
+        }
+        assert!(after.term > before.term, "{what}: {before:?}, {after:?}");
+        seen.push((before, after));
     }
+    panic!("{what}: another term after each attack: {seen:?}");
 }
 
 #[test]
 fn only_who_shows_the_certificate_of_a_namenode_is_heard_as_one() {
-    let cluster = start();
+    let mut cluster = start();
     let stranger = Cluster::start(&ClusterOptions {
         datanodes: 0,
         ..ClusterOptions::default()
     });
     cluster.output_of(&["fs", "mkdir", "/before"]);
-    let before = Before::of(&cluster);
-    let (term, leader) = (before.term, before.leader.as_u64().expect("a number"));
-    let here = Place { term, record: 1 };
-    let far = Place {
-        term: FUTURE,
-        record: FUTURE,
-    };
-    let requests = [
-        vote(FUTURE, leader, Some(far)),
-        append(FUTURE, leader, here, vec![vec![1; 20]], far),
-        append(term, leader, here, vec![], here),
-        PeerRequest::Transfer {
-            ballot: ballot(term, leader, true),
-            to: leader,
-            last: None,
-        },
-        PeerRequest::Identify,
-        PeerRequest::ReadSnapshot {
-            record: None,
-            offset: 0,
-        },
-        PeerRequest::TakeSnapshot {
-            last: far,
-            name: "namenode".to_owned(),
-            addr: ([127, 0, 0, 1], 9).into(),
-        },
-    ];
-    for part in ["client", "admin", "datanode-1"] {
-        for namenode in cluster.namenodes() {
-            let identity = cluster.path(part).join("identity");
-            block_on(async {
-                let attacker = Attacker::connect(&identity, *namenode, leader).await;
-                let attacker = attacker.expect("it is of the cluster");
-                for request in &requests {
-                    let answer = attacker.ask(request.clone()).await;
-                    assert!(
-                        matches!(&answer, Err(FsError::RoleDenied(why)) if why.contains("namenodes")),
-                        "{part}: {request:?}: {answer:?}"
-                    );
-                }
-            });
+    changes_nothing(&mut cluster, "roles", |cluster| {
+        let before = Before::of(cluster);
+        let Before { term, leader } = before;
+        let here = Place { term, record: 1 };
+        let far = Place {
+            term: FUTURE,
+            record: FUTURE,
+        };
+        let requests = [
+            vote(FUTURE, leader, Some(far)),
+            append(FUTURE, leader, here, vec![vec![1; 20]], far),
+            append(term, leader, here, vec![], here),
+            PeerRequest::Transfer {
+                ballot: ballot(term, leader, true),
+                to: leader,
+                last: None,
+            },
+            PeerRequest::Identify,
+            PeerRequest::ReadSnapshot {
+                record: None,
+                offset: 0,
+            },
+            PeerRequest::TakeSnapshot {
+                last: far,
+                name: "namenode".to_owned(),
+                addr: ([127, 0, 0, 1], 9).into(),
+            },
+        ];
+        for part in ["client", "admin", "datanode-1"] {
+            for namenode in cluster.namenodes() {
+                let identity = cluster.path(part).join("identity");
+                block_on(async {
+                    let attacker = Attacker::connect(&identity, *namenode, leader).await;
+                    let attacker = attacker.expect("it is of the cluster");
+                    for request in &requests {
+                        let answer = attacker.ask(request.clone()).await;
+                        assert!(
+                            matches!(&answer, Err(FsError::RoleDenied(why)) if why.contains("namenodes")),
+                            "{part}: {request:?}: {answer:?}"
+                        );
+                    }
+                });
+            }
         }
-    }
-    // A certificate of another authority is rejected before any request.
-    let other = stranger.path("namenode/identity");
-    for namenode in cluster.namenodes() {
-        let attacker = block_on(Attacker::connect(&other, *namenode, leader));
-        assert!(attacker.is_err(), "it was let in");
-    }
-    before.check(&cluster, "roles");
+        // A certificate of another authority is rejected before any request.
+        let other = stranger.path("namenode/identity");
+        for namenode in cluster.namenodes() {
+            let attacker = block_on(Attacker::connect(&other, *namenode, leader));
+            assert!(attacker.is_err(), "it was let in");
+        }
+        before
+    });
 }
 
 #[test]
@@ -219,42 +237,45 @@ fn who_listens_at_a_namenodes_address_without_its_certificate_is_told_nothing() 
     let leader = cluster.leader();
     let away = leader % NAMENODES + 1;
     cluster.stop(&Cluster::namenode_name(away));
-    let before = Before::of(&cluster);
     let stranger = Cluster::start(&ClusterOptions {
         datanodes: 0,
         ..ClusterOptions::default()
     });
     let at = cluster.namenodes()[away - 1];
-    for identity in [
-        cluster.path("datanode-1/identity"),
-        stranger.path("namenode/identity"),
-    ] {
-        let came = block_on(async {
-            let endpoint = endpoint(&identity, at);
-            let mut came = 0;
-            let listening = async {
-                while let Some(incoming) = endpoint.accept().await {
-                    came += 1;
-                    let established = incoming.establish().await;
-                    assert!(established.is_err(), "somebody trusted it");
-                }
-            };
-            let _ = tokio::time::timeout(LISTENED, listening).await;
-            came
-        });
-        assert!(came > 0, "nobody called");
-    }
-    let group = cluster.group();
-    let members = group["members"].as_array().expect("members");
-    let of_away = members
-        .iter()
-        .find(|it| it["addr"] == at.to_string().as_str());
-    let heard_ms = of_away.expect("a member")["heard_ms"].as_u64();
+    let mut heard_ms = None;
+    changes_nothing(&mut cluster, "masquerade", |cluster| {
+        let before = Before::of(cluster);
+        for identity in [
+            cluster.path("datanode-1/identity"),
+            stranger.path("namenode/identity"),
+        ] {
+            let came = block_on(async {
+                let endpoint = endpoint(&identity, at);
+                let mut came = 0;
+                let listening = async {
+                    while let Some(incoming) = endpoint.accept().await {
+                        came += 1;
+                        let established = incoming.establish().await;
+                        assert!(established.is_err(), "somebody trusted it");
+                    }
+                };
+                let _ = tokio::time::timeout(LISTENED, listening).await;
+                came
+            });
+            assert!(came > 0, "nobody called");
+        }
+        let group = cluster.group();
+        let members = group["members"].as_array().expect("members");
+        let of_away = members
+            .iter()
+            .find(|it| it["addr"] == at.to_string().as_str());
+        heard_ms = of_away.expect("a member")["heard_ms"].as_u64();
+        before
+    });
     assert!(
         heard_ms.is_none_or(|ms| ms >= LISTENED.as_millis() as u64),
-        "{group:#}"
+        "{heard_ms:?}"
     );
-    before.check(&cluster, "masquerade");
     cluster.start_namenode_number(away);
 }
 
@@ -281,9 +302,6 @@ fn messages_that_no_leader_can_have_sent_and_those_of_one_that_was_removed_chang
     // The term in which it was a member is over.
     hand_over(&cluster, other.expect("one of three"));
     cluster.output_of(&["fs", "mkdir", "/without"]);
-    let before = Before::of(&cluster);
-    assert!(before.term > old_term);
-
     let identity = cluster
         .path(&Cluster::namenode_name(removed))
         .join("identity");
@@ -295,49 +313,53 @@ fn messages_that_no_leader_can_have_sent_and_those_of_one_that_was_removed_chang
         term: old_term,
         record: 1,
     };
-    let future = Place {
-        term: before.term + 1,
-        record: u64::MAX,
-    };
-    for number in (1..=NAMENODES).filter(|it| *it != removed) {
-        let namenode = cluster.namenodes()[number - 1];
-        block_on(async {
-            let attacker = Attacker::connect(&identity, namenode, id).await;
-            let attacker = attacker.expect("its certificate is good");
-            // A message that it could have sent then, or one recorded from the leader then.
-            for candidate in [id, of_leader] {
-                let request = append(old_term, candidate, old, vec![], old);
-                let answer = attacker.ask(request).await;
-                assert!(matches!(answer, Ok(PeerReply::Outvoted(_))), "{answer:?}");
-            }
-            let transfer = PeerRequest::Transfer {
-                ballot: ballot(old_term, of_leader, true),
-                to: id,
-                last: None,
-            };
-            // Whatever the answer, it has no effect.
-            let _ = attacker.ask(transfer).await;
-            // Its own log is older than the entry with which it left, whatever the term.
-            for term in [old_term, before.term + 7, FUTURE] {
-                let answer = attacker.ask(vote(term, id, Some(old))).await;
-                assert_eq!(answer, Ok(PeerReply::Left), "term {term}");
-            }
-            for request in [
-                append(before.term, of_leader, future, vec![], here),
-                append(before.term, of_leader, here, vec![], future),
-                append(before.term, of_leader, here, vec![vec![255; 10]], here),
-                append(before.term, of_leader, here, vec![vec![]], here),
-            ] {
-                let what = format!("{request:?}");
-                let answer = attacker.ask(request).await;
-                assert!(
-                    matches!(answer, Err(FsError::Protocol(_))),
-                    "{what}: {answer:?}"
-                );
-            }
-        });
-    }
-    before.check(&cluster, "removed");
+    changes_nothing(&mut cluster, "removed", |cluster| {
+        let before = Before::of(cluster);
+        assert!(before.term > old_term);
+        let future = Place {
+            term: before.term + 1,
+            record: u64::MAX,
+        };
+        for number in (1..=NAMENODES).filter(|it| *it != removed) {
+            let namenode = cluster.namenodes()[number - 1];
+            block_on(async {
+                let attacker = Attacker::connect(&identity, namenode, id).await;
+                let attacker = attacker.expect("its certificate is good");
+                // A message that it could have sent then, or one recorded from the leader then.
+                for candidate in [id, of_leader] {
+                    let request = append(old_term, candidate, old, vec![], old);
+                    let answer = attacker.ask(request).await;
+                    assert!(matches!(answer, Ok(PeerReply::Outvoted(_))), "{answer:?}");
+                }
+                let transfer = PeerRequest::Transfer {
+                    ballot: ballot(old_term, of_leader, true),
+                    to: id,
+                    last: None,
+                };
+                // Whatever the answer, it has no effect.
+                let _ = attacker.ask(transfer).await;
+                // Its own log is older than the entry with which it left, whatever the term.
+                for term in [old_term, before.term + 7, FUTURE] {
+                    let answer = attacker.ask(vote(term, id, Some(old))).await;
+                    assert_eq!(answer, Ok(PeerReply::Left), "term {term}");
+                }
+                for request in [
+                    append(before.term, of_leader, future, vec![], here),
+                    append(before.term, of_leader, here, vec![], future),
+                    append(before.term, of_leader, here, vec![vec![255; 10]], here),
+                    append(before.term, of_leader, here, vec![vec![]], here),
+                ] {
+                    let what = format!("{request:?}");
+                    let answer = attacker.ask(request).await;
+                    assert!(
+                        matches!(answer, Err(FsError::Protocol(_))),
+                        "{what}: {answer:?}"
+                    );
+                }
+            });
+        }
+        before
+    });
     assert_eq!(voters(&cluster).len(), NAMENODES - 1);
 }
 
@@ -361,21 +383,26 @@ fn datagrams_between_namenodes_that_are_played_again_later_do_nothing() {
     assert!(recorded > 100, "{recorded} datagrams");
 
     // Replayed to their original receivers, on the original connections and on others.
-    let before = Before::of(&cluster);
-    for proxy in &proxies {
-        assert!(proxy.replay() > 0);
-    }
-    before.check(&cluster, "live");
+    changes_nothing(&mut cluster, "live", |cluster| {
+        let before = Before::of(cluster);
+        for proxy in &proxies {
+            assert!(proxy.replay() > 0);
+        }
+        before
+    });
     // And to a namenode that has forgotten all connections.
-    let follower = (1..=NAMENODES).find(|it| *it != cluster.leader());
-    let follower = follower.expect("two follow");
-    cluster.kill(&Cluster::namenode_name(follower));
-    proxies[follower - 1].lead_to(cluster.start_namenode_behind(follower));
-    wait_until("it follows again", DEADLINE, || cluster.all_follow());
-    let before = Before::of(&cluster);
-    let heard = cluster.log(&Cluster::namenode_name(follower));
-    assert!(proxies[follower - 1].replay() > 0);
-    before.check(&cluster, "restarted");
-    let said = cluster.log(&Cluster::namenode_name(follower));
+    let (mut name, mut heard) = (String::new(), String::new());
+    changes_nothing(&mut cluster, "restarted", |cluster| {
+        let follower = cluster.leader() % NAMENODES + 1;
+        name = Cluster::namenode_name(follower);
+        cluster.kill(&name);
+        proxies[follower - 1].lead_to(cluster.start_namenode_behind(follower));
+        wait_until("it follows again", DEADLINE, || cluster.all_follow());
+        let before = Before::of(cluster);
+        heard = cluster.log(&name);
+        assert!(proxies[follower - 1].replay() > 0);
+        before
+    });
+    let said = cluster.log(&name);
     assert!(!said[heard.len()..].contains("begins anew"), "{said}");
 }

@@ -14,8 +14,8 @@ const DATAGRAM_BYTES_MAX: usize = 65_535;
 const POLL: Duration = Duration::from_millis(100);
 /// Maximum number of recorded datagrams.
 const RECORDED_MAX: usize = 20_000;
-/// Pause between replayed datagrams: without it, the kernel would drop most of them.
-const PAUSE: Duration = Duration::from_micros(50);
+/// Pause between replayed datagrams: without it, the kernel would drop most of them, and those of the namenodes too.
+const PAUSE: Duration = Duration::from_micros(500);
 
 /// A proxy in front of one namenode. Ends when it is dropped.
 pub struct Proxy {
