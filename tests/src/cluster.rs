@@ -485,15 +485,23 @@ impl Cluster {
         panic!("not healthy within {HEALTHY_DEADLINE:?}: {last:#}");
     }
 
+    /// The output of `harvestfs admin status --json`.
+    ///
+    /// # Panics
+    /// When it fails.
+    #[must_use]
+    pub fn status(&self) -> serde_json::Value {
+        let status = self.output_of(&["admin", "status", "--json"]);
+        serde_json::from_str(&status).expect("JSON")
+    }
+
     /// Waits until `count` datanodes are alive.
     ///
     /// # Panics
     /// When that takes longer than `deadline`.
     pub fn wait_alive(&self, count: u64, deadline: Duration) {
         wait_until(&format!("{count} datanodes alive"), deadline, || {
-            let status = self.output_of(&["admin", "status", "--json"]);
-            let status: serde_json::Value = serde_json::from_str(&status).expect("JSON");
-            status["nodes_alive"] == count
+            self.status()["nodes_alive"] == count
         });
     }
 

@@ -541,11 +541,7 @@ fn copies_within_the_file_system_share_their_data() {
     };
     let pattern = Pattern { seed: 5 };
     fs::write(one.join("f"), pattern.bytes(20 << 20)).expect("write");
-    let used = || -> u64 {
-        let status: serde_json::Value =
-            serde_json::from_str(&cluster.output_of(&["admin", "status", "--json"])).expect("JSON");
-        status["blocks"].as_u64().expect("a number")
-    };
+    let used = || -> u64 { cluster.status()["blocks"].as_u64().expect("a number") };
     let before = used();
     // std::fs::copy uses copy_file_range.
     fs::copy(one.join("f"), one.join("g")).expect("copy");
