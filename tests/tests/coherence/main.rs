@@ -21,6 +21,15 @@ const FOLLOWS_WITHIN: Duration = Duration::from_secs(2);
 /// Longer than a file without a name is kept after its last `close` (SEMANTICS, "Quotas").
 const STAYS_AFTER_CLOSE: Duration = Duration::from_secs(1);
 
+/// Maximum time for what is counted to have happened often enough on a busy machine.
+const OFTEN_WITHIN: Duration = Duration::from_secs(120);
+
+/// Whether programs that run against each other go on: for a while, and until enough has happened.
+fn goes_on(began: Instant, at_least: Duration, is_enough: bool) -> bool {
+    let elapsed = began.elapsed();
+    elapsed < at_least || (!is_enough && elapsed < OFTEN_WITHIN)
+}
+
 fn open_both_ways(path: &Path) -> File {
     OpenOptions::new()
         .read(true)
@@ -178,6 +187,7 @@ fn an_open_file_follows_what_another_mount_appends() {
 
 #[test]
 fn what_another_mount_cuts_and_rewrites_never_reads_as_zeros() {
+    const READS: u64 = 100;
     let Some((_cluster, one, other)) = Cluster::with_two_mounts() else {
         return;
     };
@@ -204,12 +214,13 @@ fn what_another_mount_cuts_and_rewrites_never_reads_as_zeros() {
         }
         let began = Instant::now();
         let mut length = 1;
-        while began.elapsed() < Duration::from_secs(8) {
+        let is_enough = || reads.load(Ordering::Relaxed) > READS;
+        while goes_on(began, Duration::from_secs(8), is_enough()) {
             length = (length * 7 + 13) % 9000 + 1;
             fs::write(one.join("f"), vec![b'x'; length]).expect("write");
         }
     });
-    assert!(reads.into_inner() > 100);
+    assert!(reads.into_inner() > READS);
 }
 
 /// A removed directory that is open or current is empty, as on other file systems.
@@ -278,17 +289,24 @@ fn what_is_mounted_in_a_mount_stays() {
 /// A file that was just removed is `ENOENT`, and a version that replaces another one is complete.
 #[test]
 fn two_mounts_that_replace_and_link_the_same_names_see_whole_files_or_none() {
+    /// Among fewer, some more may by chance be of a name that was replaced twice meanwhile.
+    const OFTEN: u64 = 500;
     let Some((_cluster, one, other)) = Cluster::with_two_mounts() else {
         return;
     };
-    let end = Instant::now() + Duration::from_secs(10);
+    let began = Instant::now();
     let version = |letter: u8| vec![letter; 70];
     fs::write(one.join("file"), version(b'a')).expect("write");
     let [linked, stale, whole, refused] = <[AtomicU64; 4]>::default();
+    let goes_on = || {
+        let is_enough = [&linked, &whole].map(|it| it.load(Ordering::Relaxed) >= OFTEN);
+        goes_on(began, Duration::from_secs(10), is_enough == [true; 2])
+    };
     thread::scope(|scope| {
         for (mount, letter) in [(&one, b'a'), (&other, b'b')] {
+            let goes_on = &goes_on;
             scope.spawn(move || {
-                while Instant::now() < end {
+                while goes_on() {
                     let new = mount.join(format!("new-{letter}"));
                     fs::write(&new, version(letter)).expect("write");
                     fs::rename(&new, mount.join("file")).expect("rename");
@@ -297,7 +315,7 @@ fn two_mounts_that_replace_and_link_the_same_names_see_whole_files_or_none() {
             let [linked, stale, whole, refused] = [&linked, &stale, &whole, &refused];
             scope.spawn(move || {
                 let link = mount.join(format!("link-{letter}"));
-                while Instant::now() < end {
+                while goes_on() {
                     match fs::hard_link(mount.join("file"), &link) {
                         Ok(()) => {
                             linked.fetch_add(1, Ordering::Relaxed);
@@ -312,7 +330,7 @@ fn two_mounts_that_replace_and_link_the_same_names_see_whole_files_or_none() {
                 }
             });
             scope.spawn(move || {
-                while Instant::now() < end {
+                while goes_on() {
                     let content = match fs::read(mount.join("file")) {
                         Ok(content) => content,
                         // Replaced twice during one `open`; see the exceptions in SEMANTICS.
@@ -334,11 +352,14 @@ fn two_mounts_that_replace_and_link_the_same_names_see_whole_files_or_none() {
     println!("{linked} links, {stale} of names that were replaced twice meanwhile");
     assert!(linked > 10);
     assert!(
-        stale * 50 <= linked,
+        stale * 50 <= linked.max(OFTEN),
         "{stale} of {linked} links are of a name replaced twice"
     );
     assert!(whole > 50);
-    assert!(refused * 50 <= whole, "{refused} beside {whole} read files");
+    assert!(
+        refused * 50 <= whole.max(OFTEN),
+        "{refused} beside {whole} read files"
+    );
 }
 
 fn run(command: &mut Command) {
