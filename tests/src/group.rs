@@ -74,22 +74,27 @@ impl Cluster {
     /// When none leads for long.
     #[must_use]
     pub fn group(&self) -> serde_json::Value {
-        let mut listed = Vec::new();
+        let mut group = None;
         wait_until("a namenode leads", HEALTHY_DEADLINE, || {
-            let output = self.command(&["admin", "namenode", "list", "--json"]);
-            listed = output.stdout;
-            output.status.success()
+            group = self.group_with_leader();
+            group.is_some()
         });
-        serde_json::from_slice(&listed).expect("JSON")
+        group.expect("waited for")
     }
 
-    /// Whether all others have acknowledged everything in the leader's journal.
-    ///
-    /// # Panics
-    /// When no namenode leads for long.
+    /// Same as [`Cluster::group`], without waiting; `None` if no namenode leads.
+    fn group_with_leader(&self) -> Option<serde_json::Value> {
+        let output = self.command(&["admin", "namenode", "list", "--json"]);
+        let is_led = output.status.success();
+        is_led.then(|| serde_json::from_slice(&output.stdout).expect("JSON"))
+    }
+
+    /// Whether a namenode leads, and all others have acknowledged everything in its journal.
     #[must_use]
     pub fn all_follow(&self) -> bool {
-        let group = self.group();
+        let Some(group) = self.group_with_leader() else {
+            return false;
+        };
         let mut members = group["members"].as_array().expect("members").iter();
         members.all(|it| it["id"] == group["leader"] || it["acknowledged"] == group["last"])
     }
