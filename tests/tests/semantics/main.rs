@@ -322,8 +322,8 @@ fn what_is_written_after_o_append_was_taken_away_goes_to_its_offset() {
 
 #[test]
 fn an_unlinked_file_stays_readable_until_it_is_closed() {
-    /// Time within which an open descriptor shows changes by another mount (SEMANTICS, "Consistency").
-    const FOLLOWS_WITHIN: Duration = Duration::from_secs(2);
+    /// Within which the other mount must have followed. Whether it keeps the promised time is tested in `coherence`.
+    const FOLLOWS_WITHIN: Duration = Duration::from_secs(20);
     const NEW: &[u8] = b"replaced";
     let Some((mut cluster, one, other)) = Cluster::with_two_mounts() else {
         return;
