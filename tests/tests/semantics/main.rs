@@ -376,7 +376,8 @@ fn a_hung_mount_delays_others_no_longer_than_its_lease() {
     fs::write(one.join("f"), "after").expect("write");
     let taken = started.elapsed();
     cluster.resume("other");
-    assert!(taken < Duration::from_secs(15), "it took {taken:?}");
+    // Its lease is 10 s; if the end of its session were waited for, it would take 60 s.
+    assert!(taken < Duration::from_secs(30), "it took {taken:?}");
     assert_eq!(fs::read(other.join("f")).expect("read"), b"after");
 }
 
