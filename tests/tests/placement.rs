@@ -74,16 +74,14 @@ fn strict_files_are_spread_and_explained() {
         return;
     };
     write_files(&mount, 10);
-    wait_until("all blocks are sealed and diverse", DEADLINE, || {
+    // A datanode that is only slow counts as gone for a moment, until its replicas were copied or it is back.
+    let deadline = Duration::from_secs(90);
+    wait_until("all blocks are sealed and diverse", deadline, || {
         let report = report(&cluster);
-        let scores = report["blocks_by_score"]
-            .as_array()
-            .expect("scores")
-            .clone();
+        let scores = report["blocks_by_score"].as_array().expect("scores");
         let sealed: u64 = scores.iter().filter_map(Value::as_u64).sum();
         assert_eq!(report["misplaced_blocks"], 0);
-        assert_eq!(scores[5].as_u64(), Some(sealed), "{scores:?}");
-        sealed >= 10
+        sealed >= 10 && scores[5].as_u64() == Some(sealed)
     });
     let report = report(&cluster);
     assert_eq!(report["policy"], "harvest");
