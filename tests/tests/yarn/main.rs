@@ -139,13 +139,19 @@ fn measure(hadoop: &Hadoop, day: Day, is_over: &AtomicBool) -> Measured {
     let mut measured = Measured::default();
     let mut was_too_much = [false; NODES];
     while !is_over.load(Ordering::SeqCst) {
+        // Before the ResourceManager is asked: how long its answer takes is not the controller's time.
+        let asked: [_; NODES] = std::array::from_fn(|number| day.now(number));
         let shown = hadoop.shown();
         let mut used_cores = 0;
         for (number, node) in shown.into_iter().enumerate() {
             let Some(node) = node else { continue };
-            let (percent, since) = day.now(number);
+            let (percent, since) = asked[number];
             used_cores += node.used_cores;
             measured.samples += 1;
+            if day.now(number).0 != percent {
+                // The answer may be from before or after the change.
+                continue;
+            }
             if percent != LIVELY {
                 was_too_much[number] = false;
                 continue;
