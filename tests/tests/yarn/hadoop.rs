@@ -20,7 +20,8 @@ const MEMORY_MIB: u64 = 12 << 10;
 /// Options of each Java process, for a fast start and little memory.
 const JAVA_OPTIONS: &str =
     "-Xmx192m -Xss512k -XX:+UseSerialGC -XX:TieredStopAtLevel=1 -Xshare:auto";
-const START_DEADLINE: Duration = Duration::from_secs(120);
+/// How long anything may take that a Java process does for the first time.
+pub const START_DEADLINE: Duration = Duration::from_secs(120);
 const STOP_DEADLINE: Duration = Duration::from_secs(20);
 
 /// A node as shown by the ResourceManager.

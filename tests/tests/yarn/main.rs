@@ -22,7 +22,7 @@ use rustix::process::{Pid, Signal, kill_process_group};
 
 use serde_json::Value;
 
-use self::hadoop::{CORES, Hadoop};
+use self::hadoop::{CORES, Hadoop, START_DEADLINE};
 
 /// Replays a sample of five minutes in one second.
 const SPEED: u64 = 300;
@@ -345,9 +345,10 @@ fn jobs_finish_on_what_owners_leave() {
     arguments.extend(pairs.iter().map(Path::new));
     let log = cluster.path("controller.log");
     let controller = Process::start("controller", &arguments, &[], &log);
+    // The ResourceManager's first requests of each kind take long.
     wait_until(
         "nodes have labels and less than all",
-        Duration::from_secs(30),
+        START_DEADLINE,
         || {
             let shown = hadoop.shown();
             let is_followed = |node: &hadoop::ShownNode| {
