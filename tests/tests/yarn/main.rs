@@ -34,7 +34,7 @@ const CALM: u64 = 10;
 const LIVELY: u64 = 50;
 /// The promised reaction time.
 const PROMISED: Duration = Duration::from_secs(3);
-/// The time that is never exceeded here, where everything shares two cores with other tests.
+/// The time that is never exceeded here, where everything shares two cores.
 const AT_MOST: Duration = Duration::from_secs(9);
 const JOB_DEADLINE: Duration = Duration::from_secs(150);
 const NODES: usize = 2;
