@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use harvestfs_telemetry::metrics::{Part, TABLE};
 use harvestfs_tests::{
-    Prometheus, Target, TargetAccess, can_mount, free_tcp_address, have_program, wait_until,
+    Prometheus, Target, TargetAccess, can_mount, free_address, have_program, wait_until,
 };
 use serde_json::{Value, json};
 
@@ -56,7 +56,7 @@ fn after_the_smoke_scenario_everything_is_as_promised() {
     let file = |name: &str| directory.path().join(name).to_string_lossy().into_owned();
     let (json, html) = (file("report.json"), file("report.html"));
     let smoke = format!("{SCENARIOS}/smoke.toml");
-    let address = free_tcp_address();
+    let address = free_address();
     // It starts before the harness, and so collects everything.
     let prometheus = have_program("prometheus", "apt install prometheus").map(|program| {
         let target = Target {
