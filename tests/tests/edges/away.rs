@@ -15,11 +15,11 @@ use rustix::process::Signal;
 
 use crate::{is_root, signal, small};
 
-/// Maximum time for a killed program to end on a busy machine: less than it would wait for what does not answer.
-const KILLED_MAX: Duration = Duration::from_secs(20);
+/// Maximum time for a killed program to end on a busy machine: less than it takes to give up a connection (10 s).
+const KILLED_MAX: Duration = Duration::from_secs(8);
 
-/// Maximum time for a mount that waits for two seconds to give up on a busy machine: less than it waits by default.
-const IMPATIENT_MAX: Duration = Duration::from_secs(20);
+/// Maximum time for a mount that waits for two seconds to give up on a busy machine: as above.
+const IMPATIENT_MAX: Duration = Duration::from_secs(8);
 
 /// A shell command that waits for the cluster.
 fn waiting(command: &str, mount: &Path) -> KillOnDrop {

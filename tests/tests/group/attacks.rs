@@ -163,6 +163,8 @@ fn changes_nothing(
             return;
         }
         assert!(after.term > before.term, "{what}: {before:?}, {after:?}");
+        // This term would not come again: it was taken from the attack.
+        assert!(after.term < FUTURE, "{what}: {before:?}, {after:?}");
         seen.push((before, after));
     }
     panic!("{what}: another term after each attack: {seen:?}");

@@ -47,9 +47,7 @@ fn a_change_of_the_members_is_made_though_its_leader_is_killed() {
             // It has become the next leader.
             let said = stderr(&removed);
             assert!(said.contains("the namenode that leads cannot"), "{said}");
-            hand_over(&cluster, 1);
-            let old = address(&cluster, new);
-            cluster.output_of(&["admin", "namenode", "remove", &old]);
+            super::remove(&cluster, new, 1);
         }
         assert_eq!(voters(&cluster).len(), NAMENODES);
         cluster.stop(&Cluster::namenode_name(new));

@@ -18,7 +18,7 @@ use std::fs;
 use std::net::SocketAddr;
 use std::path::Path;
 use std::process::{Child, Command, Output, Stdio};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use harvestfs_tests::{Cluster, harvestfs, wait_until};
 
@@ -71,22 +71,23 @@ fn voters(cluster: &Cluster) -> Vec<SocketAddr> {
 }
 
 /// Makes a namenode the leader. It may first have to be reached, if it has just been started, and another one may be
-/// faster on a busy machine: then the operator has to try again. Returns the final output of the command.
-fn hand_over(cluster: &Cluster, number: usize) -> String {
+/// faster on a busy machine: then the operator has to try again. Returns the output of the command that succeeded; none
+/// if the namenode leads though the command failed.
+fn hand_over(cluster: &Cluster, number: usize) -> Option<String> {
     let to = address(cluster, number);
-    let mut said = String::new();
-    wait_until("it leads", LEADS_WITHIN, || {
+    let deadline = Instant::now() + LEADS_WITHIN;
+    loop {
         let output = cluster.command(&["admin", "namenode", "transfer", &to]);
         if output.status.success() {
-            said = String::from_utf8_lossy(&output.stdout).into_owned();
-            return true;
+            return Some(String::from_utf8_lossy(&output.stdout).into_owned());
         }
         // It may have been elected anyway, or have taken over after the command gave up: one that leads already is
         // refused, however often the operator tries.
-        said = format!("{to} leads");
-        cluster.leader() == number
-    });
-    said
+        if cluster.leader() == number {
+            return None;
+        }
+        assert!(Instant::now() < deadline, "{to} does not lead: {output:?}");
+    }
 }
 
 /// Removes a namenode from the group. If it leads, as after an election of which this test knows nothing, `successor`

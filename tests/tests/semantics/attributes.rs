@@ -204,10 +204,16 @@ fn settings_are_attributes_and_are_inherited() {
         let wanted_text = wanted.to_string();
         set(&directory, "user.harvestfs.replication", &wanted_text).expect("set");
         for (number, at) in [&below, &other.join("d/e/f")].into_iter().enumerate() {
-            let file = at.join(format!("{wanted}-{number}"));
-            fs::write(&file, vec![7; 3 << 20]).expect("write");
-            let what = format!("replicas: {wanted}");
-            wait_until(&what, REPAIRED_WITHIN, || replicas(&file) == wanted);
+            // On a busy machine a datanode may be too slow for one of them, which repair makes up for.
+            let is_written_so = (0..3).any(|attempt| {
+                let file = at.join(format!("{wanted}-{number}-{attempt}"));
+                fs::write(&file, vec![7; 3 << 20]).expect("write");
+                let at_first = replicas(&file);
+                let what = format!("replicas: {wanted}");
+                wait_until(&what, REPAIRED_WITHIN, || replicas(&file) == wanted);
+                at_first == wanted
+            });
+            assert!(is_written_so, "{wanted} replicas only after repair");
         }
     }
     set(&file, "user.harvestfs.replication", "3").expect("set");

@@ -137,6 +137,7 @@ fn two_mounts_that_create_in_one_directory_do_not_wait_for_each_other() {
     let Some((_cluster, one, other)) = Cluster::with_two_mounts() else {
         return;
     };
+    let began = Instant::now();
     let longest = thread::scope(|scope| {
         let threads = [(0, &one), (1, &other)].map(|(number, mount)| {
             scope.spawn(move || {
@@ -152,9 +153,12 @@ fn two_mounts_that_create_in_one_directory_do_not_wait_for_each_other() {
         });
         threads.map(|thread| thread.join().expect("no panic"))
     });
-    // One that waited for a lease to expire would have taken ten seconds.
-    let is_quick = |longest: &Duration| *longest < Duration::from_secs(9);
+    let taken = began.elapsed();
+    // One that waited for a lease to expire would have taken ten seconds, or what is left of them.
+    let is_quick = |longest: &Duration| *longest < Duration::from_secs(5);
     assert!(longest.iter().all(is_quick), "they took {longest:?}");
+    // None waits for something shorter, either.
+    assert!(taken < Duration::from_secs(60), "all took {taken:?}");
     let names = |mount: &PathBuf| -> BTreeSet<_> {
         fs::read_dir(mount)
             .expect("readdir")
@@ -322,8 +326,9 @@ fn what_is_written_after_o_append_was_taken_away_goes_to_its_offset() {
 
 #[test]
 fn an_unlinked_file_stays_readable_until_it_is_closed() {
-    /// Within which the other mount must have followed. Whether it keeps the promised time is tested in `coherence`.
-    const FOLLOWS_WITHIN: Duration = Duration::from_secs(20);
+    /// Within which the other mount must have followed, on a busy machine; it is not its lease (10 s) that ends. Whether
+    /// it keeps the promised time is tested in `coherence`.
+    const FOLLOWS_WITHIN: Duration = Duration::from_secs(8);
     const NEW: &[u8] = b"replaced";
     let Some((mut cluster, one, other)) = Cluster::with_two_mounts() else {
         return;
@@ -376,8 +381,8 @@ fn a_hung_mount_delays_others_no_longer_than_its_lease() {
     fs::write(one.join("f"), "after").expect("write");
     let taken = started.elapsed();
     cluster.resume("other");
-    // Its lease is 10 s; if the end of its session were waited for, it would take 60 s.
-    assert!(taken < Duration::from_secs(30), "it took {taken:?}");
+    // Its lease of 10 s is waited for once.
+    assert!(taken < Duration::from_secs(19), "it took {taken:?}");
     assert_eq!(fs::read(other.join("f")).expect("read"), b"after");
 }
 
