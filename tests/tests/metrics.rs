@@ -311,7 +311,6 @@ fn a_request_is_followed_through_the_logs_of_all_parts() {
     let datanodes: Vec<String> = (1..=ClusterOptions::default().datanodes)
         .map(Cluster::datanode)
         .collect();
-    // One that does not take its replica in time is replaced by the fourth.
     wait_until(
         "the request is in the logs of namenode and datanodes",
         Duration::from_secs(60),
@@ -319,7 +318,7 @@ fn a_request_is_followed_through_the_logs_of_all_parts() {
             let with_data = datanodes
                 .iter()
                 .filter(|it| mentions(&cluster, it, request));
-            mentions(&cluster, "namenode", request) && with_data.count() >= 3
+            mentions(&cluster, "namenode", request) && with_data.count() == 3
         },
     );
 

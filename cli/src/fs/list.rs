@@ -3,7 +3,7 @@
 use std::ffi::OsString;
 use std::io::Write;
 use std::os::unix::ffi::OsStrExt;
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::Duration;
 
 use anyhow::{Context, anyhow};
 use clap::Args;
@@ -320,13 +320,8 @@ fn permissions(mode: u16) -> String {
 
 /// `2026-11-21T02:37:00Z` (civil calendar from days, as in RFC 3339).
 pub(super) fn utc(time: Timestamp) -> String {
-    let distance = Duration::from_nanos(time.0.unsigned_abs());
-    let time = if time.0 < 0 {
-        UNIX_EPOCH - distance
-    } else {
-        UNIX_EPOCH + distance
-    };
-    humantime::format_rfc3339_seconds(time.max(SystemTime::UNIX_EPOCH)).to_string()
+    // Times before 1970 are shown as its beginning.
+    units::utc(Duration::from_nanos(u64::try_from(time.0).unwrap_or(0)))
 }
 
 #[cfg(test)]

@@ -352,14 +352,11 @@ fn two_mounts_that_replace_and_link_the_same_names_see_whole_files_or_none() {
     println!("{linked} links, {stale} of names that were replaced twice meanwhile");
     assert!(linked > 100);
     assert!(
-        stale * 50 <= linked.max(OFTEN),
+        stale * 50 <= linked,
         "{stale} of {linked} links are of a name replaced twice"
     );
     assert!(whole > 100);
-    assert!(
-        refused * 50 <= whole.max(OFTEN),
-        "{refused} beside {whole} read files"
-    );
+    assert!(refused * 50 <= whole, "{refused} beside {whole} read files");
 }
 
 fn run(command: &mut Command) {

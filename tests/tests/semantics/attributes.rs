@@ -9,10 +9,6 @@ use std::time::Duration;
 use harvestfs_tests::{Cluster, wait_until};
 use rustix::fs::{Timespec, Timestamps, UTIME_NOW, XattrFlags};
 
-/// Within which a file has as many replicas as are wanted. Right after a write it may have fewer or more: a datanode
-/// that is only slow counts as gone for a moment, and is repaired soon.
-const REPAIRED_WITHIN: Duration = Duration::from_secs(90);
-
 #[test]
 fn special_files_links_and_attributes_are_kept() {
     let Some((mut cluster, one, _other)) = Cluster::with_two_mounts() else {
@@ -141,12 +137,12 @@ fn replicas_are_raised_and_lifetimes_end_by_themselves() {
     set(&directory, "raise_after_s", "2000000000");
     let file = directory.join("f");
     fs::write(&file, vec![7; 1 << 20]).expect("write");
-    wait_until("one replica", REPAIRED_WITHIN, || replicas(&file) == 1);
+    assert_eq!(replicas(&file), 1);
     // Pending work survives a restart of the namenode.
     cluster.kill("namenode");
     cluster.start_namenode();
     set(&file, "raise_after_s", "1");
-    wait_until("two replicas", REPAIRED_WITHIN, || {
+    wait_until("two replicas", Duration::from_secs(90), || {
         replicas(&other.join("d/f")) == 2
     });
 
@@ -196,7 +192,7 @@ fn settings_are_attributes_and_are_inherited() {
         let line = text.lines().next().expect("a block").to_owned();
         line.split_whitespace().skip(3).count()
     };
-    wait_until("one replica", REPAIRED_WITHIN, || replicas(&file) == 1);
+    assert_eq!(replicas(&file), 1);
     // A directory without a setting passes on that of its ancestors, even when that changes.
     let below = directory.join("e/f");
     fs::create_dir_all(&below).expect("mkdir");
@@ -204,21 +200,14 @@ fn settings_are_attributes_and_are_inherited() {
         let wanted_text = wanted.to_string();
         set(&directory, "user.harvestfs.replication", &wanted_text).expect("set");
         for (number, at) in [&below, &other.join("d/e/f")].into_iter().enumerate() {
-            // On a busy machine a datanode may be too slow for one of them, which repair makes up for.
-            let is_written_so = (0..3).any(|attempt| {
-                let file = at.join(format!("{wanted}-{number}-{attempt}"));
-                fs::write(&file, vec![7; 3 << 20]).expect("write");
-                let at_first = replicas(&file);
-                let what = format!("replicas: {wanted}");
-                wait_until(&what, REPAIRED_WITHIN, || replicas(&file) == wanted);
-                at_first == wanted
-            });
-            assert!(is_written_so, "{wanted} replicas only after repair");
+            let file = at.join(format!("{wanted}-{number}"));
+            fs::write(&file, vec![7; 3 << 20]).expect("write");
+            assert_eq!(replicas(&file), wanted);
         }
     }
     set(&file, "user.harvestfs.replication", "3").expect("set");
     // This happens once the mount has sealed the block, after writing has stopped.
-    wait_until("three replicas", REPAIRED_WITHIN, || {
+    wait_until("three replicas", Duration::from_secs(90), || {
         replicas(&other.join("d/f")) == 3
     });
     cluster.wait_healthy();

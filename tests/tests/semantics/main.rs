@@ -137,28 +137,19 @@ fn two_mounts_that_create_in_one_directory_do_not_wait_for_each_other() {
     let Some((_cluster, one, other)) = Cluster::with_two_mounts() else {
         return;
     };
-    let began = Instant::now();
-    let longest = thread::scope(|scope| {
-        let threads = [(0, &one), (1, &other)].map(|(number, mount)| {
+    let started = Instant::now();
+    thread::scope(|scope| {
+        for (number, mount) in [&one, &other].into_iter().enumerate() {
             scope.spawn(move || {
-                let mut longest = Duration::ZERO;
                 for round in 0..100 {
-                    let path = mount.join(format!("{number}-{round}"));
-                    let started = Instant::now();
-                    fs::write(path, "x").expect("write");
-                    longest = longest.max(started.elapsed());
+                    fs::write(mount.join(format!("{number}-{round}")), "x").expect("write");
                 }
-                longest
-            })
-        });
-        threads.map(|thread| thread.join().expect("no panic"))
+            });
+        }
     });
-    let taken = began.elapsed();
-    // One that waited for a lease to expire would have taken ten seconds, or what is left of them.
-    let is_quick = |longest: &Duration| *longest < Duration::from_secs(5);
-    assert!(longest.iter().all(is_quick), "they took {longest:?}");
-    // None waits for something shorter, either.
-    assert!(taken < Duration::from_secs(60), "all took {taken:?}");
+    let taken = started.elapsed();
+    // A single wait for a lease to expire would take ten seconds.
+    assert!(taken < Duration::from_secs(9), "it took {taken:?}");
     let names = |mount: &PathBuf| -> BTreeSet<_> {
         fs::read_dir(mount)
             .expect("readdir")
@@ -326,9 +317,8 @@ fn what_is_written_after_o_append_was_taken_away_goes_to_its_offset() {
 
 #[test]
 fn an_unlinked_file_stays_readable_until_it_is_closed() {
-    /// Within which the other mount must have followed, on a busy machine; it is not its lease (10 s) that ends. Whether
-    /// it keeps the promised time is tested in `coherence`.
-    const FOLLOWS_WITHIN: Duration = Duration::from_secs(8);
+    /// Time within which an open descriptor shows changes by another mount (SEMANTICS, "Consistency").
+    const FOLLOWS_WITHIN: Duration = Duration::from_secs(2);
     const NEW: &[u8] = b"replaced";
     let Some((mut cluster, one, other)) = Cluster::with_two_mounts() else {
         return;
@@ -381,8 +371,7 @@ fn a_hung_mount_delays_others_no_longer_than_its_lease() {
     fs::write(one.join("f"), "after").expect("write");
     let taken = started.elapsed();
     cluster.resume("other");
-    // Its lease of 10 s is waited for once.
-    assert!(taken < Duration::from_secs(19), "it took {taken:?}");
+    assert!(taken < Duration::from_secs(15), "it took {taken:?}");
     assert_eq!(fs::read(other.join("f")).expect("read"), b"after");
 }
 
@@ -552,7 +541,11 @@ fn copies_within_the_file_system_share_their_data() {
     };
     let pattern = Pattern { seed: 5 };
     fs::write(one.join("f"), pattern.bytes(20 << 20)).expect("write");
-    let used = || -> u64 { cluster.status()["blocks"].as_u64().expect("a number") };
+    let used = || -> u64 {
+        let status: serde_json::Value =
+            serde_json::from_str(&cluster.output_of(&["admin", "status", "--json"])).expect("JSON");
+        status["blocks"].as_u64().expect("a number")
+    };
     let before = used();
     // std::fs::copy uses copy_file_range.
     fs::copy(one.join("f"), one.join("g")).expect("copy");

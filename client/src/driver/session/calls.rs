@@ -387,7 +387,7 @@ impl Session {
             match again {
                 Again::InNextSession => {
                     drop(pending.number.take());
-                    if let Err(error) = self.link_of_next_session(Some(generation)).await {
+                    if let Err(error) = self.link_of_next_session(generation).await {
                         break Err(Unanswered { error, ..given_up });
                     }
                 }
@@ -452,16 +452,13 @@ impl Session {
     }
 
     /// Waits until the session with this generation is replaced.
-    pub(crate) async fn link_of_next_session(
-        &self,
-        generation: Option<u64>,
-    ) -> Result<(), ClientError> {
+    pub(crate) async fn link_of_next_session(&self, generation: u64) -> Result<(), ClientError> {
         let started = clock::now();
         loop {
             let waited = clock::now() - started;
             let left = self.options.unreachable_timeout.saturating_sub(waited);
             let link = self.link(left).await?;
-            if Some(link.generation) != generation {
+            if link.generation != generation {
                 return Ok(());
             }
             if left.is_zero() {

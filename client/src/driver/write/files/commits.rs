@@ -159,7 +159,7 @@ impl Files {
         let mut result = session.commit(&credentials, op, silence).await;
         if let Err(given_up) = &mut result
             && matches!(given_up.error, ClientError::Fs(FsError::SessionExpired))
-            && let Err(error) = session.link_of_next_session(Some(generation)).await
+            && let Err(error) = session.link_of_next_session(generation).await
         {
             // Without a session, writing the data again would be futile.
             given_up.error = error;
